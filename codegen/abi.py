@@ -1,0 +1,199 @@
+"""The kernel ABI of `runtime/include/dhlo/abi.h` for Python: field offsets, enums, and the writer of model files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "ABI_MAGIC",
+    "ABI_SYMBOL",
+    "ABI_VERSION",
+    "CALL",
+    "CALL_BYTES",
+    "CHECK",
+    "CHECK_BYTES",
+    "CHECK_KIND",
+    "DTYPES",
+    "DTYPE_BYTES",
+    "MAX_RANK",
+    "MODEL",
+    "MODEL_BYTES",
+    "PLAN",
+    "PLAN_FIELDS",
+    "STATE",
+    "STATE_BYTES",
+    "TENSOR",
+    "TENSOR_BYTES",
+    "TRAILER_BYTES",
+    "TRAILER_FORMAT",
+    "TRAILER_MAGIC",
+    "VALUE",
+    "VALUE_BYTES",
+    "append_trailer",
+]
+
+ABI_MAGIC: Final = 0x314F4C48444D4C53
+ABI_VERSION: Final = 1
+ABI_SYMBOL: Final = "dhlo_model_v1"
+MAX_RANK: Final = 8
+
+DTYPES: Final[dict[str, int]] = {
+    "bool": 0,
+    "uint8": 1,
+    "int8": 2,
+    "int16": 3,
+    "int32": 4,
+    "int64": 5,
+    "float16": 6,
+    "bfloat16": 7,
+    "float32": 8,
+    "float64": 9,
+    "complex64": 10,
+    "complex128": 11,
+}
+"""Code of each dtype, by PyTorch's name."""
+
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element of each dtype."""
+
+# Byte offsets of the fields of each struct.
+TENSOR: Final[dict[str, int]] = {"data": 0, "sizes": 8, "strides": 16, "dtype": 24, "rank": 28}
+TENSOR_BYTES: Final = 32
+CALL: Final[dict[str, int]] = {
+    "constants": 0,
+    "state": 8,
+    "num_threads": 16,
+    "arena": 24,
+    "output": 32,
+    "launch": 40,
+    "fail": 48,
+}
+CALL_BYTES: Final = 56
+CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
+CHECK_BYTES: Final = 24
+VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
+VALUE_BYTES: Final = 40
+STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24}
+STATE_BYTES: Final = 32
+MODEL: Final[dict[str, int]] = {
+    "magic": 0,
+    "version": 8,
+    "struct_bytes": 12,
+    "name": 16,
+    "producer": 24,
+    "cpu_features": 32,
+    "metadata": 40,
+    "num_inputs": 48,
+    "inputs": 56,
+    "num_outputs": 64,
+    "outputs": 72,
+    "num_checks": 80,
+    "checks": 88,
+    "num_launches": 96,
+    "launches": 104,
+    "num_states": 112,
+    "states": 120,
+    "state_bytes": 128,
+    "constants_bytes": 136,
+    "num_segments": 144,
+    "run": 152,
+    "plan": 160,
+}
+MODEL_BYTES: Final = 168
+
+CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6}
+"""Code of each dhlo_check_kind."""
+
+PLAN: Final[dict[str, int]] = {"arena_bytes": 0, "peak_live_bytes": 1, "data_dependent": 2, "num_launches": 3}
+"""Index of each field of the plan array."""
+PLAN_FIELDS: Final = 4
+
+TRAILER_MAGIC: Final = 0x52544F4C48444C53
+TRAILER_FORMAT: Final = "<QIIQQQQQQ"
+"""magic, version, reserved, file_bytes, code_bytes, constants_offset, constants_bytes, code_hash, constants_hash."""
+TRAILER_BYTES: Final = struct.calcsize(TRAILER_FORMAT)
+
+_PAGE: Final = 4096
+
+
+def append_trailer(
+    elf: str | os.PathLike[str] | bytes, constants: Iterable[Buffer], out_path: str | os.PathLike[str]
+) -> None:
+    """Writes a model file: the ELF image, the constants at the next page, and the trailer.
+
+    Args:
+        elf: the shared object's path or its bytes.
+        constants: contiguous buffers whose concatenation is the blob; written one by one, never joined in memory.
+        out_path: the file to write. It appears under this name only when it is complete.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    image = elf if isinstance(elf, bytes) else Path(elf).read_bytes()
+    target = Path(out_path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("w+b") as file:
+            file.write(image)
+            file.write(bytes(-len(image) % _PAGE))
+            offset = file.tell()
+            for buffer in constants:
+                file.write(buffer)
+            blob_bytes = file.tell() - offset
+            file.flush()
+            blob_hash = _hash_range(file.fileno(), offset, blob_bytes)
+            file.write(_trailer(image, offset, blob_bytes, blob_hash))
+        part.chmod(0o755)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _trailer(image: bytes, offset: int, blob_bytes: int, blob_hash: int) -> bytes:
+    from dhlo._runtime import hash64
+
+    file_bytes = offset + blob_bytes + TRAILER_BYTES
+    code_hash = hash64(image)
+    return struct.pack(
+        TRAILER_FORMAT,
+        TRAILER_MAGIC,
+        ABI_VERSION,
+        0,
+        file_bytes,
+        len(image),
+        offset,
+        blob_bytes,
+        code_hash,
+        blob_hash,
+    )
+
+
+def _hash_range(descriptor: int, offset: int, length: int) -> int:
+    """Hash of a page-aligned range of an open file."""
+    from dhlo._runtime import hash64
+
+    if length == 0:
+        return hash64(b"")
+    with mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset) as view:
+        return hash64(view)

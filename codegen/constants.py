@@ -1,0 +1,59 @@
+"""The constant blob: weights as kernels want them, each stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Constants"]
+
+_ALIGN = 64
+
+
+class Constants:
+    """Collects constants and gives each an offset. Data is produced when the blob is written, one constant at a time, so that
+    packing 400 MB of weights never needs two copies of everything."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[Any, int] = {}
+        self._parts: list[tuple[int, int, Callable[[], npt.NDArray[Any]]]] = []
+        self.bytes = 0
+
+    def add(self, key: Any, nbytes: int, data: Callable[[], npt.NDArray[Any]]) -> int:
+        """Offset of a constant of `nbytes`; `data` is called later, unless `key` is here already."""
+        if key not in self._offsets:
+            self._offsets[key] = self.bytes
+            self._parts.append((self.bytes, nbytes, data))
+            self.bytes += -(-nbytes // _ALIGN) * _ALIGN
+        return self._offsets[key]
+
+    def add_tensor(self, key: Any, t: torch.Tensor) -> int:
+        """Offset of a dense row-major copy of a tensor."""
+        return self.add(key, t.numel() * t.element_size(), lambda: raw(t))
+
+    def fill(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Writes everything into `memory`, which has `bytes` bytes."""
+        for offset, nbytes, data in self._parts:
+            flat = data().reshape(-1).view(np.uint8)
+            if flat.nbytes != nbytes:
+                raise AssertionError(f"constant of {flat.nbytes} bytes, {nbytes} announced")
+            memory[offset:offset + nbytes] = flat
+
+    def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The blob in order, piece by piece."""
+        for _, _, data in self._parts:
+            flat = np.ascontiguousarray(data()).reshape(-1).view(np.uint8)
+            yield flat
+            pad = -flat.nbytes % _ALIGN
+            if pad:
+                yield np.zeros(pad, np.uint8)
+
+
+def raw(t: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's elements as bytes (numpy knows no bfloat16)."""
+    t = t.detach().contiguous()
+    return t.reshape(-1).view(torch.uint8).numpy() if t.numel() else np.zeros(0, np.uint8)

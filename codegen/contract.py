@@ -1,0 +1,109 @@
+"""The contract as machine code: checks of the arguments, and the values of the symbols that their sizes define."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from dhlo.codegen import abi
+from dhlo.codegen.builder import I32, I64, PTR, Fn, V
+from dhlo.codegen.kernel import Checks
+from dhlo.codegen.sizes import SizeEmitter
+from dhlo.errors import CompileError
+from dhlo.shape_infer.symbols import is_static, show, symbols_of
+from dhlo.types import TensorType
+
+__all__ = ["Argument", "Contract", "dtype_code"]
+
+
+Require = Callable[[V, int, V, V], None]  # (condition, check, expected, got)
+
+
+def dtype_code(t: TensorType) -> int:
+    """The ABI's code of an element type."""
+    return abi.DTYPES[str(t.dtype.torch).removeprefix("torch.")]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the compiled function."""
+
+    name: str
+    type: TensorType
+
+
+class Contract:
+    """Emits checks into a host function. `require` ends the call where a condition doesn't hold."""
+
+    def __init__(self, args: Sequence[Argument], ranges: Mapping[str, tuple[int | None, int | None]], checks: Checks) -> None:
+        self.args, self.ranges, self.checks = args, ranges, checks
+
+    def emit(self, fn: Fn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
+        """Emits everything; returns the pointers to the arguments' size arrays. Symbols land in `sizes.symbols`."""
+        arrays = []
+        for i, a in enumerate(self.args):
+            base = fn.gep(inputs, i * abi.TENSOR_BYTES, "i8")
+            rank = fn.cast(fn.load(fn.gep(base, abi.TENSOR["rank"], "i8"), I32), I64)
+            self._check(fn, require, fn.cmp("eq", rank, a.type.rank), "rank", i, f"'{a.name}' must have rank {a.type.rank}", a.type.rank, rank)
+            code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
+            want = dtype_code(a.type)
+            self._check(fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code)
+            arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
+        dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]
+        loaded = {(i, d): fn.load(fn.gep(arrays[i], d, I64), I64) for i, d, _ in dims}
+        source: dict[str, tuple[int, int]] = {}
+        for i, d, e in dims:  # a size that is just a symbol defines it
+            if e.is_Symbol and e.name not in sizes.symbols:
+                sizes.symbols[e.name] = loaded[i, d]
+                source[e.name] = (i, d)
+        self._solve(fn, dims, loaded, sizes, source)
+        for name, at in source.items():
+            self._range(fn, name, at, sizes.symbols[name], require)
+        for i, d, e in dims:
+            if not (e.is_Symbol and source.get(e.name) == (i, d)):
+                self._check(fn, require, fn.cmp("eq", loaded[i, d], sizes.emit(e)), "equal", i, self._equal_text(i, d, e, source),
+                            sizes.emit(e), loaded[i, d])
+        return arrays
+
+    def _solve(self, fn: Fn, dims: list[tuple[int, int, sympy.Expr]], loaded: dict[tuple[int, int], V], sizes: SizeEmitter,
+               source: dict[str, tuple[int, int]]) -> None:
+        """Symbols that appear only inside expressions: a*s + b = size gives s, and the later equality check confirms it."""
+        missing = {s for _, _, e in dims for s in symbols_of(e)} - set(sizes.symbols)
+        while missing:
+            found = False
+            for i, d, e in dims:
+                unknown = symbols_of(e) & missing
+                if len(unknown) != 1:
+                    continue
+                (name,) = unknown
+                s = next(x for x in e.free_symbols if x.name == name)
+                a, b = e.coeff(s, 1), e.coeff(s, 0)
+                if not (a.is_Integer and int(a) != 0 and (e - a * s - b).expand() == 0):
+                    continue
+                sizes.symbols[name] = fn.floordiv(fn.sub(loaded[i, d], sizes.emit(b)), int(a))
+                source[name] = (i, d)
+                missing.discard(name)
+                found = True
+            if not found:
+                raise CompileError(f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
+                                   hint="give one input a dim of exactly this size")
+
+    def _range(self, fn: Fn, name: str, at: tuple[int, int], value: V, require: Require) -> None:
+        lo, hi = self.ranges.get(name, (0, None))
+        text = f"'{self.args[at[0]].name}' dim {at[1]} ({name})"
+        if lo is not None and lo > 0:
+            self._check(fn, require, fn.cmp("ge", value, lo), "min", at[0], f"{text} must be at least {lo}", lo, value)
+        if hi is not None:
+            self._check(fn, require, fn.cmp("le", value, hi), "max", at[0], f"{text} must be at most {hi}", hi, value)
+
+    def _equal_text(self, i: int, d: int, e: sympy.Expr, source: Mapping[str, tuple[int, int]]) -> str:
+        text = f"'{self.args[i].name}' dim {d}"
+        if is_static(e):
+            return f"{text} must be {e}"
+        parts = [f"{s} = '{self.args[source[s][0]].name}' dim {source[s][1]}" for s in sorted(symbols_of(e)) if s in source]
+        return f"{text} must be {show(e)}" + (f", where {', '.join(parts)}" if parts else "")
+
+    def _check(self, fn: Fn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:
+        require(ok, self.checks.add(kind.upper(), text, i), fn.i64(expected), got)

@@ -1,0 +1,49 @@
+"""Epilogues: what a group does with each finished tile of a matrix product or convolution, as a function the kernel calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.codegen.builder import KernelModule, V, vec
+from dhlo.codegen.emit import Slot
+from dhlo.codegen.index import Index
+from dhlo.codegen.kernel import Checks, GroupKernel, finish, vectors
+from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS
+from dhlo.types import from_mlir
+
+__all__ = ["Epilogue", "lower_epilogue"]
+
+
+@dataclass
+class Epilogue:
+    """The function's symbol and what its argument array holds."""
+
+    symbol: str
+    slots: list[Slot]
+
+
+def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks,
+                   place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> Epilogue:
+    """`place(emitter, batch, row, column)` gives the index of a tile's element in the anchor's result. The tile has room for whole
+    vectors, so that lanes beyond its last column may be read."""
+    k = GroupKernel(module, group, checks, EPILOGUE_ARGS)
+    fn, em = k.fn, k.em
+    _, tile, ld, batch, m0, n0, mr, nr = fn.args
+    acc = anchor.results[0]
+    register = from_mlir(acc).dtype.register
+    with fn.loop(0, mr) as lp, em.scope():
+        row = fn.gep(tile, fn.mul(lp.iv, ld), register)
+        m = Index(fn.add(m0, lp.iv))
+
+        def body(c: Index) -> None:
+            x: V = fn.load(fn.gep(row, c.base, register), vec(register))
+            em.leaves[acc] = lambda _em, _idx: x
+            idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=16)))
+            for r, v in enumerate(k.yields):
+                em.store(em.value(v, idx), k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
+            del em.leaves[acc]
+
+        vectors(em, 0, nr, body)
+    return Epilogue(finish(k, "epilogue"), k.args.slots)

@@ -1,0 +1,393 @@
+"""The host program: contract, sizes, arena offsets, outputs, branches and launches, as two generated functions (run and plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from dhlo.codegen import abi
+from dhlo.codegen.builder import F64, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.contract import Argument, Contract
+from dhlo.codegen.emit import Slot
+from dhlo.codegen.kernels.copy_in import emit_copy_in
+from dhlo.codegen.kernels.nonzero import emit_nonzero
+from dhlo.codegen.sizes import SizeEmitter
+from dhlo.codegen.steps import Lowering
+from dhlo.codegen.views import dense_strides
+from dhlo.dialect import Kind, attr
+from dhlo.errors import InternalError
+from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
+from dhlo.ops.movement import Weight
+from dhlo.shape_infer.buffers import Plan
+from dhlo.shape_infer.symbols import parse, symbols_of
+from dhlo.types import from_mlir
+
+__all__ = ["HostProgram", "Layout"]
+
+STAGING_SEGMENT = 1  # dense copies of arguments that came with gaps
+
+
+@dataclass
+class Layout:
+    """Where values live: outputs by number, arena buffers by (segment, buffer), and values that are others seen differently."""
+
+    outputs: dict[Any, list[int]]
+    arena: dict[Any, Any]  # value or group (its workspace) -> Buffer
+    alias: dict[Any, Any]  # value -> value with the same memory
+    plans: list[tuple[int, Plan]]  # (segment, plan); segment 0 is known at the start
+    ready: dict[int, list[int]]  # operation number -> plans that can be laid out after it
+    launches: list[str] = field(default_factory=list)
+    numbers: dict[Any, int] = field(default_factory=dict)
+
+
+class HostProgram:
+    """Writes `dhlo_run` and `dhlo_plan` into the lowering's module."""
+
+    def __init__(self, low: Lowering, args: Sequence[Argument], arguments: Sequence[Any], contract: Contract, layout: Layout,
+                 steps: dict[Any, Any], returns: Sequence[Any]) -> None:
+        self.low, self.args, self.arguments, self.contract, self.layout, self.steps = low, args, arguments, contract, layout, steps
+        self.returns = returns
+        self.module: KernelModule = low.module
+        self._labels = 0
+        self._begin("dhlo_run", [("call", PTR), ("inputs", PTR)])
+
+    def _begin(self, name: str, args: list[tuple[str, str]]) -> None:
+        self.fn = Fn(self.module, name, args, I32, internal=False)
+        self.sizes = SizeEmitter(self.fn)
+        self.pointers: dict[Any, V] = {}
+        self.call = self.fn.args[0]
+        self._cells: dict[int, V] = {}
+        self._offsets: dict[Any, tuple[V, V]] = {}
+        self._service: dict[str, V] = {}
+
+    # ------------------------------------------------------------------ HostContext
+    @property
+    def num_threads(self) -> V:
+        return self._field("num_threads", I64)
+
+    def _field(self, name: str, ty: str) -> V:
+        if name not in self._service:
+            self._service[name] = self.fn.entry_load(self.call, abi.CALL[name] // 8, ty)
+        return self._service[name]
+
+    def size(self, e: sympy.Expr | int) -> V:
+        return self.sizes.emit(e)
+
+    def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None:
+        fn = self.fn
+        number = len(self.layout.launches)
+        self.layout.launches.append(kernel)
+        r = fn.call_ptr(self._field("launch", PTR), [self.call, fn.address_of(kernel), self.array(list(args)), fn.i64(count),
+                                                     fn.i64(grain), fn.i64(scratch), fn.i64(number)], I32)
+        assert r is not None
+        fn.store(fn.or_(fn.load(self.status, I32), r), self.status)
+
+    def array(self, values: list[V]) -> V:
+        """An argument array on the stack."""
+        p = self.fn.alloca(max(1, len(values)), I64, 8)
+        for i, v in enumerate(values):
+            self.fn.store(v, self.fn.gep(p, i, I64), 8)
+        return p
+
+    def constant(self, offset: int) -> V:
+        return self.fn.gep(self._field("constants", PTR), offset, I8)
+
+    def pointer(self, v: Any) -> V:
+        """Address of a value's memory."""
+        if v in self.pointers:
+            return self.pointers[v]
+        if v in self.layout.alias:
+            return self.pointer(self.layout.alias[v])
+        if isinstance(getattr(v.owner, "opview", None), Weight):
+            name = attr(v.owner.opview, "name_")
+            return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
+        if v in self.layout.arena:
+            return self._arena_pointer(v)
+        raise InternalError(f"no memory for {v}")
+
+    def _arena_pointer(self, key: Any) -> V:
+        base, offset = self._offsets[self.layout.arena[key]]
+        return self.fn.gep(base, offset, I8)
+
+    def workspace(self) -> V:
+        return self._arena_pointer(self._current)
+
+    def slot(self, s: Slot) -> V:
+        kind, what = s
+        if kind == "pointer":
+            return self.pointer(what)
+        if kind == "errors":
+            return self._cell(what)
+        return self.size(what) if kind == "size" else self.sizes.real(what)
+
+    def _cell(self, check: int) -> V:
+        """Where kernels report an index out of range: [index, size, flag], cleared in the entry block."""
+        if check not in self._cells:
+            self._cells[check] = self.fn.alloca(3, I64, 8)
+            self.fn.entry_store(self.fn.const(0, I64), self._cells[check], 2)
+        return self._cells[check]
+
+    # ------------------------------------------------------------------ control flow
+    def _label(self, what: str) -> str:
+        self._labels += 1
+        return f"{what}{self._labels}"
+
+    def require(self, ok: V, check: int, expected: V, got: V) -> None:
+        """Ends the call with an error unless `ok`."""
+        fn = self.fn
+        good, bad = self._label("ok"), self._label("bad")
+        fn.branch(ok, good, bad)
+        fn.label(bad)
+        r = fn.call_ptr(self._field("fail", PTR), [self.call, fn.i64(check), expected, got], I32)
+        fn.ret(r)
+        fn.label(good)
+
+    def _check_status(self) -> None:
+        fn = self.fn
+        good, bad = self._label("ok"), self._label("bad")
+        s = fn.load(self.status, I32)
+        fn.branch(fn.cmp("eq", s, 0), good, bad)
+        fn.label(bad)
+        fn.ret(s)
+        fn.label(good)
+
+    def _non_null(self, p: V) -> None:
+        fn = self.fn
+        good, bad = self._label("ok"), self._label("bad")
+        fn.branch(fn.cmp("ne", fn.ptr_to_int(p), 0), good, bad)
+        fn.label(bad)
+        fn.ret(fn.const(1, I32))
+        fn.label(good)
+
+    # ------------------------------------------------------------------ run
+    def emit_run(self, block: Any) -> None:
+        fn = self.fn
+        self.status = fn.alloca(1, I32, 8)
+        fn.entry_store(fn.const(0, I32), self.status, 0)
+        arrays = self.contract.emit(fn, fn.args[1], self.sizes, self.require)
+        self._stage_inputs(arrays)
+        self._lay_out(self.layout.ready.get(-1, []))
+        self._block(block, {})
+        for check, cell in self._cells.items():
+            flag = fn.load(fn.gep(cell, 2, I64), I64)
+            self.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
+        fn.ret(fn.const(0, I32))
+        fn.done()
+
+    def _stage_inputs(self, arrays: Sequence[V]) -> None:
+        """Arguments with gaps between elements are copied; dense ones are used where they are."""
+        fn = self.fn
+        dense: list[V] = []
+        total: V | None = None
+        offsets: list[V] = []
+        for i, a in enumerate(self.args):
+            strides = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["strides"], I8), PTR)
+            n = self.size(a.type.numel)
+
+            def inspect(a: Argument = a, strides: V = strides, n: V = n) -> list[V]:
+                ok = fn.cmp("eq", n, 0)
+                same = fn.const(True, "i1")
+                for d, (size, want) in enumerate(zip(a.type.shape, dense_strides(a.type.shape), strict=True)):
+                    s = fn.load(fn.gep(strides, d, I64), I64)
+                    same = fn.and_(same, fn.or_(fn.cmp("eq", self.sizes.emit(size), 1), fn.cmp("eq", s, self.sizes.emit(want))))
+                return [fn.or_(ok, same)]
+
+            self.sizes.push()
+            is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
+            flag = fn.if_else(is_null, lambda: [fn.const(True, "i1")], inspect, ["i1"])[0]
+            self.sizes.pop()
+            dense.append(flag)
+            bytes_ = fn.and_(fn.add(fn.mul(n, a.type.dtype.bytes), 63), -64)
+            offsets.append(total if total is not None else fn.const(0, I64))
+            need = fn.select(flag, fn.const(0, I64), bytes_)
+            total = need if total is None else fn.add(total, need)
+        for i, v in enumerate(self.arguments):
+            self.pointers[v] = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR)
+        if total is None:
+            return
+        plain, copy, join = self._label("dense"), self._label("stage"), self._label("staged")
+        cells = [fn.alloca(1, PTR, 8) for _ in self.arguments]
+        for cell, v in zip(cells, self.arguments, strict=True):
+            fn.store(self.pointers[v], cell, 8)
+        fn.branch(fn.cmp("eq", total, 0), plain, copy)
+        fn.label(copy)
+        base = self._arena(STAGING_SEGMENT, total)
+        self.sizes.push()
+        for i, (a, v) in enumerate(zip(self.args, self.arguments, strict=True)):
+            if not a.type.rank:
+                continue
+            with fn.when(fn.not_(dense[i])):
+                self._copy_in(i, a, fn.gep(base, offsets[i], I8), arrays[i], cells[i], v)
+        self.sizes.pop()
+        self._check_status()
+        fn.jump(join)
+        fn.label(plain)
+        fn.jump(join)
+        fn.label(join)
+        for cell, v in zip(cells, self.arguments, strict=True):
+            self.pointers[v] = fn.load(cell, PTR, 8)
+
+    def _copy_in(self, i: int, a: Argument, to: V, sizes: V, cell: V, v: Any) -> None:
+        fn = self.fn
+        kernel = emit_copy_in(self.module, a.type.dtype.bytes)
+        strides = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["strides"], I8), PTR)
+        last = fn.load(fn.gep(sizes, a.type.rank - 1, I64), I64)
+        rows = fn.div(self.sizes.emit(a.type.numel), fn.max(last, 1))
+        self.launch(kernel, [self.pointers[v], to, sizes, strides, fn.i64(a.type.rank)], rows, 1 << 12)
+        fn.store(to, cell, 8)
+
+    def _arena(self, segment: int, nbytes: V) -> V:
+        p = self.fn.call_ptr(self._field("arena", PTR), [self.call, self.fn.i64(segment), nbytes], PTR)
+        assert p is not None
+        self._non_null(p)
+        return p
+
+    def _lay_out(self, plans: Sequence[int]) -> None:
+        """Offsets and memory of arena segments whose sizes are known now."""
+        for k in plans:
+            segment, plan = self.layout.plans[k]
+            if not plan.buffers:
+                continue
+            offsets, total = self._plan_offsets(plan)
+            base = self._arena(segment, total)
+            for b, o in offsets.items():
+                self._offsets[b] = (base, o)
+
+    def _plan_offsets(self, plan: Plan) -> tuple[dict[Any, V], V]:
+        fn = self.fn
+        offsets: dict[Any, V] = {}
+        ends: dict[Any, V] = {}
+        total = fn.const(0, I64)
+        for b in plan.buffers:
+            o = fn.const(0, I64)
+            for x in b.below:
+                o = ends[x] if o.name == fn.const(0, I64).name else fn.max(o, ends[x])
+            offsets[b] = o
+            ends[b] = fn.add(o, self.size(b.bytes))
+            total = fn.max(total, ends[b])
+        return offsets, total
+
+    # ------------------------------------------------------------------ operations
+    def _block(self, block: Any, bound: dict[Any, V]) -> None:
+        """All operations of a block; `bound` gives memory to values that a surrounding op owns."""
+        self.pointers.update(bound)
+        for op in list(block.operations)[:-1]:
+            if isinstance(op, Group):
+                self._group(op)
+            elif isinstance(op, Item):
+                self._item(op)
+            elif isinstance(op, Nonzero):
+                self._nonzero(op)
+            elif isinstance(op, Assert):
+                cond = parse(attr(op, "condition"))
+                number = self.low.checks.add("ASSERT", attr(op, "message"))
+                zero = self.fn.i64(0)
+                self.require(self.sizes.truth(cond), number, zero, zero)
+            elif isinstance(op, AssertTensor):
+                x = self.fn.load(self.pointer(op.operands[0]), I8)
+                zero = self.fn.i64(0)
+                self.require(self.fn.cmp("ne", x, 0), self.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
+            elif isinstance(op, Cond):
+                self._cond(op)
+            elif not (op.kind.pullable or op.kind is Kind.WEIGHT):
+                raise InternalError(f"the host program has no code for {op.OPERATION_NAME}")
+            self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
+
+    def _results(self, op: Any) -> None:
+        """Memory for results that are outputs of the model."""
+        fn = self.fn
+        for v in op.results:
+            for index in self.layout.outputs.get(v, []):
+                shape = self._output_shape(index)
+                array = self.array([self.size(s) for s in shape])
+                p = fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
+                assert p is not None
+                self._non_null(p)
+                self.pointers[v] = p
+
+    def _output_shape(self, index: int) -> tuple[sympy.Expr, ...]:
+        return from_mlir(self.returns[index]).shape
+
+    def _group(self, op: Any) -> None:
+        self._results(op)
+        self._current = op.operation
+        self.steps[op.operation].emit(self)
+        self._check_status()
+
+    def _item(self, op: Item) -> None:
+        fn, t = self.fn, from_mlir(op.operands[0])
+        raw = fn.load(self.pointer(op.operands[0]), {"i1": I8, "ui8": I8}.get(t.dtype.name, t.dtype.name))
+        if t.dtype.is_float:
+            x = fn.cast(raw, F64)
+        else:
+            x = fn.cast(raw, I64, signed=t.dtype.name not in ("i1", "ui8"))
+        self.sizes.symbols[attr(op, "symbol")] = x
+
+    def _nonzero(self, op: Nonzero) -> None:
+        fn, t = self.fn, from_mlir(op.operands[0])
+        count, fill = emit_nonzero(self.module, t.dtype, t.rank)
+        cell = fn.alloca(1, I64, 8)
+        x, dims = self.pointer(op.operands[0]), [self.size(s) for s in t.shape]
+        n = self.size(t.numel)
+        self.launch(count, [x, n, cell], 1, 1)
+        self._check_status()
+        self.sizes.symbols[attr(op, "symbol")] = fn.load(cell, I64)
+        self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
+        self.layout.ready.pop(self.layout.numbers[op.operation], None)
+        self._results(op)
+        self.launch(fill, [x, n, self.pointer(op.results[0]), *dims], 1, 1)
+        self._check_status()
+
+    def _cond(self, op: Cond) -> None:
+        fn = self.fn
+        self._results(op)
+        results = [self.pointer(v) for v in op.results]
+        taken = fn.cmp("ne", fn.load(self.pointer(op.operands[0]), I8), 0)
+        labels = [self._label("then"), self._label("else"), self._label("join")]
+        fn.branch(taken, labels[0], labels[1])
+        for region, label in zip(op.regions, labels, strict=False):
+            fn.label(label)
+            self.sizes.push()
+            bound = {self._base(v): p for v, p in zip(yielded(region), results, strict=True)}
+            self._block(region.blocks[0], bound)
+            self.sizes.pop()
+            fn.jump(labels[2])
+        fn.label(labels[2])
+
+    def _base(self, v: Any) -> Any:
+        return self.layout.alias.get(v, v)
+
+    # ------------------------------------------------------------------ plan
+    def emit_plan(self) -> None:
+        """`dhlo_plan`: sizes without running."""
+        self._begin("dhlo_plan", [("call", PTR), ("inputs", PTR), ("plan", PTR)])
+        fn = self.fn
+        self.contract.emit(fn, fn.args[1], self.sizes, self.require)
+        known = set(self.sizes.symbols)
+        for index, v in enumerate(self.returns):
+            shape = from_mlir(v).shape
+            if all(symbols_of(s) <= known for s in shape):
+                array = self.array([self.size(s) for s in shape])
+                fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
+        arena, peak, partial = fn.const(0, I64), fn.const(0, I64), 0
+        for _, plan in self.layout.plans:
+            if any(not symbols_of(b.bytes) <= known for b in plan.buffers):
+                partial = 1
+                continue
+            arena = fn.add(arena, self._plan_offsets(plan)[1])
+            most = fn.const(0, I64)
+            for live in plan.live:
+                total = fn.const(0, I64)
+                for b in live:
+                    total = fn.add(total, self.size(b.bytes))
+                most = fn.max(most, total)
+            peak = fn.add(peak, most)
+        values = [arena, peak, fn.i64(partial), fn.i64(len(self.layout.launches))]
+        for i, v in enumerate(values):
+            fn.store(v, fn.gep(fn.args[2], i, I64), 8)
+        fn.ret(fn.const(0, I32))
+        fn.done()
+

@@ -1,0 +1,1 @@
+"""Kernel families: each turns one kind of fused group into functions of a KernelModule."""

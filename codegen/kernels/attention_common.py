@@ -1,0 +1,155 @@
+"""What the attention kernels share: arguments, addressing of rows, exponentials in base 2, transposition in registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
+from dhlo.codegen.launch import load_args
+from dhlo.codegen.vmath_base import ldexp, magic_round, poly
+
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "bias_of", "exp2_below", "guarded", "load_row", "store_row", "transpose16"]
+
+# (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1> (True = attend) or vector<16xf32> (added to the scores)
+MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
+
+LOG2E = math.log2(math.e)
+# 2^r for |r| <= 1/2 after the leading 1: minimax, 9.4e-8 relative
+_EXP2 = (0.001340754626, 0.00967209148, 0.05550307577, 0.2402223127, 0.6931472153, 1.0)
+
+# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or splits
+ARG_TYPES = (PTR,) * 5 + (I64,) * 18
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The compile-time side of an attention kernel: sizes of a row of K and of V in elements, element type, masking."""
+
+    head_dim: int
+    value_dim: int
+    elem: str
+    is_causal: bool
+    emit_mask: MaskEmitter | None
+
+    @property
+    def qk_pad(self) -> int:
+        """`head_dim` rounded up to whole vectors."""
+        return -(-self.head_dim // LANES) * LANES
+
+    @property
+    def v_pad(self) -> int:
+        return -(-self.value_dim // LANES) * LANES
+
+
+@dataclass(frozen=True)
+class Args:
+    """A kernel's arguments; strides are in elements, (batch, head, row)."""
+
+    q: V
+    k: V
+    v: V
+    o: V
+    workspace: V
+    qs: Sequence[V]
+    ks: Sequence[V]
+    vs: Sequence[V]
+    os: Sequence[V]
+    kv_heads: V
+    group: V
+    sq: V
+    skv: V
+    scale: V
+    parts: V
+
+    @staticmethod
+    def load(fn: Fn) -> Args:
+        a = load_args(fn, ARG_TYPES)
+        scale = fn.bitcast(fn.cast(a[21], I32), F32)
+        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20], scale, a[22])
+
+
+def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
+    """Sum of index times stride."""
+    total = fn.mul(index[0], strides[0])
+    for i, s in zip(index[1:], strides[1:], strict=False):
+        total = fn.add(total, fn.mul(i, s))
+    return total
+
+
+def load_row(fn: Fn, p: V, elem: str, columns: int, c: int, mask_to: float = 0.0) -> V:
+    """Columns c .. c+15 of a row of `columns` elements as f32; lanes beyond the row are `mask_to`."""
+    at, ty = fn.gep(p, c, elem), vec(elem)
+    left = columns - c
+    if left >= LANES:
+        x = fn.load(at, ty)
+    else:
+        x = fn.masked_load(at, fn.dense([int(i < left) for i in range(LANES)], I1), fn.const(mask_to, ty))
+    return fn.cast(x, F32)
+
+
+def store_row(fn: Fn, x: V, p: V, elem: str, columns: int, c: int) -> None:
+    """Stores f32 lanes as columns c .. c+15 of a row of `columns` elements."""
+    at, y = fn.gep(p, c, elem), fn.cast(x, elem)
+    if columns - c >= LANES:
+        fn.store(y, at)
+    else:
+        fn.masked_store(y, at, fn.dense([int(i < columns - c) for i in range(LANES)], I1))
+
+
+def exp2_below(fn: Fn, x: V) -> V:
+    """2^x for x <= 0: relative error 1e-7, exactly 0 for -inf, NaN for NaN and +inf."""
+    low = fn.const(-151.0, x.type)
+    x = fn.select(fn.cmp("gt", low, x), low, x)
+    n, i = magic_round(fn, x, 1.0)
+    return ldexp(fn, poly(fn, fn.sub(x, n), _EXP2), i)
+
+
+def guarded(fn: Fn, m: V) -> V:
+    """The running maximum as it is subtracted: 0 while all keys so far are masked, so that no -inf - -inf arises."""
+    return fn.select(fn.cmp("eq", m, -math.inf), fn.const(0.0, m.type), m)
+
+
+def raised(fn: Fn, m: V, s: V) -> V:
+    """max(m, s) that drops NaN from `s`: NaN scores show through their exponentials."""
+    return fn.select(fn.cmp("gt", s, m), s, m)
+
+
+def inverse_sum(fn: Fn, total: V) -> V:
+    """1 / total; 1 for a total of 0, whose row of the output is 0 as PyTorch has it."""
+    one = fn.const(1.0, total.type)
+    return fn.div(one, fn.select(fn.cmp("eq", total, 0.0), one, total))
+
+
+def bias_of(fn: Fn, mask: V) -> V:
+    """What a mask adds to scores that are in units of log 2."""
+    if mask.elem == I1:
+        return fn.select(mask, fn.const(0.0, vec(F32)), fn.const(-math.inf, vec(F32)))
+    return fn.mul(mask, LOG2E)
+
+
+def transpose16(fn: Fn, rows: Sequence[V]) -> list[V]:
+    """Transposes a 16 x 16 block held in 16 vectors by swapping off-diagonal blocks of 8, 4, 2 and 1 lanes."""
+    out = list(rows)
+    for s in (8, 4, 2, 1):
+        upper = [lane if not lane & s else LANES + lane - s for lane in range(LANES)]
+        lower = [lane + s if not lane & s else LANES + lane for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & s:
+                a, b = out[i], out[i + s]
+                out[i], out[i + s] = fn.shuffle(a, b, upper), fn.shuffle(a, b, lower)
+    return out
+
+
+def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V) -> None:
+    """Copies `rows` rows to f32 rows of `pad` elements; padding is zero."""
+    with fn.loop(0, rows) as r:
+        p, d = fn.gep(src, fn.mul(r.iv, stride), elem), fn.gep(dst, fn.mul(r.iv, pad), F32)
+        for c in range(0, pad, LANES):
+            fn.store(load_row(fn, p, elem, columns, c), fn.gep(d, c, F32))
+
+
+def all_keys(fn: Fn, a: Args, spec: Spec, last_query: V) -> V:
+    """End of the keys that any row up to `last_query` may see."""
+    return fn.min(a.skv, fn.add(last_query, 1)) if spec.is_causal else a.skv

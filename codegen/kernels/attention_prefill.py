@@ -1,0 +1,270 @@
+"""Attention of many query rows: queries lie in the vector lanes, so K and V are read in place and row statistics need no reduction.
+
+A block of 32 query rows (of one batch and kv head; rows of the heads of a group alternate) is transposed once. Scores of a block of
+keys come out as S^T[key][query] by broadcasting elements of K; maximum, exponential and sum go lane by lane down the keys; the
+product with V accumulates O^T[column][query] by broadcasting elements of V. Online softmax after Milakov and Gimelshein (2018) and
+FlashAttention (Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dhlo.codegen.builder import F32, I32, I64, LANES, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernels.attention_common import (
+    LOG2E,
+    Args,
+    Spec,
+    all_keys,
+    bias_of,
+    exp2_below,
+    guarded,
+    inverse_sum,
+    load_row,
+    offset,
+    raised,
+    store_row,
+    to_f32_rows,
+    transpose16,
+)
+from dhlo.codegen.kernels.attention_decode import MAX_ROWS, decode_scratch_bytes, emit_rows
+from dhlo.codegen.kernels.microkernel import AVX512, emit_microkernel_table
+from dhlo.codegen.launch import kernel_fn
+
+__all__ = ["ROWS", "emit_prefill", "prefill_scratch_bytes"]
+
+ROWS = 32  # query rows of a block: two vectors
+_HALVES = ROWS // LANES
+_KEYS = 112  # keys of a block: 8 full tiles, and whole groups of 16 for masks
+_MR = AVX512.mr
+_VF = vec(F32)
+
+
+class _Scratch:
+    """Offsets of a worker's buffers, in f32 elements."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.size = 0
+        self.rows = self._take(ROWS * max(spec.qk_pad, spec.v_pad))  # Q before, O after transposition
+        self.qt = self._take(ROWS * spec.qk_pad)
+        self.scores = self._take(ROWS * _KEYS)
+        self.ot = self._take(ROWS * spec.v_pad)
+        self.maximum, self.total, self.alpha, self.query = (self._take(ROWS) for _ in range(4))
+        self.heads, self.bias = self._take(2 * ROWS), self._take(LANES * LANES)
+        self.keys = self._take(_KEYS * spec.qk_pad if spec.elem != F32 else 0)
+        self.values = self._take(_KEYS * spec.v_pad if spec.elem != F32 else 0)
+
+    def _take(self, n: int) -> int:
+        start = self.size
+        self.size += -(-n // LANES) * LANES
+        return start
+
+
+def prefill_scratch_bytes(spec: Spec) -> int:
+    """Scratch of a worker, in bytes."""
+    return max(4 * _Scratch(spec).size, decode_scratch_bytes(spec))
+
+
+def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
+    """Emits the kernel `name`; items are (batch, kv head, block of 32 rows), `parts` is the number of blocks."""
+    table = emit_microkernel_table(module, F32, rows=True)
+    for _, mr in _column_chunks(spec.value_dim):
+        _emit_value_kernel(module, mr)
+    rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
+    fn = kernel_fn(module, name)
+    a = Args.load(fn)
+    _, begin, end, _, scratch = fn.args
+    lay = _Scratch(spec)
+    at = {k: fn.gep(scratch, x, F32) for k, x in vars(lay).items() if k != "size"}
+    tiles = fn.address_of(table)
+    with fn.loop(begin, end) as item:
+        block, bh = fn.remu(item.iv, a.parts), fn.divu(item.iv, a.parts)
+        if spec.is_causal:  # pairs cheap blocks with dear ones, so that a static split of the items is fair
+            half, odd = fn.divu(block, 2), fn.cmp("ne", fn.and_(block, 1), 0)
+            block = fn.select(odd, fn.sub(fn.sub(a.parts, 1), half), half)
+        b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
+        row0 = fn.mul(block, ROWS)
+        rows = fn.mul(a.group, a.sq)
+        n = fn.min(fn.sub(rows, row0), ROWS)
+        few = fn.cmp("le", n, MAX_ROWS)
+        with fn.when(few):
+            stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
+            fn.call(rows_symbol, [fn.args[0], scratch, b, h, row0, n, fn.i64(0), stop, fn.int_to_ptr(fn.i64(0))])
+        with fn.when(fn.not_(few)):
+            _pack_queries(fn, a, spec, at, b, h, row0, rows)
+            _block(fn, a, spec, at, tiles, b, h, row0, n)
+            _finish(fn, a, spec, at, b, n)
+    fn.done()
+
+
+def _column_chunks(columns: int) -> list[tuple[int, int]]:
+    """Columns of V in balanced runs of at most a micro-kernel's rows, as (start, count)."""
+    count = -(-columns // _MR)
+    bounds = [columns * i // count for i in range(count + 1)]
+    return [(lo, hi - lo) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+
+
+def _emit_value_kernel(module: KernelModule, mr: int) -> None:
+    """`attn_pv_{mr}(v, ldv, p, keys, o, alpha)`: o[mr][32] = o * alpha + sum over keys of v[key][mr] * p[key][32]."""
+    name = f"attn_pv_{mr}"
+    if name in module.functions:
+        return
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)], noinline=True)
+    v, ldv, p, keys, o, alpha = fn.args
+    alphas = [fn.load(fn.gep(alpha, h * LANES, F32), _VF) for h in range(_HALVES)]
+    acc = [fn.mul(fn.load(fn.gep(o, i * ROWS + h * LANES, F32), _VF), alphas[h]) for i in range(mr) for h in range(_HALVES)]
+    unroll = 2
+
+    def step(key: V, u: int, acc: list[V]) -> list[V]:
+        ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, ROWS), F32), u * ROWS + h * LANES, F32), _VF) for h in range(_HALVES)]
+        vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
+        xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
+        return [fn.fma(xs[i // _HALVES], ps[i % _HALVES], c) for i, c in enumerate(acc)]
+
+    main = fn.mul(fn.divu(keys, unroll), unroll)
+    with fn.loop(0, main, unroll, acc) as lp:
+        acc = lp.carried
+        for u in range(unroll):
+            acc = step(lp.iv, u, acc)
+        lp.yield_(*acc)
+    with fn.loop(main, keys, 1, lp.results) as tail:
+        tail.yield_(*step(tail.iv, 0, tail.carried))
+    for i, x in enumerate(tail.results):
+        fn.store(x, fn.gep(o, i * LANES, F32))
+    fn.done()
+
+
+def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row0: V, rows: V) -> None:
+    """Scaled Q^T[column][query], the query index and head of each row, empty statistics. Rows beyond the last repeat it."""
+    base = fn.gep(a.q, fn.mul(b, a.qs[0]), spec.elem)
+    first_head, scale = fn.mul(h, a.group), fn.splat(fn.mul(a.scale, LOG2E))
+    with fn.loop(0, ROWS) as r:
+        row = fn.min(fn.add(row0, r.iv), fn.sub(rows, 1))
+        query, head = fn.divu(row, a.group), fn.add(first_head, fn.remu(row, a.group))
+        fn.store(fn.cast(query, I32), fn.gep(at["query"], r.iv, I32))
+        fn.store(head, fn.gep(at["heads"], r.iv, I64))
+        p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
+        to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
+        for c in range(0, spec.qk_pad, LANES):
+            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, c), scale), fn.gep(to, c, F32))
+    with fn.loop(0, _HALVES) as half, fn.loop(0, spec.qk_pad, LANES) as c:
+        src = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, LANES * spec.qk_pad), F32), c.iv, F32)
+        block = transpose16(fn, [fn.load(fn.gep(src, i * spec.qk_pad, F32), _VF) for i in range(LANES)])
+        dst = fn.gep(fn.gep(at["qt"], fn.mul(c.iv, ROWS), F32), fn.mul(half.iv, LANES), F32)
+        for i, x in enumerate(block):
+            fn.store(x, fn.gep(dst, i * ROWS, F32))
+    zero = fn.const(0.0, _VF)
+    with fn.loop(0, spec.v_pad * ROWS, LANES) as i:
+        fn.store(zero, fn.gep(at["ot"], i.iv, F32))
+    for half in range(_HALVES):
+        fn.store(fn.const(-math.inf, _VF), fn.gep(at["maximum"], half * LANES, F32))
+        fn.store(zero, fn.gep(at["total"], half * LANES, F32))
+
+
+def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, row0: V, n: V) -> None:
+    """Runs over the keys that the block of rows sees."""
+    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.elem)
+    first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
+    stop = all_keys(fn, a, spec, last)
+    with fn.loop(0, stop, _KEYS) as key:
+        count = fn.min(fn.sub(stop, key.iv), _KEYS)
+        k, ldk = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.elem), a.ks[2]
+        v, ldv = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem), a.vs[2]
+        if spec.elem != F32:
+            to_f32_rows(fn, k, ldk, count, spec.head_dim, spec.qk_pad, spec.elem, at["keys"])
+            to_f32_rows(fn, v, ldv, count, spec.value_dim, spec.v_pad, spec.elem, at["values"])
+            k, ldk, v, ldv = at["keys"], fn.i64(spec.qk_pad), at["values"], fn.i64(spec.v_pad)
+        runs = fn.ceildivu(count, _MR)
+        with fn.loop(0, runs) as t:
+            lo = fn.divu(fn.mul(t.iv, count), runs)
+            size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
+            ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
+            fn.call_ptr(ukr, [fn.gep(k, fn.mul(lo, ldk), F32), ldk, at["qt"], fn.i64(spec.head_dim),
+                              fn.gep(at["scores"], fn.mul(lo, ROWS), F32), fn.i64(0)])
+        if spec.emit_mask is not None:
+            _add_mask(fn, spec, at, b, key.iv, count)
+        if spec.is_causal:
+            with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), first)):
+                _mask_future(fn, at, key.iv, count)
+        _softmax(fn, at, count)
+        for c, mr in _column_chunks(spec.value_dim):
+            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * ROWS, F32), at["alpha"]])
+
+
+def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:
+    """Adds the caller's mask: its vectors run along keys, so that each 16 x 16 block is transposed."""
+    assert spec.emit_mask is not None
+    with fn.loop(0, _HALVES) as half, fn.loop(0, count, LANES) as c:
+        lanes = fn.tail_mask(fn.sub(count, c.iv))
+        row0 = fn.mul(half.iv, LANES)
+        with fn.loop(0, LANES) as r:
+            row = fn.add(row0, r.iv)
+            head = fn.load(fn.gep(at["heads"], row, I64), I64)
+            query = fn.cast(fn.load(fn.gep(at["query"], row, I32), I32), I64)
+            mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
+            fn.store(bias_of(fn, mask), fn.gep(at["bias"], fn.mul(r.iv, LANES), F32))
+        block = transpose16(fn, [fn.load(fn.gep(at["bias"], i * LANES, F32), _VF) for i in range(LANES)])
+        s = fn.gep(fn.gep(at["scores"], fn.mul(c.iv, ROWS), F32), row0, F32)
+        for i, x in enumerate(block):
+            p = fn.gep(s, i * ROWS, F32)
+            fn.store(fn.add(fn.load(p, _VF), x), p)
+
+
+def _mask_future(fn: Fn, at: dict[str, V], key0: V, count: V) -> None:
+    """Scores of keys after a lane's query become -inf."""
+    queries = [fn.load(fn.gep(at["query"], half * LANES, I32), vec(I32)) for half in range(_HALVES)]
+    with fn.loop(0, count) as j:
+        key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
+        row = fn.gep(at["scores"], fn.mul(j.iv, ROWS), F32)
+        for half in range(_HALVES):
+            p = fn.gep(row, half * LANES, F32)
+            fn.store(fn.select(fn.cmp("le", key, queries[half]), fn.load(p, _VF), fn.const(-math.inf, _VF)), p)
+
+
+def _softmax(fn: Fn, at: dict[str, V], count: V) -> None:
+    """Scores become 2^(score - maximum); updates maximum and total, and leaves in `alpha` what earlier sums are scaled by."""
+    halves = range(_HALVES)
+
+    def load(name: str) -> list[V]:
+        return [fn.load(fn.gep(at[name], half * LANES, F32), _VF) for half in halves]
+
+    old = load("maximum")
+    with fn.loop(0, count, 1, old) as j:
+        row = fn.gep(at["scores"], fn.mul(j.iv, ROWS), F32)
+        j.yield_(*[raised(fn, j.carried[half], fn.load(fn.gep(row, half * LANES, F32), _VF)) for half in halves])
+    top = [guarded(fn, m) for m in j.results]
+    alpha = [exp2_below(fn, fn.sub(m, t)) for m, t in zip(old, top, strict=True)]
+    total = [fn.mul(x, y) for x, y in zip(load("total"), alpha, strict=True)]
+    with fn.loop(0, count, 1, total) as e:
+        row = fn.gep(at["scores"], fn.mul(e.iv, ROWS), F32)
+        out = []
+        for half in halves:
+            p = fn.gep(row, half * LANES, F32)
+            x = exp2_below(fn, fn.sub(fn.load(p, _VF), top[half]))
+            fn.store(x, p)
+            out.append(fn.add(e.carried[half], x))
+        e.yield_(*out)
+    for half in halves:
+        for name, x in (("maximum", j.results[half]), ("total", e.results[half]), ("alpha", alpha[half])):
+            fn.store(x, fn.gep(at[name], half * LANES, F32))
+
+
+def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, n: V) -> None:
+    """Divides by the totals, transposes back and stores the rows."""
+    with fn.loop(0, _HALVES) as half:
+        inverse = inverse_sum(fn, fn.load(fn.gep(at["total"], fn.mul(half.iv, LANES), F32), _VF))
+        with fn.loop(0, spec.v_pad, LANES) as c:
+            src = fn.gep(fn.gep(at["ot"], fn.mul(c.iv, ROWS), F32), fn.mul(half.iv, LANES), F32)
+            block = [fn.mul(fn.load(fn.gep(src, i * ROWS, F32), _VF), inverse) for i in range(LANES)]
+            dst = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, LANES * spec.v_pad), F32), c.iv, F32)
+            for i, x in enumerate(transpose16(fn, block)):
+                fn.store(x, fn.gep(dst, i * spec.v_pad, F32))
+    base = fn.gep(a.o, fn.mul(b, a.os[0]), spec.elem)
+    with fn.loop(0, n) as r:
+        head = fn.load(fn.gep(at["heads"], r.iv, I64), I64)
+        query = fn.cast(fn.load(fn.gep(at["query"], r.iv, I32), I32), I64)
+        p = fn.gep(base, offset(fn, a.os[1:], head, query), spec.elem)
+        src = fn.gep(at["rows"], fn.mul(r.iv, spec.v_pad), F32)
+        for c in range(0, spec.value_dim, LANES):
+            store_row(fn, fn.load(fn.gep(src, c, F32), _VF), p, spec.elem, spec.value_dim, c)

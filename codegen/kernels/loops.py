@@ -1,0 +1,102 @@
+"""Loop nests over the elements of a group's results: elementwise work, views, lookups, joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from dhlo.codegen.builder import KernelModule
+from dhlo.codegen.fuse import cost_of
+from dhlo.codegen.index import Index
+from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
+from dhlo.dialect import Kind
+from dhlo.ops.movement import Full
+from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
+from dhlo.types import from_mlir
+
+__all__ = ["group_cost", "lower_loops"]
+
+BLOCK = 1024  # elements of a row that one item covers
+MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
+
+
+def group_cost(ops: Sequence[Any]) -> int:
+    """Cost of one element of a group, in simple operations."""
+    return 1 + sum(cost_of(op) for op in ops)
+
+
+def lower_loops(module: KernelModule, group: Any, checks: Checks) -> Launch:
+    """One kernel that computes and stores all results of the group, which have one shape."""
+    k = GroupKernel(module, group, checks)
+    shape = from_mlir(group.results[0]).shape
+    cost = group_cost(k.ops)
+    if _is_pointwise(k, shape):
+        return _flat(k, shape, cost)
+    return _nested(k, shape, cost)
+
+
+def _is_pointwise(k: GroupKernel, shape: tuple[sympy.Expr, ...]) -> bool:
+    """Every value has the results' shape and is read in order: the whole is one long vector."""
+    for op in k.ops:
+        if op.kind is Kind.ELEMENTWISE:
+            if any(from_mlir(v).shape != shape for v in [*op.operands, *op.results]):
+                return False
+        elif not isinstance(op, Full):
+            return False
+    return True
+
+
+def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
+    fn, em = k.fn, k.em
+    n = fn.i64(em.size(product(shape)))
+    lo = fn.mul(fn.args[1], BLOCK)
+    hi = fn.min(fn.mul(fn.args[2], BLOCK), n)
+
+    def body(i: Index) -> None:
+        idx = [Index(i.base, i.step, i.vec, i.multiple, (i, d, shape)) for d in range(len(shape))] if len(shape) > 1 else [i]
+        idx = idx if shape else []
+        for r, v in enumerate(k.yields):
+            x = em.value(v, idx)
+            em.store(x, k.result_pointer(r), from_mlir(v).dtype, i if shape else em.zero)
+
+    if shape:
+        vectors(em, lo, hi, body)
+    else:
+        body(em.zero)
+    count = ceil_div(product(shape), BLOCK) if shape else sympy.Integer(1)
+    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))))
+
+
+def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
+    fn, em = k.fn, k.em
+    dims = [d for d, s in enumerate(shape) if s != 1]
+    lane_dim = dims[-1] if dims else None
+    outer = [shape[d] for d in dims[:-1]]
+    inner = shape[lane_dim] if lane_dim is not None else sympy.Integer(1)
+    blocks = ceil_div(inner, BLOCK)
+
+    def store(idx: list[Index]) -> None:
+        for r, v in enumerate(k.yields):
+            x = em.value(v, idx)
+            em.store(x, k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
+
+    if lane_dim is None:
+        with fn.loop(fn.args[1], fn.args[2]), em.scope():
+            store([em.zero] * len(shape))
+    else:
+        with rows(em, fn.args[1], fn.args[2], [*outer, blocks]) as item:
+            *row, block = item
+            lo = fn.mul(em.scalar(block), BLOCK)
+            hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(inner)))
+
+            def body(i: Index) -> None:
+                at = dict(zip(dims, [*row, i], strict=True))
+                store([at.get(d, em.zero) for d in range(len(shape))])
+
+            vectors(em, lo, hi, body)
+    count = product(outer) * blocks
+    work = sympy.Min(inner, BLOCK) * cost + 1
+    grain = FloorDiv(sympy.Integer(MIN_WORK), work) + 1
+    return Launch(finish(k, "loops"), k.args.slots, count, grain)

@@ -1,0 +1,287 @@
+"""Matrix products of run-time sizes: packed panels, a split over rows and column panels, and an epilogue per tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dhlo.codegen.builder import BITS, F32, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernels.microkernel import (
+    AVX512,
+    BF16,
+    PREFETCH_BYTES,
+    TileSpec,
+    depth,
+    emit_microkernel_table,
+    unit,
+)
+from dhlo.codegen.kernels.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
+from dhlo.codegen.launch import HostContext, kernel_fn, load_args
+
+__all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
+
+# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr, int64_t
+# nr)
+EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64),
+                 ("nr", I64))
+
+# Packed rows of A are kept to this share of a core's second-level cache (the rest holds a panel of B).
+_A_BLOCK_BYTES = 512 * 1024
+# Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take.
+_L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 4
+# Work, in FMA cycles of one core, that pays for waking another one.
+_WAKE_CYCLES = 20_000
+# Cost model, in cycles: of a call of micro-kernel and epilogue, per element of A packed, per k step of a panel of B
+# streamed (packed) or transposed on the way.
+_CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
+# Row splits that the host compares.
+_MAX_CANDIDATES = 16
+
+Size = TypeVar("Size")
+Num = V | int
+
+
+def workspace_bytes(batch: Size, n: Size, k: Size, elem: str = F32, spec: TileSpec = AVX512) -> Size:
+    """Workspace of a product whose B is packed at run time: `batch` matrices of n x k, as ints or sympy expressions."""
+    nr, step = spec.nr(elem), depth(elem)
+    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step  # type: ignore[operator]
+    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
+
+    The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
+    spec.rows(elem) rows from row m0 and nr <= spec.nr(elem) columns from column n0 of the linear batch index `batch`;
+    every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
+    with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
+    at most 5 rows in up to 6 interleaved partial sums, added up at the end). How work is cut into chunks never changes
+    the result; the number of threads may, in the last bits.
+    """
+
+    elem: str = F32
+    spec: TileSpec = AVX512
+
+    def kernel(self, *, rows: bool, packed: bool) -> str:
+        """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
+        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}"
+
+    @property
+    def _row_forms(self) -> tuple[bool, ...]:
+        """Forms of A: in place or packed; bf16 is always packed, for its pairs."""
+        return (False,) if self.elem == BF16 else (True, False)
+
+    def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
+        """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
+        forms = (True,) if packed else (True, False)
+        for form in forms:
+            for rows in self._row_forms:
+                if self.kernel(rows=rows, packed=form) not in module.functions:
+                    _emit_kernel(self, module, rows=rows, packed=form)
+        if not packed:
+            emit_pack_b_kernel(module, self.elem, self.spec)
+
+    def emit_launch(self, host: HostContext, *, a: V, b: V, m: Num, n: Num, k: Num, a_strides: Sequence[Num],
+                    b_strides: Sequence[Num], batch: Sequence[Num] = (1, 1), epilogue: V, epilogue_args: V,
+                    workspace: V | None = None, packed: bool) -> None:
+        """Emits size arithmetic, variant choice and launches.
+
+        `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
+        (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
+        otherwise B is any matrix with strides of (batch 0, batch 1, k, n), and `workspace` has room for
+        `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned.
+        """
+        self.emit_kernels(host.module, packed=packed)
+        fn = host.fn
+        mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
+        sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
+        panels = fn.ceildivu(nv, self.spec.nr(self.elem))
+        cells = fn.mul(fn.mul(batch0, batch1), panels)
+        plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells)
+        count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
+        sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, epilogue_args]
+        in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
+
+        def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
+            args = [a, sa[2], sa[3], sa[0], sa[1], b, *strides, *sizes]
+            host.launch(self.kernel(rows=rows, packed=packed), args, count, plan.grain,
+                        plan.scratch_bytes(rows=rows, packed=packed))
+            return []
+
+        def launches(*, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
+            if self._row_forms == (False,):
+                return launch(rows=False, packed=packed, b=b, strides=strides)
+            return fn.if_else(in_place, lambda: launch(rows=True, packed=packed, b=b, strides=strides),
+                              lambda: launch(rows=False, packed=packed, b=b, strides=strides), [])
+
+        zero = fn.i64(0)
+        if packed:
+            launches(packed=True, b=b, strides=[sb[0], sb[1], zero, zero])
+            return
+        if workspace is None:
+            raise AssertionError("a B that isn't packed needs a workspace")
+
+        def pack_first() -> list[V]:
+            strides = self._launch_pack(host, b, workspace, nv, kv, panels, (batch0, batch1), sb, count)
+            return launches(packed=True, b=workspace, strides=[*strides, zero, zero])
+
+        shared = fn.or_(fn.and_(fn.cmp("eq", sb[0], 0), fn.cmp("gt", batch0, 1)),
+                        fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1)))
+        # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
+        used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(shared))
+        fn.if_else(used_once, lambda: launches(packed=False, b=b, strides=sb), pack_first, [])
+
+    def _reads_in_place(self, fn: Fn, m: V, row_stride: V, k_stride: V) -> V:
+        """Whether A is read where it lies: k contiguous, and a row panel's lines don't compete for few sets of the L1 cache.
+
+        The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
+        stride.
+        """
+        stride = fn.mul(row_stride, BITS[self.elem] // 8)
+        g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
+        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * _L1_WAYS_FOR_A)
+        return fn.and_(fn.cmp("eq", k_stride, 1), fits)
+
+    def _launch_pack(self, host: HostContext, b: V, workspace: V, n: V, k: V, panels: V, batch: tuple[V, V],
+                     strides: Sequence[V], product_count: V) -> tuple[V, V]:
+        """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
+        fn = host.fn
+        s0, s1, sk, sn = strides
+        n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
+        n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
+        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.nr(self.elem))
+        count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
+        cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
+        host.launch(f"pack_b_{self.elem}", [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace], count,
+                    fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1))
+        p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
+        p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))
+        return p0, p1
+
+
+class _Plan:
+    """The host's choice of the number of row blocks, and what follows from it.
+
+    More blocks balance threads and keep packed A in cache; fewer stream B less often. The candidates start at what the
+    cache asks for; the cheapest by the cost model wins.
+    """
+
+    def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V) -> None:
+        fn, spec, elem = host.fn, matmul.spec, matmul.elem
+        self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
+        row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
+        height = fn.divu(fn.add(m, fn.sub(row_panels, 1)), row_panels)
+        least = fn.min(fn.add(fn.divu(fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), _A_BLOCK_BYTES), 1), row_panels)
+        threads = host.num_threads
+
+        def cost(blocks: V) -> tuple[V, V, V]:
+            in_block = fn.divu(fn.add(row_panels, fn.sub(blocks, 1)), blocks)
+            rows = fn.mul(in_block, height)
+            item = fn.add(fn.mul(k, fn.max(fn.mul(rows, spec.vectors), _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
+            share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
+            runs = fn.add(fn.divu(share, fn.max(panels, 1)), 1)
+            return fn.add(fn.mul(share, item), fn.mul(fn.mul(runs, rows), fn.mul(k, _PACK_CYCLES))), item, rows
+
+        last = fn.min(fn.add(least, fn.min(threads, _MAX_CANDIDATES)), fn.add(row_panels, 1))
+        total, item, rows = cost(least)
+        with fn.loop(fn.add(least, 1), last, 1, [total, least, item, rows]) as loop:
+            other = cost(loop.iv)
+            better = fn.cmp("lt", other[0], loop.carried[0])
+            new = (other[0], loop.iv, other[1], other[2])
+            loop.yield_(*(fn.select(better, x, y) for x, y in zip(new, loop.carried, strict=True)))
+        _, self.blocks, item, self.rows = loop.results
+        self.grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+
+    def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
+        """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        nr = spec.nr(elem)
+        elements = fn.const(spec.rows(elem) * nr + spec.lanes(elem), I64)
+        if not packed:
+            elements = fn.add(elements, fn.mul(self.k, nr))
+        if not rows:
+            elements = fn.add(elements, fn.mul(self.rows, self.k))
+        return fn.mul(elements, BITS[unit(self.elem)] // 8)
+
+
+class _RowSplit:
+    """M rows in panels of nearly equal height (the taller first), grouped in row blocks of nearly equal count."""
+
+    def __init__(self, fn: Fn, m: V, blocks: V, mr: int) -> None:
+        self.fn, self.blocks = fn, blocks
+        self.count = fn.max(fn.ceildivu(m, mr), 1)
+        self.height, self.taller = fn.divu(m, self.count), fn.remu(m, self.count)
+
+    def row(self, panel: V) -> V:
+        """First row of a panel."""
+        return self.fn.add(self.fn.mul(panel, self.height), self.fn.min(panel, self.taller))
+
+    def rows(self, panel: V) -> V:
+        """Rows of a panel."""
+        return self.fn.add(self.height, self.fn.cast(self.fn.cmp("lt", panel, self.taller), I64))
+
+    def panels_of(self, block: V) -> tuple[V, V]:
+        """First panel of a block, and of the next."""
+        fn = self.fn
+        first, after = (fn.divu(fn.mul(x, self.count), self.blocks) for x in (block, fn.add(block, 1)))
+        return first, after
+
+
+def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
+    """Items are (batch, row block, column panel); runs of column panels of one row block share its packed rows of A."""
+    spec, elem, nr = matmul.spec, matmul.elem, matmul.spec.nr(matmul.elem)
+    part = unit(elem)
+    row_bytes = nr * BITS[part] // 8
+    table = emit_microkernel_table(module, elem, rows=rows, ahead=True, spec=spec)
+    fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
+    a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR])
+    _, begin, end, _, tile = fn.args
+    steps = units(fn, k, elem)
+    b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
+    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, nr), part)
+    ukrs = fn.address_of(table)
+    panels = fn.max(fn.ceildivu(n, nr), 1)
+    split = _RowSplit(fn, m, blocks, spec.rows(elem))
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
+        before = fn.mul(run.iv, panels)
+        p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
+        batch, block = fn.divu(run.iv, blocks), fn.remu(run.iv, blocks)
+        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
+        lo, hi = split.panels_of(block)
+        row0 = split.row(lo)
+        a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(row0, sm)), elem)
+        b_batch = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), part if packed else elem)
+        if not rows:
+            with fn.loop(lo, hi) as i:
+                offset = fn.sub(split.row(i.iv), row0)
+                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, split.rows(i.iv),
+                                  k, fn.gep(a_pack, fn.mul(offset, steps), part))
+        ahead_step = fn.divu(fn.const(row_bytes, I64), fn.sub(hi, lo))
+        slice_bytes = fn.mul(steps, ahead_step)
+        with fn.loop(p0, p1) as p:
+            n0 = fn.mul(p.iv, nr)
+            width = fn.min(fn.sub(n, n0), nr)
+            if packed:
+                panel = fn.gep(b_batch, fn.mul(n0, steps), part)
+                # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
+                # each.
+                more = fn.cmp("lt", fn.add(p.iv, 1), p1)
+                following = fn.select(more, fn.mul(steps, row_bytes), 0)
+                ahead = fn.select(fn.cmp("eq", fn.sub(hi, lo), 1), PREFETCH_BYTES, following)
+            else:
+                panel, ahead = b_pack, fn.i64(0)
+                fn.call(emit_pack_b_panel(module, elem, spec),
+                        [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
+            with fn.loop(lo, hi) as i:
+                row, mr = split.row(i.iv), split.rows(i.iv)
+                offset = fn.sub(row, row0)
+                ukr = fn.load(fn.gep(ukrs, fn.sub(mr, 1), PTR), PTR)
+                operand = ([fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows
+                           else [fn.gep(a_pack, fn.mul(offset, steps), part)])
+                fetch = fn.gep(panel, fn.add(ahead, fn.mul(fn.sub(i.iv, lo), slice_bytes)), I8)
+                fn.call_ptr(ukr, [*operand, panel, steps, tile, fn.i64(0), fetch, ahead_step])
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), batch, row, n0, mr, width])
+    fn.done()

@@ -1,0 +1,295 @@
+"""Reductions with the elementwise work before and after them: sums, softmax, layer and rms norms, each in one kernel.
+
+A group has one domain, whose dims are kept or reduced. An item is one position of the kept dims (or a vector of them, if the last
+dim is kept). It runs stages: every stage is one pass over the reduced dims that finishes the reductions whose operands are known
+by then; the last pass stores results of the whole domain. Costly values that several passes need are kept in scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+
+from dhlo.codegen.builder import I1, LANES, Fn, KernelModule, V, vec
+from dhlo.codegen.fuse import cost_of, reduction_axes
+from dhlo.codegen.index import Index
+from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows
+from dhlo.codegen.kernels.loops import MIN_WORK, group_cost
+from dhlo.dialect import Kind, attr
+from dhlo.ops.compute import Reduce
+from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
+from dhlo.types import DTYPES, DType, from_mlir
+
+__all__ = ["combine", "identity_of", "lower_reduction"]
+
+UNROLL = 4  # independent accumulators along a row
+KEEP_COST = 6  # values cheaper than this are computed again in every pass
+
+
+def identity_of(how: str, dtype: DType) -> float | int:
+    """The value that changes nothing."""
+    if how in ("sum", "any"):
+        return 0
+    if how in ("prod", "all"):
+        return 1
+    if dtype.is_float:
+        return float("-inf") if how == "max" else float("inf")
+    if dtype.is_bool:
+        return 0 if how == "max" else 1
+    bits = dtype.bytes * 8
+    if dtype.name == "ui8":
+        return 0 if how == "max" else 255
+    return -(1 << bits - 1) if how == "max" else (1 << bits - 1) - 1
+
+
+def combine(fn: Fn, how: str, a: V, b: V) -> V:
+    if a.elem == I1:
+        return fn.or_(a, b) if how in ("any", "max", "sum") else fn.and_(a, b)
+    ops: dict[str, Callable[[V, V], V]] = {"sum": fn.add, "prod": fn.mul, "max": fn.max, "min": fn.min, "any": fn.or_, "all": fn.and_}
+    return ops[how](a, b)
+
+
+def _across(fn: Fn, how: str, x: V) -> V:
+    """Combines the lanes of a vector."""
+    if x.elem == I1:
+        return fn.reduce("or" if how in ("any", "max", "sum") else "and", x)
+    kinds = {"sum": "add", "prod": "mul", "max": "maximumf" if x.is_float else "maxsi", "min": "minimumf" if x.is_float else "minsi",
+             "any": "or", "all": "and"}
+    return fn.reduce(kinds[how], x)
+
+
+class _Reduction:
+    def __init__(self, module: KernelModule, group: Any, checks: Checks) -> None:
+        self.k = GroupKernel(module, group, checks)
+        self.fn, self.em = self.k.fn, self.k.em
+        self.reduces = [op for op in self.k.ops if isinstance(op, Reduce)]
+        self.shape = from_mlir(self.reduces[0].operands[0]).shape
+        self.dims: list[int] = attr(self.reduces[0], "dims")
+        solid = [d for d, s in enumerate(self.shape) if s != 1]
+        self.lane = solid[-1] if solid else self.dims[-1]
+        self.lane_kept = self.lane not in self.dims
+        self.kept = [d for d in solid if d not in self.dims and d != self.lane]
+        self.reduced = [d for d in self.dims if self.shape[d] != 1 and d != self.lane]
+        self._axes()
+        self._levels()
+        self._plan_cache()
+
+    # ------------------------------------------------------------------ analysis
+    def _axes(self) -> None:
+        """Which dims of the domain each value follows; values that depend on no reduction have none."""
+        kept = tuple(d for d in range(len(self.shape)) if d not in self.dims)
+        self.axes: dict[Any, tuple[int | None, ...]] = {}
+        for op in self.k.ops:
+            if isinstance(op, Reduce):
+                self.axes[op.results[0]] = kept
+            elif any(v in self.axes for v in op.operands):
+                new = reduction_axes(op, self.axes, self.shape)
+                if new is not None:
+                    self.axes[op.results[0]] = new
+
+    def whole(self, v: Any) -> bool:
+        """Has a value for every element of the domain."""
+        return from_mlir(v).shape == self.shape and (v not in self.axes or any(d in self.dims for d in self.axes[v]))
+
+    def _levels(self) -> None:
+        """The pass in which a value can first be computed."""
+        self.level: dict[Any, int] = {}
+        for op in self.k.ops:
+            lv = max((self.level.get(v, 0) for v in op.operands), default=0)
+            for r in op.results:
+                self.level[r] = lv + 1 if isinstance(op, Reduce) else lv
+        self.last = max(self.level[r.results[0]] for r in self.reduces)
+
+    def _roots(self, stage: int) -> list[Any]:
+        return [r.operands[0] for r in self.reduces if self.level[r.operands[0]] == stage] + [
+            v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
+
+    def _plan_cache(self) -> None:
+        """Values that a later pass needs again and that are dear: first pass -> kept in scratch (or read back from a result)."""
+        first: dict[Any, int] = {}
+        self.cached: dict[Any, int] = {}
+        inside = {op.operation: op for op in self.k.ops}
+
+        def cost(v: Any) -> int:
+            op = inside.get(v.owner)
+            if op is None or isinstance(op, Reduce):
+                return 1
+            return cost_of(op) + sum(cost(x) for x in op.operands) if op.kind is Kind.ELEMENTWISE else cost_of(op) + 1
+
+        def walk(v: Any, stage: int) -> None:
+            op = inside.get(v.owner)
+            if op is None or isinstance(op, Reduce):
+                return
+            if first.setdefault(v, stage) < stage and self.whole(v) and op.kind is Kind.ELEMENTWISE and cost(v) >= KEEP_COST:
+                self.cached[v] = first[v]
+                return
+            for x in op.operands:
+                walk(x, stage)
+
+        for stage in range(self.last + 1):
+            for v in self._roots(stage):
+                walk(v, stage)
+
+    # ------------------------------------------------------------------ emission
+    def lower(self) -> Launch:
+        fn, em, k = self.fn, self.em, self.k
+        inner = [self.shape[d] for d in [*self.reduced, *([] if self.lane_kept else [self.lane])]]
+        self.inner_sizes = inner
+        row_elems = product(inner) * (LANES if self.lane_kept else 1)
+        slot_bytes = ceil_div(row_elems, 64) * 64 * 8
+        self.slot = {v: n for n, v in enumerate(self.cached)}
+        self.slot_bytes = slot_bytes
+        sizes = [self.shape[d] for d in self.kept]
+        if self.lane_kept:
+            sizes.append(ceil_div(self.shape[self.lane], LANES))
+        with rows(em, fn.args[1], fn.args[2], sizes) as item:
+            at = dict(zip(self.kept, item, strict=False))
+            if self.lane_kept:
+                n = fn.i64(em.size(self.shape[self.lane]))
+                c = fn.mul(em.scalar(item[-1]), LANES)
+                at[self.lane] = Index(c, 1, multiple=LANES)
+                whole = fn.cmp("le", fn.add(c, LANES), n)
+                def plain() -> list[V]:
+                    with em.scope():
+                        self._item(at)
+                    return []
+                def tail() -> list[V]:
+                    with em.scope(fn.tail_mask(fn.sub(n, c))):
+                        self._item(at)
+                    return []
+                fn.if_else(whole, plain, tail, [])
+            else:
+                self._item(at)
+        cost = group_cost(k.ops)
+        grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
+        scratch = slot_bytes * len(self.cached)
+        return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch)
+
+    def _index(self, at: dict[int, Index]) -> list[Index]:
+        return [at.get(d, self.em.zero) for d in range(len(self.shape))]
+
+    def _item(self, at: dict[int, Index]) -> None:
+        em = self.em
+        saved = dict(em.leaves)
+        for stage in range(self.last + 1):
+            done = [r for r in self.reduces if self.level[r.operands[0]] == stage]
+            stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
+            keeps = [v for v, s in self.cached.items() if s == stage]
+            if done or stores:
+                results = self._pass(done, stores, keeps, at)
+                for r, x in zip(done, results, strict=True):
+                    em.leaves[r.results[0]] = lambda _em, _idx, x=x: x  # type: ignore[misc]
+            for v in keeps:
+                em.leaves[v] = self._reload(v)
+            self._small(stage + 1, at)
+        for i, v in enumerate(self.k.yields):
+            if not self.whole(v):
+                idx = self._small_index(v, at)
+                em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
+        em.leaves.clear()
+        em.leaves.update(saved)
+
+    def _small_index(self, v: Any, at: dict[int, Index]) -> list[Index]:
+        return [self.em.zero if d is None else at.get(d, self.em.zero) for d in self.axes[v]]
+
+    def _small(self, level: int, at: dict[int, Index]) -> None:
+        """Computes values of the kept dims once an item, as soon as they can be."""
+        for op in self.k.ops:
+            v = op.results[0]
+            if op.kind is Kind.ELEMENTWISE and v in self.axes and not self.whole(v) and self.level[v] == level:
+                self.em.value(v, self._small_index(v, at))
+
+    def _scratch(self, v: Any) -> V:
+        n = self.slot[v]
+        base = self.fn.args[4]
+        return base if n == 0 else self.fn.gep(base, self.fn.i64(self.em.size(self.slot_bytes * n)), "i8")
+
+    def _scratch_at(self, idx: Sequence[Index]) -> Index:
+        em = self.em
+        dims = [*self.reduced, *([] if self.lane_kept else [self.lane])]
+        flat = em.flatten([idx[d] for d in dims], self.inner_sizes)
+        if not self.lane_kept:
+            return flat
+        return em.plus(em.times(flat, LANES), Index(0, 1, multiple=LANES))
+
+    def _reload(self, v: Any) -> Callable[[Any, Sequence[Index]], V]:
+        def leaf(em: Any, idx: Sequence[Index]) -> V:
+            r: V = em.load_memory(self._scratch(v), _scratch_type(v), self._scratch_at(idx))
+            return r
+        return leaf
+
+    def _pass(self, done: list[Any], stores: list[Any], keeps: list[Any], at: dict[int, Index]) -> list[V]:
+        """One sweep over the reduced dims; returns the finished reductions."""
+        fn, em = self.fn, self.em
+        hows = [attr(r, "how") for r in done]
+        types = [from_mlir(r.operands[0]).dtype for r in done]
+        ways = 1 if self.lane_kept else UNROLL
+        init = [fn.const(identity_of(h, t), vec(t.register)) for h, t in zip(hows, types, strict=True) for _ in range(ways)]
+
+        def element(i: dict[int, Index], accs: list[V], way: int) -> list[V]:
+            idx = self._index(i)
+            out = list(accs)
+            for n, r in enumerate(done):
+                x = em.value(r.operands[0], idx)
+                x = x if x.lanes else fn.splat(x)
+                slot = n * ways + way
+                if em.mask is not None and not self.lane_kept:
+                    x = fn.select(em.mask, x, fn.const(identity_of(hows[n], types[n]), x.type))
+                out[slot] = combine(fn, hows[n], accs[slot], x)
+            for v in stores:
+                p = self.k.result_pointer(self.k.yields.index(v))
+                em.store(em.value(v, idx), p, from_mlir(v).dtype, em.flatten(idx, self.shape))
+            for v in keeps:
+                em.store(em.value(v, idx), self._scratch(v), _scratch_type(v), self._scratch_at(idx))
+            return out
+
+        accs = self._sweep(self.reduced, dict(at), init, ways, element)
+        results = []
+        for n, how in enumerate(hows):
+            parts = accs[n * ways:(n + 1) * ways]
+            while len(parts) > 1:
+                parts = [combine(fn, how, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            results.append(parts[0] if self.lane_kept else _across(fn, how, parts[0]))
+        return results
+
+    def _sweep(self, dims: list[int], at: dict[int, Index], accs: list[V], ways: int,
+               element: Callable[[dict[int, Index], list[V], int], list[V]]) -> list[V]:
+        fn, em = self.fn, self.em
+        if dims:
+            with fn.loop(0, fn.i64(em.size(self.shape[dims[0]])), 1, accs) as lp, em.scope():
+                new = self._sweep(dims[1:], {**at, dims[0]: Index(lp.iv)}, lp.carried, ways, element)
+                lp.yield_(*new)
+            return lp.results
+        if self.lane_kept:
+            return element(at, accs, 0)
+        n = fn.i64(em.size(self.shape[self.lane]))
+        wide, full = fn.and_(n, -LANES * ways), fn.and_(n, -LANES)
+        with fn.loop(0, wide, LANES * ways, accs) as lp, em.scope():
+            cur = lp.carried
+            for w in range(ways):
+                cur = element({**at, self.lane: Index(fn.add(lp.iv, w * LANES), 1, multiple=LANES)}, cur, w)
+            lp.yield_(*cur)
+        with fn.loop(wide, full, LANES, lp.results) as lp, em.scope():
+            lp.yield_(*element({**at, self.lane: Index(lp.iv, 1, multiple=LANES)}, lp.carried, 0))
+        accs = lp.results
+
+        def tail() -> list[V]:
+            with em.scope(fn.tail_mask(fn.sub(n, full))):
+                return element({**at, self.lane: Index(full, 1, multiple=LANES)}, accs, 0)
+
+        return fn.if_else(fn.cmp("lt", full, n), tail, lambda: accs, [a.type for a in accs])
+
+
+def _scratch_type(v: Any) -> DType:
+    """Kept values stay in register precision."""
+    d = from_mlir(v).dtype
+    return DTYPES["f32"] if d.register == "f32" else d
+
+
+def lower_reduction(module: KernelModule, group: Any, checks: Checks) -> Launch:
+    """One kernel for a group that holds reductions over the same dims of one domain."""
+    return _Reduction(module, group, checks).lower()
+
+

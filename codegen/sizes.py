@@ -1,0 +1,169 @@
+"""Size expressions as machine code: sympy to i64 (or f64) arithmetic in a host function, every subexpression once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy
+from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
+from torch.utils._sympy import functions as tsf
+
+from dhlo.codegen.builder import F64, I64, Fn, V
+from dhlo.errors import InternalError
+from dhlo.shape_infer.symbols import show
+
+__all__ = ["SizeEmitter"]
+
+_COMPARE = {sympy.Eq: "eq", sympy.Ne: "ne", sympy.StrictLessThan: "lt", sympy.LessThan: "le", sympy.StrictGreaterThan: "gt",
+            sympy.GreaterThan: "ge"}
+
+
+class SizeEmitter:
+    """Evaluates expressions over `symbols` (name -> i64 or f64 value). Conditions come out as i64 0 or 1."""
+
+    def __init__(self, fn: Fn) -> None:
+        self.fn = fn
+        self.symbols: dict[str, V] = {}
+        self._memo: list[dict[sympy.Basic, V]] = [{}]
+
+    def push(self) -> None:
+        """Opens a branch: what is computed in it is forgotten by `pop`."""
+        self._memo.append({})
+
+    def pop(self) -> None:
+        self._memo.pop()
+
+    def emit(self, e: sympy.Basic | int) -> V:
+        """The value of an expression as i64, or f64 if it isn't an integer."""
+        if isinstance(e, int):
+            return self.fn.const(e, I64)
+        for memo in self._memo:
+            if e in memo:
+                return memo[e]
+        v = self._emit(e)
+        self._memo[-1][e] = v
+        return v
+
+    def real(self, e: sympy.Basic) -> V:
+        return self.fn.cast(self.emit(e), F64)
+
+    def truth(self, e: sympy.Basic) -> V:
+        """A condition as i1."""
+        return self.fn.cmp("ne", self.emit(e), 0)
+
+    def _emit(self, e: sympy.Basic) -> V:
+        fn = self.fn
+        if e.is_Integer:
+            return fn.const(int(e), I64)  # type: ignore[call-overload]
+        if e.is_Symbol:
+            if e.name not in self.symbols:  # type: ignore[attr-defined]
+                raise InternalError(f"size symbol {e} is used before it is known")
+            return self.symbols[e.name]  # type: ignore[attr-defined]
+        if isinstance(e, (BooleanTrue, BooleanFalse)):
+            return fn.const(int(bool(e)), I64)
+        if e.is_Number:
+            return fn.const(float(e), F64)  # type: ignore[arg-type]
+        if isinstance(e, sympy.core.relational.Relational):
+            a, b = self._same(e.args[0], e.args[1])
+            return fn.cast(fn.cmp(_COMPARE[type(e)], a, b), I64)
+        for cls, rule in _RULES.items():
+            if isinstance(e, cls):
+                return rule(self, e)
+        raise InternalError(f"no code for size expression {show(e)} ({type(e).__name__})")
+
+    def _same(self, *args: sympy.Basic) -> list[V]:
+        """Values of one type: f64 if any is."""
+        vs = [self.emit(a) for a in args]
+        if any(v.type == F64 for v in vs):
+            vs = [self.fn.cast(v, F64) for v in vs]
+        return vs
+
+    def _fold(self, e: sympy.Basic, op: Callable[[V, V], V]) -> V:
+        first, *rest = self._same(*e.args)
+        for v in rest:
+            first = op(first, v)
+        return first
+
+    def _pow(self, e: sympy.Basic) -> V:
+        base, exp = e.args
+        if exp.is_Integer and int(exp) > 0:  # type: ignore[call-overload]
+            b = self.emit(base)
+            out = b
+            for _ in range(int(exp) - 1):  # type: ignore[call-overload]
+                out = self.fn.mul(out, b)
+            return out
+        if exp == sympy.Rational(1, 2):
+            return self.fn.unary("sqrt", self.real(base))
+        if exp == -1:
+            return self.fn.div(self.fn.const(1.0, F64), self.real(base))
+        fn = self.fn
+        fn.module.declare("pow", [F64, F64], F64)
+        r = fn.call("pow", [self.real(base), self.real(exp)], F64)
+        assert r is not None
+        return r
+
+    def _floordiv(self, e: sympy.Basic) -> V:
+        a, b = self.emit(e.args[0]), e.args[1]
+        if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:  # type: ignore[call-overload]
+            return self.fn.divu(a, int(b))  # type: ignore[call-overload]
+        bv = self.emit(b)
+        return self.fn.floordiv(a, self.fn.select(self.fn.cmp("eq", bv, 0), self.fn.const(1, I64), bv))
+
+    def _mod(self, e: sympy.Basic) -> V:
+        a, b = self.emit(e.args[0]), self.emit(e.args[1])
+        fn = self.fn
+        b = fn.select(fn.cmp("eq", b, 0), fn.const(1, I64), b)
+        return fn.sub(a, fn.mul(fn.floordiv(a, b), b))
+
+    def _piecewise(self, e: sympy.Basic) -> V:
+        out: V | None = None
+        for value, cond in reversed(e.args):  # type: ignore[misc]
+            v = self.emit(value)
+            if out is None:
+                out = v
+            else:
+                if v.type != out.type:
+                    v, out = self.fn.cast(v, F64), self.fn.cast(out, F64)
+                out = self.fn.select(self.truth(cond), v, out)
+        assert out is not None
+        return out
+
+    def _rounded(self, e: sympy.Basic, how: str) -> V:
+        x = self.emit(e.args[0])
+        return x if x.type == I64 else self.fn.cast(self.fn.unary(how, x), I64)
+
+
+_RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
+    sympy.Add: lambda s, e: s._fold(e, s.fn.add),
+    sympy.Mul: lambda s, e: s._fold(e, s.fn.mul),
+    sympy.Pow: SizeEmitter._pow,
+    tsf.FloorDiv: SizeEmitter._floordiv,
+    tsf.CleanDiv: SizeEmitter._floordiv,
+    tsf.CeilDiv: lambda s, e: s.fn.neg(s.fn.floordiv(s.fn.neg(s.emit(e.args[0])), s.emit(e.args[1]))),
+    tsf.Mod: SizeEmitter._mod,
+    tsf.PythonMod: SizeEmitter._mod,
+    sympy.Mod: SizeEmitter._mod,
+    sympy.Max: lambda s, e: s._fold(e, s.fn.max),
+    sympy.Min: lambda s, e: s._fold(e, s.fn.min),
+    tsf.Max: lambda s, e: s._fold(e, s.fn.max),
+    tsf.Min: lambda s, e: s._fold(e, s.fn.min),
+    sympy.Abs: lambda s, e: s.fn.max(s.emit(e.args[0]), s.fn.neg(s.emit(e.args[0]))),
+    sympy.Piecewise: SizeEmitter._piecewise,
+    And: lambda s, e: s._fold(e, s.fn.and_),
+    Or: lambda s, e: s._fold(e, s.fn.or_),
+    Not: lambda s, e: s.fn.xor(s.emit(e.args[0]), 1),
+    tsf.IntTrueDiv: lambda s, e: s.fn.div(s.real(e.args[0]), s.real(e.args[1])),
+    tsf.FloatTrueDiv: lambda s, e: s.fn.div(s.real(e.args[0]), s.real(e.args[1])),
+    tsf.ToFloat: lambda s, e: s.real(e.args[0]),
+    tsf.TruncToInt: lambda s, e: s._rounded(e, "trunc"),
+    tsf.FloorToInt: lambda s, e: s._rounded(e, "floor"),
+    tsf.CeilToInt: lambda s, e: s._rounded(e, "ceil"),
+    tsf.RoundToInt: lambda s, e: s._rounded(e, "roundeven"),
+    sympy.floor: lambda s, e: s._rounded(e, "floor"),
+    sympy.ceiling: lambda s, e: s._rounded(e, "ceil"),
+    tsf.PowByNatural: SizeEmitter._pow,
+    tsf.FloatPow: SizeEmitter._pow,
+    tsf.OpaqueUnaryFn_sqrt: lambda s, e: s.fn.unary("sqrt", s.real(e.args[0])),
+    tsf.LShift: lambda s, e: s.fn.shl(s.emit(e.args[0]), s.emit(e.args[1])),
+    tsf.RShift: lambda s, e: s.fn.shr(s.emit(e.args[0]), s.emit(e.args[1])),
+}

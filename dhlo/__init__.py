@@ -1,0 +1,24 @@
+"""dhlo: a dynamic-shape compiler for PyTorch models. One native binary serves every shape."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dhlo.api import compile, load  # noqa: A004
+    from dhlo.errors import CompileError, ContractError, DhloError, InternalError, ModelFileError, UnsupportedError
+    from dhlo.model import CompiledModel
+    from dhlo.options import Options
+
+__version__ = "0.1.0"
+__all__ = ["CompileError", "CompiledModel", "ContractError", "DhloError", "InternalError", "ModelFileError", "Options",
+           "UnsupportedError", "compile", "load"]
+_HOME = {"compile": "dhlo.api", "load": "dhlo.api", "CompiledModel": "dhlo.model", "Options": "dhlo.options"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the compiler only when it is asked for: a program that just loads model files starts fast."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dhlo' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOME.get(name, "dhlo.errors")), name)
+    return value

@@ -1,0 +1,125 @@
+"""Types of the runtime's CPython extension (source: runtime/python)."""
+
+from os import PathLike
+from typing import Self, TypedDict, final, type_check_only
+
+from torch import Tensor
+from typing_extensions import Buffer as ReadableBuffer
+
+ABI_VERSION: int
+__version__: str
+
+@type_check_only
+class Value(TypedDict):
+    """What the compiler knows of an argument or result; a size is -1 where the dim is symbolic."""
+
+    name: str
+    dtype: str
+    sizes: tuple[int, ...]
+    dims: tuple[str, ...]
+
+@type_check_only
+class State(TypedDict):
+    name: str
+    bytes: int
+
+@type_check_only
+class Plan(TypedDict):
+    """Bytes and output shapes for given inputs; an output's sizes are None where they depend on data."""
+
+    outputs: list[tuple[str, tuple[int, ...] | None]]
+    arena_bytes: int
+    peak_live_bytes: int
+    data_dependent: bool
+    num_launches: int
+
+@type_check_only
+class Counters(TypedDict):
+    runs: int
+    failed_runs: int
+    launches: int
+    arena_bytes: int
+    arena_used: int
+    scratch_bytes: int
+    output_bytes: int
+    growths: int
+
+@final
+class Model:
+    """A loaded program: immutable, shared by sessions and threads.
+
+    Errors carry an attribute `status`: "contract", "invalid argument" (ValueError), "out of memory" (MemoryError),
+    "input/output", "format", "version", "cpu", "busy", "internal" (RuntimeError).
+    """
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    @classmethod
+    def from_memory(cls, data: ReadableBuffer, *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    @classmethod
+    def from_address(
+        cls, descriptor_addr: int, constants_addr: int, constants_bytes: int, owner: object, *, num_threads: int = 0
+    ) -> Model: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def producer(self) -> str: ...
+    @property
+    def metadata(self) -> str: ...
+    @property
+    def cpu_features(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def constants_bytes(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def inputs(self) -> list[Value]: ...
+    @property
+    def outputs(self) -> list[Value]: ...
+    @property
+    def states(self) -> list[State]: ...
+    @property
+    def launches(self) -> list[str]: ...
+    def plan(self, *inputs: object) -> Plan:
+        """Sizes for these inputs, without running.
+
+        Inputs are tensors, numbers, or sequences of sizes (with the dtype the model expects); or one list or tuple of
+        these.
+        """
+
+@final
+class Session:
+    """Runs a model; for one thread at a time, others are refused. `max_bytes` caps arena and scratch (0: no cap)."""
+
+    def __new__(cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True) -> Self: ...
+    def __call__(self, *inputs: object) -> list[Tensor]:
+        """Inputs are CPU tensors (torch, or anything with DLPack) or numbers; or one list or tuple of these."""
+    @property
+    def model(self) -> Model: ...
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def profile(self) -> list[tuple[str, int, int]]:
+        """(kernel, count, nanoseconds) of each launch site since profiling was switched on or reset."""
+    def set_profile(self, on: bool, *, reset: bool = False) -> None: ...
+    def read_state(self, name: str) -> bytes: ...
+    def write_state(self, name: str, data: ReadableBuffer) -> None: ...
+    def reset_state(self) -> None: ...
+    def trim(self) -> None:
+        """Frees arena and scratch; the next run allocates again."""
+
+@final
+class Buffer:
+    """Uninitialised writable memory of `nbytes` bytes, 64-byte aligned, on huge pages if large."""
+
+    def __new__(cls, nbytes: int) -> Self: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def hash64(data: ReadableBuffer, /) -> int: ...
+def cpu_supports(feature: str, /) -> bool: ...

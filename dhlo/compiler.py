@@ -1,0 +1,121 @@
+"""From an imported program to object code: passes, lowering, host program, machine code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.codegen import abi
+from dhlo.codegen.contract import Argument, Contract
+from dhlo.codegen.constants import Constants
+from dhlo.codegen.descriptor import Descriptor
+from dhlo.codegen.host import HostProgram
+from dhlo.codegen.layout import lay_out, walk
+from dhlo.codegen.llvm import TargetSpec, compile_object, host_target, lower_to_llvm_ir
+from dhlo.codegen.split import split_module
+from dhlo.codegen.steps import Lowering
+from dhlo.dialect import attr
+from dhlo.frontend.program import Program
+from dhlo.ops.control import Group
+from dhlo.options import Options
+from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.types import TensorType, from_mlir
+
+__all__ = ["Artifact", "PRODUCER", "compile_program"]
+
+PRODUCER = "dhlo 0.1.0"
+
+
+@dataclass
+class Artifact:
+    """A compiled program: object files, the constants they use, and texts for looking at."""
+
+    objects: list[bytes]
+    constants: Constants
+    inputs: list[tuple[str, TensorType]]
+    outputs: list[tuple[str, TensorType]]
+    planned: str  # the planned module
+    kernels: list[str]
+    metadata: dict[str, Any]
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(map(len, self.objects))
+
+
+def compile_program(program: Program, options: Options, progress: Callable[[str], None] = lambda _: None,
+                    target: TargetSpec | None = None) -> Artifact:
+    """Compiles an imported program. `progress` is told what is being done."""
+    target = target or host_target()
+    with program.context:
+        def after(p: Pass, module: Any) -> None:
+            progress(f"pass {p.name}")
+            if options.dump is not None:
+                options.dump(p.name, str(module))
+
+        run_passes(program.module, program.weights, PASSES, after)
+        progress("lower")
+        main = program.module.body.operations[0]
+        block = main.operation.regions[0].blocks[0]
+        low = Lowering(program.weights)
+        steps = {op.operation: low.lower(op) for op in walk(block) if isinstance(op, Group)}
+        ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
+        layout = lay_out(block, steps, ranges)
+        names = [s.name for s in program.inputs if s.type is not None]
+        types = [from_mlir(v) for v in block.arguments]
+        args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
+        returns = list(list(block.operations)[-1].operands)
+        host = HostProgram(low, args, list(block.arguments), Contract(args, ranges, low.checks), layout, steps, returns)
+        host.emit_run(block)
+        host.emit_plan()
+        outputs = _output_names(program, [from_mlir(v) for v in returns])
+        metadata = _metadata(program, block, layout, low)
+        descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
+                                list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
+                                max(s for s, _ in layout.plans) + 2)
+        planned = str(program.module)
+    progress("generate code")
+    objects = _objects(low, descriptor, target)
+    return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
+                    sorted(set(layout.launches)), metadata)
+
+
+def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> list[bytes]:
+    """Object code, made on two threads: MLIR and LLVM run without Python's lock."""
+    parts = split_module(low.module, 4)
+
+    def one(k: int) -> bytes:
+        text = lower_to_llvm_ir(parts[k])
+        return compile_object(text + (descriptor.text() if k == 0 else ""), target)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(len(parts))))
+
+
+def _features(target: TargetSpec) -> list[str]:
+    """CPU features that code for the target may use, by LLVM's names, as far as the runtime can check them."""
+    from dhlo._runtime import cpu_supports
+
+    return [f[1:] for f in target.features.split(",") if f.startswith("+") and cpu_supports(f[1:])]
+
+
+def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:
+    names = {s.index: s.name for s in program.outputs if s.index is not None}
+    names.update({m.index: f"{m.target} (updated)" for m in program.mutations})
+    return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
+
+
+def _metadata(program: Program, block: Any, layout: Any, low: Lowering) -> dict[str, Any]:
+    groups = []
+    for op in walk(block):
+        if isinstance(op, Group):
+            ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
+            groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results]})
+    return {"producer": PRODUCER, "abi": abi.ABI_VERSION,
+            "symbols": {n: [r.lo, r.hi] for n, r in program.symbols.items()},
+            "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
+            "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
+                                        for _, plan in layout.plans for b in plan.buffers]}

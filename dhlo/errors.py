@@ -1,0 +1,43 @@
+"""Errors that users meet: whose fault, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "UnsupportedError"]
+
+
+class DhloError(Exception):
+    """Base of all errors raised by dhlo."""
+
+
+class CompileError(DhloError, ValueError):
+    """The program or the options can't be compiled as given. `where` is the user's source line, `hint` what to do."""
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        text = what + (f"\n  at {where}" if where else "") + (f"\n  hint: {hint}" if hint else "")
+        super().__init__(text)
+        self.what, self.where, self.hint = what, where, hint
+
+
+class UnsupportedError(CompileError):
+    """The program holds operators that dhlo doesn't know; all of them are listed, each with its source line."""
+
+    def __init__(self, problems: Sequence[tuple[str, str | None]]) -> None:
+        lines = [f"{what}\n  at {where}" if where else what for what, where in problems]
+        DhloError.__init__(self, "\n".join([
+            f"{len(problems)} operator use(s) can't be compiled:", *lines,
+            "  hint: write the computation with other operators, or register a lowering for them."]))
+        self.problems = list(problems)
+
+
+class ContractError(DhloError, ValueError):
+    """A call breaks the contract of the compiled model: names the argument, what was expected and what came."""
+
+
+class ModelFileError(DhloError, RuntimeError):
+    """A model file is truncated, foreign, too new or needs another CPU."""
+
+
+class InternalError(DhloError, AssertionError):
+    """A bug in dhlo. Please report it with the program."""

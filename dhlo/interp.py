@@ -1,0 +1,194 @@
+"""Runs any dhlo module on concrete tensors through the ops' reference semantics: the oracle of every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy.logic.boolalg import BooleanFalse, BooleanTrue
+
+from dhlo.dialect import OPS, attr, result_types
+from dhlo.errors import ContractError, InternalError
+from dhlo.mlir import ir
+from dhlo.ops import control, lookup, movement
+from dhlo.shape_infer.symbols import parse, show, symbol
+from dhlo.types import TensorType, from_mlir
+
+__all__ = ["run"]
+
+
+def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name.
+
+    Raises ContractError where inputs don't fit the argument types, the symbols' ranges or an assertion, InternalError where an op's
+    result doesn't have its type.
+    """
+    main = next(op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main")
+    block = main.regions[0].blocks[0]
+    machine = _Machine(weights)
+    arguments = list(block.arguments)
+    if len(arguments) != len(inputs):
+        raise ContractError(f"expected {len(arguments)} inputs, got {len(inputs)}")
+    machine.bind([from_mlir(a) for a in arguments], inputs, _names(main, len(arguments)))
+    machine.check_ranges(module)
+    for a, x in zip(arguments, inputs, strict=True):
+        machine.values[a] = x
+    return machine.block(block)
+
+
+def _names(main: Any, count: int) -> list[str]:
+    """The arguments' names for error messages."""
+    if "arg_attrs" not in main.attributes:
+        return [f"input {i}" for i in range(count)]
+    return [d["dhlo.name"].value if "dhlo.name" in d else f"input {i}" for i, d in enumerate(map(ir.DictAttr, main.attributes["arg_attrs"]))]
+
+
+class _Machine:
+    """Values of SSA names and symbols during one run."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights = weights
+        self.values: dict[Any, torch.Tensor] = {}
+        self.symbols: dict[str, int | float] = {}
+        self.cache: dict[Any, Any] = {}
+
+    # ------------------------------------------------------------------------------------------------ sizes
+    def sizes(self, e: Any, exact: bool = False) -> Any:
+        """Value of a size expression: an int, or with `exact` whatever number it is."""
+        if isinstance(e, int):
+            return e
+        hit = self.cache.get(e)
+        if hit is None:
+            try:
+                hit = self.cache[e] = _number(e.xreplace({s: sympy.sympify(self.symbols[s.name]) for s in e.free_symbols}))
+            except KeyError as missing:
+                raise InternalError(f"symbol {missing} of {show(e)} is used before it is defined") from None
+        return hit if exact else int(hit)
+
+    def define(self, name: str, value: int | float) -> None:
+        """Binds a symbol."""
+        if self.symbols.get(name, value) != value:
+            raise ContractError(f"{name} is {self.symbols[name]} and {value} at once")
+        self.symbols[name] = value
+
+    def bind(self, types: Sequence[TensorType], inputs: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Solves the symbols from the inputs' shapes, and checks every size and dtype."""
+        open_: list[tuple[Any, int, str]] = []
+        for t, x, name in zip(types, inputs, names, strict=True):
+            if x.dtype != t.dtype.torch or x.dim() != t.rank:
+                raise ContractError(f"{name}: expected {t}, got {x.dtype} {list(x.shape)}")
+            open_ += [(e, n, f"{name}: size of dim {d}") for d, (e, n) in enumerate(zip(t.shape, x.shape, strict=True))]
+        while open_:
+            rest = []
+            for e, n, what in open_:
+                e = e.xreplace({symbol(k): sympy.Integer(v) for k, v in self.symbols.items()})
+                if len(e.free_symbols) == 1:
+                    self.define(next(iter(e.free_symbols)).name, _solve(e, n, what))
+                elif e.free_symbols:
+                    rest.append((e, n, what))
+                elif _number(e) != n:
+                    raise ContractError(f"{what} is {n}, expected {show(e)}")
+            if len(rest) == len(open_):
+                raise InternalError(f"can't solve {', '.join(show(e) for e, _, _ in rest)}")
+            open_ = rest
+
+    def check_ranges(self, module: Any) -> None:
+        """Checks the symbols' ranges in the module's attributes."""
+        attributes = module.operation.attributes
+        if "dhlo.symbols" not in attributes:
+            return
+        for entry in ir.DictAttr(attributes["dhlo.symbols"]):
+            lo, hi = (ir.IntegerAttr(b).value for b in ir.ArrayAttr(entry.attr))
+            value = self.symbols.get(entry.name)
+            if value is not None and (value < lo or (hi >= 0 and value > hi)):
+                raise ContractError(f"{entry.name} = {value} is outside [{lo}, {hi if hi >= 0 else 'inf'}]")
+
+    # ------------------------------------------------------------------------------------------------ ops
+    def block(self, block: Any) -> list[torch.Tensor]:
+        """Runs a block; what its terminator returns or yields."""
+        for op in block.operations:
+            name = op.operation.name
+            if name in ("func.return", "dhlo.yield"):
+                return [self.values[v] for v in op.operands]
+            try:
+                self._op(op, name)
+            except (ContractError, InternalError):
+                raise
+            except Exception as e:
+                raise InternalError(f"{name} at {op.location}: {type(e).__name__}: {e}") from e
+        return []
+
+    def _op(self, op: Any, name: str) -> None:
+        cls = OPS.get(name)
+        if cls is None:
+            raise InternalError(f"{name} is no dhlo op")
+        args = [self.values[v] for v in op.operands]
+        if cls is control.Assert:
+            if not self.sizes(parse(attr(op, "condition")), exact=True):
+                raise ContractError(f"{attr(op, 'message')}: {attr(op, 'condition')} fails for {self.symbols}")
+        elif cls is control.AssertTensor:
+            if not bool(args[0]):
+                raise ContractError(attr(op, "message"))
+        elif cls is control.Item:
+            value = args[0].item()
+            self.define(attr(op, "symbol"), int(value) if isinstance(value, bool) else value)
+        else:
+            self._results(op, self._compute(op, cls, args))
+
+    def _compute(self, op: Any, cls: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        if cls is movement.Weight:
+            return [self.weights[attr(op, "name_")]]
+        if cls is control.Cond:
+            return self._branch(op, bool(args[0]))
+        if cls is control.Group:
+            return self.block(op.regions[0].blocks[0])
+        out: list[torch.Tensor] = op.reference(args, self.sizes)
+        if cls is control.Nonzero or cls is lookup.Unique:
+            self.define(attr(op, "symbol"), out[0].shape[0])
+        return out
+
+    def _branch(self, op: Any, pred: bool) -> list[torch.Tensor]:
+        out = self.block(op.regions[0 if pred else 1].blocks[0])
+        for t, x in zip(result_types(op), out, strict=True):  # sizes that only this op defines
+            for e, n in zip(t.shape, x.shape, strict=True):
+                if e.is_Symbol and e.name not in self.symbols:
+                    self.define(e.name, n)
+        return out
+
+    def _results(self, op: Any, out: list[torch.Tensor]) -> None:
+        types = result_types(op)
+        if len(types) != len(out):
+            raise InternalError(f"{op.operation.name} at {op.location}: {len(out)} results for {len(types)}")
+        for v, t, x in zip(op.results, types, out, strict=True):
+            want = [self.sizes(s) for s in t.shape]
+            if list(x.shape) != want or x.dtype != t.dtype.torch:
+                raise InternalError(f"{op.operation.name} at {op.location}: result {x.dtype} {list(x.shape)} is not {t} = {want}")
+            self.values[v] = x
+
+
+def _number(e: Any) -> int | float | bool:
+    """The Python number that a constant expression is."""
+    if isinstance(e, BooleanTrue | BooleanFalse):
+        return bool(e)
+    if e.is_Integer:
+        return int(e)
+    v = e.doit()
+    return int(v) if v.is_integer else float(v)
+
+
+def _solve(e: Any, n: int, what: str) -> int:
+    """The value of the one symbol of a size expression that is n."""
+    s = next(iter(e.free_symbols))
+    if e.is_Symbol:
+        return n
+    for value in sympy.solve(sympy.Eq(e, n), s) if e.is_polynomial(s) else _search(e, s, n):
+        if value.is_Integer:
+            return int(value)
+    raise ContractError(f"{what} is {n}, which {show(e)} can't be")
+
+
+def _search(e: Any, s: Any, n: int) -> list[Any]:
+    """Values of a symbol for which a step function (floor division and the like) gives n."""
+    return [sympy.Integer(v) for v in range(0, 64 * (n + 1)) if _number(e.xreplace({s: sympy.Integer(v)})) == n][:1]

@@ -1,0 +1,160 @@
+"""A compiled model as a Python callable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dhlo import _runtime
+from dhlo.errors import ContractError, DhloError
+from dhlo.frontend.program import InputSpec, OutputSpec
+
+__all__ = ["CompiledModel"]
+
+
+class CompiledModel:
+    """One native binary for all shapes. Call it like the exported module: tensors in, tensors out, the same pytrees.
+
+    Thread-safe: each thread has a session (arena, outputs) of its own; code and weights are shared.
+    """
+
+    def __init__(self, model: _runtime.Model, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec], in_spec: Any,
+                 out_spec: Any, artifact: Any = None, updates: Sequence[tuple[int, int]] = ()) -> None:
+        self._model = model
+        self._inputs, self._outputs = list(inputs), list(outputs)
+        self._in_spec, self._out_spec = in_spec, out_spec
+        self._artifact = artifact
+        self._updates = list(updates)  # (leaf of the inputs, result) pairs: inputs that the program changes
+        self._local = threading.local()
+        self._plain_in = all(s.type is not None and s.scalar is None for s in self._inputs) and _is_flat(in_spec, len(self._inputs))
+        self._plain_out = _plain(out_spec, self._outputs)
+
+    # ------------------------------------------------------------------ calls
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model. Raises ContractError where the arguments break the contract (see `signature`)."""
+        leaves = args if self._plain_in and not kwargs else self._flatten(args, kwargs)
+        try:
+            session = self._local.session
+        except AttributeError:
+            session = self._local.session = _runtime.Session(self._model)
+        try:
+            results = session(leaves)
+        except ValueError as e:
+            raise ContractError(str(e)) from None
+        if self._updates:
+            self._write_back(args, kwargs, results)
+        if self._plain_out == "tensor":
+            return results[0]
+        if self._plain_out == "tuple":
+            return tuple(results)
+        return self._unflatten(results)
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        leaves = self._leaves(args, kwargs)
+        out = []
+        for spec, x in zip(self._inputs, leaves, strict=True):
+            if spec.type is not None:
+                out.append(x)
+            elif not (x is spec.constant or (type(x) is type(spec.constant) and x == spec.constant)):
+                raise ContractError(f"argument '{spec.name}' was exported as the constant {spec.constant!r}, got {x!r}")
+        return out
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if self._in_spec is None:
+            return list(args)
+        kw_spec = self._in_spec.children()[1]
+        order = list(kw_spec.context or [])
+        if sorted(order) != sorted(kwargs):
+            missing, extra = sorted(set(order) - set(kwargs)), sorted(set(kwargs) - set(order))
+            raise ContractError("keyword arguments don't match the exported program's" + (f"; missing: {', '.join(missing)}" if missing else "")
+                                + (f"; unknown: {', '.join(extra)}" if extra else ""))
+        leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
+        if len(leaves) != len(self._inputs) or spec != self._in_spec:
+            raise ContractError(f"arguments of structure {spec} given, the program was exported with {self._in_spec}")
+        return leaves
+
+    def _write_back(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]) -> None:
+        leaves = self._leaves(args, kwargs)
+        with torch.no_grad():
+            for leaf, result in self._updates:
+                leaves[leaf].copy_(results[result])
+
+    def _unflatten(self, results: list[torch.Tensor]) -> Any:
+        leaves = [s.constant if s.index is None else _number(results[s.index], s.scalar) for s in self._outputs]
+        return leaves if self._out_spec is None else pytree.tree_unflatten(leaves, self._out_spec)
+
+    # ------------------------------------------------------------------ looking at it
+    @property
+    def signature(self) -> str:
+        """The contract: arguments, results, symbols with their ranges, and what is checked at every call."""
+        from dhlo.signature import signature
+
+        return signature(self._model)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Of this thread's session: runs, launches, arena bytes, ... `compilations` is always 1: nothing is compiled later."""
+        session = getattr(self._local, "session", None)
+        counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}  # type: ignore[arg-type]
+        return {"compilations": 1, **counts}
+
+    def plan(self, *shapes: Any, **kwargs: Any) -> _runtime.Plan:
+        """Output shapes, arena bytes and launches for arguments (tensors, or shapes as lists of ints) without running."""
+        if len(shapes) == 1 and not kwargs and isinstance(shapes[0], (list, tuple)) and shapes[0] and not isinstance(shapes[0][0], int):
+            shapes = tuple(shapes[0])
+        try:
+            return self._model.plan(list(shapes) if not kwargs else self._flatten(shapes, kwargs))
+        except ValueError as e:
+            raise ContractError(str(e)) from None
+
+    @property
+    def planned(self) -> str:
+        """The planned module's text (only on the model that `compile` returned)."""
+        if self._artifact is None:
+            raise DhloError("a loaded model carries no IR; compile it again to look at the IR")
+        text: str = self._artifact.planned
+        return text
+
+    @property
+    def metadata(self) -> str:
+        """JSON: symbols, checks, groups, buffers."""
+        return self._model.metadata
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model file (a shared object with the weights behind it) for `dhlo.load` and C++ hosts; needs a C compiler.
+
+        Raises CompileError if linking fails, OSError if the file can't be written.
+        """
+        from dhlo.codegen.link import write_model
+
+        if self._artifact is None:
+            raise DhloError("only a model fresh from compile can be saved; copy the file that this one was loaded from")
+        write_model(self._artifact, Path(path))
+
+
+def _is_flat(spec: Any, n: int) -> bool:
+    """args is a plain tuple of n leaves and there are no keyword arguments."""
+    if spec is None:
+        return True
+    args, kwargs = spec.children()
+    return args.num_children == n and all(c.is_leaf() for c in args.children()) and kwargs.num_leaves == 0
+
+
+def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> str | None:
+    """'tensor' or 'tuple' where results can be handed out as they are."""
+    if any(s.index != i or s.scalar for i, s in enumerate(outputs)):
+        return None
+    if spec is None:
+        return "tensor" if len(outputs) == 1 else "tuple"
+    if spec.is_leaf():
+        return "tensor"
+    return "tuple" if spec.type is tuple and all(c.is_leaf() for c in spec.children()) else None
+
+
+def _number(t: torch.Tensor, scalar: str | None) -> Any:
+    return t if scalar is None else {"int": int, "float": float, "bool": bool}[scalar](t.item())

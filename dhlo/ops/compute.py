@@ -1,0 +1,205 @@
+"""Ops that combine many elements: reductions, matrix products, attention, convolution, windows."""
+
+# ruff: noqa: E704
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
+from dhlo.mlir import ir
+from dhlo.shape_infer.symbols import is_static
+from dhlo.types import from_mlir
+
+Args = list[torch.Tensor]
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+
+
+class Reduce(Op, name="reduce"):
+    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, any or all. Max and min propagate NaN;
+    of nothing they give the dtype's lowest or highest value."""
+
+    kind = Kind.REDUCTION
+    x: Tensor
+    how: ir.StringAttr
+    dims: ir.ArrayAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands, attrs):
+        if attrs["how"] not in REDUCTIONS:
+            raise TypeError_(f"unknown reduction {attrs['how']!r}")
+        return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d not in attrs["dims"]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, how, dims = args[0], attr(self, "how"), attr(self, "dims")
+        for d in sorted(dims, reverse=True):
+            if how in ("max", "min"):
+                if x.shape[d] == 0:
+                    empty = [*x.shape[:d], *x.shape[d + 1:]]
+                    info = torch.finfo(x.dtype) if x.is_floating_point() else None
+                    lowest = -float("inf") if info else (0 if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
+                    highest = float("inf") if info else (1 if x.dtype == torch.bool else torch.iinfo(x.dtype).max)
+                    x = torch.full(empty, lowest if how == "max" else highest, dtype=x.dtype)
+                else:
+                    x = getattr(x, "a" + how)(d)
+            else:
+                x = getattr(x, how)(d).to(args[0].dtype)
+        return [x]
+
+
+class ArgReduce(Op, name="argreduce"):
+    """Index (i64) of the first largest or smallest element along `dim`, which vanishes; NaN counts as the extreme."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    how: ir.StringAttr
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands, attrs):
+        return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d != attrs["dim"]]).with_dtype("i64")]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [getattr(torch, "arg" + attr(self, "how"))(args[0], attr(self, "dim"))]
+
+
+class Scan(Op, name="scan"):
+    """Inclusive running combination along `dim`: sum, prod, max or min."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    how: ir.StringAttr
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands, attrs): return [operands[0]]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        how, dim = attr(self, "how"), attr(self, "dim")
+        if how in ("max", "min"):
+            return [getattr(torch, "cum" + how)(args[0], dim)[0]]
+        return [getattr(torch, "cum" + how)(args[0], dim).to(args[0].dtype)]
+
+
+class Matmul(Op, name="matmul"):
+    """Matrix product: lhs [*batch, M, K] with rhs [K, N] or [*batch, K, N]. With a rank-2 rhs all leading dims of lhs count as M.
+    Floats accumulate in f32 or wider."""
+
+    kind = Kind.MATMUL
+    lhs: Tensor
+    rhs: Tensor
+    y: Out
+
+    @classmethod
+    def infer(cls, operands, attrs):
+        a, b = operands
+        if a.rank < 2 or b.rank < 2 or (b.rank > 2 and b.rank != a.rank) or a.dtype != b.dtype:
+            raise TypeError_(f"can't multiply {a} with {b}")
+        k1, k2 = a.shape[-1], b.shape[-2]
+        if is_static(k1) and is_static(k2) and k1 != k2:
+            raise TypeError_(f"inner sizes {k1} and {k2} differ")
+        return [a.with_shape([*a.shape[:-1], b.shape[-1]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args: return [torch.matmul(args[0], args[1])]
+
+
+class Attention(Op, name="attention"):
+    """softmax(scale * Q K^T + mask) V: q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], query head h reads kv head
+    h // (Hq / Hkv); an optional mask [B, Hq, Sq, Skv] is bool (true: attend) or added. `causal`: query i sees keys j <= i.
+    A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
+
+    kind = Kind.ATTENTION
+    xs: Variadic
+    scale: ir.FloatAttr
+    causal: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands, attrs):
+        q, _, v = operands[:3]
+        if any(t.rank != 4 for t in operands[:3]):
+            raise TypeError_("attention wants tensors of rank 4")
+        return [q.with_shape([*q.shape[:3], v.shape[3]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        q, k, v = args[:3]
+        g = q.shape[1] // k.shape[1] if k.shape[1] else 1
+        k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
+        mask = args[3] if len(args) > 3 else None
+        return [F.scaled_dot_product_attention(q, k, v, mask, is_causal=attr(self, "causal"), scale=attr(self, "scale"))]
+
+
+class Conv(Op, name="conv"):
+    """aten.convolution without bias: x [B, C, *spatial], w [OC, C / groups, *kernel] (transposed: [C, OC / groups, *kernel]).
+    `padding` is symmetric, per spatial dim."""
+
+    kind = Kind.CONVOLUTION
+    explicit = True
+    x: Tensor
+    w: Tensor
+    stride: ir.ArrayAttr
+    padding: ir.ArrayAttr
+    dilation: ir.ArrayAttr
+    transposed: ir.IntegerAttr
+    output_padding: ir.ArrayAttr
+    groups: ir.IntegerAttr
+    y: Out
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        g = lambda n: attr(self, n)  # noqa: E731
+        return [torch.ops.aten.convolution(args[0], args[1], None, g("stride"), g("padding"), g("dilation"), g("transposed"),
+                                           g("output_padding"), g("groups"))]
+
+
+class Pool(Op, name="pool"):
+    """Combines the elements under a sliding window over the trailing spatial dims: `how` is max, or avg (then `divisor` 0 means
+    the count of elements, with padding if `count_pad`). The output size, so also ceil mode, is in the result type."""
+
+    kind = Kind.WINDOW
+    explicit = True
+    x: Tensor
+    how: ir.StringAttr
+    window: ir.ArrayAttr
+    stride: ir.ArrayAttr
+    padding: ir.ArrayAttr
+    dilation: ir.ArrayAttr
+    count_pad: ir.IntegerAttr
+    divisor: ir.IntegerAttr
+    y: Out
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        g = lambda n: attr(self, n)  # noqa: E731
+        x, n = args[0], len(g("window"))
+        want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
+        for ceil in (False, True):
+            if g("how") == "max":
+                y = getattr(F, f"max_pool{n}d")(x, g("window"), g("stride"), g("padding"), g("dilation"), ceil)
+            elif n == 1:
+                y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
+            else:
+                y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"), g("divisor") or None)
+            if list(y.shape[-n:]) == want:
+                break
+        return [y]
+
+
+class AdaptivePool(Op, name="adaptive_pool"):
+    """Max or avg over windows [floor(i*n/m), ceil((i+1)*n/m)) of each trailing spatial dim of size n, m in the result."""
+
+    kind = Kind.WINDOW
+    explicit = True
+    x: Tensor
+    how: ir.StringAttr
+    spatial: ir.IntegerAttr
+    y: Out
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        n = attr(self, "spatial")
+        want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
+        return [getattr(F, f"adaptive_{attr(self, 'how')}_pool{n}d")(args[0], want)]
+
+
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

@@ -1,0 +1,105 @@
+"""Ops that the host program acts on: data-dependent sizes, assertions, branches, and the fused groups of the planned module."""
+
+# ruff: noqa: E704
+from typing import Any
+
+import torch
+
+from dhlo.dialect import Kind, Op, Out, Outs, Tensor, TypeError_, Variadic
+from dhlo.mlir import ext, ir
+
+Args = list[torch.Tensor]
+
+
+class Item(Op, name="item"):
+    """Defines the symbol named by `symbol` as the value of a one-element tensor (aten.item)."""
+
+    kind = Kind.SYMBOL
+    x: Tensor
+    symbol: ir.StringAttr
+
+    @classmethod
+    def infer(cls, operands, attrs): return []
+
+
+class Nonzero(Op, name="nonzero"):
+    """Indices [n, rank] (i64) of the true or non-zero elements in row-major order; defines the symbol of its first size."""
+
+    kind = Kind.SYMBOL
+    explicit = True
+    x: Tensor
+    symbol: ir.StringAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands, results, attrs):
+        return None if results[0].rank == 2 and results[0].shape[1] == operands[0].rank else "result must be [n, rank of the operand]"
+
+    def reference(self, args: Args, sizes: Any) -> Args: return [args[0].nonzero()]
+
+
+class Assert(Op, name="assert"):
+    """Fails the call with `message` unless the condition, a relation of sizes as text, holds."""
+
+    kind = Kind.SYMBOL
+    condition: ir.StringAttr
+    message: ir.StringAttr
+
+    @classmethod
+    def infer(cls, operands, attrs): return []
+
+
+class AssertTensor(Op, name="assert_tensor"):
+    """Fails the call with `message` unless the one-element bool tensor is true."""
+
+    kind = Kind.SYMBOL
+    x: Tensor
+    message: ir.StringAttr
+
+    @classmethod
+    def infer(cls, operands, attrs):
+        if operands[0].dtype.name != "i1":
+            raise TypeError_("assert_tensor wants a bool")
+        return []
+
+
+class Cond(Op, name="cond"):
+    """Runs one of two regions as the one-element bool `pred` says; each ends in a `yield` of the results. Regions use values of
+    the enclosing function directly."""
+
+    kind = Kind.CONTROL
+    explicit = True
+    pred: Tensor
+    ys: Outs
+    then_: ext.Region
+    else_: ext.Region
+
+
+class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
+    """Ends a region and gives its results."""
+
+    kind = Kind.CONTROL
+    xs: Variadic
+
+    @classmethod
+    def infer(cls, operands, attrs): return []
+
+
+class Group(Op, name="group"):
+    """Ops that run as one kernel launch (or one family's launches), ending in a `yield` of what it stores to memory. `anchor` is
+    the kind of the op that shapes its loops. Added by the fusion pass."""
+
+    kind = Kind.GROUP
+    explicit = True
+    anchor: ir.StringAttr
+    ys: Outs
+    body: ext.Region
+
+
+def yielded(region: Any) -> list[Any]:
+    """The values that a region gives."""
+    ops = list(region.blocks[0].operations)
+    return list(ops[-1].operands)
+
+
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["yielded"]

@@ -1,0 +1,28 @@
+"""Compile options, and the only place that reads environment variables of the compiler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Options", "cache_dir"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile.
+
+    name      what the model calls itself
+    progress  shows what is being done on the terminal
+    dump      called with (pass name, module text) after every pass
+    """
+
+    name: str = "model"
+    progress: bool = False
+    dump: Callable[[str, str], None] | None = None
+
+
+def cache_dir() -> str | None:
+    """DHLO_CACHE_DIR: where compiled kernels are kept between runs; unset or empty means nowhere."""
+    return os.environ.get("DHLO_CACHE_DIR") or None

@@ -1,0 +1,47 @@
+"""Lets attention read grouped key and value heads directly instead of repeated copies of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.dialect import build
+from dhlo.mlir import ir
+from dhlo.ops.compute import Attention
+from dhlo.ops.movement import Broadcast, Reshape
+from dhlo.types import from_mlir
+
+__all__ = ["attention_heads"]
+
+
+def attention_heads(module: Any) -> None:
+    """Where k and v are both `reshape(broadcast(x))` repeating each head of x [B, H, S, D] g times in a row, attention takes x."""
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            for op in list(block.operations):
+                if isinstance(op, Attention):
+                    k, v = (_unrepeated(op.operands[i]) for i in (1, 2))
+                    if k is not None and v is not None and from_mlir(k).shape[1] == from_mlir(v).shape[1]:
+                        op.operation.operands[1] = k
+                        op.operation.operands[2] = v
+
+
+def _unrepeated(v: Any) -> Any:
+    """The [B, H, S, D] tensor whose heads v repeats, or None."""
+    out = from_mlir(v)
+    if isinstance(v.owner, ir.Block) or not isinstance(v.owner.opview, Reshape):
+        return None
+    b = v.owner.opview.operands[0]
+    if isinstance(b.owner, ir.Block) or not isinstance(b.owner.opview, Broadcast):
+        return None
+    wide = from_mlir(b)
+    if wide.rank != 5 or (wide.shape[0], *wide.shape[3:]) != (out.shape[0], *out.shape[2:]):
+        return None
+    x = b.owner.opview.operands[0]
+    narrow = from_mlir(x)
+    want = (wide.shape[0], wide.shape[1], wide.shape[3], wide.shape[4])
+    if tuple(s for s in narrow.shape if s != 1) != tuple(s for s in want if s != 1):
+        return None
+    if narrow.rank == 4 and narrow.shape == want:
+        return x
+    with ir.InsertionPoint(v.owner.opview.operation), v.owner.opview.location:
+        return build(Reshape, [x], results=[narrow.with_shape(want)]).results[0]

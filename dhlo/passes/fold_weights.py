@@ -1,0 +1,133 @@
+"""Evaluates ops on weights alone at compile time, and folds the scale of batch norm into convolution weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dhlo.dialect import Kind, attr, build
+from dhlo.mlir import ir
+from dhlo.ops.compute import Conv
+from dhlo.ops.elementwise import Mul
+from dhlo.ops.movement import Broadcast, Full, Reshape, Weight
+from dhlo.shape_infer.symbols import is_static
+from dhlo.types import TensorType, from_mlir
+
+__all__ = ["fold_weights"]
+
+_FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.SOURCE)
+_GROWTH = 4096  # elements that a folded value may have beyond what it is made of
+
+
+def fold_weights(module: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Replaces ops whose operands are all weights by new weights. Views stay views; values that would be much larger than what
+    they are made of stay computed. Without data (text input) nothing is folded."""
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            _scale_convolutions(block)
+            _fold(block, weights)
+
+
+def _weight_of(v: Any) -> str | None:
+    if isinstance(v.owner, ir.Block):
+        return None
+    op = v.owner.opview
+    return attr(op, "name_") if isinstance(op, Weight) else None
+
+
+def _fold(block: Any, weights: dict[str, torch.Tensor]) -> None:
+    for op in list(block.operations):
+        kind = getattr(op, "kind", None)
+        if kind not in _FOLDABLE or not op.operands or len(op.results) != 1:
+            continue
+        names = [_operand(v) for v in op.operands]
+        if any(n is None for n in names) or all(isinstance(n, torch.Tensor) for n in names):
+            continue
+        if any(isinstance(n, str) and n not in weights for n in names) or not from_mlir(op.results[0]).is_static:
+            continue
+        if kind is Kind.MOVEMENT and not isinstance(op, Reshape):
+            continue  # read in place, or packed as it is
+        args = [weights[n] if isinstance(n, str) else n for n in names]
+        size = max(a.numel() for a in args)
+        if int(from_mlir(op.results[0]).numel) > size + _GROWTH:
+            continue
+        value = op.reference([a.detach() for a in args], _static_size)[0].contiguous()
+        _replace(op, value, weights)
+
+
+def _operand(v: Any) -> str | torch.Tensor | None:
+    """A weight's name, or the value of a small constant or of a view of a weight's constant."""
+    name = _weight_of(v)
+    if name is not None:
+        return name
+    if isinstance(v.owner, ir.Block) or not from_mlir(v).is_static:
+        return None
+    op = v.owner.opview
+    if isinstance(op, Full) and int(from_mlir(v).numel) <= 1 << 20:
+        out: torch.Tensor = op.reference([], _static_size)[0]
+        return out
+    if isinstance(op, Broadcast) and isinstance(_operand(op.operands[0]), torch.Tensor):
+        inner = op.reference([_operand(op.operands[0])], _static_size)[0]
+        return inner if isinstance(inner, torch.Tensor) else None
+    return None
+
+
+def _static_size(e: Any, exact: bool = False) -> int:
+    return int(e)
+
+
+def _replace(op: Any, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> None:
+    name = f"folded.{len(weights)}"
+    weights[name] = value
+    with ir.InsertionPoint(op.operation), op.location:
+        w = build(Weight, [], {"name_": name}, results=[from_mlir(op.results[0])])
+    op.results[0].replace_all_uses_with(w.results[0])
+    op.operation.erase()
+
+
+def _scale_convolutions(block: Any) -> None:
+    """conv(x, w) * s with one s per output channel becomes conv(x, w * s), whose product is then folded."""
+    for op in list(block.operations):
+        if not isinstance(op, Mul):
+            continue
+        for k in (0, 1):
+            conv, scale = op.operands[k], op.operands[1 - k]
+            if isinstance(conv.owner, ir.Block) or not isinstance(conv.owner.opview, Conv) or len(list(conv.uses)) != 1:
+                continue
+            conv_op, b = conv.owner.opview, scale.owner
+            if isinstance(b, ir.Block) or not isinstance(b.opview, Broadcast) or attr(conv_op, "transposed"):
+                continue
+            s = _channel_vector(b.opview, from_mlir(conv))
+            if s is None or _weight_of(conv_op.operands[1]) is None:
+                continue
+            w = conv_op.operands[1]
+            wt = from_mlir(w)
+            with ir.InsertionPoint(conv_op.operation), op.location:
+                wide = build(Broadcast, [s], {"dims": [0]}, results=[wt]).results[0]
+                scaled = build(Mul, [w, wide]).results[0]
+            conv_op.operation.operands[1] = scaled
+            op.results[0].replace_all_uses_with(conv)
+            op.operation.erase()
+            break
+
+
+def _channel_vector(b: Any, out: TensorType) -> Any:
+    """The rank-1 weight that `b` spreads along dim 1, or None."""
+    x = b.operands[0]
+    dims = attr(b, "dims")
+    if from_mlir(x).rank == 1 and dims == [1] and is_static(from_mlir(x).shape[0]) and from_mlir(x).shape[0] == out.shape[1]:
+        return x if _made_of_weights(x) else None
+    r = None if isinstance(x.owner, ir.Block) else x.owner.opview
+    if isinstance(r, Reshape) and from_mlir(r.operands[0]).rank == 1 and from_mlir(r.operands[0]).shape[0] == out.shape[1]:
+        return r.operands[0] if _made_of_weights(r.operands[0]) else None
+    return None
+
+
+def _made_of_weights(v: Any) -> bool:
+    if isinstance(v.owner, ir.Block):
+        return False
+    op = v.owner.opview
+    if isinstance(op, (Weight, Full)):
+        return True
+    return op.kind in _FOLDABLE and bool(op.operands) and all(_made_of_weights(x) for x in op.operands)

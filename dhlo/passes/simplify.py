@@ -1,0 +1,235 @@
+"""Local rewrites that hold for all sizes: views of views, identities, constants, lookups by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+from dhlo.dialect import attr, build, exprs
+from dhlo.mlir import ir
+from dhlo.ops import elementwise as ew
+from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
+from dhlo.shape_infer.symbols import parse
+from dhlo.types import from_mlir
+
+__all__ = ["simplify"]
+
+
+def simplify(module: Any) -> None:
+    """Applies the rules to every op until nothing changes; ops that lose their last use are erased."""
+    for f in module.body.operations:
+        for _ in range(8):
+            changed = False
+            for block in f.operation.regions[0].blocks:
+                changed |= _block(block)
+            if not changed:
+                break
+
+
+def _block(block: Any) -> bool:
+    changed = False
+    for op in list(block.operations):
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                changed |= _block(inner)
+        rule = _RULES.get(type(op))
+        if rule is None:
+            continue
+        with ir.InsertionPoint(op.operation), op.location:
+            new = rule(op)
+        if new is not None:
+            op.results[0].replace_all_uses_with(new)
+            op.operation.erase()
+            changed = True
+    for op in reversed(list(block.operations)):
+        if getattr(op, "kind", None) is not None and (op.kind.pullable or op.OPERATION_NAME == "dhlo.weight") and not any(
+                True for _ in op.results[0].uses):
+            op.operation.erase()
+    return changed
+
+
+def _producer(v: Any, cls: type) -> Any:
+    """The op that makes v, if it is of that class."""
+    if isinstance(v.owner, ir.Block):
+        return None
+    op = v.owner.opview
+    return op if isinstance(op, cls) else None
+
+
+def _reshape(op: Any) -> Any:
+    x = op.operands[0]
+    if from_mlir(x) == from_mlir(op.results[0]):
+        return x
+    inner = _producer(x, Reshape)
+    if inner is not None:
+        return build(Reshape, [inner.operands[0]], results=[from_mlir(op.results[0])]).results[0]
+    full = _producer(x, Full)
+    if full is not None:
+        return build(Full, [], {"value": attr(full, "value")}, results=[from_mlir(op.results[0])]).results[0]
+    return None
+
+
+def _transpose(op: Any) -> Any:
+    perm = attr(op, "perm")
+    if perm == sorted(perm):
+        return op.operands[0]
+    inner = _producer(op.operands[0], Transpose)
+    if inner is not None:
+        first = attr(inner, "perm")
+        return build(Transpose, [inner.operands[0]], {"perm": [first[p] for p in perm]}).results[0]
+    return None
+
+
+def _broadcast(op: Any) -> Any:
+    x = op.operands[0]
+    out = from_mlir(op.results[0])
+    if from_mlir(x) == out:
+        return x
+    inner = _producer(x, Broadcast)
+    if inner is not None:
+        dims = attr(op, "dims")
+        return build(Broadcast, [inner.operands[0]], {"dims": [dims[d] for d in attr(inner, "dims")]}, results=[out]).results[0]
+    full = _producer(x, Full)
+    if full is not None:
+        return build(Full, [], {"value": attr(full, "value")}, results=[out]).results[0]
+    return None
+
+
+def _slice(op: Any) -> Any:
+    whole = all(s == 0 for s in exprs(attr(op, "starts"))) and all(s == 1 for s in attr(op, "steps"))
+    return op.operands[0] if whole and from_mlir(op.operands[0]) == from_mlir(op.results[0]) else None
+
+
+def _concat(op: Any) -> Any:
+    return op.operands[0] if len(op.operands) == 1 else None
+
+
+def _pad(op: Any) -> Any:
+    return op.operands[0] if from_mlir(op.operands[0]) == from_mlir(op.results[0]) else None
+
+
+def _constant(v: Any) -> float | int | None:
+    """The number that fills v."""
+    full = _producer(v, Full)
+    if full is None:
+        return None
+    text = attr(full, "value")
+    if text in ("true", "false"):
+        return int(text == "true")
+    return number(text)
+
+
+def _neutral(op: Any) -> Any:
+    """x + 0, x - 0, x * 1, x / 1, x & true, x | false (floats: x + 0 changes only the sign of -0, so it stays)."""
+    a, b = op.operands
+    dtype = from_mlir(a).dtype
+    ca, cb = _constant(a), _constant(b)
+    right, left = _NEUTRAL[type(op)](dtype)
+    if right is not None and cb is not None and cb == right:
+        return a
+    if left is not None and ca is not None and ca == left:
+        return b
+    return None
+
+
+def _all_ones(dtype: Any) -> int | None:
+    return 1 if dtype.is_bool else None
+
+
+_NEUTRAL: dict[type, Callable[[Any], tuple[float | None, float | None]]] = {
+    ew.Add: lambda d: (None, None) if d.is_float else (0, 0),
+    ew.Sub: lambda d: (0, None),
+    ew.Mul: lambda d: (1, 1),
+    ew.Div: lambda d: (1, None),
+    ew.And: lambda d: (_all_ones(d), _all_ones(d)),
+    ew.Or: lambda d: (0, 0),
+}
+
+
+def _compare(op: Any) -> Any:
+    """Comparisons of positions with constants that hold for every size: iota >= 0."""
+    a, b = op.operands
+    bound, low = _constant(b), _lower_bound(a)
+    if bound is None or low is None:
+        return None
+    known = {ew.Ge: low >= bound, ew.Gt: low > bound, ew.Ne: low > bound}[type(op)]
+    if not known:
+        return None
+    return build(Full, [], {"value": "true"}, results=[from_mlir(op.results[0])]).results[0]
+
+
+def _lower_bound(v: Any) -> int | None:
+    """A number that no element of an integer tensor of positions is below."""
+    while True:
+        view = _producer(v, Broadcast) or _producer(v, Reshape) or _producer(v, Transpose) or _producer(v, Slice)
+        if view is None:
+            break
+        v = view.operands[0]
+    iota = _producer(v, Iota)
+    if iota is None or not from_mlir(v).dtype.is_int:
+        return None
+    start, step = parse(attr(iota, "start")), parse(attr(iota, "step"))
+    return int(start) if start.is_Integer and step.is_nonnegative else None
+
+
+def _convert(op: Any) -> Any:
+    x = op.operands[0]
+    if from_mlir(x) == from_mlir(op.results[0]):
+        return x
+    value, out = _constant(x), from_mlir(op.results[0])
+    if value is not None and not out.dtype.is_complex:
+        if out.dtype.is_bool:
+            text = "true" if value else "false"
+        else:
+            text = repr(float(value)) if out.dtype.is_float else str(int(value))
+        return build(Full, [], {"value": text}, results=[out]).results[0]
+    return None
+
+
+def _take(op: Any) -> Any:
+    """A lookup of a dim by its own positions 0, 1, 2, ... is a view."""
+    dims, at = attr(op, "dims"), attr(op, "at")
+    x, index = op.operands[0], list(op.operands)[1:]
+    shape = from_mlir(x).shape
+    rank = from_mlir(index[0]).rank
+    place: dict[int, int] = {}  # operand dim -> dim of the index shape that it runs along
+    for d, v in zip(dims, index, strict=True):
+        k = _position_dim(v)
+        if k is None or k in place.values() or from_mlir(v).shape[k] != shape[d]:
+            return None
+        place[d] = k
+    out = from_mlir(op.results[0])
+    rest = [d for d in range(len(shape)) if d not in dims]
+    where = {d: at + place[d] for d in dims} | {d: (n if n < at else n + rank) for n, d in enumerate(rest)}
+    order = sorted(range(len(shape)), key=lambda d: where[d])
+    moved = build(Transpose, [x], {"perm": order}).results[0]
+    return build(Broadcast, [moved], {"dims": [where[d] for d in order]}, results=[out]).results[0]
+
+
+def _position_dim(v: Any) -> int | None:
+    """The dim along which v counts 0, 1, 2, ..., through views that add dims."""
+    iota = _producer(v, Iota)
+    if iota is not None:
+        return attr(iota, "dim") if attr(iota, "start") == "0" and attr(iota, "step") == "1" else None
+    b = _producer(v, Broadcast)
+    if b is not None:
+        k = _position_dim(b.operands[0])
+        return None if k is None or from_mlir(b.operands[0]).shape[k] != from_mlir(v).shape[attr(b, "dims")[k]] else attr(b, "dims")[k]
+    r = _producer(v, Reshape)
+    if r is not None:
+        k = _position_dim(r.operands[0])
+        src, dst = from_mlir(r.operands[0]).shape, from_mlir(v).shape
+        if k is None or [s for s in src if s != 1] != [s for s in dst if s != 1] or src[k] == 1:
+            return None
+        n = [d for d, s in enumerate(src) if s != 1].index(k)
+        return [d for d, s in enumerate(dst) if s != 1][n]
+    c = _producer(v, ew.Convert)
+    return _position_dim(c.operands[0]) if c is not None and from_mlir(v).dtype.name in ("i32", "i64") else None
+
+
+_RULES: dict[type, Callable[[Any], Any]] = {
+    Reshape: _reshape, Transpose: _transpose, Broadcast: _broadcast, Slice: _slice, Concat: _concat, Pad: _pad,
+    ew.Add: _neutral, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
+    ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
+}

@@ -1,0 +1,76 @@
+"""The passes from the imported program to the planned module, in order: the compiler's contents page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dhlo import mlir
+from dhlo.codegen.fuse import fuse
+from dhlo.errors import InternalError
+from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.fold_weights import fold_weights
+from dhlo.passes.merge_matmuls import merge_matmuls
+from dhlo.passes.own_results import own_results
+from dhlo.passes.simplify import simplify
+
+__all__ = ["PASSES", "Pass", "Weights", "run_passes"]
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named rewrite of a module in place. Passes that need constant data take the weights and may add to them."""
+
+    name: str
+    run: Callable[[Any, Weights], None]
+
+    @property
+    def summary(self) -> str:
+        return (self.run.__doc__ or "").split(".")[0].strip()
+
+
+def cse(module: Any, weights: Weights) -> None:
+    """Merges equal ops and erases dead ones (upstream's cse)."""
+    mlir.PassManager.parse("builtin.module(cse)").run(module.operation)
+
+
+def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
+    """A pass that needs no weights."""
+    def run(module: Any, weights: Weights) -> None:
+        f(module)
+    run.__doc__ = f.__doc__
+    return run
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("cse", cse),
+    Pass("simplify", plain(simplify)),
+    Pass("fold-weights", fold_weights),
+    Pass("attention-heads", plain(attention_heads)),
+    Pass("merge-matmuls", merge_matmuls),
+    Pass("simplify-again", plain(simplify)),
+    Pass("cse-again", cse),
+    Pass("own-results", plain(own_results)),
+    Pass("fuse", plain(fuse)),
+)
+
+
+def run_passes(module: Any, weights: Weights, passes: tuple[Pass, ...] = PASSES,
+               after: Callable[[Pass, Any], None] | None = None) -> None:
+    """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
+
+    Raises InternalError, naming the pass, if one leaves an invalid module.
+    """
+    for p in passes:
+        p.run(module, weights)
+        try:
+            module.operation.verify()
+        except mlir.ir.MLIRError as e:
+            raise InternalError(f"pass {p.name} left an invalid module: {e}") from e
+        if after is not None:
+            after(p, module)

@@ -1,0 +1,7 @@
+"""The frontend: torch.export programs into dhlo modules."""
+
+from dhlo.frontend.importer import import_program
+from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
+from dhlo.frontend.registry import register_lowering
+
+__all__ = ["InputSpec", "Mutation", "OutputSpec", "Program", "Range", "import_program", "register_lowering"]

@@ -1,0 +1,107 @@
+"""Sizes, run-time values, assertions and operators over graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from dhlo.dialect import build
+from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.dims import static_value
+from dhlo.frontend.locations import location
+from dhlo.frontend.registry import higher_order, lowers
+from dhlo.mlir import ir
+from dhlo.ops import control
+from dhlo.shape_infer.symbols import as_expr
+from dhlo.types import TensorType, from_mlir
+
+A: Any = torch.ops.aten
+H: Any = torch.ops.higher_order
+
+
+# ---------------------------------------------------------------------------------------------------- sizes and values
+@lowers(A.sym_size.int)
+def _sym_size(b: OpBuilder, x: Value, dim: int) -> Any:
+    return static_value(b.shape(x)[b.dim(x, dim)])
+
+
+@lowers(A.sym_numel.default)
+def _sym_numel(b: OpBuilder, x: Value) -> Any:
+    return static_value(b.type(x).numel)
+
+
+@lowers(A.item.default, A._local_scalar_dense.default)
+def _item(b: OpBuilder, x: Value) -> Any:
+    return b.importer.item(x)
+
+
+@lowers(A._assert_scalar.default)
+def _assert_scalar(b: OpBuilder, cond: Any, message: str = "assertion failed") -> None:
+    cond = as_expr(cond)
+    b.require(cond if isinstance(cond, sympy.logic.boolalg.Boolean) else sympy.Ne(cond, 0), message)
+
+
+@lowers(A._assert_async.msg, A._assert_async.default, A._functional_assert_async.msg)
+def _assert_async(b: OpBuilder, x: Value, message: str = "assertion failed", *_: Any) -> None:
+    b.op(control.AssertTensor, [b.convert(x, "i1")], {"message": message})
+
+
+@lowers(A.sym_constrain_range.default, A.sym_constrain_range_for_size.default)
+def _constrain_range(b: OpBuilder, size: Any, *, min: int | None = None, max: int | None = None) -> None:  # noqa: A002
+    e = as_expr(size)
+    b.require(sympy.Ge(e, 0 if min is None else min), "a run-time size is out of range")
+    if max is not None:
+        b.require(sympy.Le(e, max), "a run-time size is out of range")
+
+
+@lowers(torch._check_is_size if hasattr(torch, "_check_is_size") else A.sym_constrain_range.default)
+def _check_is_size(b: OpBuilder, size: Any, *_: Any, **kwargs: Any) -> None:
+    b.require(sympy.Ge(as_expr(size), 0), "a run-time size is negative")
+
+
+# ---------------------------------------------------------------------------------------------------- graphs as arguments
+@higher_order(H.wrap_with_set_grad_enabled, H.wrap_with_autocast)
+def _wrap(b: OpBuilder, *args: Any) -> Any:
+    at = next(i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
+    return b.importer.subgraph(args[at], args[at + 1:])
+
+
+@higher_order(H.cond)
+def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: Any = ()) -> Any:
+    if not b.is_tensor(pred):
+        known = b.dims.holds(as_expr(pred))
+        if known is not None:
+            return b.importer.subgraph(on_true if known else on_false, operands)
+        pred = b.importer.tensor_of(pred)
+    bodies, values = [], []
+    for graph in (on_true, on_false):
+        holder = ir.Operation.create("builtin.module", regions=1)  # the branch is built here and then moved
+        block = ir.Block.create_at_start(holder.regions[0], [])
+        with ir.InsertionPoint(block):
+            result = list(b.importer.subgraph(graph, operands))
+            values.append([b.importer.tensor_of(v) if not b.is_tensor(v) else v for v in result])
+        bodies.append((holder, block))
+    types = [_joined(b, x, y) for x, y in zip(*values, strict=True)]
+    with location(b.node):
+        op = build(control.Cond, [b.convert(pred, "i1")], results=types, regions=2)
+    for region, (_holder, block), results in zip(op.operation.regions, bodies, values, strict=True):
+        block.append_to(region)
+        with ir.InsertionPoint(block):
+            build(control.Yield, results)
+    return list(op.results)
+
+
+def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
+    """The type that both branches give; sizes that differ become a symbol of the result."""
+    tx, ty = from_mlir(x), from_mlir(y)
+    shape = []
+    for i, (p, q) in enumerate(zip(tx.shape, ty.shape, strict=True)):
+        if b.dims.equal(p, q):
+            shape.append(p)
+        else:
+            name = f"{b.importer.symbol_name()}_{i}"
+            b.dims.declare(name, 0, None)
+            shape.append(b.dims.of(name))
+    return TensorType(tx.dtype, tuple(shape))

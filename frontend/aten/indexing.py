@@ -1,0 +1,317 @@
+"""Lookups by index, data-dependent selections, and writes by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dhlo.frontend.aten.reduction import scan
+from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.registry import lowers
+from dhlo.ops import control, lookup
+from dhlo.ops import elementwise as ew
+from dhlo.types import TensorType
+
+A: Any = torch.ops.aten
+
+
+# ---------------------------------------------------------------------------------------------------- lookups
+@lowers(A.embedding.default)
+def _embedding(b: OpBuilder, table: Value, index: Value, *_: Any) -> Value:
+    return b.take(table, [index], [0], 0)
+
+
+@lowers(A.index_select.default)
+def _index_select(b: OpBuilder, x: Value, dim: int, index: Value) -> Value:
+    d = b.dim(x, dim)
+    if b.rank(x) == 0:
+        return b.expand(b.reshape(x, [1]), b.shape(index) or [1])
+    return b.take(x, [index if b.rank(index) else b.reshape(index, [1])], [d], d)
+
+
+def nonzero(b: OpBuilder, x: Value) -> Value:
+    """Indices [n, rank] of the elements that aren't zero; defines n."""
+    name = b.importer.symbol_name()
+    b.dims.declare(name, 0, None)
+    size = b.dims.of(name)
+    y = b.op(control.Nonzero, [x], {"symbol": name}, [TensorType.of("i64", [size, b.rank(x)])])
+    b.importer.check_symbol(name)
+    return y
+
+
+def _columns(b: OpBuilder, x: Value) -> list[Value]:
+    index = nonzero(b, x)
+    return [b.pick(index, 1, d) for d in range(b.rank(x))]
+
+
+def _indices(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value], int]:
+    """Indexed dims, an integer tensor for each, and the result dim where their common shape goes."""
+    dims: list[int] = []
+    tensors: list[Value] = []
+    d = 0
+    for i in index:
+        if i is None:
+            d += 1
+        elif b.dtype(i).name in ("i1", "ui8"):
+            for column in _columns(b, i):
+                dims.append(d)
+                tensors.append(column)
+                d += 1
+        else:
+            dims.append(d)
+            tensors.append(i)
+            d += 1
+    together = dims == list(range(dims[0], dims[0] + len(dims)))
+    return dims, tensors, dims[0] if together else 0
+
+
+@lowers(A.index.Tensor, A._unsafe_index.Tensor)
+def _index(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> Value:
+    if all(i is None for i in index):
+        return x
+    dims, tensors, at = _indices(b, x, index)
+    return b.take(x, tensors, dims, at)
+
+
+def _everywhere(b: OpBuilder, index: Value, dim: int) -> list[Value]:
+    """Index tensors of every dim: `index` for dim, its own position for the others."""
+    return [index if d == dim else b.iota(b.shape(index), d, b.dtype(index)) for d in range(b.rank(index))]
+
+
+@lowers(A.gather.default)
+def _gather(b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if b.rank(x) == 0:
+        return b.expand(x, b.shape(index))
+    if b.rank(index) == 0:
+        index = b.reshape(index, [1])
+        return b.reshape(_gather(b, x, dim, index), [])
+    d = b.dim(x, dim)
+    return b.take(x, _everywhere(b, index, d), list(range(b.rank(x))), 0)
+
+
+@lowers(A.take_along_dim.default)
+def _take_along_dim(b: OpBuilder, x: Value, index: Value, dim: int | None = None) -> Value:
+    if dim is None:
+        return _gather(b, b.reshape(x, [b.type(x).numel]), 0, b.reshape(index, [b.type(index).numel]))
+    d = b.dim(x, dim)
+    shape = b.broadcast_shape([1 if i == d else s for i, s in enumerate(b.shape(x))],
+                              [1 if i == d else s for i, s in enumerate(b.shape(index))])
+
+    def fit(v: Value) -> Value:
+        return b.expand(v, [b.shape(v)[d] if i == d else s for i, s in enumerate(shape)])
+    return _gather(b, fit(x), d, fit(index))
+
+
+@lowers(A.take.default)
+def _take(b: OpBuilder, x: Value, index: Value) -> Value:
+    return b.take(b.reshape(x, [b.type(x).numel]), [index], [0], 0)
+
+
+# ---------------------------------------------------------------------------------------------------- data-dependent selections
+@lowers(A.nonzero.default, A.argwhere.default)
+def _nonzero(b: OpBuilder, x: Value) -> Value:
+    return nonzero(b, x)
+
+
+@lowers(A.nonzero_numpy.default, A.where.default)
+def _where_indices(b: OpBuilder, x: Value) -> list[Value]:
+    return _columns(b, x)
+
+
+@lowers(A.masked_select.default)
+def _masked_select(b: OpBuilder, x: Value, mask: Value) -> Value:
+    shape = b.broadcast_shape(b.shape(x), b.shape(mask))
+    x, mask = b.expand(x, shape), b.expand(mask, shape)
+    if not shape:
+        x, mask = b.reshape(x, [1]), b.reshape(mask, [1])
+    return b.take(x, _columns(b, mask), list(range(b.rank(x))), 0)
+
+
+@lowers(A.masked_scatter.default)
+def _masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value:
+    mask = b.expand(mask, b.shape(x))
+    n = b.type(source).numel
+    order = scan(b, b.convert(b.reshape(mask, [b.type(x).numel]), "i64"), "sum", 0)
+    at = b.minimum(b.maximum(b.sub(order, 1), 0), n - 1)
+    if n == 0:
+        return x
+    values = b.take(b.reshape(source, [n]), [at], [0], 0)
+    return b.select(mask, b.reshape(values, b.shape(x)), x)
+
+
+@lowers(A.repeat_interleave.self_Tensor)
+def _repeat_interleave(b: OpBuilder, x: Value, times: Value, dim: int | None = None, *, output_size: Any = None) -> Value:
+    if dim is None:
+        x, dim = b.reshape(x, [b.type(x).numel]), 0
+    d = b.dim(x, dim)
+    times = b.expand(times, [b.shape(x)[d]])
+    return b.take(x, [_repeated(b, times, output_size)], [d], d)
+
+
+@lowers(A.repeat_interleave.Tensor)
+def _repeat_interleave_indices(b: OpBuilder, times: Value, *, output_size: Any = None) -> Value:
+    return b.convert(_repeated(b, times, output_size), b.dtype(times))
+
+
+def _repeated(b: OpBuilder, times: Value, output_size: Any) -> Value:
+    """Index i repeated times[i] times, for every i."""
+    ends = scan(b, b.convert(times, "i64"), "sum", 0)
+    if output_size is None:
+        output_size = b.importer.item(b.reduce(b.convert(times, "i64"), "sum", [0]))
+        b.require(sympy.Ge(output_size, 0), "repeats must not be negative")
+    line = b.iota([output_size], 0, "i64")
+    return b.op(lookup.SearchSorted, [ends, line], {"right": True})
+
+
+# ---------------------------------------------------------------------------------------------------- writes
+def scatter(b: OpBuilder, x: Value, index: Sequence[Value], src: Value, dims: Sequence[int], at: int, how: str) -> Value:
+    """dhlo.scatter: x with src combined into the places that `take` would read."""
+    shape = b.broadcast_shape(*[b.shape(i) for i in index])
+    rest = [s for d, s in enumerate(b.shape(x)) if d not in dims]
+    src = b.expand(b.convert(src, b.dtype(x)), [*rest[:at], *shape, *rest[at:]])
+    return b.op(lookup.Scatter, [x, *[b.expand(i, shape) for i in index], src], {"dims": list(dims), "at": at, "how": how})
+
+
+@lowers(A.index_put.default, A._unsafe_index_put.default)
+def _index_put(b: OpBuilder, x: Value, index: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    mask = index[0] if len(index) == 1 else None
+    if mask is not None and b.dtype(mask).is_bool and not accumulate and b.type(values).numel == 1:
+        wide = b.expand(b.reshape(mask, [*b.shape(mask), *[1] * (b.rank(x) - b.rank(mask))]), b.shape(x))
+        return b.select(wide, b.reshape(values, []), x, dtype=b.dtype(x))
+    dims, tensors, at = _indices(b, x, index)
+    return scatter(b, x, tensors, values, dims, at, "add" if accumulate else "set")
+
+
+def _at_dim(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, how: str) -> Value:
+    if b.rank(x) == 0:
+        return b.reshape(_at_dim(b, b.reshape(x, [1]), 0, index, b.reshape(source, [1]), how), [])
+    d = b.dim(x, dim)
+    return scatter(b, x, [index if b.rank(index) else b.reshape(index, [1])], source, [d], d, how)
+
+
+@lowers(A.index_copy.default)
+def _index_copy(b: OpBuilder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _at_dim(b, x, dim, index, source, "set")
+
+
+@lowers(A.index_add.default)
+def _index_add(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    return _at_dim(b, x, dim, index, source if alpha == 1 else b.mul(source, alpha), "add")
+
+
+@lowers(A.index_fill.int_Scalar, A.index_fill.int_Tensor)
+def _index_fill(b: OpBuilder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    shape = [b.shape(index)[0] if i == b.dim(x, dim) else s for i, s in enumerate(b.shape(x))]
+    source = b.expand(b.tensor(value, b.dtype(x)), shape)
+    return _at_dim(b, x, dim, index, source, "set")
+
+
+def _scatter(b: OpBuilder, x: Value, dim: int, index: Value, src: Operand, how: str) -> Value:
+    if b.rank(x) == 0:
+        x1, i1 = b.reshape(x, [1]), b.reshape(index, [1])
+        s1 = b.reshape(src, [1]) if b.is_tensor(src) else src
+        return b.reshape(_scatter(b, x1, 0, i1, s1, how), [])
+    shape = b.shape(index)
+    if b.is_tensor(src):
+        for d, n in enumerate(shape):  # src may be larger than index
+            if not b.dims.equal(n, b.shape(src)[d]):
+                src = b.slice(src, d, 0, n)
+    else:
+        src = b.full(shape, src, b.dtype(x))
+    return scatter(b, x, _everywhere(b, index, b.dim(x, dim)), src, list(range(b.rank(x))), 0, how)
+
+
+@lowers(A.scatter.src, A.scatter.value)
+def _scatter_set(b: OpBuilder, x: Value, dim: int, index: Value, src: Operand) -> Value:
+    return _scatter(b, x, dim, index, src, "set")
+
+
+@lowers(A.scatter_add.default)
+def _scatter_add(b: OpBuilder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, x, dim, index, src, "add")
+
+
+@lowers(A.scatter_reduce.two)
+def _scatter_reduce(b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
+    how = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}[reduce]
+    touched = _scatter(b, b.full(b.shape(x), 0, "i64"), dim, index, 1, "add")
+    start = x
+    if not include_self:
+        info = torch.finfo(b.dtype(x).torch) if b.dtype(x).is_float else torch.iinfo(b.dtype(x).torch)
+        low = float("-inf") if b.dtype(x).is_float else info.min
+        high = float("inf") if b.dtype(x).is_float else info.max
+        neutral = {"add": 0, "mul": 1, "max": low, "min": high}[how]
+        start = b.select(b.ew(ew.Gt, touched, 0), neutral, x, dtype=b.dtype(x))
+    y = _scatter(b, start, dim, index, src, how)
+    if reduce != "mean":
+        return y
+    count = b.maximum(b.add(touched, 1) if include_self else touched, 1)
+    return b.div(y, count) if b.dtype(x).is_float else b.ew(ew.FloorDiv, y, count, dtype=b.dtype(x))
+
+
+# ---------------------------------------------------------------------------------------------------- order and counting
+@lowers(A.sort.default, A.sort.stable)
+def _sort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Value]:
+    if b.rank(x) == 0:
+        return [x, b.full([], 0, "i64")]
+    return list(b.op(lookup.Sort, [x], {"dim": b.dim(x, dim), "descending": bool(descending)}))
+
+
+@lowers(A.argsort.default, A.argsort.stable)
+def _argsort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Value:
+    return _sort(b, x, dim, descending)[1]
+
+
+@lowers(A.topk.default)
+def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:  # noqa: A002
+    if b.rank(x) == 0:
+        return [x, b.full([], 0, "i64")]
+    d = b.dim(x, dim)
+    shape = [k if i == d else s for i, s in enumerate(b.shape(x))]
+    types = [TensorType.of(b.dtype(x), shape), TensorType.of("i64", shape)]
+    return list(b.op(lookup.TopK, [x], {"dim": d, "largest": bool(largest)}, types))
+
+
+@lowers(A.searchsorted.Tensor)
+def _searchsorted(b: OpBuilder, edges: Value, x: Value, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+                  sorter: Value | None = None) -> Value:
+    if sorter is not None:
+        edges = _gather(b, edges, -1, sorter)
+    d = b.result_type(edges, x)
+    y = b.op(lookup.SearchSorted, [b.convert(edges, d), b.convert(x, d)], {"right": right or side == "right"})
+    return b.convert(y, "i32") if out_int32 else y
+
+
+@lowers(A.bucketize.Tensor)
+def _bucketize(b: OpBuilder, x: Value, edges: Value, *, out_int32: bool = False, right: bool = False) -> Value:
+    return _searchsorted(b, edges, x, out_int32=out_int32, right=right)
+
+
+@lowers(A.histc.default)
+def _histc(b: OpBuilder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:  # noqa: A002
+    return b.op(lookup.Histogram, [x], {"bins": int(bins), "low": float(min), "high": float(max)})
+
+
+@lowers(A.bincount.default)
+def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: Any = 0) -> Value:
+    count = b.add(b.reduce(b.convert(x, "i64"), "max", [0]), 1)
+    name = b.importer.item(b.maximum(b.maximum(count, 0), minlength))
+    b.require(sympy.Ge(name, 0), "bincount counts non-negative integers")
+    if weights is None:
+        return scatter(b, b.full([name], 0, "i64"), [x], b.full(b.shape(x), 1, "i64"), [0], 0, "add")
+    dtype = b.dtype(weights) if b.dtype(weights).is_float else b.as_dtype("f64")
+    return scatter(b, b.full([name], 0, dtype), [x], weights, [0], 0, "add")
+
+
+@lowers(A._unique2.default)
+def _unique2(b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> list[Value]:  # noqa: A002
+    name = b.importer.symbol_name()
+    b.dims.declare(name, 0, None)
+    n = b.dims.of(name)
+    types = [TensorType.of(b.dtype(x), [n]), TensorType.of("i64", b.shape(x)), TensorType.of("i64", [n])]
+    out = list(b.op(lookup.Unique, [x], {"symbol": name}, types))
+    b.importer.check_symbol(name)
+    return out

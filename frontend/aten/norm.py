@@ -1,0 +1,124 @@
+"""Normalisations, composed from reductions and elementwise ops; statistics in f32 or wider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dhlo.frontend.aten.reduction import mean, variance
+from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.registry import lowers
+from dhlo.ops import elementwise as ew
+
+A: Any = torch.ops.aten
+
+
+def _affine(b: OpBuilder, y: Value, weight: Value | None, bias: Value | None, dim: int | None) -> Value:
+    """y * weight + bias; along `dim`, or aligned at the right for None."""
+    def fit(p: Value) -> Value:
+        p = b.convert(p, b.dtype(y))
+        return p if dim is None else b.expand(p, b.shape(y), [dim])
+    if weight is not None:
+        y = b.mul(y, fit(weight))
+    return y if bias is None else b.add(y, fit(bias))
+
+
+def _standardise(b: OpBuilder, x: Value, dims: list[int], eps: float) -> tuple[Value, Value, Value]:
+    var, mu = variance(b, x, dims, 0, True)
+    rstd = b.unary(ew.Rsqrt, b.add(var, eps))
+    return b.mul(b.sub(x, mu), rstd), mu, rstd
+
+
+@lowers(A.native_layer_norm.default)
+def _native_layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float) -> list[Value]:
+    dims = list(range(b.rank(x) - len(shape), b.rank(x)))
+    for d, n in zip(dims, shape, strict=True):
+        b.dims.same(b.shape(x)[d], n)
+    dtype = b.dtype(x)
+    wide = b.convert(x, "f32") if dtype.name in ("f16", "bf16") else x
+    y, mu, rstd = _standardise(b, wide, dims, eps)
+    return [b.convert(_affine(b, y, weight, bias, None), dtype), mu, rstd]
+
+
+@lowers(A.layer_norm.default)
+def _layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5,
+                *_: Any) -> Value:
+    return _native_layer_norm(b, x, shape, weight, bias, eps)[0]
+
+
+@lowers(A.rms_norm.default, A._fused_rms_norm.default)
+def _rms_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None = None, eps: float | None = None) -> Value:
+    dims = list(range(b.rank(x) - len(shape), b.rank(x)))
+    small = torch.finfo(b.dtype(x).torch).eps if eps is None else eps
+
+    def f(v: Value) -> Value:
+        y = b.mul(v, b.unary(ew.Rsqrt, b.add(mean(b, b.mul(v, v), dims, True), small)))
+        return _affine(b, y, weight, None, None)
+    return b.in_f32(f, x)
+
+
+@lowers(A.group_norm.default)
+def _group_norm(b: OpBuilder, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5,
+                *_: Any) -> Value:
+    batch, channels, *spatial = b.shape(x)
+
+    def f(v: Value) -> Value:
+        split = b.reshape(v, [batch, groups, b.size(channels / groups), *spatial])
+        y = _standardise(b, split, list(range(2, b.rank(split))), eps)[0]
+        return _affine(b, b.reshape(y, b.shape(x)), weight, bias, 1)
+    return b.in_f32(f, x)
+
+
+@lowers(A.native_group_norm.default)
+def _native_group_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, groups: int,
+                       eps: float) -> list[Value]:
+    y = _group_norm(b, x, groups, weight, bias, eps)
+    unused = b.full([n, groups], 0, b.dtype(x))
+    return [y, unused, unused]
+
+
+def batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float) -> Value:
+    """Inference: one scale and shift a channel, computed from the weights."""
+    scale = b.unary(ew.Rsqrt, b.add(var, eps))
+    if weight is not None:
+        scale = b.mul(scale, weight)
+    shift = b.op(ew.Neg, [b.mul(mu, scale)])
+    if bias is not None:
+        shift = b.add(shift, bias)
+    return b.in_f32(lambda v: _affine(b, v, scale, shift, 1), x)
+
+
+@lowers(A.batch_norm.default)
+def _batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value | None, var: Value | None, training: bool,
+                momentum: float, eps: float, *_: Any) -> Value:
+    if training or mu is None or var is None:
+        return _by_batch(b, x, weight, bias, eps)
+    return batch_norm(b, x, weight, bias, mu, var, eps)
+
+
+def _by_batch(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+    dims = [d for d in range(b.rank(x)) if d != 1]
+    return b.in_f32(lambda v: _affine(b, _standardise(b, v, dims, eps)[0], weight, bias, 1), x)
+
+
+@lowers(A.instance_norm.default)
+def _instance_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value | None, var: Value | None, by_input: bool,
+                   momentum: float, eps: float, *_: Any) -> Value:
+    if not by_input and mu is not None and var is not None:
+        return batch_norm(b, x, weight, bias, mu, var, eps)
+    dims = list(range(2, b.rank(x)))
+    return b.in_f32(lambda v: _affine(b, _standardise(b, v, dims, eps)[0], weight, bias, 1), x)
+
+
+@lowers(A._native_batch_norm_legit_no_training.default)
+def _native_batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, momentum: float,
+                       eps: float) -> list[Value]:
+    unused = b.full([0], 0, b.dtype(x))
+    return [batch_norm(b, x, weight, bias, mu, var, eps), unused, unused]
+
+
+@lowers(A._weight_norm.default)
+def _weight_norm(b: OpBuilder, v: Value, g: Value, dim: int = 0) -> Value:
+    dims = [d for d in range(b.rank(v)) if d != dim] if dim != -1 else list(range(b.rank(v)))
+    return b.mul(v, b.div(g, b.unary(ew.Sqrt, b.reduce(b.mul(v, v), "sum", dims, keepdim=True))))

@@ -1,0 +1,193 @@
+"""Padding and interpolation, as lookups with computed indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as tsf
+
+from dhlo.errors import CompileError
+from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.registry import lowers
+from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import as_expr
+
+A: Any = torch.ops.aten
+
+
+# ---------------------------------------------------------------------------------------------------- padding
+def _amounts(b: OpBuilder, x: Value, pad: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Amounts before and after every dim; PyTorch lists the last dim first."""
+    low: list[Any] = [as_expr(0)] * b.rank(x)
+    high: list[Any] = [as_expr(0)] * b.rank(x)
+    for i in range(len(pad) // 2):
+        low[-1 - i], high[-1 - i] = as_expr(pad[2 * i]), as_expr(pad[2 * i + 1])
+    return low, high
+
+
+@lowers(A.constant_pad_nd.default)
+def _constant_pad(b: OpBuilder, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
+    low, high = _amounts(b, x, pad)
+    for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
+        cut = [-p if b.dims.nonnegative(-p) else as_expr(0) for p in (lo, hi)]  # a negative amount crops
+        if cut != [0, 0]:
+            x = b.slice(x, d, cut[0], b.size(b.shape(x)[d] - cut[0] - cut[1]))
+            low[d], high[d] = lo + cut[0], hi + cut[1]
+        for p in (low[d], high[d]):
+            b.require(sympy.Ge(p, 0), "an amount of padding is negative")
+    return b.pad(x, low, high, float(value or 0))
+
+
+@lowers(A.pad.default)
+def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Value:
+    if mode == "constant":
+        return _constant_pad(b, x, pad, value or 0)
+    low, high = _amounts(b, x, pad)
+    for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
+        if lo == 0 and hi == 0:
+            continue
+        n = b.shape(x)[d]
+        i = b.iota([lo + n + hi], 0, "i64", start=-lo)
+        if mode == "reflect":
+            i = b.sub(n - 1, b.op(ew.Abs, [b.sub(n - 1, b.op(ew.Abs, [i]))]))
+        elif mode == "replicate":
+            i = b.minimum(b.maximum(i, 0), n - 1)
+        elif mode == "circular":
+            i = b.remainder(i, n)
+        else:
+            raise CompileError(f"unknown padding mode {mode!r}")
+        x = b.take(x, [i], [d], d)
+    return x
+
+
+def _register_pads() -> None:
+    def rule(mode: str) -> Any:
+        return lambda b, x, pad: _pad(b, x, pad, mode)
+
+    for n in (1, 2, 3):
+        lowers(getattr(A, f"reflection_pad{n}d").default)(rule("reflect"))
+        lowers(getattr(A, f"replication_pad{n}d").default)(rule("replicate"))
+
+
+_register_pads()
+
+
+# ---------------------------------------------------------------------------------------------------- interpolation
+def _sizes(b: OpBuilder, x: Value, size: Any, factors: Any, n: int) -> list[tuple[Any, Any]]:
+    """(result size, given factor or None) of each trailing spatial dim."""
+    spatial = b.shape(x)[-n:]
+    if size is not None:
+        given = factors if factors is not None else [None] * n
+        return [(as_expr(s), f) for s, f in zip(size, given, strict=True)]
+    out = []
+    for s, f in zip(spatial, factors, strict=True):
+        exact = float(f).is_integer()
+        out.append((s * int(f) if exact else b.size(tsf.TruncToInt(sympy.Mul(tsf.ToFloat(s), sympy.Float(f)))), f))
+    return out
+
+
+def _scale(n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool) -> Operand:
+    """Source steps for one step of the result, as ATen computes it (area_pixel_compute_scale)."""
+    if corners:
+        if out.is_number and n.is_number:
+            return float(n - 1) / float(out - 1) if out > 1 else 0.0
+        return sympy.Piecewise((tsf.IntTrueDiv(n - 1, sympy.Max(out - 1, 1)), out > 1), (sympy.Float(0.0), True))
+    if factor is not None:
+        return 1.0 / float(factor)
+    if out.is_number and n.is_number:
+        return float(n) / float(out)
+    return tsf.IntTrueDiv(n, out)
+
+
+def _positions(b: OpBuilder, n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, clamp: bool) -> Value:
+    """Source coordinates (f32) of the result's elements along a dim."""
+    i = b.iota([out], 0, "f32")
+    scale = _scale(n, out, factor, corners)
+    if corners:
+        return b.mul(i, scale)
+    pos = b.sub(b.mul(b.add(i, 0.5), scale), 0.5)
+    return b.maximum(pos, 0.0) if clamp else pos
+
+
+def _nearest(b: OpBuilder, x: Value, size: Any, factors: Any, n: int) -> Value:
+    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+        own = b.shape(x)[d]
+        pos = b.mul(b.iota([out], 0, "f32"), _scale(own, out, factor, False))
+        x = b.take(x, [b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)], [d], d)
+    return x
+
+
+def _along(b: OpBuilder, w: Value, rank: int, d: int) -> Value:
+    """A vector laid along dim d."""
+    return b.reshape(w, [b.shape(w)[0] if i == d else 1 for i in range(rank)])
+
+
+def _linear(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
+    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+        own = b.shape(x)[d]
+        pos = _positions(b, own, out, factor, corners, clamp=True)
+        low = b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)
+        w = _along(b, b.minimum(b.maximum(b.sub(pos, b.convert(low, "f32")), 0.0), 1.0), b.rank(x), d)
+        left = b.take(x, [low], [d], d)
+        right = b.take(x, [b.minimum(b.add(low, 1), own - 1)], [d], d)
+        x = b.add(b.mul(left, b.sub(1.0, w)), b.mul(right, w))
+    return x
+
+
+def _cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
+    """Weights of the four taps (Keys' kernel with a = -0.75)."""
+    a = -0.75
+
+    def near(x: Value) -> Value:
+        return b.add(b.mul(b.mul(b.sub(b.mul(x, a + 2), a + 3), x), x), 1.0)
+
+    def far(x: Value) -> Value:
+        return b.sub(b.mul(b.add(b.mul(b.sub(b.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
+    u = b.sub(1.0, t)
+    return [far(b.add(t, 1.0)), near(t), near(u), far(b.add(u, 1.0))]
+
+
+def _cubic(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
+    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+        own = b.shape(x)[d]
+        pos = _positions(b, own, out, factor, corners, clamp=False)
+        floor = b.op(ew.Floor, [pos])
+        base = b.convert(floor, "i64")
+        total = None
+        for k, w in enumerate(_cubic_weights(b, b.sub(pos, floor))):
+            at = b.minimum(b.maximum(b.add(base, k - 1), 0), own - 1)
+            term = b.mul(b.take(x, [at], [d], d), _along(b, w, b.rank(x), d))
+            total = term if total is None else b.add(total, term)
+        x = total
+    return x
+
+
+def _register_upsampling() -> None:
+    def nearest(n: int) -> Any:
+        def vec(b: OpBuilder, x: Value, size: Any, factors: Any = None) -> Value:
+            return _nearest(b, x, size, factors, n)
+
+        def default(b: OpBuilder, x: Value, size: Any, *factors: Any) -> Value:
+            return _nearest(b, x, size, factors if factors and None not in factors else None, n)
+        return vec, default
+
+    def smooth(n: int, f: Any) -> Any:
+        def vec(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any = None) -> Value:
+            return b.in_f32(lambda v: f(b, v, size, corners, factors, n), x)
+
+        def default(b: OpBuilder, x: Value, size: Any, corners: bool, *factors: Any) -> Value:
+            return vec(b, x, size, corners, factors if factors and None not in factors else None)
+        return vec, default
+
+    kinds = [(f"upsample_nearest{n}d", nearest(n)) for n in (1, 2, 3)]
+    kinds += [("upsample_linear1d", smooth(1, _linear)), ("upsample_bilinear2d", smooth(2, _linear)),
+              ("upsample_trilinear3d", smooth(3, _linear)), ("upsample_bicubic2d", smooth(2, _cubic))]
+    for name, (vec, default) in kinds:
+        lowers(getattr(A, name).vec)(vec)
+        lowers(getattr(A, name).default)(default)
+
+
+_register_upsampling()

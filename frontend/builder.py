@@ -1,0 +1,347 @@
+"""Typed construction of dialect ops: promotion, broadcasting and size arithmetic are done here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from dhlo.dialect import Op, build
+from dhlo.errors import CompileError
+from dhlo.frontend.dims import Dims, static_value
+from dhlo.frontend.promotion import promote
+from dhlo.mlir import ir
+from dhlo.ops import compute, control, elementwise, movement
+from dhlo.shape_infer.symbols import as_expr, product, show
+from dhlo.types import DTYPES, DType, TensorType, from_mlir, from_torch_dtype
+
+__all__ = ["OpBuilder", "Operand", "Value"]
+
+Value: TypeAlias = Any  # an ir.Value of ranked tensor type
+Operand: TypeAlias = Any  # a Value, a Python number or a size expression
+Size: TypeAlias = Any  # an int or a size expression
+
+
+class OpBuilder:
+    """Builds ops at the insertion point. Methods that take operands promote and broadcast them as PyTorch does; `dims` holds
+    what is known of sizes."""
+
+    def __init__(self, dims: Dims) -> None:
+        self.dims = dims
+        self.node: Any = None  # the fx node being lowered
+        self.importer: Any = None
+
+    # ------------------------------------------------------------------------------------------------ basics
+    @staticmethod
+    def is_tensor(x: Any) -> bool:
+        return isinstance(x, ir.Value)
+
+    @staticmethod
+    def type(x: Value) -> TensorType:
+        return from_mlir(x)
+
+    def shape(self, x: Value) -> list[sympy.Expr]:
+        return list(from_mlir(x).shape)
+
+    def rank(self, x: Value) -> int:
+        return from_mlir(x).rank
+
+    def dtype(self, x: Value) -> DType:
+        return from_mlir(x).dtype
+
+    def dim(self, x: Value, d: Any) -> int:
+        """A dim number, counted from the end if negative."""
+        rank = self.rank(x)
+        d = int(d)
+        if not -max(rank, 1) <= d < max(rank, 1):
+            raise CompileError(f"dim {d} is out of range for rank {rank}")
+        return d % max(rank, 1)
+
+    def dims_list(self, x: Value, dims: Any) -> list[int]:
+        """Dim numbers, all of them for None or an empty list."""
+        if dims is None or (isinstance(dims, list | tuple) and not dims):
+            return list(range(self.rank(x)))
+        return [self.dim(x, d) for d in (dims if isinstance(dims, list | tuple) else [dims])]
+
+    @staticmethod
+    def as_dtype(d: torch.dtype | DType | str | None, default: Any = "f32") -> DType:
+        d = default if d is None else d
+        return DTYPES[d] if isinstance(d, str) else from_torch_dtype(d) if isinstance(d, torch.dtype) else d
+
+    def op(self, cls: type[Op], operands: Sequence[Value], attrs: dict[str, Any] | None = None,
+           results: Sequence[TensorType] | None = None) -> Value:
+        """Builds an op; its result, or the list of them if it hasn't exactly one."""
+        op = build(cls, operands, attrs, results=results)
+        return op.results[0] if len(op.results) == 1 else list(op.results)
+
+    # ------------------------------------------------------------------------------------------------ sources
+    def full(self, shape: Sequence[Size], value: Any, dtype: DType | str | torch.dtype) -> Value:
+        """A constant number or size expression everywhere."""
+        t = TensorType.of(self.as_dtype(dtype), shape)
+        return self.op(movement.Full, [], {"value": _text(static_value(value), t.dtype)}, [t])
+
+    def iota(self, shape: Sequence[Size], dim: int, dtype: DType | str, start: Any = 0, step: Any = 1) -> Value:
+        t = TensorType.of(self.as_dtype(dtype), shape)
+        text = [_text(static_value(x), DTYPES["i64"] if t.dtype.is_int else t.dtype) for x in (start, step)]
+        return self.op(movement.Iota, [], {"dim": dim, "start": text[0], "step": text[1]}, [t])
+
+    def tensor(self, x: Operand, dtype: DType | str | None = None) -> Value:
+        """A scalar as a rank-0 tensor; tensors as they are (converted if `dtype` is given)."""
+        if self.is_tensor(x):
+            return x if dtype is None else self.convert(x, dtype)
+        return self.full([], x, dtype or promote([x]))
+
+    # ------------------------------------------------------------------------------------------------ elementwise
+    def convert(self, x: Value, dtype: DType | str | torch.dtype) -> Value:
+        t, d = from_mlir(x), self.as_dtype(dtype)
+        return x if t.dtype == d else self.op(elementwise.Convert, [x], None, [t.with_dtype(d)])
+
+    def result_type(self, *xs: Operand) -> DType:
+        return promote([from_mlir(x) if self.is_tensor(x) else x for x in xs])
+
+    def broadcast_shape(self, *shapes: Sequence[Size]) -> list[sympy.Expr]:
+        """The common shape, aligned at the right; sizes that must agree are recorded as equal."""
+        rank = max((len(s) for s in shapes), default=0)
+        out: list[sympy.Expr] = []
+        for d in range(-rank, 0):
+            size = as_expr(1)
+            for s in shapes:
+                if len(s) >= -d and as_expr(s[d]) != 1:
+                    size = as_expr(s[d]) if size == 1 else self.dims.same(size, s[d])
+            out.append(size)
+        return out
+
+    def expand(self, x: Value, shape: Sequence[Size], dims: Sequence[int] | None = None) -> Value:
+        """Broadcasts: operand dim i becomes result dim dims[i] (default: aligned at the right)."""
+        t = from_mlir(x)
+        want = TensorType.of(t.dtype, shape)
+        at = list(range(want.rank - t.rank, want.rank)) if dims is None else list(dims)
+        for i, d in enumerate(at):
+            if t.shape[i] != 1:
+                self.dims.same(t.shape[i], want.shape[d])
+        if t.rank == want.rank and t.shape == want.shape:
+            return x
+        if t.rank == want.rank and all(self.dims.equal(a, b) for a, b in zip(t.shape, want.shape, strict=True)):
+            return x
+        return self.op(movement.Broadcast, [x], {"dims": at}, [want])
+
+    def together(self, *xs: Operand, dtype: DType | str | None = None) -> list[Value]:
+        """The operands in one shape and one dtype (default: promoted)."""
+        d = self.as_dtype(dtype or self.result_type(*xs))
+        shape = self.broadcast_shape(*[from_mlir(x).shape for x in xs if self.is_tensor(x)])
+        return [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, x, d) for x in xs]
+
+    def ew(self, cls: type[Op], *xs: Operand, dtype: DType | str | None = None) -> Value:
+        """An elementwise op on promoted, broadcast operands. Reduced floats meet scalars in f32, as ATen computes them."""
+        d = self.as_dtype(dtype or self.result_type(*xs))
+        if d.name in ("f16", "bf16") and not all(self.is_tensor(x) for x in xs):
+            y = self.op(cls, self.together(*xs, dtype="f32"))
+            return y if from_mlir(y).dtype.is_bool else self.convert(y, d)
+        return self.op(cls, self.together(*xs, dtype=d))
+
+    def add(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Add, a, b)
+
+    def sub(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Sub, a, b)
+
+    def mul(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Mul, a, b)
+
+    def div(self, a: Operand, b: Operand) -> Value:
+        """True division: integers become f32."""
+        d = self.result_type(a, b)
+        return self.ew(elementwise.Div, a, b, dtype=d if d.is_float else "f32")
+
+    def floordiv(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.FloorDiv, a, b)
+
+    def remainder(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Remainder, a, b)
+
+    def maximum(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Maximum, a, b)
+
+    def minimum(self, a: Operand, b: Operand) -> Value:
+        return self.ew(elementwise.Minimum, a, b)
+
+    def select(self, pred: Value, a: Operand, b: Operand, dtype: DType | str | None = None) -> Value:
+        """`a` where pred holds, else `b`."""
+        d = self.as_dtype(dtype or self.result_type(a, b))
+        shape = self.broadcast_shape(*[from_mlir(x).shape for x in (pred, a, b) if self.is_tensor(x)])
+        vals = [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, x, d) for x in (a, b)]
+        return self.op(elementwise.Select, [self.expand(self.convert(pred, "i1"), shape), *vals])
+
+    def unary(self, cls: type[Op], x: Value) -> Value:
+        """A float function: integers become f32."""
+        return self.op(cls, [self.floating(x)])
+
+    def floating(self, x: Value) -> Value:
+        return x if from_mlir(x).dtype.is_float else self.convert(x, "f32")
+
+    def in_f32(self, f: Callable[..., Value], *xs: Operand) -> Value:
+        """Computes a composite in f32 where the operands are reduced floats, and rounds once at the end, as ATen's kernels do."""
+        first = from_mlir(next(x for x in xs if self.is_tensor(x))).dtype
+        wide = [self.convert(x, "f32") if self.is_tensor(x) and from_mlir(x).dtype.name in ("f16", "bf16") else x for x in xs]
+        y = f(*wide)
+        return self.convert(y, first) if first.name in ("f16", "bf16") else y
+
+    # ------------------------------------------------------------------------------------------------ movement
+    def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
+        """The same elements under another shape; one size may be -1."""
+        t = from_mlir(x)
+        sizes = [as_expr(s) for s in shape]
+        if -1 in sizes:
+            at = sizes.index(sympy.Integer(-1))
+            sizes[at] = self._quotient(t.shape, [s for i, s in enumerate(sizes) if i != at])
+        if t.shape == tuple(sizes):
+            return x
+        if not self.dims.equal(t.numel, product(sizes)):
+            self._same_numel(list(t.shape), sizes)
+        return self.op(movement.Reshape, [x], None, [TensorType.of(t.dtype, sizes)])
+
+    def _quotient(self, sizes: Sequence[sympy.Expr], others: Sequence[sympy.Expr]) -> sympy.Expr:
+        """product(sizes) / product(others), exact."""
+        left, right = list(sizes), []
+        for o in others:
+            hit = next((i for i, s in enumerate(left) if self.dims.equal(s, o)), None)
+            if hit is None:
+                right.append(o)
+            else:
+                left.pop(hit)
+        top, bottom = product(left), product(right)
+        if bottom == 0:
+            return as_expr(0)
+        q = sympy.cancel(top / bottom) if not (top.has(sympy.Function) or bottom.has(sympy.Function)) else top / bottom
+        if sympy.denom(sympy.together(q)) == 1:
+            return sympy.expand(q) if q.is_Add or not right else q
+        return as_expr(_floordiv(top, bottom))
+
+    def _same_numel(self, a: list[sympy.Expr], b: list[sympy.Expr]) -> None:
+        """Records that two shapes have equally many elements."""
+        for s in list(a):
+            hit = next((i for i, o in enumerate(b) if self.dims.equal(s, o)), None)
+            if hit is not None:
+                a.remove(s)
+                b = [o for i, o in enumerate(b) if i != hit]
+        left, right = product(a), product(b)
+        if not self.dims.equal(left, right):
+            self.require(sympy.Eq(left, right), "a view changes the number of elements")
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        return x if list(perm) == list(range(len(perm))) else self.op(movement.Transpose, [x], {"perm": list(perm)})
+
+    def swap(self, x: Value, a: int, b: int) -> Value:
+        """Transposes two dims."""
+        perm = list(range(self.rank(x)))
+        if perm:
+            a, b = self.dim(x, a), self.dim(x, b)
+            perm[a], perm[b] = perm[b], perm[a]
+        return self.transpose(x, perm)
+
+    def unsqueeze(self, x: Value, dim: int) -> Value:
+        shape: list[Any] = self.shape(x)
+        shape.insert(dim if dim >= 0 else dim + len(shape) + 1, 1)
+        return self.reshape(x, shape)
+
+    def squeeze(self, x: Value, dims: Sequence[int]) -> Value:
+        return self.reshape(x, [s for d, s in enumerate(self.shape(x)) if d not in dims])
+
+    def slice(self, x: Value, dim: int, start: Size, size: Size, step: int = 1) -> Value:
+        """`size` elements of a dim from `start`, which must be in range."""
+        t = from_mlir(x)
+        start, size = as_expr(start), as_expr(size)
+        if start == 0 and step == 1 and self.dims.equal(size, t.shape[dim]):
+            return x
+        starts = [start if d == dim else 0 for d in range(t.rank)]
+        steps = [step if d == dim else 1 for d in range(t.rank)]
+        shape = [size if d == dim else s for d, s in enumerate(t.shape)]
+        return self.op(movement.Slice, [x], {"starts": [show(as_expr(s)) for s in starts], "steps": steps},
+                       [TensorType.of(t.dtype, shape)])
+
+    def pick(self, x: Value, dim: int, index: Size) -> Value:
+        """One element of a dim, which vanishes."""
+        return self.squeeze(self.slice(x, dim, index, 1), [dim])
+
+    def concat(self, xs: Sequence[Value], dim: int) -> Value:
+        if len(xs) == 1:
+            return xs[0]
+        first = from_mlir(xs[0])
+        for x in xs[1:]:
+            for d, (a, b) in enumerate(zip(first.shape, from_mlir(x).shape, strict=True)):
+                if d != dim:
+                    self.dims.same(a, b)
+        return self.op(movement.Concat, list(xs), {"dim": dim})
+
+    def pad(self, x: Value, low: Sequence[Size], high: Sequence[Size], value: float) -> Value:
+        """A constant around the tensor; no amount may be negative."""
+        t = from_mlir(x)
+        shape = [a + s + b for a, s, b in zip(low, t.shape, high, strict=True)]
+        if all(as_expr(p) == 0 for p in (*low, *high)):
+            return x
+        return self.op(movement.Pad, [x], {"low": [show(as_expr(p)) for p in low], "value": float(value)},
+                       [TensorType.of(t.dtype, shape)])
+
+    def take(self, x: Value, index: Sequence[Value], dims: Sequence[int], at: int) -> Value:
+        """Looks up: dims `dims` of x are replaced by the index tensors' common shape at result dim `at`."""
+        shape = self.broadcast_shape(*[from_mlir(i).shape for i in index])
+        return self.op(movement.Take, [x, *[self.expand(i, shape) for i in index]], {"dims": list(dims), "at": at})
+
+    # ------------------------------------------------------------------------------------------------ computing
+    def reduce(self, x: Value, how: str, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """Combines along dims; bools only by any, all, max or min."""
+        dims = sorted(dims)
+        y = self.op(compute.Reduce, [x], {"how": how, "dims": dims}) if dims else x
+        return self.reshape(y, [1 if d in dims else s for d, s in enumerate(self.shape(x))]) if keepdim else y
+
+    def count(self, x: Value, dims: Sequence[int]) -> sympy.Expr:
+        """How many elements a reduction along dims combines."""
+        return product([self.shape(x)[d] for d in dims])
+
+    def matmul(self, a: Value, b: Value) -> Value:
+        """dhlo.matmul: batch dims of a and b must be the same, or b of rank 2."""
+        ta, tb = from_mlir(a), from_mlir(b)
+        self.dims.same(ta.shape[-1], tb.shape[-2])
+        if tb.rank > 2:
+            for x, y in zip(ta.shape[:-2], tb.shape[:-2], strict=True):
+                self.dims.same(x, y)
+        return self.op(compute.Matmul, [a, b])
+
+    # ------------------------------------------------------------------------------------------------ conditions
+    def require(self, cond: Any, message: str) -> None:
+        """Makes a relation of sizes part of the contract: proved, learned, or checked at run time."""
+        left = self.dims.learn(cond)
+        if left is not None:
+            self.op(control.Assert, [], {"condition": show(left), "message": message})
+
+    def size(self, e: Any) -> sympy.Expr:
+        """A size, simplified by what is known."""
+        return self.dims.simplify(self.dims.expr(e))
+
+
+def _floordiv(a: sympy.Expr, b: sympy.Expr) -> Any:
+    from torch.utils._sympy.functions import FloorDiv
+
+    return FloorDiv(a, b)
+
+
+def _text(value: Any, dtype: DType) -> str:
+    """The text of a constant, exact for its dtype."""
+    if isinstance(value, sympy.Basic):
+        return show(value)
+    if dtype.is_complex:
+        return str(complex(value))
+    if dtype.is_float:
+        return repr(float(value))
+    if dtype.is_bool:
+        return str(int(bool(value)))
+    if isinstance(value, float) and not is_finite_int(value):
+        raise CompileError(f"{value} is no {dtype}")
+    return str(int(value))
+
+
+def is_finite_int(value: float) -> bool:
+    """Can the value be truncated to an integer?"""
+    return value == value and abs(value) != float("inf")

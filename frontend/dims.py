@@ -1,0 +1,273 @@
+"""Symbols of a program: their ranges, the equalities between sizes, and simple proofs over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from dhlo.errors import CompileError
+from dhlo.frontend.program import Range
+from dhlo.shape_infer.symbols import as_expr, show, symbol
+
+__all__ = ["Dims", "static_value"]
+
+Expr = sympy.Expr
+
+
+def static_value(x: Any) -> Any:
+    """A constant sympy value as the Python number it stands for; anything else as it is."""
+    if isinstance(x, sympy.Basic):
+        if isinstance(x, BooleanTrue):
+            return True
+        if isinstance(x, BooleanFalse):
+            return False
+        if x.is_Integer:
+            return int(x)  # type: ignore[call-overload]
+        if x.is_Float or (x.is_number and x.is_Rational):
+            return float(x)  # type: ignore[arg-type]
+    return x
+
+
+@dataclass
+class Dims:
+    """Facts collected while importing. They outlive a round: the program is imported again until a round finds nothing new."""
+
+    ranges: dict[str, Range] = field(default_factory=dict)
+    substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
+    unsolved: list[tuple[Expr, Expr]] = field(default_factory=list)
+    changed: bool = False
+    _proofs: dict[Any, bool] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------------ symbols
+    def expr(self, x: Any) -> Expr:
+        """A size under the equalities known so far."""
+        e = as_expr(x)
+        return e.xreplace(self.substitution) if self.substitution and e.free_symbols else e
+
+    def range_of(self, name: str) -> Range:
+        return self.ranges.get(name, Range(None, None) if name.startswith("u") else Range(0, None))
+
+    def declare(self, name: str, lo: int | None, hi: int | None) -> None:
+        if name not in self.ranges:
+            self.ranges[name] = Range(lo, hi)
+
+    def tighten(self, name: str, lo: int | None, hi: int | None) -> None:
+        """Intersects a symbol's range. Raises CompileError where nothing is left."""
+        old = self.range_of(name)
+        lo = max((x for x in (lo, old.lo) if x is not None), default=None)
+        hi = min((x for x in (hi, old.hi) if x is not None), default=None)
+        if lo is not None and hi is not None and lo > hi:
+            raise CompileError(f"no value of {name} satisfies the program's conditions ({lo} <= {name} <= {hi})")
+        if Range(lo, hi) != old:
+            self.ranges[name] = Range(lo, hi)
+            self._proofs.clear()
+
+    # ------------------------------------------------------------------------------------------------ proofs
+    def bounds(self, e: Expr, at_least: int = 0) -> tuple[Expr, Expr]:
+        """Lower and upper bound of an expression; `at_least` is assumed of every size of an input."""
+        table: dict[Any, ValueRanges[Any]] = {}
+        for s in e.free_symbols:
+            r = self.range_of(s.name)
+            lo = r.lo if s.name.startswith("u") else max(r.lo or 0, at_least)
+            if s.is_integer:
+                table[s] = ValueRanges(-int_oo if lo is None else lo, int_oo if r.hi is None else max(r.hi, lo or 0))
+            else:
+                table[s] = ValueRanges(-sympy.oo, sympy.oo)
+        vr: Any = bound_sympy(e, table)
+        return vr.lower, vr.upper
+
+    def nonnegative(self, e: Expr, at_least: int = 0) -> bool:
+        """Is e >= 0 for all sizes?"""
+        e = sympy.expand(e)
+        if e.is_number:
+            return bool(e >= 0)
+        key = (e, at_least)
+        hit = self._proofs.get(key)
+        if hit is None:
+            hit = bool(e.is_nonnegative)
+            if not hit:
+                try:
+                    hit = bool(self.bounds(e, at_least)[0] >= 0)
+                except Exception:  # an expression that torch's bounds don't know: nothing is proved
+                    hit = False
+            self._proofs[key] = hit
+        return hit
+
+    def equal(self, a: Any, b: Any) -> bool:
+        """Are two sizes the same expression?"""
+        a, b = as_expr(a), as_expr(b)
+        return bool(a == b) or (not (a.is_number and b.is_number) and sympy.expand(a - b) == 0)
+
+    def holds(self, cond: Any, at_least: int = 0) -> bool | None:
+        """Truth of a relation for all sizes, or None where that isn't known."""
+        cond = self.fold(cond, at_least)
+        if isinstance(cond, bool | BooleanTrue | BooleanFalse):
+            return bool(cond)
+        if isinstance(cond, sympy.And | sympy.Or):
+            parts = [self.holds(c, at_least) for c in cond.args]
+            stop = isinstance(cond, sympy.Or)
+            return stop if stop in parts else (None if None in parts else not stop)
+        if isinstance(cond, sympy.Not):
+            inner = self.holds(cond.args[0], at_least)
+            return None if inner is None else not inner
+        if isinstance(cond, sympy.Eq | sympy.Ne):
+            same = self._same(cond.lhs - cond.rhs, at_least)
+            return same if same is None or isinstance(cond, sympy.Eq) else not same
+        if isinstance(cond, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
+            d = cond.gts - cond.lts
+            one = 1 if isinstance(cond, sympy.StrictGreaterThan | sympy.StrictLessThan) else 0
+            if self.nonnegative(d - one, at_least):
+                return True
+            if self.nonnegative(-d - (1 - one), at_least):
+                return False
+        return None
+
+    def _same(self, d: Expr, at_least: int) -> bool | None:
+        d = sympy.expand(d)
+        if d.is_number:
+            return bool(d == 0)
+        if self.nonnegative(d - 1, at_least) or self.nonnegative(-d - 1, at_least):
+            return False
+        return None
+
+    def fold(self, e: Any, at_least: int = 0) -> Any:
+        """Drops the branches of max and min that can be proved not to be taken."""
+        if not isinstance(e, sympy.Basic) or not e.has(sympy.Max, sympy.Min):
+            return e
+        e = e.func(*[self.fold(a, at_least) for a in e.args]) if e.args else e
+        if isinstance(e, sympy.Max | sympy.Min):
+            big, keep = isinstance(e, sympy.Max), list(e.args)
+            for a in list(keep):
+                others = [x for x in keep if x is not a]
+                if any(self.nonnegative((x - a) if big else (a - x), at_least) for x in others):
+                    keep = others
+            e = (sympy.Max if big else sympy.Min)(*keep)
+        return e
+
+    def simplify(self, e: Any) -> Expr:
+        """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the contract."""
+        e = self.fold(as_expr(e))
+        if not e.has(sympy.Max, sympy.Min):
+            return e
+        better = self.fold(e, 1)
+        if better.has(sympy.Max, sympy.Min):
+            return e
+        for s in sorted(e.free_symbols, key=str):  # one symbol is enough, mostly
+            if s.name.startswith("u") or not s.is_integer:
+                continue
+            old = self.range_of(s.name)
+            self.tighten(s.name, 1, None)
+            got = self.fold(e)
+            if not got.has(sympy.Max, sympy.Min):
+                return got
+            self.ranges[s.name] = old
+            self._proofs.clear()
+        return e
+
+    # ------------------------------------------------------------------------------------------------ equalities
+    def same(self, a: Any, b: Any) -> Expr:
+        """Records that two sizes have to be equal and gives the one to go on with (a static one if there is)."""
+        a, b = self.expr(a), self.expr(b)
+        if self.equal(a, b):
+            return a
+        if a.is_number and b.is_number:
+            raise CompileError(f"sizes {show(a)} and {show(b)} must be equal")
+        self.equate(a, b)
+        return b if b.is_number else a
+
+    def equate(self, a: Any, b: Any) -> bool:
+        """Learns a == b. True if that can be expressed by replacing a symbol; else the equality is kept to be asserted."""
+        a, b = self.expr(a), self.expr(b)
+        d = sympy.expand(a - b)
+        if d == 0:
+            return True
+        if d.is_number:
+            raise CompileError(f"sizes {show(a)} and {show(b)} can't be equal")
+        solved = self._solve(d)
+        if solved is None:
+            if not any(self.equal(a - b, x - y) or self.equal(b - a, x - y) for x, y in self.unsolved):
+                self.unsolved.append((a, b))
+            return False
+        sym, value = solved
+        self.substitution = {k: v.xreplace({sym: value}) for k, v in self.substitution.items()}
+        self.substitution[sym] = value
+        self._proofs.clear()
+        if value.is_Symbol:
+            r = self.range_of(sym.name)
+            self.tighten(value.name, r.lo, r.hi)  # type: ignore[attr-defined]
+        self.changed = True
+        return True
+
+    def _solve(self, d: Expr) -> tuple[sympy.Symbol, Expr] | None:
+        """A symbol of d == 0 and its value, such that the value can't be negative if it can be helped."""
+        best: tuple[Any, sympy.Symbol, Expr] | None = None
+        for s in sorted(d.free_symbols, key=str):
+            if not s.is_integer:
+                continue
+            c = d.coeff(s, 1)
+            rest = sympy.expand(d - c * s)
+            if not c.is_Integer or c == 0 or s in rest.free_symbols:
+                continue
+            value = sympy.expand(-rest / c)
+            if any(not t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(value)):
+                continue
+            if value.is_Integer and value < 0:  # type: ignore[operator]
+                raise CompileError(f"{s} would have to be {value}")
+            if any(f.name.startswith("u") for f in value.free_symbols) and not s.name.startswith("u"):
+                continue  # sizes of inputs come first
+            signs = all(t.as_coeff_Mul()[0] >= 0 for t in sympy.Add.make_args(value))
+            rank = (not signs and not self.nonnegative(value), not s.name.startswith("u"), not value.is_Symbol,
+                    -int(s.name[1:]) if s.name[1:].isdigit() else 0)
+            if best is None or rank < best[0]:
+                best = (rank, s, value)
+        return None if best is None or best[0][0] else (best[1], best[2])
+
+    def learn(self, cond: Any) -> Any:
+        """Takes in a condition that the program asserts. Returns what is left of it to be checked, or None if nothing is."""
+        cond = self.fold(cond.xreplace(self.substitution) if isinstance(cond, sympy.Basic) else sympy.sympify(bool(cond)))
+        if isinstance(cond, sympy.And):
+            left = [x for x in map(self.learn, cond.args) if x is not None]
+            return sympy.And(*left) if left else None
+        known = self.holds(cond)
+        if known:
+            return None
+        if isinstance(cond, sympy.Eq) and not isinstance(cond.lhs, Boolean):
+            d = sympy.expand(cond.lhs - cond.rhs)
+            unbacked = any(s.name.startswith("u") or not s.is_integer for s in d.free_symbols)
+            solved = self._solve(d) if all(s.is_integer for s in d.free_symbols) else None
+            if solved:
+                self.equate(cond.lhs, cond.rhs)
+            return cond if unbacked or not solved else None
+        bound = self._bound(cond)
+        if bound is not None:
+            name, lo, hi = bound
+            if lo == 2 and hi is None and not name.startswith("u"):
+                return None  # the example's size was 2 or more: says nothing about others
+            self.tighten(name, lo, hi)
+            return cond if name.startswith("u") else None
+        return cond
+
+    @staticmethod
+    def _bound(cond: Any) -> tuple[str, int | None, int | None] | None:
+        """(name, lo, hi) of a relation between one symbol and a number."""
+        if not isinstance(cond, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
+            return None
+        strict = 1 if isinstance(cond, sympy.StrictGreaterThan | sympy.StrictLessThan) else 0
+        d = sympy.expand(cond.gts - cond.lts - strict)  # d >= 0
+        if len(d.free_symbols) != 1:
+            return None
+        s = next(iter(d.free_symbols))
+        c, rest = d.coeff(s, 1), sympy.expand(d - d.coeff(s, 1) * s)
+        if not s.is_integer or not c.is_Integer or not rest.is_Integer or c == 0:
+            return None
+        limit = sympy.Rational(-rest, c)
+        return (s.name, int(sympy.ceiling(limit)), None) if c > 0 else (s.name, None, int(sympy.floor(limit)))
+
+    def of(self, name: str) -> Expr:
+        """A symbol under the equalities known so far."""
+        return self.expr(symbol(name))

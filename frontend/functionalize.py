@@ -1,0 +1,64 @@
+"""In-place operators and views of an exported graph, turned into values: a reference is a storage's content or a view of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dhlo.frontend.builder import Value
+
+__all__ = ["Ref", "functional_form", "shares_storage"]
+
+
+class Ref:
+    """A tensor of the graph. A base holds its current value; a view holds how to read it from and write it into its base, and
+    reads again when the base was written since."""
+
+    def __init__(self, value: Value, base: Ref | None = None, replay: Callable[[Value], Value] | None = None,
+                 write_back: Callable[[Value, Value], Value] | None = None) -> None:
+        self._value, self._base, self._replay, self._write_back = value, base, replay, write_back
+        self.version = 0
+        self._seen = self.root.version
+
+    @property
+    def root(self) -> Ref:
+        return self if self._base is None else self._base.root
+
+    def read(self) -> Value:
+        """The current value."""
+        if self._base is not None and self._seen != self.root.version:
+            assert self._replay is not None
+            self._value, self._seen = self._replay(self._base.read()), self.root.version
+        return self._value
+
+    def write(self, value: Value) -> None:
+        """Replaces the whole content."""
+        if self._base is None:
+            self._value = value
+            self.version += 1
+        else:
+            assert self._write_back is not None
+            self._base.write(self._write_back(self._base.read(), value))
+            self._value, self._seen = value, self.root.version
+
+
+def functional_form(op: Any) -> Any | None:
+    """The functional twin of an in-place op that writes its first argument (aten.add_.Tensor: aten.add.Tensor), or None."""
+    schema = getattr(op, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return None
+    namespace, name = schema.name.split("::")
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not name.endswith("_") or len(written) != 1 or written[0].name != schema.arguments[0].name:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    return getattr(packet, schema.overload_name or "default", None) if packet is not None else None
+
+
+def shares_storage(a: Any, b: Any) -> bool:
+    """Did two tensors of the example run share memory? Tells whether `reshape`, `to`, ... gave a view."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)

@@ -1,0 +1,108 @@
+"""The guards of an exported program (ExportedProgram._guards_code), read as relations between sizes of its inputs."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._pytree import keystr
+from torch.utils._sympy import functions as tsf
+
+from dhlo.errors import InternalError
+from dhlo.frontend.scalars import SCALAR_FUNCTIONS
+from dhlo.shape_infer.symbols import as_expr
+
+__all__ = ["input_names", "read_guards"]
+
+_BINARY: dict[type, Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Div: operator.truediv, ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift}
+_COMPARE: dict[type, Any] = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+                             ast.Gt: operator.gt, ast.GtE: operator.ge}
+_CALLS: dict[str, Any] = {
+    "max": torch.sym_max, "min": torch.sym_min, "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": math.trunc,
+    "float": torch.sym_float, "int": torch.sym_int, "round": round, "math.sqrt": math.sqrt, "abs": operator.abs}
+
+
+def input_names(ep: Any) -> list[str]:
+    """A name for every leaf of the input pytree, in order: the parameter and the path below it, such as `past[0][1]`."""
+    args, kwargs = torch.utils._pytree.tree_unflatten(list(range(ep.call_spec.in_spec.num_leaves)), ep.call_spec.in_spec)
+    signature = ep.module_call_graph[0].signature
+    names = list(getattr(signature, "forward_arg_names", None) or [])
+    names = [n for n in names if n not in kwargs]
+    tree = {}
+    for i, a in enumerate(args):
+        tree[names[i] if i < len(names) else f"args_{i}"] = a
+    tree.update(kwargs)
+    out = [""] * ep.call_spec.in_spec.num_leaves
+    for path, leaf in torch.utils._pytree.tree_flatten_with_path(tree)[0]:
+        out[leaf] = str(path[0].key) + keystr(path[1:])
+    return out
+
+
+class _Reader:
+    """Turns one guard's syntax tree into a sympy relation."""
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        self.inputs = inputs  # source text of an input -> its example (fake) value
+
+    def read(self, n: ast.AST) -> Any:
+        if isinstance(n, ast.BoolOp):
+            return (sympy.And if isinstance(n.op, ast.And) else sympy.Or)(*map(self.read, n.values))
+        if isinstance(n, ast.Compare):
+            values = [self.read(x) for x in (n.left, *n.comparators)]
+            return sympy.And(*[SCALAR_FUNCTIONS[_COMPARE[type(op)]](a, b)
+                               for op, a, b in zip(n.ops, values, values[1:], strict=False)])
+        if isinstance(n, ast.BinOp):
+            return SCALAR_FUNCTIONS[_BINARY[type(n.op)]](self.read(n.left), self.read(n.right))
+        if isinstance(n, ast.UnaryOp):
+            x = self.read(n.operand)
+            return sympy.Not(x) if isinstance(n.op, ast.Not) else -x if isinstance(n.op, ast.USub) else x
+        if isinstance(n, ast.IfExp):
+            return sympy.Piecewise((self.read(n.body), self.read(n.test)), (self.read(n.orelse), True))
+        if isinstance(n, ast.Constant):
+            return as_expr(n.value)
+        return self._source(n)
+
+    def _source(self, n: ast.AST) -> Any:
+        text = ast.unparse(n)
+        if text in self.inputs:
+            return as_expr(self.inputs[text])
+        if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Call):  # x.size()[d], x.stride()[d]
+            what, d = n.value.func, ast.literal_eval(n.slice)
+            if isinstance(what, ast.Attribute) and what.attr in ("size", "stride"):
+                return as_expr(getattr(self.inputs[ast.unparse(what.value)], what.attr)(d))
+        if isinstance(n, ast.Call):
+            name = ast.unparse(n.func)
+            args = [self.read(a) for a in n.args]
+            if name in _CALLS:
+                return SCALAR_FUNCTIONS[_CALLS[name]](*args)
+            f = getattr(tsf, name, None) or getattr(sympy, name, None)
+            if f is not None:
+                return f(*args)
+            if isinstance(n.func, ast.Attribute) and n.func.attr == "storage_offset":
+                return as_expr(0)
+        raise KeyError(text)
+
+
+def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
+    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left out."""
+    inputs: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        head = name.split("[", 1)[0].split(".", 1)[0]
+        for source in (f"L['{head}']{name[len(head):]}", f"L['args'][{head[5:]}]{name[len(head):]}" if head.startswith("args_") else ""):
+            if source:
+                inputs[ast.unparse(ast.parse(source, mode="eval"))] = value
+    out = []
+    for code in ep._guards_code:
+        if ".stride()" in code or ".storage_offset()" in code:
+            continue
+        try:
+            out.append((_Reader(inputs).read(ast.parse(code.strip(), mode="eval").body), code))
+        except (KeyError, SyntaxError, ValueError) as e:
+            raise InternalError(f"can't read the guard {code!r}: {e}") from None
+    return out

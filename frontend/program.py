@@ -1,0 +1,66 @@
+"""What the importer hands to the compiler: the module, its weights, and how calls map onto its arguments and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dhlo.types import TensorType
+
+__all__ = ["InputSpec", "Mutation", "OutputSpec", "Program", "Range"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a symbol may take: lo <= symbol <= hi; None means no bound."""
+
+    lo: int | None
+    hi: int | None
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A leaf of the input pytree. A tensor has a `type`; a number that stays dynamic has the type of the rank-0 argument that
+    carries it and `scalar` says which Python type ("int", "float" or "bool"); anything else must equal `constant` at the call."""
+
+    name: str
+    type: TensorType | None
+    constant: Any = None
+    scalar: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """A leaf of the output pytree: result number `index` (as a Python number if `scalar` says so), or else a `constant`."""
+
+    name: str
+    index: int | None
+    constant: Any = None
+    scalar: str | None = None
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Result number `index` is the new content of an input (by its InputSpec name) or of a buffer (by its weight name)."""
+
+    kind: str
+    target: str
+    index: int
+
+
+@dataclass
+class Program:
+    """An imported program. `module` lives in `context`; work on it inside `with program.context:`."""
+
+    context: Any
+    module: Any
+    weights: dict[str, torch.Tensor]
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    in_spec: Any
+    out_spec: Any
+    symbols: dict[str, Range]
+    user_names: dict[str, str] = field(default_factory=dict)
+    mutations: list[Mutation] = field(default_factory=list)

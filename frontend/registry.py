@@ -1,0 +1,69 @@
+"""The table of lowerings: which function turns an ATen op (or a user's own op) into ops of the dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["HIGHER_ORDER", "LOWERINGS", "MAYBE_VIEWS", "VIEWS", "Lowering", "View", "higher_order", "lowers", "maybe_views", "register_lowering", "views"]
+
+Lowering = Callable[..., Any]
+View = Callable[..., Any]
+LOWERINGS: dict[Any, Lowering] = {}
+VIEWS: dict[Any, View] = {}
+MAYBE_VIEWS: dict[Any, View] = {}
+HIGHER_ORDER: dict[Any, Lowering] = {}
+
+
+def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
+    """Registers `f(b, *args, **kwargs) -> value(s)` for the overloads. Tensors arrive as MLIR values, sizes as ints or sympy
+    expressions, everything else as in the exported graph."""
+
+    def register(f: Lowering) -> Lowering:
+        for op in ops:
+            LOWERINGS[op] = f
+        return f
+
+    return register
+
+
+def views(*ops: Any) -> Callable[[View], View]:
+    """Registers `f(b, base, new, out, *args) -> base` for ops whose result aliases their first argument: the base's content after
+    `new` was written through result number `out` of the view."""
+
+    def register(f: View) -> View:
+        for op in ops:
+            VIEWS[op] = f
+        return f
+
+    return register
+
+
+def maybe_views(*ops: Any) -> Callable[[View], View]:
+    """As `views`, for ops that alias their argument only where the exported run did (reshape, contiguous, to)."""
+
+    def register(f: View) -> View:
+        for op in ops:
+            MAYBE_VIEWS[op] = f
+        return f
+
+    return register
+
+
+def higher_order(*ops: Any) -> Callable[[Lowering], Lowering]:
+    """Registers the lowering of an operator that takes graphs as arguments."""
+
+    def register(f: Lowering) -> Lowering:
+        for op in ops:
+            HIGHER_ORDER[op] = f
+        return f
+
+    return register
+
+
+def register_lowering(op: Any) -> Callable[[Lowering], Lowering]:
+    """Teaches dhlo an operator of your own: `f(b, *args, **kwargs)` builds it out of `b`'s methods (an OpBuilder) and returns the
+    result values. `op` is an OpOverload such as torch.ops.mylib.myop.default, or a packet (all its overloads)."""
+    if hasattr(op, "overloads"):
+        return lowers(*(getattr(op, name) for name in op.overloads()))
+    return lowers(op)

@@ -1,0 +1,101 @@
+"""Arithmetic of symbolic Python numbers in an exported graph: every call becomes a size expression, never an op."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from sympy.logic.boolalg import Boolean
+from torch.utils._sympy import functions as tsf
+
+from dhlo.frontend.dims import static_value
+from dhlo.shape_infer.symbols import as_expr
+
+__all__ = ["SCALAR_FUNCTIONS", "scalar_call"]
+
+
+def _integers(*xs: Any) -> bool:
+    return all(isinstance(x, Boolean) or x.is_integer for x in xs)
+
+
+def _int(x: Any) -> Any:
+    """Booleans count as 0 and 1 in arithmetic."""
+    return sympy.Piecewise((1, x), (0, True)) if isinstance(x, Boolean) else x
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    return tsf.FloorDiv(a, b) if _integers(a, b) else sympy.floor(a / b)
+
+
+def _mod(a: Any, b: Any) -> Any:
+    return tsf.Mod(a, b) if a.is_nonnegative and b.is_positive else tsf.PythonMod(a, b)
+
+
+def _truediv(a: Any, b: Any) -> Any:
+    return tsf.IntTrueDiv(a, b) if _integers(a, b) else tsf.FloatTrueDiv(_float(a), _float(b))
+
+
+def _pow(a: Any, b: Any) -> Any:
+    if _integers(a, b) and (b.is_nonnegative or b.is_number):
+        return tsf.PowByNatural(a, b)
+    return tsf.FloatPow(_float(a), _float(b))
+
+
+def _float(a: Any) -> Any:
+    a = _int(a)
+    if a.is_number:
+        return sympy.Float(float(a))
+    return tsf.ToFloat(a) if a.is_integer else a
+
+
+def _truncate(a: Any) -> Any:
+    a = _int(a)
+    return a if a.is_integer else tsf.TruncToInt(a)
+
+
+def _ite(c: Any, a: Any, b: Any) -> Any:
+    return sympy.Piecewise((a, c), (b, True))
+
+
+def _bool(a: Any) -> Any:
+    return a if isinstance(a, Boolean) else sympy.Ne(a, 0)
+
+
+def _eq(a: Any, b: Any) -> Any:
+    if isinstance(a, Boolean) != isinstance(b, Boolean):
+        a, b = _int(a), _int(b)
+    return sympy.Equivalent(a, b) if isinstance(a, Boolean) else sympy.Eq(a, b)
+
+
+def _arith(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: f(_int(a), _int(b))
+
+
+SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    operator.add: _arith(operator.add), operator.sub: _arith(operator.sub), operator.mul: _arith(operator.mul),
+    operator.floordiv: _arith(_floordiv), operator.mod: _arith(_mod), operator.truediv: _arith(_truediv), operator.pow: _arith(_pow),
+    operator.neg: lambda a: -_int(a), operator.pos: _int, operator.abs: lambda a: sympy.Abs(_int(a)),
+    operator.eq: _eq, operator.ne: lambda a, b: sympy.Not(_eq(a, b)),
+    operator.lt: _arith(sympy.Lt), operator.le: _arith(sympy.Le), operator.gt: _arith(sympy.Gt), operator.ge: _arith(sympy.Ge),
+    operator.and_: lambda a, b: sympy.And(_bool(a), _bool(b)), operator.or_: lambda a, b: sympy.Or(_bool(a), _bool(b)),
+    operator.not_: lambda a: sympy.Not(_bool(a)), operator.invert: lambda a: sympy.Not(_bool(a)),
+    operator.lshift: _arith(tsf.LShift), operator.rshift: _arith(tsf.RShift),
+    math.trunc: _truncate, math.floor: lambda a: a if a.is_integer else tsf.FloorToInt(a),
+    math.ceil: lambda a: a if a.is_integer else tsf.CeilToInt(a), round: lambda a: a if a.is_integer else tsf.RoundToInt(a),
+    math.sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
+    torch._sym_sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
+    torch.sym_float: _float, torch.sym_int: _truncate, torch.sym_not: lambda a: sympy.Not(_bool(a)), torch.sym_ite: _ite,
+    torch.sym_max: _arith(sympy.Max), torch.sym_min: _arith(sympy.Min), float: _float, int: _truncate, bool: _bool,
+    min: lambda *xs: sympy.Min(*xs), max: lambda *xs: sympy.Max(*xs),
+}
+
+
+def scalar_call(target: Any, args: Any, kwargs: Any) -> Any:
+    """The value of a call on Python and symbolic numbers."""
+    if kwargs or not any(isinstance(a, sympy.Basic) for a in args):
+        return static_value(target(*args, **kwargs))
+    return static_value(sympy.sympify(SCALAR_FUNCTIONS[target](*[as_expr(a) for a in args])))

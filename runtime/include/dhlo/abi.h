@@ -1,0 +1,155 @@
+/* The contract between compiled code and the runtime that hosts it (not an embedder's header: see runtime.h).
+ *
+ * A compiled model exports one symbol, DHLO_ABI_SYMBOL, of type dhlo_abi_model. Everything in it is constant and lives as
+ * long as the code is mapped. Compiled code allocates nothing, starts no thread and keeps no state: it asks the dhlo_abi_call
+ * that is passed to it. All sizes are bytes unless said otherwise; all tensors in the arena are 64-byte aligned.
+ *
+ * codegen/abi.py mirrors the field offsets; tests/runtime/test_abi.py compares the two.
+ */
+#ifndef DHLO_ABI_H
+#define DHLO_ABI_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
+#define DHLO_ABI_VERSION 1u
+#define DHLO_ABI_SYMBOL "dhlo_model_v1"
+#define DHLO_ABI_MAX_RANK 8
+
+/* Element types. Values are stored in files: append only. */
+typedef enum dhlo_dtype {
+  DHLO_BOOL = 0, DHLO_U8 = 1, DHLO_I8 = 2, DHLO_I16 = 3, DHLO_I32 = 4, DHLO_I64 = 5,
+  DHLO_F16 = 6, DHLO_BF16 = 7, DHLO_F32 = 8, DHLO_F64 = 9, DHLO_C64 = 10, DHLO_C128 = 11,
+  DHLO_DTYPE_COUNT = 12
+} dhlo_dtype;
+
+/* A borrowed view of memory. sizes and strides (in elements, may be 0 for broadcast dims) have `rank` entries. */
+typedef struct dhlo_tensor {
+  void* data;
+  const int64_t* sizes;
+  const int64_t* strides; /* NULL means dense row-major */
+  int32_t dtype;
+  int32_t rank;
+} dhlo_tensor;
+
+typedef struct dhlo_abi_call dhlo_abi_call;
+
+/* A kernel works on items [begin, end) of its iteration space. `worker` is in [0, num_threads); `scratch` is private to the
+ * worker, 64-byte aligned, at least as large as the launch asked for, with undefined content. */
+typedef void (*dhlo_kernel)(const int64_t* args, int64_t begin, int64_t end, int64_t worker, void* scratch);
+
+/* Services and bases handed to compiled code; the runtime owns it. Functions that return int32_t return 0 on success; after a
+ * failure they have recorded the error and compiled code returns at once with that value. */
+struct dhlo_abi_call {
+  /* Data of the constant blob and of this session's mutable state. */
+  const uint8_t* constants;
+  uint8_t* state;
+  int64_t num_threads;
+  /* At least `bytes` of arena segment `segment` (segments differ where sizes become known only as the program runs).
+   * Contents are undefined; NULL on failure. */
+  void* (*arena)(dhlo_abi_call* call, int64_t segment, int64_t bytes);
+  /* Memory for output `index` with the given sizes, dense row-major; NULL on failure. Called once an output and call. */
+  void* (*output)(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
+  /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_model.launches. */
+  int32_t (*launch)(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
+                    int64_t scratch_bytes, int64_t launch);
+  /* Records that check `check` (index into dhlo_abi_model.checks) failed. Returns the status to return. */
+  int32_t (*fail)(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+};
+
+/* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
+ * the two numbers as the kind says. */
+typedef enum dhlo_check_kind {
+  DHLO_CHECK_RANK = 0,   /* got a rank, expected a rank */
+  DHLO_CHECK_DTYPE = 1,  /* dhlo_dtype values */
+  DHLO_CHECK_EQUAL = 2,  /* got a size, expected a size */
+  DHLO_CHECK_MIN = 3,    /* got < expected */
+  DHLO_CHECK_MAX = 4,    /* got > expected */
+  DHLO_CHECK_ASSERT = 5, /* a condition that does not hold; numbers mean nothing */
+  DHLO_CHECK_INDEX = 6   /* an index out of range: got the index, expected the size */
+} dhlo_check_kind;
+typedef struct dhlo_abi_check {
+  int64_t kind;
+  int64_t input; /* index of the argument it is about, or -1 */
+  const char* text;
+} dhlo_abi_check;
+
+/* What the compiler knows of an argument or a result. sizes[i] is -1 where the dim is symbolic. */
+typedef struct dhlo_abi_value {
+  const char* name;
+  int64_t dtype;
+  int64_t rank;
+  const int64_t* sizes;
+  const char* const* dims; /* `rank` texts, e.g. "batch", "2*seq + 1", "64" */
+} dhlo_abi_value;
+
+/* Mutable state: `bytes` at `offset` of the state block, initially a copy of the constant blob at `init_offset`. */
+typedef struct dhlo_abi_state {
+  const char* name;
+  int64_t offset, bytes, init_offset;
+} dhlo_abi_state;
+
+/* plan: evaluates sizes for given inputs without running. Calls call->output for every output whose size is known before
+ * running (returned pointers are ignored) and writes plan[0] = arena bytes, plan[1] = peak-live lower bound of the arena,
+ * plan[2] = 1 if some sizes depend on data and are not counted, plan[3] = number of launches. */
+#define DHLO_PLAN_FIELDS 4
+typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
+typedef int32_t (*dhlo_abi_plan)(dhlo_abi_call* call, const dhlo_tensor* inputs, int64_t* plan);
+
+typedef struct dhlo_abi_model {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t struct_bytes; /* sizeof(dhlo_abi_model) when compiled */
+  const char* name;
+  const char* producer;     /* "dhlo 0.1.0" */
+  const char* cpu_features; /* comma-separated names as LLVM spells them, all needed, e.g. "avx2,avx512f" */
+  const char* metadata;     /* JSON: contract, groups, kernels, plan; for tools */
+  int64_t num_inputs;
+  const dhlo_abi_value* inputs;
+  int64_t num_outputs;
+  const dhlo_abi_value* outputs;
+  int64_t num_checks;
+  const dhlo_abi_check* checks;
+  int64_t num_launches;
+  const char* const* launches; /* kernel name of each launch site */
+  int64_t num_states;
+  const dhlo_abi_state* states;
+  int64_t state_bytes;
+  int64_t constants_bytes;
+  int64_t num_segments; /* arena segments */
+  dhlo_abi_run run;
+  dhlo_abi_plan plan;
+} dhlo_abi_model;
+
+/* A model file is an ELF shared object followed by padding to a page, the constant blob, and this trailer as its last bytes.
+ * The trailer is checked before anything is mapped for execution, so that a cut-off or foreign file is refused.
+ *
+ * dhlo_hash64 is FNV-1a over little-endian 64-bit words (the tail zero-padded) with a fold, for speed and so that high bits
+ * reach low ones: h = 0xcbf29ce484222325; for each word w: h = (h ^ w) * 0x100000001b3, h ^= h >> 32. */
+#define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
+typedef struct dhlo_trailer {
+  uint64_t magic;
+  uint32_t version; /* DHLO_ABI_VERSION */
+  uint32_t reserved;
+  uint64_t file_bytes; /* whole file, trailer included */
+  uint64_t code_bytes; /* ELF part */
+  uint64_t constants_offset;
+  uint64_t constants_bytes;
+  uint64_t code_hash;      /* dhlo_hash64 of the ELF part */
+  uint64_t constants_hash; /* dhlo_hash64 of the blob */
+} dhlo_trailer;
+
+#ifdef __cplusplus
+static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
+static_assert(sizeof(dhlo_abi_call) == 56, "dhlo_abi_call");
+static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
+static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
+static_assert(sizeof(dhlo_abi_model) == 168, "dhlo_abi_model");
+static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
+}
+#endif
+#endif

@@ -1,0 +1,235 @@
+/* The embedder's C interface: load a compiled model, run it with tensors of any shape, read outputs and errors.
+ *
+ * Conventions
+ *   - Functions that can fail return dhlo_status; DHLO_OK is 0. Nothing throws, aborts or prints.
+ *   - After a failure the text is in dhlo_last_error() (model-level functions; per thread) or in
+ *     dhlo_session_error() (session functions; per session). A failed call leaves the session usable.
+ *   - Every `out` argument is written on success only, unless said otherwise.
+ *   - Sizes and capacities are bytes unless said otherwise. Tensor layouts are those of dhlo_tensor in abi.h.
+ *   - Option structs start with `struct_bytes`; fill them with the matching *_init function, then set fields.
+ */
+#ifndef DHLO_RUNTIME_H
+#define DHLO_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dhlo/abi.h"
+
+#if defined(__GNUC__)
+#define DHLO_API __attribute__((visibility("default")))
+#else
+#define DHLO_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DHLO_RUNTIME_VERSION_MAJOR 0
+#define DHLO_RUNTIME_VERSION_MINOR 1
+#define DHLO_RUNTIME_VERSION_PATCH 0
+
+typedef int32_t dhlo_status;
+enum {
+  DHLO_OK = 0,
+  DHLO_INVALID_ARGUMENT = 1, /* the call itself is wrong: count, null data, negative size, unknown name */
+  DHLO_CONTRACT = 2,         /* the inputs break the model's contract, or an assertion of the model does not hold */
+  DHLO_OUT_OF_MEMORY = 3,    /* the allocator failed or the session's cap would be exceeded */
+  DHLO_IO = 4,               /* the file cannot be opened or read */
+  DHLO_FORMAT = 5,           /* not a model file, cut off, or damaged */
+  DHLO_VERSION = 6,          /* made by a newer compiler than this runtime reads */
+  DHLO_CPU = 7,              /* this processor lacks something that the code needs */
+  DHLO_BUSY = 8,             /* the session is in use by another thread */
+  DHLO_INTERNAL = 9          /* compiled code or runtime broke its own rules */
+};
+
+/* Immutable code and constants. Reference counted; every function may be called from any number of threads at once.
+ * Lives until the last reference is released; sessions hold one. */
+typedef struct dhlo_model dhlo_model;
+
+/* What one caller needs to run a model: arena, scratch, mutable state, outputs. Owned by whoever created it. Must not
+ * be used by two threads at once: a second concurrent run is refused with DHLO_BUSY, other functions are not guarded.
+ */
+typedef struct dhlo_session dhlo_session;
+
+/* ---- helpers ------------------------------------------------------------------------------------------------------- */
+
+/* (major << 16) | (minor << 8) | patch of the library in use. */
+DHLO_API uint32_t dhlo_runtime_version(void);
+/* Newest model format (DHLO_ABI_VERSION) that the library in use reads. */
+DHLO_API uint32_t dhlo_runtime_abi_version(void);
+/* Name of a status, e.g. "contract". Never NULL; static. */
+DHLO_API const char* dhlo_status_name(dhlo_status status);
+/* Bytes of one element; 0 for an unknown dtype. */
+DHLO_API int64_t dhlo_dtype_bytes(int32_t dtype);
+/* Name as PyTorch spells it ("float32"); "unknown" for an unknown dtype. Static. */
+DHLO_API const char* dhlo_dtype_name(int32_t dtype);
+/* The hash of dhlo_trailer over `bytes` bytes. */
+DHLO_API uint64_t dhlo_hash64(const void* data, uint64_t bytes);
+/* 1 if this processor and its operating system support the feature (LLVM's spelling), 0 if not or if the name is
+ * unknown. */
+DHLO_API int32_t dhlo_cpu_supports(const char* feature);
+/* Text of the last failure of a function that takes no session, on the calling thread. Valid until the next such
+ * failure. */
+DHLO_API const char* dhlo_last_error(void);
+
+/* ---- hooks --------------------------------------------------------------------------------------------------------- */
+
+/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which are mapped). Must be
+ * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL. Copied into the model; `ctx`
+ * must outlive it. */
+typedef struct dhlo_allocator {
+  void* ctx;
+  void* (*alloc)(void* ctx, size_t bytes, size_t alignment);
+  void (*free)(void* ctx, void* data, size_t bytes, size_t alignment);
+} dhlo_allocator;
+
+/* The host's own threads. `run` must call fn(arg, task) exactly once for every task in [0, tasks) and return when all
+ * have returned; tasks may run in any order, at once or one by one. tasks <= num_threads. Must be thread-safe if
+ * sessions run on several threads. Copied into the model; `ctx` must outlive it. */
+typedef struct dhlo_parallel {
+  void* ctx;
+  int64_t num_threads;
+  void (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
+} dhlo_parallel;
+
+/* ---- model --------------------------------------------------------------------------------------------------------- */
+
+typedef struct dhlo_model_options {
+  uint32_t struct_bytes;
+  int32_t verify_constants; /* nonzero: also check the hash of the constants (one pass over them). Default 0. */
+  int64_t num_threads;      /* 0: one per processor that the process may use. DHLO_NUM_THREADS in the environment wins.
+                               Models with equal counts share one pool of threads. */
+  dhlo_allocator allocator; /* alloc == NULL: the runtime's own */
+  dhlo_parallel parallel;   /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
+} dhlo_model_options;
+
+DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
+
+/* `options` may be NULL. The result has one reference. The file is not needed after the call. */
+DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
+/* The same from a whole model file in memory; `data` is not needed after the call. */
+DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
+                                            dhlo_model** out);
+/* From code that is already in the process (JIT, static linking). `constants` holds descriptor->constants_bytes bytes,
+ * is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
+ * may be NULL; it is not called if this function fails). */
+DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
+                                                size_t constants_bytes, void (*release)(void* ctx), void* ctx,
+                                                const dhlo_model_options* options, dhlo_model** out);
+DHLO_API void dhlo_model_retain(dhlo_model* model);
+/* NULL is allowed. */
+DHLO_API void dhlo_model_release(dhlo_model* model);
+
+/* All strings and arrays belong to the model and live as long as it does. Getters with an index return NULL out of
+ * range. */
+DHLO_API const char* dhlo_model_name(const dhlo_model* model);
+DHLO_API const char* dhlo_model_producer(const dhlo_model* model);
+DHLO_API const char* dhlo_model_metadata(const dhlo_model* model); /* JSON */
+DHLO_API const char* dhlo_model_cpu_features(const dhlo_model* model);
+DHLO_API int64_t dhlo_model_num_threads(const dhlo_model* model);
+DHLO_API int64_t dhlo_model_constants_bytes(const dhlo_model* model);
+DHLO_API int64_t dhlo_model_state_bytes(const dhlo_model* model);
+DHLO_API int64_t dhlo_model_num_inputs(const dhlo_model* model);
+DHLO_API const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index);
+DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
+DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
+DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);
+DHLO_API const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index);
+DHLO_API int64_t dhlo_model_num_launches(const dhlo_model* model);
+/* Kernel name of a launch site. */
+DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
+
+/* What a run with these inputs would need. */
+typedef struct dhlo_plan {
+  int64_t arena_bytes;
+  int64_t peak_live_bytes; /* lower bound: the most bytes that are live at once */
+  int64_t data_dependent;  /* 1 if some sizes depend on data; they are not counted */
+  int64_t num_launches;
+} dhlo_plan;
+/* rank is -1 where the sizes depend on data. */
+typedef struct dhlo_shape {
+  int32_t dtype;
+  int32_t rank;
+  int64_t sizes[DHLO_ABI_MAX_RANK];
+} dhlo_shape;
+/* Checks the contract and evaluates the plan without running. Data of inputs may be NULL except at rank 0. `outputs`
+ * has room for num_outputs entries, or is NULL. */
+DHLO_API dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, int64_t num_inputs,
+                                     dhlo_shape* outputs, dhlo_plan* plan);
+
+/* ---- session ------------------------------------------------------------------------------------------------------- */
+
+/* Returns memory for output `index` (dense row-major; 64-byte alignment preferred), or NULL on failure. Called on the
+ * thread that runs the session, once an output. `sizes` is valid during the call. */
+typedef void* (*dhlo_output_fn)(void* ctx, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes);
+
+typedef struct dhlo_session_options {
+  uint32_t struct_bytes;
+  int32_t profile;       /* nonzero: start with profiling on */
+  int64_t max_bytes;     /* cap on arena + scratch + runtime-owned outputs; 0: none */
+  dhlo_output_fn output; /* NULL: the runtime owns outputs that are not bound */
+  void* output_ctx;
+} dhlo_session_options;
+
+DHLO_API void dhlo_session_options_init(dhlo_session_options* options);
+/* `options` may be NULL. Retains the model. Failures are in dhlo_last_error(). */
+DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* options, dhlo_session** out);
+/* NULL is allowed. Must not be called during a run. */
+DHLO_API void dhlo_session_destroy(dhlo_session* session);
+/* Borrowed. */
+DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
+/* Text of the last failure of this session, "" if none. Valid until the next call on the session. A refusal with
+ * DHLO_BUSY leaves it alone, since it belongs to the thread that holds the session, and is in dhlo_last_error(). */
+DHLO_API const char* dhlo_session_error(const dhlo_session* session);
+
+/* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
+ * this allocates nothing. */
+DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);
+
+/* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. A run whose output does not fit fails
+ * with DHLO_INVALID_ARGUMENT and says how much is needed. */
+DHLO_API dhlo_status dhlo_session_bind_output(dhlo_session* session, int64_t index, void* data, int64_t capacity);
+/* Output of the last successful run, wherever its memory came from. Sizes and runtime-owned data are valid until the
+ * next run or the session's end. */
+DHLO_API dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tensor* out);
+
+/* Mutable state by name. Sizes must match exactly. Reset puts every state back to its initial value. */
+DHLO_API dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, void* data, int64_t bytes);
+DHLO_API dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, const void* data, int64_t bytes);
+DHLO_API void dhlo_session_reset_state(dhlo_session* session);
+
+/* Frees arena, scratch and runtime-owned outputs (state stays); the next run allocates again. */
+DHLO_API void dhlo_session_trim(dhlo_session* session);
+
+typedef struct dhlo_counters {
+  int64_t runs; /* successful runs */
+  int64_t failed_runs;
+  int64_t launches;      /* kernel launches in all runs */
+  int64_t arena_bytes;   /* arena memory held */
+  int64_t arena_used;    /* arena memory that the last run asked for */
+  int64_t scratch_bytes; /* held, all workers */
+  int64_t output_bytes;  /* held for runtime-owned outputs */
+  int64_t growths;       /* times that any of these had to grow */
+} dhlo_counters;
+DHLO_API void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out);
+
+/* Per launch site: how often it ran and the nanoseconds spent, since profiling was switched on or last reset. */
+typedef struct dhlo_launch_profile {
+  int64_t count;
+  int64_t nanoseconds;
+} dhlo_launch_profile;
+/* mode 0: off (costs nothing), 1: on, 2: on with figures set to zero. */
+DHLO_API dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode);
+DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out);
+
+#ifdef __cplusplus
+static_assert(sizeof(dhlo_plan) == 32, "dhlo_plan");
+static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
+static_assert(sizeof(dhlo_model_options) == 64, "dhlo_model_options");
+static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
+static_assert(sizeof(dhlo_counters) == 64, "dhlo_counters");
+}
+#endif
+#endif

@@ -1,0 +1,212 @@
+// C++17 wrapper of runtime.h: RAII handles and exceptions, header only, so that nothing but C crosses the library's
+// boundary.
+#ifndef DHLO_RUNTIME_HPP
+#define DHLO_RUNTIME_HPP
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dhlo/runtime.h"
+
+namespace dhlo {
+
+// A failed call: the runtime's text, and its status.
+class RuntimeError : public std::runtime_error {
+ public:
+  RuntimeError(dhlo_status status, const char* text) : std::runtime_error(text), status_(status) {}
+  dhlo_status status() const noexcept { return status_; }
+
+ private:
+  dhlo_status status_;
+};
+
+template <class T>
+struct DtypeOf;
+template <>
+struct DtypeOf<bool> {
+  static constexpr dhlo_dtype value = DHLO_BOOL;
+};
+template <>
+struct DtypeOf<uint8_t> {
+  static constexpr dhlo_dtype value = DHLO_U8;
+};
+template <>
+struct DtypeOf<int8_t> {
+  static constexpr dhlo_dtype value = DHLO_I8;
+};
+template <>
+struct DtypeOf<int16_t> {
+  static constexpr dhlo_dtype value = DHLO_I16;
+};
+template <>
+struct DtypeOf<int32_t> {
+  static constexpr dhlo_dtype value = DHLO_I32;
+};
+template <>
+struct DtypeOf<int64_t> {
+  static constexpr dhlo_dtype value = DHLO_I64;
+};
+template <>
+struct DtypeOf<float> {
+  static constexpr dhlo_dtype value = DHLO_F32;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr dhlo_dtype value = DHLO_F64;
+};
+
+// A view of the caller's memory together with its sizes. Strides are in elements; none means dense row-major.
+class Tensor {
+ public:
+  Tensor(void* data, int32_t dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides = {})
+      : data_(data), dtype_(dtype), sizes_(std::move(sizes)), strides_(std::move(strides)) {}
+  template <class T>
+  static Tensor of(T* data, std::vector<int64_t> sizes) {
+    return Tensor(data, DtypeOf<T>::value, std::move(sizes));
+  }
+  // Copies the sizes of a runtime-owned output; its data stays valid as runtime.h says.
+  explicit Tensor(const dhlo_tensor& view)
+      : Tensor(view.data, view.dtype, std::vector<int64_t>(view.sizes, view.sizes + view.rank)) {}
+
+  int32_t dtype() const noexcept { return dtype_; }
+  const std::vector<int64_t>& sizes() const noexcept { return sizes_; }
+  int64_t elements() const noexcept {
+    return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<int64_t>());
+  }
+  int64_t bytes() const noexcept { return elements() * dhlo_dtype_bytes(dtype_); }
+  void* raw() const noexcept { return data_; }
+  // The elements, if T is their type.
+  template <class T>
+  T* data() const {
+    if (DtypeOf<T>::value != dtype_)
+      throw RuntimeError(DHLO_INVALID_ARGUMENT, "dhlo::Tensor::data: the tensor has another dtype");
+    return static_cast<T*>(data_);
+  }
+  // Borrows sizes and strides from this object.
+  dhlo_tensor view() const noexcept {
+    return {data_, sizes_.data(), strides_.empty() ? nullptr : strides_.data(), dtype_,
+            static_cast<int32_t>(sizes_.size())};
+  }
+
+ private:
+  void* data_;
+  int32_t dtype_;
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> strides_;
+};
+
+// A counted reference to a model; copies share it. Thread-safe like dhlo_model.
+class Model {
+ public:
+  static Model load(const std::string& path, const dhlo_model_options* options = nullptr) {
+    dhlo_model* model = nullptr;
+    check(dhlo_model_load_file(path.c_str(), options, &model));
+    return Model(model);
+  }
+  static Model load(const void* data, size_t bytes, const dhlo_model_options* options = nullptr) {
+    dhlo_model* model = nullptr;
+    check(dhlo_model_load_memory(data, bytes, options, &model));
+    return Model(model);
+  }
+  static Model from(const dhlo_abi_model& descriptor, const void* constants, size_t bytes,
+                    const dhlo_model_options* options = nullptr) {
+    dhlo_model* model = nullptr;
+    check(dhlo_model_from_descriptor(&descriptor, constants, bytes, nullptr, nullptr, options, &model));
+    return Model(model);
+  }
+  Model(const Model& other) noexcept : model_(other.model_) { dhlo_model_retain(model_); }
+  Model(Model&& other) noexcept : model_(std::exchange(other.model_, nullptr)) {}
+  Model& operator=(Model other) noexcept {
+    std::swap(model_, other.model_);
+    return *this;
+  }
+  ~Model() { dhlo_model_release(model_); }
+
+  dhlo_model* get() const noexcept { return model_; }
+  int64_t num_inputs() const noexcept { return dhlo_model_num_inputs(model_); }
+  int64_t num_outputs() const noexcept { return dhlo_model_num_outputs(model_); }
+  const dhlo_abi_value& input(int64_t index) const { return at(dhlo_model_input(model_, index)); }
+  const dhlo_abi_value& output(int64_t index) const { return at(dhlo_model_output(model_, index)); }
+  std::string name() const { return dhlo_model_name(model_); }
+  std::string metadata() const { return dhlo_model_metadata(model_); }
+
+  // Needs without running; `outputs`, if given, receives the output shapes.
+  dhlo_plan plan(const std::vector<Tensor>& inputs, std::vector<dhlo_shape>* outputs = nullptr) const {
+    std::vector<dhlo_tensor> views;
+    for (const Tensor& input : inputs) views.push_back(input.view());
+    if (outputs != nullptr) outputs->resize(static_cast<size_t>(num_outputs()));
+    dhlo_plan plan;
+    check(dhlo_model_plan(model_, views.data(), static_cast<int64_t>(views.size()),
+                          outputs != nullptr ? outputs->data() : nullptr, &plan));
+    return plan;
+  }
+
+ private:
+  explicit Model(dhlo_model* model) noexcept : model_(model) {}
+  static void check(dhlo_status status) {
+    if (status != DHLO_OK) throw RuntimeError(status, dhlo_last_error());
+  }
+  static const dhlo_abi_value& at(const dhlo_abi_value* value) {
+    if (value == nullptr) throw RuntimeError(DHLO_INVALID_ARGUMENT, "dhlo::Model: index out of range");
+    return *value;
+  }
+
+  dhlo_model* model_;
+};
+
+// For one thread at a time. The model lives at least as long.
+class Session {
+ public:
+  explicit Session(const Model& model, const dhlo_session_options* options = nullptr) {
+    dhlo_session* session = nullptr;
+    const dhlo_status status = dhlo_session_create(model.get(), options, &session);
+    if (status != DHLO_OK) throw RuntimeError(status, dhlo_last_error());
+    session_.reset(session);
+  }
+
+  dhlo_session* get() const noexcept { return session_.get(); }
+
+  // Runs with the caller's tensors; read results with output().
+  void run(const std::vector<Tensor>& inputs) {
+    views_.clear();
+    for (const Tensor& input : inputs) views_.push_back(input.view());
+    const dhlo_status status = dhlo_session_run(get(), views_.data(), static_cast<int64_t>(views_.size()));
+    if (status == DHLO_BUSY) throw RuntimeError(status, dhlo_last_error());
+    check(status);
+  }
+  Tensor output(int64_t index) const {
+    dhlo_tensor view;
+    check(dhlo_session_output(get(), index, &view));
+    return Tensor(view);
+  }
+  // The caller's memory for an output of all later runs; nullptr undoes it.
+  void bind_output(int64_t index, void* data, int64_t capacity) {
+    check(dhlo_session_bind_output(get(), index, data, capacity));
+  }
+  dhlo_counters counters() const {
+    dhlo_counters counters;
+    dhlo_session_counters(get(), &counters);
+    return counters;
+  }
+
+ private:
+  struct Destroy {
+    void operator()(dhlo_session* session) const noexcept { dhlo_session_destroy(session); }
+  };
+  void check(dhlo_status status) const {
+    if (status != DHLO_OK) throw RuntimeError(status, dhlo_session_error(get()));
+  }
+
+  std::unique_ptr<dhlo_session, Destroy> session_;
+  std::vector<dhlo_tensor> views_;
+};
+
+}  // namespace dhlo
+
+#endif

@@ -1,0 +1,106 @@
+// What the files of the Python binding share: types, error mapping, tensor conversion.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <string>
+#include <vector>
+
+#include "dhlo/runtime.h"
+#include "dlpack.hpp"
+
+namespace dhlo::python {
+
+// A new reference that is dropped at the end of its scope.
+class Ref {
+ public:
+  explicit Ref(PyObject* object = nullptr) : object_(object) {}
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+// Lets other Python threads run during its scope.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+struct ModelObject {
+  PyObject_HEAD dhlo_model* model;
+};
+
+// Sets the Python exception for a failed call: ValueError for what the caller can mend (arguments, contract),
+// MemoryError, RuntimeError otherwise. Its `status` attribute is the status' name. Returns null.
+PyObject* raise(dhlo_status status, const char* text);
+
+// The exchange table of a type, or null (without an exception) if it has none. Remembers its answers.
+const dlpack::ExchangeApi* exchange_api(PyTypeObject* type);
+// The table of torch.Tensor, for outputs; null with an exception if torch cannot be imported.
+const dlpack::ExchangeApi* torch_api();
+
+dlpack::DataType dlpack_dtype(int32_t dtype);
+// The dhlo dtype with that name, or -1.
+int32_t dtype_from_name(const char* name);
+
+// The inputs of one call as compiled code wants them, borrowed from Python objects.
+class Inputs {
+ public:
+  // Room for a model's inputs; convert() then allocates nothing on the usual path.
+  void reserve(int64_t count);
+  // Views `objects`, a tuple that must outlive the views. `shapes` also allows sequences of ints in place of tensors,
+  // without data and with the dtype that the model expects. False with a Python exception on failure.
+  bool convert(const dhlo_model* model, PyObject* objects, bool shapes);
+  // Lets go of what convert() had to hold.
+  void clear();
+
+  const dhlo_tensor* tensors() const { return tensors_.data(); }
+  int64_t count() const { return count_; }
+
+ private:
+  struct Scalar {
+    alignas(16) unsigned char bytes[16];
+  };
+  bool convert_one(const dhlo_abi_value* value, int64_t index, PyObject* object, bool shapes);
+  bool convert_scalar(int64_t index, PyObject* object, bool* done);
+  bool store_int(int64_t index, PyObject* integer);
+  bool convert_shape(const dhlo_abi_value* value, int64_t index, PyObject* object);
+  bool convert_capsule(const dhlo_abi_value* value, int64_t index, PyObject* object);
+  bool accept(const dhlo_abi_value* value, int64_t index, const dlpack::Tensor& tensor);
+
+  std::vector<dhlo_tensor> tensors_;
+  std::vector<Scalar> scalars_;
+  std::vector<std::vector<int64_t>> sizes_;  // of inputs given as shapes
+  std::vector<PyObject*> kept_;              // capsules and resolved copies
+  int64_t count_ = 0;
+};
+
+// tuple(objects), with a single list or tuple standing for its items. New reference, or null with an exception.
+PyObject* flat_arguments(PyObject* args);
+
+// Adds the type to the module. False with an exception on failure.
+bool add_model_type(PyObject* module);
+bool add_session_type(PyObject* module);
+bool add_buffer_type(PyObject* module);
+// Borrowed; set by add_model_type.
+PyTypeObject* model_type();
+
+}  // namespace dhlo::python

@@ -1,0 +1,296 @@
+// The Python type Session: runs a model on tensors and returns fresh torch tensors.
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "binding.hpp"
+
+namespace dhlo::python {
+namespace {
+
+struct Session {
+  ~Session() {
+    dhlo_session_destroy(session);
+    Py_XDECREF(model);
+  }
+
+  dhlo_session* session = nullptr;
+  PyObject* model = nullptr;
+  bool release_gil = true;
+  std::atomic<bool> busy{false};
+  const dlpack::ExchangeApi* torch = nullptr;
+  Inputs inputs;
+  std::vector<dlpack::ManagedTensorVersioned*> outputs;  // of the run in progress
+  std::string error;                                     // from the output allocator
+};
+
+struct SessionObject {
+  PyObject_HEAD Session* body;
+};
+
+Session& body_of(PyObject* self) { return *reinterpret_cast<SessionObject*>(self)->body; }
+
+// Keeps a session to one user at a time; other threads and re-entrant calls get an exception.
+class Claim {
+ public:
+  explicit Claim(Session& session) : session_(session), held_(!session.busy.exchange(true, std::memory_order_acquire)) {
+    if (!held_) raise(DHLO_BUSY, "session is in use by another call; create one session a thread");
+  }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  ~Claim() {
+    if (held_) session_.busy.store(false, std::memory_order_release);
+  }
+  explicit operator bool() const { return held_; }
+
+ private:
+  Session& session_;
+  bool held_;
+};
+
+void note_error(void* context, const char*, const char* message) {
+  try {
+    static_cast<Session*>(context)->error = message != nullptr ? message : "";
+  } catch (const std::bad_alloc&) {
+    // The status alone will say it.
+  }
+}
+
+// dhlo_output_fn: a new torch tensor's memory. Runs without the GIL.
+void* allocate_output(void* context, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes) {
+  auto& session = *static_cast<Session*>(context);
+  dlpack::ManagedTensorVersioned*& slot = session.outputs[static_cast<size_t>(index)];
+  dlpack::Tensor prototype{
+      nullptr, {dlpack::kCPU, 0}, static_cast<int32_t>(rank), dlpack_dtype(dtype), const_cast<int64_t*>(sizes), nullptr,
+      0};
+  if (session.torch->allocate(&prototype, &slot, context, note_error) != 0) {
+    slot = nullptr;
+    return nullptr;
+  }
+  return static_cast<uint8_t*>(slot->tensor.data) + slot->tensor.byte_offset;
+}
+
+void drop_outputs(Session& session) {
+  for (dlpack::ManagedTensorVersioned*& output : session.outputs) {
+    if (output != nullptr && output->deleter != nullptr) output->deleter(output);
+    output = nullptr;
+  }
+}
+
+// The outputs of a successful run as a list of torch tensors.
+PyObject* take_outputs(Session& session) {
+  const auto count = static_cast<Py_ssize_t>(session.outputs.size());
+  Ref list(PyList_New(count));
+  for (Py_ssize_t i = 0; list && i < count; ++i) {
+    void* object = nullptr;
+    dlpack::ManagedTensorVersioned* managed = session.outputs[static_cast<size_t>(i)];
+    session.outputs[static_cast<size_t>(i)] = nullptr;  // ownership passes whether or not it succeeds
+    if (session.torch->object_from_managed(managed, &object) != 0) {
+      drop_outputs(session);
+      return nullptr;
+    }
+    PyList_SetItem(list.get(), i, static_cast<PyObject*>(object));
+  }
+  if (!list) drop_outputs(session);
+  return list.release();
+}
+
+PyObject* run(Session& session, PyObject* objects) {
+  Claim claim(session);
+  if (!claim) return nullptr;
+  if (session.torch == nullptr && (session.torch = torch_api()) == nullptr) return nullptr;
+  if (!session.inputs.convert(dhlo_session_model(session.session), objects, false)) {
+    session.inputs.clear();
+    return nullptr;
+  }
+  dhlo_status status = DHLO_OK;
+  if (session.release_gil) {
+    WithoutGil others_run;
+    status = dhlo_session_run(session.session, session.inputs.tensors(), session.inputs.count());
+  } else {
+    status = dhlo_session_run(session.session, session.inputs.tensors(), session.inputs.count());
+  }
+  session.inputs.clear();
+  if (status == DHLO_OK) return take_outputs(session);
+  drop_outputs(session);
+  std::string text = dhlo_session_error(session.session);
+  if (!session.error.empty()) text += ": " + session.error.substr(0, session.error.find('\n'));
+  session.error.clear();
+  return raise(status, text.c_str());
+}
+
+PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (kwargs != nullptr && PyDict_Size(kwargs) != 0) {
+    PyErr_SetString(PyExc_TypeError, "a session takes positional inputs only");
+    return nullptr;
+  }
+  Ref objects(flat_arguments(args));
+  return objects ? run(body_of(self), objects.get()) : nullptr;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", nullptr};
+  PyObject* model = nullptr;
+  long long max_bytes = 0;
+  int profile = 0, release_gil = 1;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$Lpp:Session", const_cast<char**>(names), model_type(), &model,
+                                  &max_bytes, &profile, &release_gil) == 0)
+    return nullptr;
+  auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  Ref self(allocate(type, 0));
+  if (!self) return nullptr;
+  auto* object = reinterpret_cast<SessionObject*>(self.get());
+  object->body = new (std::nothrow) Session;
+  if (object->body == nullptr) return PyErr_NoMemory();
+  Session& session = *object->body;
+  session.release_gil = release_gil != 0;
+  Py_INCREF(model);
+  session.model = model;
+  dhlo_session_options options;
+  dhlo_session_options_init(&options);
+  options.profile = profile;
+  options.max_bytes = max_bytes;
+  options.output = allocate_output;
+  options.output_ctx = &session;
+  dhlo_model* handle = reinterpret_cast<ModelObject*>(model)->model;
+  const dhlo_status status = dhlo_session_create(handle, &options, &session.session);
+  if (status != DHLO_OK) return raise(status, dhlo_last_error());
+  session.inputs.reserve(dhlo_model_num_inputs(handle));
+  session.outputs.resize(static_cast<size_t>(dhlo_model_num_outputs(handle)));
+  return self.release();
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<SessionObject*>(self)->body;
+  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+  free(self);
+  Py_DECREF(reinterpret_cast<PyObject*>(type));
+}
+
+PyObject* get_model(PyObject* self, void*) {
+  PyObject* model = body_of(self).model;
+  Py_INCREF(model);
+  return model;
+}
+
+PyObject* get_counters(PyObject* self, void*) {
+  dhlo_counters c;
+  dhlo_session_counters(body_of(self).session, &c);
+  auto n = [](int64_t number) { return static_cast<long long>(number); };
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs", n(c.failed_runs),
+                       "launches", n(c.launches), "arena_bytes", n(c.arena_bytes), "arena_used", n(c.arena_used),
+                       "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes), "growths", n(c.growths));
+}
+
+PyObject* get_profile(PyObject* self, void*) {
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  const dhlo_model* model = dhlo_session_model(session.session);
+  const int64_t count = dhlo_model_num_launches(model);
+  Ref list(PyList_New(count));
+  for (int64_t i = 0; list && i < count; ++i) {
+    dhlo_launch_profile figures{};
+    dhlo_session_profile(session.session, i, &figures);
+    PyObject* entry = Py_BuildValue("(sLL)", dhlo_model_launch(model, i), static_cast<long long>(figures.count),
+                                    static_cast<long long>(figures.nanoseconds));
+    if (entry == nullptr) return nullptr;
+    PyList_SetItem(list.get(), i, entry);
+  }
+  return list.release();
+}
+
+PyObject* set_profile(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"on", "reset", nullptr};
+  int on = 0, reset = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "p|$p:set_profile", const_cast<char**>(names), &on, &reset) == 0)
+    return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  dhlo_status status = DHLO_OK;
+  if (reset != 0) status = dhlo_session_set_profile(session.session, 2);
+  if (status == DHLO_OK) status = dhlo_session_set_profile(session.session, on);
+  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
+  Py_RETURN_NONE;
+}
+
+PyObject* read_state(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  if (PyArg_ParseTuple(args, "s:read_state", &name) == 0) return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  const dhlo_model* model = dhlo_session_model(session.session);
+  int64_t bytes = 0;  // an unknown name is refused below
+  for (int64_t i = 0; i < dhlo_model_num_states(model); ++i)
+    if (std::strcmp(dhlo_model_state(model, i)->name, name) == 0) bytes = dhlo_model_state(model, i)->bytes;
+  Ref result(PyBytes_FromStringAndSize(nullptr, bytes));
+  if (!result) return nullptr;
+  const dhlo_status status = dhlo_session_read_state(session.session, name, PyBytes_AsString(result.get()), bytes);
+  return status == DHLO_OK ? result.release() : raise(status, dhlo_session_error(session.session));
+}
+
+PyObject* write_state(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  Py_buffer data;
+  if (PyArg_ParseTuple(args, "sy*:write_state", &name, &data) == 0) return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  dhlo_status status = DHLO_OK;
+  if (claim) status = dhlo_session_write_state(session.session, name, data.buf, data.len);
+  PyBuffer_Release(&data);
+  if (!claim) return nullptr;
+  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
+  Py_RETURN_NONE;
+}
+
+PyObject* reset_state(PyObject* self, PyObject*) {
+  Claim claim(body_of(self));
+  if (!claim) return nullptr;
+  dhlo_session_reset_state(body_of(self).session);
+  Py_RETURN_NONE;
+}
+
+PyObject* trim(PyObject* self, PyObject*) {
+  Claim claim(body_of(self));
+  if (!claim) return nullptr;
+  dhlo_session_trim(body_of(self).session);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+bool add_session_type(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"set_profile", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(set_profile)),
+       METH_VARARGS | METH_KEYWORDS, "Switches timing of launches on or off."},
+      {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
+      {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
+      {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},
+      {"trim", trim, METH_NOARGS, "Frees arena and scratch."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyGetSetDef getters[] = {
+      {"model", get_model, nullptr, "The model.", nullptr},
+      {"counters", get_counters, nullptr, "Runs, launches and bytes held.", nullptr},
+      {"profile", get_profile, nullptr, "(kernel, count, nanoseconds) of each launch site.", nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(create)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+      {Py_tp_call, reinterpret_cast<void*>(call)},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, getters},
+      {Py_tp_doc, const_cast<char*>("Session(model, *, max_bytes=0, profile=False, release_gil=True)\n\nRuns a model; "
+                                    "for one thread at a time.")},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"dhlo._runtime.Session", sizeof(SessionObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) == 0;
+}
+
+}  // namespace dhlo::python

@@ -1,0 +1,71 @@
+// Aligned memory blocks: the host's allocator, or our own with huge pages for large blocks.
+#include "memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "support.hpp"
+
+namespace dhlo {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+}  // namespace
+
+bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
+  free();
+  if (bytes < 0 || bytes > (int64_t{1} << 62)) return false;
+  const bool large = bytes >= kHugePage;
+  bytes = std::max<int64_t>(bytes, 1);
+  const auto size = static_cast<size_t>(bytes);
+  if (host != nullptr && host->alloc != nullptr) {
+    data_ = host->alloc(host->ctx, size, kAlignment);
+    if (data_ == nullptr) return false;
+    host_ = host;
+  } else if (large) {
+    const auto whole_pages = static_cast<size_t>(round_up(bytes, kHugePage));
+    const size_t total = whole_pages + static_cast<size_t>(kHugePage);
+    void* mapping = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED) return false;
+    mapping_ = mapping;
+    mapping_bytes_ = total;
+    const auto address = reinterpret_cast<uintptr_t>(mapping);
+    data_ = reinterpret_cast<void*>((address + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1));
+    madvise(data_, whole_pages, MADV_HUGEPAGE);  // advice only: a kernel without huge pages works as well
+  } else if (posix_memalign(&data_, kAlignment, size) != 0) {
+    data_ = nullptr;
+    return false;
+  }
+  bytes_ = bytes;
+  return true;
+}
+
+void Block::free() noexcept {
+  if (data_ != nullptr) {
+    if (host_ != nullptr) {
+      host_->free(host_->ctx, data_, static_cast<size_t>(bytes_), kAlignment);
+    } else if (mapping_ != nullptr) {
+      munmap(mapping_, mapping_bytes_);
+    } else {
+      std::free(data_);
+    }
+  }
+  data_ = mapping_ = nullptr;
+  bytes_ = 0;
+  mapping_bytes_ = 0;
+  host_ = nullptr;
+}
+
+int64_t grown_bytes(int64_t needed, int64_t held, int64_t budget) noexcept {
+  if (needed > (int64_t{1} << 61)) return needed;  // no machine has it; the allocation fails with the true figure
+  const int64_t rounded = [](int64_t b) { return round_up(b, b >= kHugePage ? kHugePage : kAlignment); }(needed);
+  const int64_t wanted = std::max(rounded, held + held / 2);
+  return wanted <= budget ? wanted : std::max(needed, std::min(budget, wanted));
+}
+
+}  // namespace dhlo

@@ -1,0 +1,185 @@
+// The immutable part of a loaded program, and the C interface to it.
+#include "model.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "cpu.hpp"
+#include "support.hpp"
+
+using dhlo::Error;
+
+namespace dhlo {
+namespace {
+
+void check_value(const char* what, int64_t index, const dhlo_abi_value& value, const std::string& label) {
+  const bool ok = value.rank >= 0 && value.rank <= DHLO_ABI_MAX_RANK && value.dtype >= 0 &&
+                  value.dtype < DHLO_DTYPE_COUNT && (value.rank == 0 || value.sizes != nullptr);
+  if (!ok)
+    throw Error(DHLO_FORMAT, label + ": its description of " + describe_value(what, index, &value) + " is malformed");
+}
+
+// Everything the runtime relies on in a descriptor that came with the code.
+void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
+  if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
+  if (abi.version != DHLO_ABI_VERSION)
+    throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
+                                  "; this runtime hosts version " + std::to_string(DHLO_ABI_VERSION));
+  if (abi.struct_bytes < sizeof(dhlo_abi_model))
+    throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
+                                 " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
+  if (const std::string missing = missing_cpu_features(abi.cpu_features != nullptr ? abi.cpu_features : "");
+      !missing.empty())
+    throw Error(DHLO_CPU,
+                label + ": this processor lacks " + missing + "; the model was compiled for " + abi.cpu_features);
+  if (abi.constants_bytes != constants_bytes)
+    throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
+                                 std::to_string(constants_bytes));
+  if (abi.run == nullptr || abi.plan == nullptr)
+    throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
+  const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, abi.num_launches, abi.num_states,
+                                abi.state_bytes, abi.num_segments}) >= 0;
+  if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
+  for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
+  for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
+  for (int64_t i = 0; i < abi.num_states; ++i) {
+    const dhlo_abi_state& state = abi.states[i];
+    const bool ok = state.bytes >= 0 && state.offset >= 0 && state.init_offset >= 0 &&
+                    state.offset <= abi.state_bytes - state.bytes && state.init_offset <= constants_bytes - state.bytes;
+    if (!ok) throw Error(DHLO_FORMAT, label + ": state " + std::to_string(i) + " lies outside its block");
+  }
+}
+
+dhlo_model_options read_options(const dhlo_model_options* given) {
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  if (given == nullptr) return options;
+  if (given->struct_bytes < offsetof(dhlo_model_options, allocator))
+    throw Error(DHLO_INVALID_ARGUMENT, "model options: struct_bytes is not set; use dhlo_model_options_init");
+  std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
+  if ((options.allocator.alloc == nullptr) != (options.allocator.free == nullptr))
+    throw Error(DHLO_INVALID_ARGUMENT, "model options: an allocator needs both alloc and free");
+  return options;
+}
+
+void apply_options(dhlo_model* model, const dhlo_model_options& options) {
+  model->allocator = options.allocator;
+  model->parallel = options.parallel;
+  if (options.parallel.run != nullptr) {
+    if (options.parallel.num_threads < 1 || options.parallel.num_threads > Pool::kMaxThreads)
+      throw Error(DHLO_INVALID_ARGUMENT, "model options: parallel.num_threads: expected 1 to 1024, got " +
+                                             std::to_string(options.parallel.num_threads));
+    model->num_threads = options.parallel.num_threads;
+    return;
+  }
+  model->num_threads = Pool::resolve_threads(options.num_threads);
+  if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
+}
+
+std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options* given) {
+  const dhlo_model_options options = read_options(given);
+  auto model = std::make_unique<dhlo_model>();
+  const dhlo_trailer trailer = read_trailer(source);
+  Block image;
+  read_code(source, trailer, &image);
+  const dhlo_abi_model* abi = model->code.load(image.data(), static_cast<int64_t>(trailer.code_bytes), source.label());
+  check_descriptor(*abi, static_cast<int64_t>(trailer.constants_bytes), source.label());
+  apply_options(model.get(), options);
+  read_constants(source, trailer, options.verify_constants != 0, &model->owned_constants);
+  model->abi = abi;
+  model->constants = model->owned_constants.data();
+  return model;
+}
+
+const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+
+}  // namespace
+}  // namespace dhlo
+
+dhlo_model::~dhlo_model() {
+  if (release != nullptr) release(release_ctx);
+}
+
+void dhlo_model_options_init(dhlo_model_options* options) {
+  *options = dhlo_model_options{};
+  options->struct_bytes = sizeof *options;
+}
+
+dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out) {
+  return dhlo::guard(
+      [&] {
+        if (path == nullptr || out == nullptr)
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_file: path or out is null");
+        *out = dhlo::load(dhlo::FileSource(path), options).release();
+      },
+      dhlo::set_last_error);
+}
+
+dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
+                                   dhlo_model** out) {
+  return dhlo::guard(
+      [&] {
+        if (data == nullptr || out == nullptr)
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_memory: data or out is null");
+        *out = dhlo::load(dhlo::MemorySource(data, static_cast<int64_t>(bytes)), options).release();
+      },
+      dhlo::set_last_error);
+}
+
+dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants, size_t constants_bytes,
+                                       void (*release)(void* ctx), void* ctx, const dhlo_model_options* options,
+                                       dhlo_model** out) {
+  return dhlo::guard(
+      [&] {
+        if (descriptor == nullptr || out == nullptr || (constants == nullptr && constants_bytes != 0))
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: descriptor, constants or out is null");
+        if (reinterpret_cast<uintptr_t>(constants) % 64 != 0)
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: constants are not 64-byte aligned");
+        const dhlo_model_options read = dhlo::read_options(options);
+        dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
+        auto model = std::make_unique<dhlo_model>();
+        dhlo::apply_options(model.get(), read);
+        model->abi = descriptor;
+        model->constants = static_cast<const uint8_t*>(constants);
+        model->release = release;
+        model->release_ctx = ctx;
+        *out = model.release();
+      },
+      dhlo::set_last_error);
+}
+
+void dhlo_model_retain(dhlo_model* model) { model->references.fetch_add(1, std::memory_order_relaxed); }
+
+void dhlo_model_release(dhlo_model* model) {
+  if (model != nullptr && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
+}
+
+const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->name); }
+const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->producer); }
+const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->metadata); }
+const char* dhlo_model_cpu_features(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->cpu_features); }
+int64_t dhlo_model_num_threads(const dhlo_model* model) { return model->num_threads; }
+int64_t dhlo_model_constants_bytes(const dhlo_model* model) { return model->abi->constants_bytes; }
+int64_t dhlo_model_state_bytes(const dhlo_model* model) { return model->abi->state_bytes; }
+int64_t dhlo_model_num_inputs(const dhlo_model* model) { return model->abi->num_inputs; }
+int64_t dhlo_model_num_outputs(const dhlo_model* model) { return model->abi->num_outputs; }
+int64_t dhlo_model_num_states(const dhlo_model* model) { return model->abi->num_states; }
+int64_t dhlo_model_num_launches(const dhlo_model* model) { return model->abi->num_launches; }
+
+const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < model->abi->num_inputs ? &model->abi->inputs[index] : nullptr;
+}
+
+const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < model->abi->num_outputs ? &model->abi->outputs[index] : nullptr;
+}
+
+const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < model->abi->num_states ? &model->abi->states[index] : nullptr;
+}
+
+const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < model->abi->num_launches ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
+}

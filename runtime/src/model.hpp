@@ -1,0 +1,31 @@
+// The immutable part of a loaded program: code, constants, threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "memory.hpp"
+#include "model_file.hpp"
+#include "pool.hpp"
+
+struct dhlo_model {
+  dhlo_model() = default;
+  dhlo_model(const dhlo_model&) = delete;
+  dhlo_model& operator=(const dhlo_model&) = delete;
+  ~dhlo_model();
+
+  const dhlo_allocator* host_allocator() const { return allocator.alloc != nullptr ? &allocator : nullptr; }
+
+  std::atomic<int64_t> references{1};
+  dhlo::Code code;              // empty for a model from a descriptor
+  dhlo::Block owned_constants;  // likewise
+  const dhlo_abi_model* abi = nullptr;
+  const uint8_t* constants = nullptr;
+  void (*release)(void* ctx) = nullptr;
+  void* release_ctx = nullptr;
+  dhlo_allocator allocator{};
+  dhlo_parallel parallel{};
+  std::shared_ptr<dhlo::Pool> pool;  // null with one thread or with the host's own threads
+  int64_t num_threads = 1;
+};

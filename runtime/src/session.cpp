@@ -1,0 +1,282 @@
+// Runs a model: the services that compiled code asks for, and the memory behind them.
+#include "session.hpp"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "support.hpp"
+
+using dhlo::Block;
+using dhlo::Error;
+using dhlo::Launch;
+using dhlo::Output;
+
+namespace {
+
+// Chunks a thread gets at most: enough to even out threads that start late, few enough that claiming costs nothing.
+constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
+// Also the result for an empty tensor: aligned, not null, never dereferenced.
+alignas(64) uint8_t empty_block[64];
+
+int64_t now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+}  // namespace
+
+template <class Make>
+dhlo_status dhlo_session::record(dhlo_status status, Make&& make) noexcept {
+  failure = status;
+  try {
+    message = make();
+  } catch (...) {
+    message.clear();
+  }
+  return status;
+}
+
+dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& options)
+    : dhlo_abi_call{},
+      model(shared),
+      output_fn(options.output),
+      output_ctx(options.output_ctx),
+      max_bytes(options.max_bytes > 0 ? options.max_bytes : kNoCap),
+      segments(static_cast<size_t>(shared->abi->num_segments)),
+      outputs(static_cast<size_t>(shared->abi->num_outputs)) {
+  const dhlo_abi_model& abi = *shared->abi;
+  constants = shared->constants;
+  num_threads = shared->num_threads;
+  arena = serve_arena;
+  dhlo_abi_call::output = serve_output;
+  fail = serve_fail;
+  set_profile(options.profile != 0);
+  if (!state_block.allocate(abi.state_bytes, shared->host_allocator()))
+    throw Error(DHLO_OUT_OF_MEMORY, "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
+  state = state_block.data();
+  reset_state();
+  dhlo_model_retain(shared);
+}
+
+dhlo_session::~dhlo_session() {
+  // Blocks may belong to the allocator inside the model.
+  segments.clear();
+  outputs.clear();
+  scratch.free();
+  state_block.free();
+  dhlo_model_release(model);
+}
+
+void dhlo_session::set_profile(bool on) {
+  if (on) profile.resize(static_cast<size_t>(model->abi->num_launches));
+  launch = on ? serve_profiled_launch : serve_launch;
+}
+
+void dhlo_session::reset_state() {
+  const dhlo_abi_model& abi = *model->abi;
+  for (int64_t i = 0; i < abi.num_states; ++i) {
+    const dhlo_abi_state& s = abi.states[i];
+    if (s.bytes > 0) std::memcpy(state + s.offset, constants + s.init_offset, static_cast<size_t>(s.bytes));
+  }
+}
+
+void dhlo_session::trim() {
+  for (Block& segment : segments) segment.free();
+  for (Output& out : outputs) out.owned.free();
+  scratch.free();
+  scratch_stride = 0;
+  counters.arena_bytes = counters.scratch_bytes = counters.output_bytes = 0;
+}
+
+bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* what) noexcept {
+  if (bytes <= block->bytes() && block->data() != nullptr) return true;
+  const int64_t others = counters.arena_bytes + counters.scratch_bytes + counters.output_bytes - block->bytes();
+  const int64_t budget = max_bytes - others;
+  if (bytes > budget) {
+    record(DHLO_OUT_OF_MEMORY, [&] {
+      return std::string(what) + ": " + std::to_string(bytes) + " bytes needed, but the session's cap of " +
+             std::to_string(max_bytes) + " bytes leaves " + std::to_string(std::max<int64_t>(budget, 0));
+    });
+    return false;
+  }
+  const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), budget);
+  *held -= block->bytes();
+  ++counters.growths;
+  const bool ok = block->allocate(wanted, model->host_allocator()) ||
+                  (wanted > bytes && block->allocate(bytes, model->host_allocator()));
+  *held += block->bytes();
+  if (!ok)
+    record(DHLO_OUT_OF_MEMORY,
+           [&] { return std::string(what) + ": no memory for " + std::to_string(bytes) + " bytes"; });
+  return ok;
+}
+
+void* dhlo_session::serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes) {
+  auto* self = static_cast<dhlo_session*>(call);
+  if (segment < 0 || segment >= self->model->abi->num_segments || bytes < 0) {
+    self->record(DHLO_INTERNAL, [] { return std::string("the model asked for an arena segment out of range"); });
+    return nullptr;
+  }
+  Block& block = self->segments[static_cast<size_t>(segment)];
+  if (!self->grow(&block, bytes, &self->counters.arena_bytes, "arena")) return nullptr;
+  self->counters.arena_used += bytes;
+  return block.data();
+}
+
+void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noexcept {
+  const dhlo_abi_value* value = &model->abi->outputs[index];
+  if (out.bound != nullptr) {
+    if (bytes <= out.capacity) return out.bound;
+    record(DHLO_INVALID_ARGUMENT, [&] {
+      return dhlo::describe_value("output", index, value) + ": " + std::to_string(bytes) +
+             " bytes needed, but the bound memory has " + std::to_string(out.capacity);
+    });
+    return nullptr;
+  }
+  if (output_fn != nullptr) {
+    void* data = output_fn(output_ctx, index, static_cast<int32_t>(value->dtype), out.rank, out.sizes);
+    if (data != nullptr) return data;
+    if (bytes == 0) return empty_block;
+    record(DHLO_OUT_OF_MEMORY, [&] {
+      return dhlo::describe_value("output", index, value) + ": the host gave no memory for " + std::to_string(bytes) +
+             " bytes";
+    });
+    return nullptr;
+  }
+  return grow(&out.owned, bytes, &counters.output_bytes, "outputs") ? out.owned.data() : nullptr;
+}
+
+void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes) {
+  auto* self = static_cast<dhlo_session*>(call);
+  const dhlo_abi_model& abi = *self->model->abi;
+  const int64_t elements = rank >= 0 && rank <= DHLO_ABI_MAX_RANK ? dhlo::count_elements(rank, sizes) : -1;
+  const bool negative = elements >= 0 && std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; });
+  if (index < 0 || index >= abi.num_outputs || elements < 0 || negative) {
+    self->record(DHLO_INTERNAL,
+                 [&] { return "the model gave output " + std::to_string(index) + " an impossible size"; });
+    return nullptr;
+  }
+  Output& out = self->outputs[static_cast<size_t>(index)];
+  out.rank = static_cast<int32_t>(rank);
+  std::copy_n(sizes, rank, out.sizes);
+  out.data =
+      self->place_output(index, out, elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype)));
+  out.produced = out.data != nullptr;
+  return out.data;
+}
+
+int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
+                                   int64_t grain, int64_t scratch_bytes, int64_t) {
+  auto* self = static_cast<dhlo_session*>(call);
+  ++self->counters.launches;
+  if (count <= 0) return 0;
+  if (scratch_bytes > self->scratch_stride) {
+    // Workers differ in the cache lines that they write.
+    const int64_t stride = dhlo::round_up(scratch_bytes, 128);
+    if (stride > kNoCap / self->num_threads - 64)
+      return self->record(DHLO_OUT_OF_MEMORY, [] { return std::string("scratch: size overflows"); });
+    if (!self->grow(&self->scratch, stride * self->num_threads, &self->counters.scratch_bytes, "scratch")) {
+      self->scratch_stride = 0;
+      return self->failure;
+    }
+    self->scratch_stride = stride;
+  }
+  grain = std::max<int64_t>(grain, 1);
+  if (count <= grain || self->num_threads == 1) {
+    fn(args, 0, count, 0, self->scratch.data());
+    return 0;
+  }
+  const int64_t chunks = std::min({count / grain, self->num_threads * kChunksPerThread, dhlo::Pool::kMaxChunks});
+  if (chunks > 1) {
+    const Launch work{fn, args, count, chunks, self->scratch.data(), self->scratch_stride};
+    if (self->model->parallel.run != nullptr) {
+      self->run_on_host(work);
+      return 0;
+    }
+    if (self->model->pool->run(work)) return 0;
+  }
+  fn(args, 0, count, 0, self->scratch.data());
+  return 0;
+}
+
+int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
+                                            int64_t grain, int64_t scratch_bytes, int64_t launch) {
+  auto* self = static_cast<dhlo_session*>(call);
+  const int64_t start = now();
+  const int32_t status = serve_launch(call, fn, args, count, grain, scratch_bytes, launch);
+  if (launch >= 0 && launch < self->model->abi->num_launches) {
+    dhlo_launch_profile& figures = self->profile[static_cast<size_t>(launch)];
+    ++figures.count;
+    figures.nanoseconds += now() - start;
+  }
+  return status;
+}
+
+// One task a thread, so that the task's number can serve as the worker's; each claims chunks until none is left.
+void dhlo_session::run_on_host(const Launch& work) const {
+  struct Shared {
+    const Launch& launch;
+    std::atomic<int64_t> next{0};
+  } shared{work};
+  auto task = [](void* arg, int64_t worker) {
+    auto* s = static_cast<Shared*>(arg);
+    for (int64_t chunk = s->next++; chunk < s->launch.chunks; chunk = s->next++) s->launch.run_chunk(chunk, worker);
+  };
+  model->parallel.run(model->parallel.ctx, std::min(work.chunks, num_threads), task, &shared);
+}
+
+int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got) {
+  auto* self = static_cast<dhlo_session*>(call);
+  const dhlo_abi_model& abi = *self->model->abi;
+  if (check < 0 || check >= abi.num_checks)
+    return self->record(DHLO_INTERNAL, [] { return std::string("the model failed an unknown check"); });
+  return self->record(DHLO_CONTRACT, [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
+}
+
+dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
+  if (running.exchange(true, std::memory_order_acquire)) {
+    dhlo::set_last_error("session is in use by another thread; create one session a thread");
+    return DHLO_BUSY;
+  }
+  failure = DHLO_OK;
+  dhlo_status status = dhlo::guard(
+      [&] {
+        dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
+        for (Output& out : outputs) out.produced = false;
+        counters.arena_used = 0;
+        const int32_t result = model->abi->run(this, inputs);
+        if (failure != DHLO_OK) return;
+        if (result != 0)
+          throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");
+        for (size_t i = 0; i < outputs.size(); ++i)
+          if (!outputs[i].produced) throw Error(DHLO_INTERNAL, "the model did not produce output " + std::to_string(i));
+      },
+      [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
+  if (status == DHLO_OK) status = failure;
+  if (status == DHLO_OK) {
+    ++counters.runs;
+    message.clear();
+  } else {
+    ++counters.failed_runs;
+    for (Output& out : outputs) out.produced = false;
+  }
+  running.store(false, std::memory_order_release);
+  return status;
+}
+
+const dhlo_abi_state& dhlo_session::find_state(const char* name, int64_t bytes) const {
+  const dhlo_abi_model& abi = *model->abi;
+  for (int64_t i = 0; name != nullptr && i < abi.num_states; ++i) {
+    const dhlo_abi_state& s = abi.states[i];
+    if (std::strcmp(s.name, name) != 0) continue;
+    if (s.bytes == bytes) return s;
+    throw Error(DHLO_INVALID_ARGUMENT, "state '" + std::string(name) + "': expected " + std::to_string(s.bytes) +
+                                           " bytes, got " + std::to_string(bytes));
+  }
+  throw Error(DHLO_INVALID_ARGUMENT, "the model has no state '" + std::string(name != nullptr ? name : "") + "'");
+}

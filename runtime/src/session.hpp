@@ -1,0 +1,71 @@
+// What one caller needs to run a model: arena, scratch, mutable state, outputs, counters.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+#include "model.hpp"
+
+namespace dhlo {
+
+// One output: the sizes that the last run gave it, and where its memory comes from.
+struct Output {
+  void* data = nullptr;  // null until the run in progress has produced it, and for a caller's empty tensor
+  bool produced = false;
+  int32_t rank = 0;
+  int64_t sizes[DHLO_ABI_MAX_RANK] = {};
+  Block owned;
+  void* bound = nullptr;
+  int64_t capacity = 0;
+};
+
+}  // namespace dhlo
+
+// The services of dhlo_abi_call are its members; compiled code gets the base class.
+struct dhlo_session : dhlo_abi_call {
+  dhlo_session(dhlo_model* shared, const dhlo_session_options& options);
+  dhlo_session(const dhlo_session&) = delete;
+  dhlo_session& operator=(const dhlo_session&) = delete;
+  ~dhlo_session();
+
+  dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
+  void set_profile(bool on);
+  void reset_state();
+  void trim();
+  // Makes `block` hold at least `bytes`, within the cap; false after recording an error.
+  bool grow(dhlo::Block* block, int64_t bytes, int64_t* held, const char* what) noexcept;
+  // Records an error, with the text that `make` returns, and returns `status`.
+  template <class Make>
+  dhlo_status record(dhlo_status status, Make&& make) noexcept;
+  const dhlo_abi_state& find_state(const char* name, int64_t bytes) const;
+
+  dhlo_model* model;
+  dhlo_output_fn output_fn;
+  void* output_ctx;
+  int64_t max_bytes;
+  std::vector<dhlo::Block> segments;
+  dhlo::Block scratch;
+  int64_t scratch_stride = 0;  // bytes of one worker's scratch
+  dhlo::Block state_block;
+  std::vector<dhlo::Output> outputs;
+  std::vector<dhlo_launch_profile> profile;
+  dhlo_counters counters{};
+  dhlo_status failure = DHLO_OK;  // of the run in progress
+  std::string message;
+  std::atomic<bool> running{false};
+
+ private:
+  static void* serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes);
+  static void* serve_output(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
+  static int32_t serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
+                              int64_t scratch_bytes, int64_t launch);
+  static int32_t serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
+                                       int64_t grain, int64_t scratch_bytes, int64_t launch);
+  static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+  void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
+  void run_on_host(const dhlo::Launch& launch) const;
+};

@@ -1,0 +1,63 @@
+// Errors inside the runtime, their text for the caller, and small helpers that every part uses.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "dhlo/runtime.h"
+
+namespace dhlo {
+
+// Thrown inside the runtime only; every C entry point turns it into a status and a text.
+class Error : public std::exception {
+ public:
+  Error(dhlo_status status, std::string text) : status_(status), text_(std::move(text)) {}
+  dhlo_status status() const { return status_; }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  dhlo_status status_;
+  std::string text_;
+};
+
+// Text of the last failure of a function without a session, on this thread.
+void set_last_error(const char* text) noexcept;
+
+// Message of a failed check: its text, then the numbers as its kind says.
+std::string describe_check(const dhlo_abi_check& check, int64_t expected, int64_t got);
+
+// "input 1 'mask'"; the name is left out where the model gives none.
+std::string describe_value(const char* what, int64_t index, const dhlo_abi_value* value);
+
+// Elements of a tensor with non-negative sizes; -1 if the count does not fit in 62 bits.
+int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept;
+
+// Checks what compiled code takes for granted: count, ranks, sizes, data. `need_data` is false for plans, where only
+// rank 0 must have data. Throws Error.
+void check_inputs(const dhlo_abi_model& model, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Runs `body`, turning exceptions into a status; `record` receives the text.
+template <class Body, class Record>
+dhlo_status guard(Body&& body, Record&& record) noexcept {
+  try {
+    body();
+    return DHLO_OK;
+  } catch (const Error& error) {
+    record(error.what());
+    return error.status();
+  } catch (const std::bad_alloc&) {
+    record("out of memory");
+    return DHLO_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    record(error.what());
+    return DHLO_INTERNAL;
+  }
+}
+
+}  // namespace dhlo

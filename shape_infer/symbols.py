@@ -1,0 +1,173 @@
+"""Symbolic sizes: sympy expressions over torch.export's symbols, with one text form that parses and prints exactly."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import sympy
+from sympy.printing.str import StrPrinter
+from torch.utils._sympy import functions as tsf
+
+__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "is_static", "parse", "product", "show", "symbol", "symbols_of"]
+
+Expr = sympy.Expr
+FloorDiv = tsf.FloorDiv
+Size = sympy.Expr | int
+
+
+@functools.cache
+def symbol(name: str) -> sympy.Symbol:
+    """The symbol of that name: s.. a size of an input, u.. known only at run time, f.. or zuf.. a float."""
+    if name.startswith(("zuf", "f_")):
+        return sympy.Symbol(name, real=True)
+    if name.startswith("u"):
+        return sympy.Symbol(name, integer=True)
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def _ite(cond: sympy.Basic, a: sympy.Expr, b: sympy.Expr) -> sympy.Basic:
+    return sympy.Piecewise((a, cond), (b, True))
+
+
+_FUNCTIONS: dict[str, object] = {
+    "floordiv": tsf.FloorDiv, "mod": tsf.Mod, "pymod": tsf.PythonMod, "ceildiv": tsf.CeilDiv, "cleandiv": tsf.CleanDiv,
+    "max": sympy.Max, "min": sympy.Min, "ite": _ite, "truediv": tsf.IntTrueDiv, "fdiv": tsf.FloatTrueDiv,
+    "trunc": tsf.TruncToInt, "floor": tsf.FloorToInt, "ceil": tsf.CeilToInt, "float": tsf.ToFloat,
+    "round": tsf.RoundToInt, "pow": tsf.PowByNatural, "fpow": tsf.FloatPow, "sqrt": tsf.OpaqueUnaryFn_sqrt,
+    "Eq": sympy.Eq, "Ne": sympy.Ne, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not, "abs": sympy.Abs,
+    "shl": tsf.LShift, "shr": tsf.RShift, "true": sympy.true, "false": sympy.false, "inf": sympy.oo, "log2": tsf.OpaqueUnaryFn_log2,
+}
+
+
+class _Printer(StrPrinter):
+    """Calls instead of infix where Python's operators would parse to something else."""
+
+    printmethod = "_dhlo"  # torch's functions print themselves through sympy's own hook
+
+    def _call(self, name: str, *args: sympy.Basic) -> str:
+        return f"{name}({', '.join(self._print(a) for a in args)})"
+
+    def _print_FloorDiv(self, e: sympy.Expr) -> str: return self._call("floordiv", *e.args)
+    def _print_Mod(self, e: sympy.Expr) -> str: return self._call("mod", *e.args)
+    def _print_PythonMod(self, e: sympy.Expr) -> str: return self._call("pymod", *e.args)
+    def _print_CeilDiv(self, e: sympy.Expr) -> str: return self._call("ceildiv", *e.args)
+    def _print_CleanDiv(self, e: sympy.Expr) -> str: return self._call("cleandiv", *e.args)
+    def _print_Max(self, e: sympy.Expr) -> str: return self._call("max", *sorted(e.args, key=str))
+    def _print_Min(self, e: sympy.Expr) -> str: return self._call("min", *sorted(e.args, key=str))
+    def _print_IntTrueDiv(self, e: sympy.Expr) -> str: return self._call("truediv", *e.args)
+    def _print_FloatTrueDiv(self, e: sympy.Expr) -> str: return self._call("fdiv", *e.args)
+    def _print_TruncToInt(self, e: sympy.Expr) -> str: return self._call("trunc", *e.args)
+    def _print_FloorToInt(self, e: sympy.Expr) -> str: return self._call("floor", *e.args)
+    def _print_CeilToInt(self, e: sympy.Expr) -> str: return self._call("ceil", *e.args)
+    def _print_RoundToInt(self, e: sympy.Expr) -> str: return self._call("round", *e.args)
+    def _print_ToFloat(self, e: sympy.Expr) -> str: return self._call("float", *e.args)
+    def _print_PowByNatural(self, e: sympy.Expr) -> str: return self._call("pow", *e.args)
+    def _print_FloatPow(self, e: sympy.Expr) -> str: return self._call("fpow", *e.args)
+    def _print_OpaqueUnaryFn_sqrt(self, e: sympy.Expr) -> str: return self._call("sqrt", *e.args)
+    def _print_OpaqueUnaryFn_log2(self, e: sympy.Expr) -> str: return self._call("log2", *e.args)
+    def _print_LShift(self, e: sympy.Expr) -> str: return self._call("shl", *e.args)
+    def _print_RShift(self, e: sympy.Expr) -> str: return self._call("shr", *e.args)
+    def _print_BooleanTrue(self, e: sympy.Basic) -> str: return "true"
+    def _print_BooleanFalse(self, e: sympy.Basic) -> str: return "false"
+    def _print_And(self, e: sympy.Basic) -> str: return self._call("And", *sorted(e.args, key=str))
+    def _print_Or(self, e: sympy.Basic) -> str: return self._call("Or", *sorted(e.args, key=str))
+    def _print_Not(self, e: sympy.Basic) -> str: return self._call("Not", *e.args)
+    def _print_Equality(self, e: sympy.Basic) -> str: return self._call("Eq", *e.args)
+    def _print_Unequality(self, e: sympy.Basic) -> str: return self._call("Ne", *e.args)
+    def _print_Infinity(self, e: sympy.Expr) -> str: return "inf"
+    def _print_NegativeInfinity(self, e: sympy.Expr) -> str: return "-inf"
+    def _print_Piecewise(self, e: sympy.Expr) -> str:
+        (value, cond), *rest = e.args
+        if not rest or cond == sympy.true:
+            return str(self._print(value))
+        return self._call("ite", cond, value, sympy.Piecewise(*rest))
+
+
+_PRINTER = _Printer()
+
+
+class _Names(dict[str, object]):
+    """Every name that isn't a function is a symbol."""
+
+    def __missing__(self, name: str) -> sympy.Symbol:
+        return symbol(name)
+
+
+@functools.cache
+def parse(text: str) -> sympy.Expr:
+    """The expression that `show` printed; raises ValueError on anything else."""
+    try:
+        return int_expr(int(text))
+    except ValueError:
+        pass
+    try:
+        return sympy.sympify(eval(text, {"__builtins__": {}}, _Names(_FUNCTIONS)))  # noqa: S307
+    except Exception as e:
+        raise ValueError(f"not a size expression: {text!r} ({e})") from None
+
+
+@functools.cache
+def int_expr(value: int) -> sympy.Expr:
+    return sympy.Integer(value)
+
+
+@functools.cache
+def show(expr: sympy.Expr) -> str:
+    """Text form of an expression, read back by `parse`."""
+    return str(_PRINTER.doprint(expr))
+
+
+@functools.cache
+def _own(expr: sympy.Expr) -> sympy.Expr:
+    """The same expression over our symbols (torch's carry other assumptions, e.g. positive)."""
+    return expr.xreplace({s: symbol(s.name) for s in expr.free_symbols})
+
+
+def as_expr(x: object) -> sympy.Expr:
+    """An int, SymInt/SymFloat/SymBool, sympy expression or text as an expression over our symbols."""
+    if isinstance(x, bool):
+        return sympy.true if x else sympy.false
+    if isinstance(x, int):
+        return int_expr(x)
+    if isinstance(x, str):
+        return parse(x)
+    if isinstance(x, float):
+        return sympy.Float(x) if math.isfinite(x) else sympy.sympify(x)
+    if isinstance(x, sympy.Basic):
+        return _own(x)
+    return _own(x.node.expr)  # type: ignore[attr-defined]
+
+
+def is_static(x: Size) -> bool:
+    return isinstance(x, int) or bool(x.is_number)
+
+
+def symbols_of(x: Size) -> set[str]:
+    return set() if isinstance(x, int) else {s.name for s in x.free_symbols}
+
+
+def product(sizes: object) -> sympy.Expr:
+    """Product of sizes; 1 for none."""
+    out: sympy.Expr = sympy.Integer(1)
+    for s in sizes:  # type: ignore[attr-defined]
+        out = out * s
+    return out
+
+
+def evaluate(x: Size, env: Mapping[str, int | float]) -> int:
+    """The value of a size for given symbol values."""
+    if isinstance(x, int):
+        return x
+    if x.is_Integer:
+        return int(x)
+    v = x.xreplace({s: sympy.sympify(env[s.name]) for s in x.free_symbols})
+    if isinstance(v, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
+        return int(bool(v))
+    return int(v)
+
+
+def ceil_div(a: Size, b: int) -> sympy.Expr:
+    """a / b rounded up, for a >= 0."""
+    return tsf.FloorDiv(sympy.sympify(a) + (b - 1), sympy.Integer(b)) if b != 1 else sympy.sympify(a)

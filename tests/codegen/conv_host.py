@@ -1,0 +1,130 @@
+"""Builds convolution and pooling kernels under the test host, with epilogues that store and apply bias and relu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.kernels.conv import Conv
+from dhlo.codegen.kernels.conv_transposed import ConvTranspose
+from tests.codegen.harness import Program, TestHost, aligned
+
+__all__ = ["EPILOGUE", "build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
+
+EPILOGUE = [
+    ("eargs", PTR),
+    ("tile", PTR),
+    ("ld", I64),
+    ("batch", I64),
+    ("m0", I64),
+    ("n0", I64),
+    ("mr", I64),
+    ("nr", I64),
+]
+
+
+def numpy_type(elem: str) -> type[np.floating[Any]]:
+    return np.float32 if elem == F32 else np.float64
+
+
+def emit_store(module: KernelModule, elem: str, *, bias_relu: bool = False) -> str:
+    """An epilogue for eargs = (out, positions, channels, bias): out[batch, m, n] = tile, or relu(tile + bias[m])."""
+    lanes = 16 if elem == F32 else 8
+    f = Fn(module, "epilogue", EPILOGUE)
+    eargs, tile, ld, batch, m0, n0, mr, nr = f.args
+    out, positions, channels, bias = (f.load(f.gep(eargs, i, I64), I64) for i in range(4))
+    with f.loop(0, mr) as r:
+        m = f.add(m0, r.iv)
+        row = f.add(f.mul(f.add(f.mul(batch, channels), m), positions), n0)
+        with f.loop(0, nr, lanes) as c:
+            mask = f.tail_mask(f.sub(nr, c.iv), lanes)
+            v = f.masked_load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), mask, f.const(0.0, vec(elem, lanes)))
+            if bias_relu:
+                v = f.max(f.add(v, f.load(f.gep(f.int_to_ptr(bias), m, elem), elem)), 0.0)
+            f.masked_store(v, f.gep(f.int_to_ptr(out), f.add(row, c.iv), elem), mask)
+    f.done()
+    return "epilogue"
+
+
+def build_conv(
+    conv: Conv | ConvTranspose, *, bias_relu: bool = False, strided: bool = False, pack: bool = False
+) -> Program:
+    """Compiles a convolution; with `strided` the host function takes the input's strides s0, s1, .. .
+
+    With `pack` the weight is packed by the host function to `packed`; a transposed convolution has a `workspace`.
+    """
+    module = KernelModule()
+    conv.emit_kernels(module)
+    epilogue = emit_store(module, conv.elem, bias_relu=bias_relu)
+    host = TestHost(module)
+    x, w, eargs = host.pointer("x"), host.pointer("w"), host.pointer("eargs")
+    sizes = [host.size(f"n{i}") for i in range(len(conv.kernel) + 1)]
+    strides = [host.size(f"s{i}") for i in range(len(conv.kernel) + 2)] if strided else None
+    if pack:
+        conv.emit_pack(host, weight=w, packed=(w := host.pointer("packed")))
+    symbol = host.fn.address_of(epilogue)
+    if isinstance(conv, ConvTranspose):
+        conv.emit_launch(
+            host,
+            x=x,
+            w=w,
+            sizes=sizes,
+            epilogue=symbol,
+            epilogue_args=eargs,
+            x_strides=strides,
+            workspace=host.pointer("workspace"),
+        )
+        host.fn.store(conv.output_workspace(host.fn, sizes), host.pointer("workspace_bytes"))
+    else:
+        conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=symbol, epilogue_args=eargs, x_strides=strides)
+    return host.build()
+
+
+def _aligned_copy(x: Any) -> Any:
+    """As the constants of a model are."""
+    copy = aligned(x.nbytes).view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def conv_params(
+    conv: Conv | ConvTranspose, x: Any, weight: Any, bias: Any = None, *, strided: bool = False, pack: bool = False
+) -> tuple[dict[str, Any], Any]:
+    """Parameters of a call and the output that it writes, filled with 777."""
+    dtype = numpy_type(conv.elem)
+    spatial = [max(0, n) for n in conv.output_size(x.shape[2:])]
+    out = np.full((x.shape[0], conv.out_channels, *spatial), 777.0, dtype)
+    address = 0 if bias is None else bias.ctypes.data
+    eargs = np.array([out.ctypes.data, int(np.prod(spatial)), conv.out_channels, address], np.int64)
+    params: dict[str, Any] = {"x": x, "w": weight if pack else _aligned_copy(conv.pack_weight(weight)), "eargs": eargs}
+    if pack:
+        params["packed"] = np.full(conv.workspace_bytes // x.itemsize, np.nan, dtype)
+    if isinstance(conv, ConvTranspose):
+        params["workspace"] = np.full(2 * out.size + 1, np.nan, dtype)
+        params["workspace_bytes"] = np.zeros(1, np.int64)
+    params |= {f"n{i}": n for i, n in enumerate((x.shape[0], *x.shape[2:]))}
+    if strided:
+        params |= {f"s{i}": n // x.itemsize for i, n in enumerate(x.strides)}
+    return params, out
+
+
+def run_conv(
+    conv: Conv | ConvTranspose,
+    program: Program,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    strided: bool = False,
+    pack: bool = False,
+    seed: int | None = None,
+    threads: int = 2,
+) -> Any:
+    """The convolution's output."""
+    params, out = conv_params(conv, x, weight, bias, strided=strided, pack=pack)
+    program(num_threads=threads, seed=seed, **params)
+    if isinstance(conv, ConvTranspose):
+        assert params["workspace_bytes"][0] == (0 if conv.direct else out.nbytes)
+    return out

@@ -1,0 +1,217 @@
+"""Attention against torch's scaled_dot_product_attention in float64: sizes, groups, masks, strides, special values, any split."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.codegen.harness import Program, TestHost
+
+from dhlo.codegen.builder import F32, I8, I64, Fn, KernelModule, V, vec
+from dhlo.codegen.kernels.attention import EXTRA_ARGS, Attention
+
+SIZES = ("batch", "kv_heads", "group", "sq", "skv")
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def emit_bool(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+    """A mask of bytes [sq, skv]: extra arguments are its address and row stride."""
+    p = _mask_row(fn, q, "i8", k0)
+    return fn.cmp("ne", fn.masked_load(p, lanes, fn.const(0, vec(I8))), 0)
+
+
+def emit_float(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+    """A mask of f32 [sq, skv]."""
+    return fn.masked_load(_mask_row(fn, q, F32, k0), lanes, fn.const(0.0, vec(F32)))
+
+
+def emit_alibi(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+    """-(head + 1 + 2 batch) * |query - key| / 8, computed."""
+    keys = fn.add(fn.iota(I64), k0)
+    d = fn.unary("fabs", fn.cast(fn.sub(keys, q), F32))
+    slope = fn.cast(fn.add(fn.add(h, 1), fn.mul(b, 2)), F32)
+    return fn.mul(d, fn.mul(slope, -0.125))
+
+
+def _mask_row(fn: Fn, q: V, elem: str, k0: V) -> V:
+    base, stride = (fn.load(fn.gep(fn.args[0], EXTRA_ARGS + i, I64), I64) for i in range(2))
+    return fn.gep(fn.int_to_ptr(base), fn.add(fn.mul(q, stride), k0), elem)
+
+
+MASKS = {None: None, "bool": emit_bool, "float": emit_float, "alibi": emit_alibi}
+
+
+@functools.cache
+def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str | None = None) -> Program:
+    module = KernelModule()
+    host = TestHost(module)
+    p = {x: host.pointer(x) for x in ("q", "k", "v", "o", "workspace")}
+    s = {x: host.size(x) for x in SIZES}
+    st = {f"{x}_strides": [host.size(f"{x}s{i}") for i in range(3)] for x in "qkvo"}
+    extra = [host.size(x) for x in ("mask", "mask_stride")]
+    scale = host.fn.cast(host.fn.bitcast(host.size("scale"), "f64"), F32)
+    op = Attention(d, dv, elem, causal, MASKS[mask], name=f"attention_{mask}")
+    op.emit_kernels(module)
+    op.emit_launch(host, **p, **s, **st, scale=scale, extra_args=extra)
+    return host.build()
+
+
+def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, mask: torch.Tensor | str | None = None,
+        scale: float | None = None, out: torch.Tensor | None = None, threads: int = 1, seed: int | None = None) -> torch.Tensor:
+    """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride."""
+    elem = next(e for e, t in DTYPES.items() if t == q.dtype)
+    d, dv = q.shape[-1], v.shape[-1]
+    kind = mask if isinstance(mask, str) else None if mask is None else "bool" if mask.dtype == torch.bool else "float"
+    out = torch.full((*q.shape[:3], dv), float("nan"), dtype=q.dtype) if out is None else out
+    op = Attention(d, dv, elem)
+    ws = torch.full((op.workspace_bytes // 4,), float("nan"))
+    at = mask if isinstance(mask, torch.Tensor) else torch.zeros(1, 1)
+    params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
+    bits = int(np.float64(d**-0.5 if scale is None else scale).view(np.int64))
+    program(d, dv, elem, causal, kind)(
+        num_threads=threads, seed=seed, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(), workspace=ws.data_ptr(),
+        batch=q.shape[0], kv_heads=k.shape[1], group=q.shape[1] // max(1, k.shape[1]), sq=q.shape[2], skv=k.shape[2],
+        mask=at.data_ptr(), mask_stride=at.stride(0), scale=bits, **params)
+    return out
+
+
+def expect(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, mask: torch.Tensor | str | None = None,
+           scale: float | None = None) -> torch.Tensor:
+    """torch's own attention in float64 (its math path, which materialises the scores)."""
+    q, k, v = q.double(), k.double(), v.double()
+    if isinstance(mask, str):
+        b, h = torch.arange(q.shape[0]).view(-1, 1, 1, 1), torch.arange(q.shape[1]).view(1, -1, 1, 1)
+        i, j = torch.arange(q.shape[2]).view(-1, 1), torch.arange(k.shape[2])
+        mask = -(h + 1.0 + 2 * b) * (i - j).abs() / 8
+        mask = mask.double()
+    elif mask is not None and mask.dtype != torch.bool:
+        mask = mask.double()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
+
+
+def tensors(b: int, hkv: int, g: int, sq: int, skv: int, d: int, dv: int, dtype: torch.dtype = torch.float32,
+            seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((b, hkv * g, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
+    q, k, v = (torch.randn(s, generator=rng).to(dtype) for s in shapes)
+    return q, k, v
+
+
+def check(got: torch.Tensor, want: torch.Tensor, tol: float = 2e-6) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=tol, atol=tol, equal_nan=True)
+
+
+EDGES = (0, 1, 2, 13, 15, 16, 17, 33, 100, 257)
+
+
+@pytest.mark.parametrize("sq", EDGES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_sizes(sq: int, causal: bool) -> None:
+    for skv in EDGES:
+        q, k, v = tensors(2, 2, 1, sq, skv, 24, 24, seed=sq + skv)
+        check(run(q, k, v, causal=causal), expect(q, k, v, causal=causal))
+
+
+@pytest.mark.parametrize("d,dv", [(1, 1), (7, 5), (8, 8), (16, 16), (64, 64), (80, 80), (64, 40), (128, 128), (33, 257)])
+def test_row_sizes(d: int, dv: int) -> None:
+    for sq, skv in ((1, 37), (3, 130), (5, 65), (40, 37), (33, 240)):
+        q, k, v = tensors(1, 2, 2, sq, skv, d, dv)
+        check(run(q, k, v), expect(q, k, v))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("causal", [False, True])
+def test_groups_share_kv_heads(group: int, causal: bool) -> None:
+    for sq, skv in ((1, 50), (2, 50), (3, 3), (5, 129), (9, 40), (45, 45)):
+        q, k, v = tensors(2, 3, group, sq, skv, 16, 16)
+        check(run(q, k, v, causal=causal), expect(q, k, v, causal=causal))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "alibi"])
+def test_masks(kind: str) -> None:
+    for sq, skv in ((1, 1), (1, 300), (4, 33), (17, 17), (37, 113), (64, 257)):
+        q, k, v = tensors(2, 2, 2, sq, skv, 24, 24, seed=sq)
+        keep = torch.rand(sq, skv, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[:, skv // 3: skv // 3 + 60] = False
+        keep[::3] = False  # rows that may attend to nothing
+        mask: torch.Tensor | str = kind
+        if kind != "alibi":
+            mask = keep if kind == "bool" else torch.where(keep, torch.randn(sq, skv), torch.tensor(float("-inf")))
+        got = run(q, k, v, mask=mask)
+        check(got, expect(q, k, v, mask=mask))
+        if kind != "alibi":
+            assert (got[:, :, ::3] == 0).all()
+
+
+def test_strided_operands_and_output() -> None:
+    for sq, skv in ((2, 77), (50, 77)):
+        base = [torch.randn(2, n, h, 24) for n, h in ((sq, 4), (skv, 2), (skv, 2))]
+        q, k, v = (x.transpose(1, 2) for x in base)
+        out = torch.full((2, sq, 4, 24), float("nan")).transpose(1, 2)
+        check(run(q, k, v, out=out), expect(q, k, v))
+        shared = k[:, :1].expand(2, 2, skv, 24)  # stride 0
+        check(run(q, shared, v), expect(q, shared, v))
+
+
+def test_special_values_stay_in_their_rows() -> None:
+    inf, nan = float("inf"), float("nan")
+    for sq in (4, 40):
+        q, k, v = tensors(1, 1, 1, sq, 150, 16, 16)
+        q[0, 0, 1, 3] = nan
+        q[0, 0, 2, 3] = inf
+        check(run(q, k, v), expect(q, k, v))
+        q, k, v = tensors(1, 1, 1, sq, 150, 16, 16)
+        k[0, 0, 120, 5] = nan
+        check(run(q, k, v), expect(q, k, v))
+        q, k, v = tensors(1, 1, 1, sq, 150, 16, 16)
+        v[0, 0, 7, 2], v[0, 0, 8, 3] = nan, inf
+        check(run(q, k, v), expect(q, k, v))
+        q, k, v = tensors(1, 1, 1, sq, 150, 16, 16)
+        check(run(q * 300, k * 300, v), expect(q * 300, k * 300, v), tol=2e-3)  # scores of 1e5: one key takes all
+
+
+def test_scale() -> None:
+    for sq in (1, 20):
+        q, k, v = tensors(1, 2, 1, sq, 60, 16, 16)
+        for scale in (0.0, 1.0, -0.3):
+            check(run(q, k, v, scale=scale), expect(q, k, v, scale=scale))
+
+
+@pytest.mark.parametrize("elem,tol", [("bf16", 1e-2), ("f16", 1.5e-3)])
+def test_half_precision(elem: str, tol: float) -> None:
+    for sq, skv, d in ((1, 100, 64), (6, 70, 40), (70, 130, 64), (40, 33, 24)):
+        q, k, v = tensors(1, 2, 2, sq, skv, d, d, DTYPES[elem])
+        check(run(q, k, v, causal=sq > 6), expect(q, k, v, causal=sq > 6), tol)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_split_keys_on_threads(threads: int, causal: bool) -> None:
+    for sq, skv in ((1, 3000), (4, 1111), (3, 700)):
+        q, k, v = tensors(1, 1, 2, sq, skv, 16, 24)
+        if causal:
+            q, k, v = tensors(1, 1, 2, sq, sq, 16, 24)
+        check(run(q, k, v, causal=causal, threads=threads), expect(q, k, v, causal=causal))
+        check(run(q, k, v, causal=causal, threads=threads, seed=threads), expect(q, k, v, causal=causal))
+
+
+def test_split_rows_whose_keys_are_all_masked() -> None:
+    q, k, v = tensors(1, 1, 1, 2, 2000, 16, 24)
+    mask = torch.ones(2, 2000, dtype=torch.bool)
+    mask[0] = False
+    mask[1, :1500] = False
+    check(run(q, k, v, mask=mask, threads=4), expect(q, k, v, mask=mask))
+
+
+def test_any_split_of_the_tiles() -> None:
+    q, k, v = tensors(2, 2, 2, 100, 130, 16, 24)
+    for seed in range(4):
+        check(run(q, k, v, causal=True, threads=3, seed=seed), expect(q, k, v, causal=True))
+
+
+def test_workspace_does_not_depend_on_sizes() -> None:
+    assert Attention(64, 64).workspace_bytes == 4 * 64 * 24 * 80

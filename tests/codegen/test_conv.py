@@ -1,0 +1,243 @@
+"""Convolution kernels against PyTorch in float64: sizes, parameters, variants, splits, epilogues, strides."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+import torch
+
+from dhlo.codegen.builder import F64
+from dhlo.codegen.kernels.conv import Conv
+from dhlo.codegen.kernels.conv_transposed import ConvTranspose
+from dhlo.codegen.kernels.microkernel import AVX2
+from tests.codegen.conv_host import build_conv, conv_params, numpy_type, run_conv
+from tests.codegen.harness import Program
+
+build = functools.cache(build_conv)
+SIZES = {
+    1: [(1, 9), (2, 1), (3, 64), (1, 131), (0, 8)],
+    2: [(1, 7, 7), (2, 14, 13), (1, 1, 5), (3, 5, 50), (1, 33, 40), (2, 2, 2), (0, 8, 8)],
+    3: [(1, 5, 6, 7), (2, 3, 9, 17), (1, 1, 1, 1), (0, 4, 4, 4)],
+}
+CONVS = [
+    Conv(16, 64, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    Conv(80, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    Conv(5, 7, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
+    Conv(3, 33, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1)),
+    Conv(24, 70, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    Conv(9, 40, (1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+    Conv(4, 5, (2, 3), (3, 4), ((0, 2), (1, 0)), (2, 1)),
+    Conv(3, 2, (2, 2), (1, 1), ((5, 4), (3, 6)), (1, 1)),
+    Conv(1, 1, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    Conv(12, 12, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3),
+    Conv(8, 72, (3, 3), (2, 1), ((1, 1), (2, 2)), (1, 2), groups=2),
+    Conv(6, 6, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=6),
+    Conv(4, 12, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), groups=4),
+    Conv(3, 3, (3, 8), (1, 3), ((1, 1), (4, 2)), (1, 2), groups=3),
+    Conv(2, 2, (8, 8), (1, 1), ((4, 3), (4, 3)), (1, 1), groups=2),
+    Conv(8, 33, (3,), (3,), ((2, 1),), (2,)),
+    Conv(16, 16, (5,), (1,), ((2, 2),), (1,)),
+    Conv(7, 7, (4,), (1,), ((3, 0),), (1,), groups=7),
+    Conv(6, 10, (3, 2, 3), (1, 1, 1), ((1, 1), (1, 0), (1, 1)), (1, 1, 1), groups=2),
+    Conv(4, 35, (1, 3, 3), (2, 1, 2), ((0, 0), (1, 1), (2, 2)), (1, 1, 2)),
+    Conv(6, 6, (3, 3, 3), (1, 2, 2), ((1, 1), (1, 1), (1, 1)), (1, 1, 1), groups=6),
+    Conv(24, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=AVX2),
+    Conv(40, 20, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), elem=F64),
+    Conv(5, 9, (3, 3), (2, 3), ((1, 1), (0, 1)), (1, 1), elem=F64),
+    Conv(5, 5, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), groups=5, elem=F64),
+]
+
+
+TRANSPOSED = [
+    ConvTranspose(16, 40, (3, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
+    ConvTranspose(12, 36, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1)),
+    ConvTranspose(5, 7, (3, 2), (2, 3), (0, 1), (1, 2), (1, 1)),
+    ConvTranspose(4, 6, (2, 2), (3, 2), (0, 0), (2, 1), (1, 1), groups=2),
+    ConvTranspose(6, 6, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), groups=6),
+    ConvTranspose(3, 5, (3, 4), (2, 4), (3, 1), (0, 0), (2, 2)),
+    ConvTranspose(9, 4, (5,), (3,), (2,), (1,), (2,)),
+    ConvTranspose(4, 3, (2, 3, 3), (2, 1, 2), (0, 1, 1), (1, 0, 0), (1, 1, 1)),
+    ConvTranspose(5, 9, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), elem=F64),
+]
+
+
+def reference(conv: Conv | ConvTranspose, x: Any, weight: Any) -> Any:
+    """torch.convolution in float64; asymmetric padding by padding first."""
+    if isinstance(conv, ConvTranspose):
+        return torch.convolution(
+            torch.from_numpy(x).double(),
+            torch.from_numpy(weight).double(),
+            None,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            True,
+            conv.output_padding,
+            conv.groups,
+        ).numpy()
+    pad = [n for pair in reversed(conv.padding) for n in pair]
+    wide = torch.nn.functional.pad(torch.from_numpy(np.ascontiguousarray(x)).double(), pad)
+    zeros = [0] * len(conv.kernel)
+    return torch.convolution(
+        wide, torch.from_numpy(weight).double(), None, conv.stride, zeros, conv.dilation, False, zeros, conv.groups
+    ).numpy()
+
+
+def operands(conv: Conv | ConvTranspose, sizes: tuple[int, ...], seed: int = 0) -> tuple[Any, Any]:
+    """A random input and weight."""
+    rng, dtype = np.random.default_rng(seed), numpy_type(conv.elem)
+    x = rng.standard_normal((sizes[0], conv.in_channels, *sizes[1:])).astype(dtype)
+    outer, inner = conv.out_channels, conv.in_channels
+    if isinstance(conv, ConvTranspose):
+        outer, inner = inner, outer
+    return x, rng.standard_normal((outer, inner // conv.groups, *conv.kernel)).astype(dtype)
+
+
+def check(conv: Conv | ConvTranspose, program: Program, x: Any, weight: Any, **options: Any) -> None:
+    """Compares with the reference; the tolerance grows with the reduction's depth."""
+    out, expected = run_conv(conv, program, x, weight, **options), reference(conv, x, weight)
+    eps = float(np.finfo(out.dtype).eps)
+    tolerance = 4 * eps * ((weight.size / conv.out_channels) ** 0.5 + 8)
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("conv", CONVS, ids=lambda c: c.name)
+def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv) -> None:
+    """One compiled kernel set serves all sizes; any split in chunks on two threads gives the same."""
+    tried = 0
+    for sizes in SIZES[len(conv.kernel)]:
+        if min(conv.output_size(sizes[1:])) < 1:
+            continue
+        x, weight = operands(conv, sizes)
+        for seed in (None, 1, 2):
+            check(conv, build(conv), x, weight, seed=seed)
+        tried += 1
+    assert tried > 1
+
+
+def test_chunks_give_bitwise_equal_results() -> None:
+    """The order of additions doesn't depend on how items are split."""
+    conv = CONVS[1]
+    x, weight = operands(conv, (2, 14, 13))
+    outs = [
+        run_conv(conv, build(conv), x, weight, seed=seed, threads=threads)
+        for seed, threads in ((None, 1), (None, 2), (7, 2))
+    ]
+    assert (outs[0] == outs[1]).all() and (outs[0] == outs[2]).all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 7, 7), (2, 28, 28), (1, 1, 1)])
+def test_channel_runs_and_depth_blocks(sizes: tuple[int, ...]) -> None:
+    """More channels than one run keeps tiles for, and several depth blocks."""
+    conv = Conv(100, 560, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    x, weight = operands(conv, sizes)
+    check(conv, build(conv), x, weight)
+
+
+@pytest.mark.parametrize("sizes,variant", [((1, 7, 7), "swapped"), ((1, 16, 16), "normal")])
+def test_the_variant_follows_the_sizes(sizes: tuple[int, ...], variant: str) -> None:
+    """Position counts that fill no vector tile are the broadcast operand."""
+    conv = CONVS[0]
+    x, weight = operands(conv, sizes)
+    params, _ = conv_params(conv, x, weight)
+    program = build(conv)
+    (launch,) = program.record(num_threads=2, **params)
+    panels, width = launch.args[15], 14 if variant == "swapped" else 32
+    assert panels == -(-sizes[1] * sizes[2] // width)
+
+
+def test_nothing_is_launched_for_an_empty_output() -> None:
+    """Batch 0, or an input smaller than the kernel."""
+    conv = Conv(4, 4, (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    for sizes in ((0, 8, 8), (2, 2, 8), (1, 0, 0)):
+        x, weight = operands(conv, sizes)
+        params, _ = conv_params(conv, x, weight)
+        assert build(conv).record(num_threads=2, **params) == []
+
+
+def test_the_epilogue_sees_every_element_once_with_its_channel() -> None:
+    """bias + relu with channel offsets of groups; unwritten outputs would keep 777."""
+    conv = Conv(8, 72, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    x, weight = operands(conv, (2, 9, 11))
+    bias = np.linspace(-9, 9, 72, dtype=np.float32)
+    out = run_conv(conv, build_conv(conv, bias_relu=True), x, weight, bias)
+    expected = np.maximum(reference(conv, x, weight) + bias[None, :, None, None], 0)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("conv", [CONVS[0], CONVS[2], CONVS[11], CONVS[18]], ids=lambda c: c.name)
+def test_strided_input(conv: Conv) -> None:
+    """A slice of a larger tensor: all strides but the last one free."""
+    program = build_conv(conv, strided=True)
+    sizes = SIZES[len(conv.kernel)][1]
+    big, weight = operands(conv, (sizes[0] * 2, *(n + 3 for n in sizes[1:])))
+    window = tuple(slice(1, 1 + n) for n in sizes[1:])
+    check(conv, program, big[::2][(slice(None), slice(None), *window)], weight, strided=True)
+
+
+@pytest.mark.parametrize("conv", [CONVS[0], CONVS[2], CONVS[11]], ids=lambda c: c.name)
+def test_nan_spreads_exactly_as_far_as_its_windows(conv: Conv) -> None:
+    """A NaN input reaches the outputs whose windows hold it and, through zero padding or unused lanes, no other."""
+    x, weight = operands(conv, (2, 14, 13))
+    x[1, 2, 6, 5] = np.nan
+    x[0, 3, 0, 0] = np.inf
+    with np.errstate(invalid="ignore"):
+        out, expected = run_conv(conv, build(conv), x, weight), reference(conv, x, weight)
+    assert (np.isnan(out) == np.isnan(expected)).all()
+    assert (np.isinf(out) == np.isinf(expected)).all()
+
+
+def test_output_size_takes_expressions() -> None:
+    """Sizes may be symbols of the exported program."""
+    conv = Conv(3, 8, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1))
+    h = sympy.Symbol("h", integer=True, positive=True)
+    assert conv.output_size([224, 33]) == [112, 17]
+    assert conv.output_size([h, h])[0].subs(h, 33) == 17
+
+
+def test_packed_weights_hold_every_weight_once() -> None:
+    """The packed layout is a permutation plus zeros."""
+    conv = Conv(10, 36, (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2)
+    weight = np.arange(1, 36 * 5 * 6 + 1, dtype=np.float32).reshape(36, 5, 3, 2)
+    packed = conv.pack_weight(weight)
+    assert packed.shape == conv.packed_shape
+    assert sorted(packed[packed != 0]) == sorted(weight.ravel())
+    with pytest.raises(ValueError, match="expected"):
+        conv.pack_weight(weight[:, :4])
+
+
+def test_parameters_are_checked() -> None:
+    with pytest.raises(ValueError, match="groups"):
+        Conv(5, 6, (3,), (1,), ((0, 0),), (1,), groups=2)
+    with pytest.raises(ValueError, match="entries"):
+        Conv(5, 6, (3, 3), (1,), ((0, 0),), (1,))
+
+
+@pytest.mark.parametrize("conv", TRANSPOSED, ids=lambda c: f"{c.name}-{c.kernel}")
+def test_transposed_matches_pytorch(conv: ConvTranspose) -> None:
+    """All sizes whose output isn't empty; the workspace is as large as was said."""
+    program = build(conv)
+    for sizes in SIZES[len(conv.kernel)]:
+        if min(conv.output_size(sizes[1:])) >= 1:
+            x, weight = operands(conv, sizes)
+            check(conv, program, x, weight)
+            check(conv, program, x, weight, seed=3)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [CONVS[1], CONVS[10], CONVS[12], CONVS[18], CONVS[22], *TRANSPOSED[:5], TRANSPOSED[7]],
+    ids=lambda c: f"{c.name}-{c.kernel}",
+)
+def test_weights_packed_at_run_time(conv: Conv | ConvTranspose) -> None:
+    """A weight that is a run-time value gives bitwise the packed layout of a constant one."""
+    program = build(conv, pack=True)
+    x, weight = operands(conv, SIZES[len(conv.kernel)][1])
+    params, _ = conv_params(conv, x, weight, pack=True)
+    program(num_threads=2, seed=1, **params)
+    assert (params["packed"] == conv.pack_weight(weight).ravel()).all()
+    check(conv, program, x, weight, pack=True)

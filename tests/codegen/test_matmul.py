@@ -1,0 +1,230 @@
+"""Matrix products against float64 references: odd and empty sizes, strides, batches, epilogues, any split."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import sympy
+
+from dhlo.codegen.builder import F32, F64, I64, Fn, KernelModule, vec
+from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.kernels.microkernel import AVX512, BF16, TileSpec, accumulator, tile_spec
+from dhlo.codegen.kernels.pack import pack_b
+from dhlo.codegen.llvm import host_target
+from tests.codegen.harness import Program, TestHost, aligned
+
+Array = npt.NDArray[np.generic]
+SIZES = (0, 1, 2, 3, 7, 13, 14, 15, 16, 17, 29, 31, 32, 33, 64, 100, 257)
+DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16}
+SPECS = [AVX512, *({tile_spec(host_target().features)} - {AVX512})]
+STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
+NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
+
+
+def emit_epilogue(module: KernelModule, elem: str, *, bias_relu: bool) -> str:
+    """eargs: c, m, n, bias. Stores the tile to dense c[batch][m][n], or its biased and clamped values."""
+    name = "bias_relu" if bias_relu else "store"
+    fn = Fn(module, name, EPILOGUE_ARGS)
+    eargs, tile, ld, batch, m0, n0, mr, nr = fn.args
+    c, m, n, bias = (fn.load(fn.gep(eargs, i, I64), I64) for i in range(4))
+    c, bias = fn.int_to_ptr(c), fn.int_to_ptr(bias)
+    lanes = AVX512.lanes(elem)
+    zero = fn.const(0.0, vec(elem, lanes))
+    with fn.loop(0, mr) as i, fn.loop(0, nr, lanes) as j:
+        mask = fn.tail_mask(fn.sub(nr, j.iv), lanes)
+        x = fn.load(fn.gep(tile, fn.add(fn.mul(i.iv, ld), j.iv), elem), vec(elem, lanes))
+        if bias_relu:
+            x = fn.add(x, fn.masked_load(fn.gep(bias, fn.add(n0, j.iv), elem), mask, zero))
+            x = fn.select(fn.cmp("lt", x, 0.0), 0.0, x)
+        row = fn.add(fn.mul(batch, m), fn.add(m0, i.iv))
+        fn.masked_store(x, fn.gep(c, fn.add(fn.mul(row, n), fn.add(n0, j.iv)), elem), mask)
+    fn.done()
+    return name
+
+
+@functools.cache
+def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
+    module = KernelModule()
+    host = TestHost(module)
+    p = {x: host.size(x) for x in NAMES}
+    pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
+    fn = host.fn
+    eargs = fn.alloca(4, I64)
+    for i, x in enumerate(("c", "m", "n", "bias")):
+        fn.store(p[x], fn.gep(eargs, i, I64))
+    epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), bias_relu=bias_relu))
+    Matmul(elem, spec).emit_launch(
+        host, a=pointer["a"], b=pointer["b"], m=p["m"], n=p["n"], k=p["k"],
+        a_strides=[p[x] for x in ("sa0", "sa1", "sam", "sak")],
+        b_strides=[p[x] for x in (("sb0", "sb1") if packed else ("sb0", "sb1", "sbk", "sbn"))],
+        batch=(p["bt0"], p["bt1"]), epilogue=epilogue, epilogue_args=eargs, workspace=pointer["ws"], packed=packed)
+    return host.build()
+
+
+def element_strides(x: Array) -> list[int]:
+    return [s // x.itemsize for s in x.strides]
+
+
+def run(a: Array, b: Array, *, packed: bool, bias: Array | None = None, num_threads: int = 1, seed: int | None = None,
+        spec: TileSpec = AVX512) -> Array:
+    """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
+    elem = next(e for e, d in DTYPES.items() if d == a.dtype)
+    bt0, bt1, m, k = a.shape
+    n, nr = b.shape[-1], spec.nr(elem)
+    dtype = np.dtype(DTYPES[accumulator(elem)])
+    c = aligned(max(1, bt0 * bt1 * m * n) * dtype.itemsize).view(dtype)
+    sb = element_strides(b)
+    distinct = (bt0 if sb[0] else 1) * (bt1 if sb[1] else 1)
+    ws = aligned(workspace_bytes(distinct, n, k, elem, spec) + 64)
+    if packed:
+        b = pack_b(b, False, nr, pairs=elem == BF16)
+        unit = b.itemsize * (2 if elem == BF16 else 1)
+        sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
+    strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
+    program(elem, packed, bias is not None, spec)(
+        num_threads=num_threads, seed=seed, a=a, b=b, c=c, bias=np.zeros(n, dtype) if bias is None else bias, ws=ws,
+        m=m, n=n, k=k, bt0=bt0, bt1=bt1, **strides)
+    assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
+    return c[:bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
+
+
+def tensor(rng: np.random.Generator, shape: tuple[int, ...], elem: str = F32) -> Array:
+    x = rng.standard_normal(shape)
+    if elem == BF16:
+        return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return x.astype(DTYPES[elem])
+
+
+def to_f64(x: Array) -> npt.NDArray[np.float64]:
+    if x.dtype == np.uint16:
+        x = np.ascontiguousarray(x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+def check(got: Array, a: Array, b: Array, bias: Array | None = None) -> None:
+    a, b = to_f64(a), to_f64(b)
+    want, bound = a @ b, np.abs(a) @ np.abs(b)
+    if bias is not None:
+        want, bound = np.maximum(want + bias, 0), bound + np.abs(bias)
+    eps = float(np.finfo(got.dtype).eps)
+    assert got.shape == want.shape
+    assert (np.abs(got - want) <= (a.shape[-1] + 2) * eps * bound + np.finfo(got.dtype).tiny).all()
+
+
+def cases(count: int, seed: int) -> list[tuple[int, int, int]]:
+    rng = random.Random(seed)
+    return [(rng.choice(SIZES), rng.choice(SIZES), rng.choice(SIZES)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("elem", [F32, F64])
+def test_every_row_count_and_random_sizes(elem: str, packed: bool) -> None:
+    rng = np.random.default_rng(1)
+    sizes = [*((m, n, 33) for m in range(1, 32) for n in (31, 161)), *cases(60, 1),
+             *itertools.product((0, 1, 15), repeat=3)]
+    for i, (m, n, k) in enumerate(sizes):
+        a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, n), elem)
+        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3), a, b)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(257, 257, 257), (700, 100, 1500), (3, 1030, 2048), (129, 33, 4096),
+                                           (29, 480, 768)])
+def test_larger_sizes_on_any_split(m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(2)
+    a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
+    for threads, seed in ((1, None), (2, None), (7, None), (2, 5), (3, 6)):
+        check(run(a, b, packed=True, num_threads=threads, seed=seed), a, b)
+    check(run(a, b, packed=False, num_threads=2), a, b)
+
+
+def test_strided_and_transposed_operands() -> None:
+    rng = np.random.default_rng(3)
+    for i, (m, n, k) in enumerate([*cases(40, 3), (20, 200, 40), (100, 300, 64)]):
+        a_forms = [tensor(rng, (1, 1, m, k + 5))[..., 2:k + 2], tensor(rng, (1, 1, k, m)).swapaxes(2, 3),
+                   tensor(rng, (1, 1, m, 3 * k))[..., ::3], tensor(rng, (1, 1, 2 * m, k))[..., ::2, :],
+                   tensor(rng, (1, 1, m, 1024))[..., :k]]
+        b_forms = [tensor(rng, (1, 1, n, k)).swapaxes(2, 3), tensor(rng, (1, 1, k, n + 3))[..., 1:n + 1],
+                   tensor(rng, (1, 1, k, 2 * n))[..., ::2]]
+        a, b = a_forms[i % 5], b_forms[i % 3]
+        check(run(a, b, packed=False, seed=i), a, b)
+        check(run(a, b, packed=True), a, b)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_batches_and_broadcast(packed: bool) -> None:
+    rng = np.random.default_rng(4)
+    for i, (m, n, k) in enumerate([(5, 40, 17), (1, 33, 64), (16, 16, 16), (31, 200, 3), (1, 0, 4), (40, 170, 20)]):
+        for b0, b1 in ((3, 2), (1, 4), (2, 1), (0, 3), (3, 0)):
+            a = tensor(rng, (b1, b0, m, k)).swapaxes(0, 1)
+            for shape in ((b0, b1), (1, b1), (b0, 1), (1, 1)):
+                b = np.broadcast_to(tensor(rng, (*shape, k, n)), (b0, b1, k, n))
+                check(run(a, b, packed=packed, seed=i), a, b)
+            a_shared = np.broadcast_to(tensor(rng, (1, 1, m, k)), (b0, b1, m, k))
+            check(run(a_shared, b, packed=packed, num_threads=2), a_shared, b)
+
+
+def test_epilogue_sees_every_element_once() -> None:
+    rng = np.random.default_rng(5)
+    for i, (m, n, k) in enumerate([*cases(25, 5), (15, 33, 0), (300, 65, 8)]):
+        a, b, bias = tensor(rng, (2, 1, m, k)), tensor(rng, (2, 1, k, n)), tensor(rng, (n,))
+        check(run(a, b, packed=i % 2 == 0, bias=bias, seed=i, num_threads=2), a, b, bias)
+
+
+def test_non_finite_values_pass() -> None:
+    rng = np.random.default_rng(6)
+    for m, n, k in ((3, 40, 20), (20, 200, 33), (20, 33, 1024)):
+        a, b = tensor(rng, (1, 1, m, k)), np.abs(tensor(rng, (1, 1, k, n))) + 1
+        a[0, 0, 1, 2], a[0, 0, 2, k - 1], b[0, 0, 0, n - 1] = np.nan, np.inf, -np.inf
+        with np.errstate(invalid="ignore"):
+            want = a.astype(np.float64) @ b.astype(np.float64)
+        for packed in (True, False):
+            got = run(a, b, packed=packed)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+            np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("packed", [True, False])
+def test_bf16(packed: bool, spec: TileSpec) -> None:
+    rng = np.random.default_rng(9)
+    sizes = [*((m, 40, k) for m in range(1, 30, 2) for k in (32, 35)), *cases(30, 9), (300, 300, 257), (1, 0, 3)]
+    for i, (m, n, k) in enumerate(sizes):
+        a_forms = [tensor(rng, (2, 1, m, k), BF16), tensor(rng, (2, 1, k, m), BF16).swapaxes(2, 3),
+                   tensor(rng, (2, 1, m, 3 * k), BF16)[..., ::3]]
+        b_forms = [tensor(rng, (2, 1, k, n), BF16), tensor(rng, (2, 1, n, k), BF16).swapaxes(2, 3),
+                   tensor(rng, (2, 1, k, 2 * n), BF16)[..., ::2]]
+        a, b = a_forms[i % 3], b_forms[(i // 3) % 3]
+        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec), a, b)
+
+
+def test_splits_do_not_change_bits() -> None:
+    rng = np.random.default_rng(7)
+    for k in (300, 1024):
+        a, b = tensor(rng, (1, 1, 61, k)), tensor(rng, (1, 1, k, 190))
+        whole = run(a, b, packed=True)
+        for seed in range(4):
+            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed), whole)
+
+
+def test_pack_b_layout() -> None:
+    rng = np.random.default_rng(8)
+    for k, n in ((5, 70), (3, 32), (1, 1), (4, 0), (0, 5), (64, 31)):
+        w = tensor(rng, (2, k, n))
+        panels = -(-n // 32)
+        padded = np.zeros((2, k, panels * 32), np.float32)
+        padded[..., :n] = w
+        want = padded.reshape(2, k, panels, 32).swapaxes(1, 2)
+        np.testing.assert_array_equal(pack_b(w, False), want)
+        np.testing.assert_array_equal(pack_b(np.ascontiguousarray(w.swapaxes(1, 2)), True), want)
+
+
+def test_workspace_bytes_of_symbols() -> None:
+    b, n, k = sympy.symbols("b n k", integer=True, nonnegative=True)
+    size = workspace_bytes(b, n, k)
+    for values in ((1, 33, 5), (2, 32, 7), (3, 0, 4)):
+        assert int(size.subs(dict(zip((b, n, k), values, strict=True)))) == workspace_bytes(*values)

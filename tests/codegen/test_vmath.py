@@ -1,0 +1,144 @@
+"""Tests of vector math against float64 references: error in ULP over dense samples, and every special value."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from dhlo.codegen import llvm, vmath
+from dhlo.codegen.builder import F32, F64, I64, PTR, Fn, KernelModule, vec
+
+Array = np.ndarray
+
+
+def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
+    """A module with a function `t_<name>(x0.., out, n)` for each name; n is a multiple of the lanes."""
+    m = KernelModule()
+    for name in names:
+        k = vmath.ARITY[name]
+        f = Fn(m, f"t_{name}", [*((f"x{i}", PTR) for i in range(k)), ("o", PTR), ("n", I64)], internal=False)
+        ty = vec(elem, lanes) if lanes else elem
+        with f.loop(0, f.args[-1], max(1, lanes)) as lp:
+            args = [f.load(f.gep(p, lp.iv, elem), ty) for p in f.args[:k]]
+            f.store(vmath.call(f, name, *args), f.gep(f.args[k], lp.iv, elem))
+        f.done()
+    return llvm.Jit([llvm.compile_object(llvm.lower_to_llvm_ir(m.text()), llvm.host_target())])
+
+
+def run(jit: llvm.Jit, name: str, *xs: Array) -> Array:
+    n = xs[0].size
+    pad = -n % 16
+    ins = [np.concatenate([x, np.ones(pad, x.dtype)]) for x in xs]
+    out = np.empty(n + pad, xs[0].dtype)
+    fn = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(xs) + 1), ctypes.c_int64)(jit.address(f"t_{name}"))
+    fn(*[x.ctypes.data for x in ins], out.ctypes.data, n + pad)
+    return out[:n]
+
+
+UNARY = sorted(name for name in vmath.ULP if vmath.ARITY[name] == 1)
+BINARY = sorted(name for name in vmath.ULP if vmath.ARITY[name] == 2)
+SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -2.0, 3.0, -3.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17549435e-38, 3.4028235e38,
+                    -3.4028235e38, 88.72284, -103.97, 2.0**23, 2.0**24 + 2, 0.99999994, 1.0000001, -0.99999994, 1e10, -1e-10], np.float32)
+
+
+def samples() -> Array:
+    """Bit patterns spread over all of f32, dense samples where functions bend, and the special values."""
+    bits = np.arange(0, 2**32, 30011, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    dense = [np.linspace(-k, k, 60001).astype(np.float32) for k in (1.2, 12, 105, 3e5)]
+    return np.concatenate([bits, *dense, SPECIAL])
+
+
+def ulp_error(got: Array, want: Array) -> Array:
+    """|got - want| in units in the last place of f32 at `want` (float64); infinite where NaN, infinity or overflow differ."""
+    with np.errstate(all="ignore"):
+        unit = 2.0 ** (np.floor(np.log2(np.clip(np.abs(want), 2.0**-126, 2.0**127))) - 23)
+        d = np.abs(got.astype(np.float64) - want) / unit
+        d[(got == want.astype(np.float32)) | (np.isnan(got) & np.isnan(want))] = 0.0
+    d[np.isnan(d)] = np.inf
+    return d
+
+
+def reference(name: str) -> Callable[..., Array]:
+    """The function in float64."""
+    if name == "cbrt":
+        return np.cbrt
+    fn = getattr(torch, name)
+    return lambda *xs: fn(*[torch.from_numpy(x) for x in xs]).numpy()
+
+
+@pytest.fixture(scope="module")
+def jit16() -> llvm.Jit:
+    return build([*UNARY, *BINARY], F32, 16)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
+    x = samples()
+    with np.errstate(all="ignore"):
+        want = reference(name)(x.astype(np.float64))
+    d = ulp_error(run(jit16, name, x), want)
+    k = int(np.argmax(d))
+    assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}): {d[k]:.3f} ULP"
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
+    rng = np.random.default_rng(0)
+    a = [rng.uniform(-4, 4, 50000), rng.integers(-9, 10, 20000), 10 ** rng.uniform(-44, 38, 50000), np.repeat(SPECIAL, SPECIAL.size)]
+    b = [rng.uniform(-9, 9, 50000), rng.integers(-9, 10, 20000), rng.uniform(-3, 3, 50000), np.tile(SPECIAL, SPECIAL.size)]
+    x, y = (np.concatenate(v).astype(np.float32) for v in (a, b))
+    want = reference(name)(x.astype(np.float64), y.astype(np.float64))
+    if name == "remainder":  # defined as fmod + divisor rounded to f32
+        with np.errstate(all="ignore"):
+            r = np.fmod(x, y)
+            want = np.where((r != 0) & ((r < 0) != (y < 0)), r + y, r).astype(np.float64)
+    d = ulp_error(run(jit16, name, x, y), want)
+    k = int(np.argmax(d))
+    assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}, {y[k]!r}): {d[k]:.3f} ULP"
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "expm1", "log1p", "erfinv", "cbrt"])
+def test_odd_functions_keep_the_sign_of_zero(jit16: llvm.Jit, name: str) -> None:
+    assert np.signbit(run(jit16, name, np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
+
+
+def test_signed_zero_results_of_two_operands(jit16: llvm.Jit) -> None:
+    x, y = (v.ravel() for v in np.meshgrid(SPECIAL, SPECIAL))
+    for name in ("pow", "atan2", "fmod"):
+        want = reference(name)(x, y)
+        got = run(jit16, name, x, y)
+        same = np.signbit(got) == np.signbit(want)
+        assert np.all(same | np.isnan(want)), name
+
+
+def test_scalar_code_equals_vector_code(jit16: llvm.Jit) -> None:
+    jit = build(UNARY, F32, 0)
+    x = np.concatenate([np.linspace(-30, 30, 3001).astype(np.float32), SPECIAL])
+    for name in UNARY:
+        np.testing.assert_array_equal(run(jit, name, x), run(jit16, name, x), err_msg=name)
+
+
+def test_f64_functions() -> None:
+    jit = build([*UNARY, *BINARY], F64, 8)
+    x = np.concatenate([np.linspace(-30, 30, 4001), np.linspace(-1, 1, 1001), SPECIAL.astype(np.float64), [-745.0, 709.7, 1e-310, 1e300]])
+    for name in UNARY:
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(run(jit, name, x), reference(name)(x), rtol=1e-10 if name == "digamma" else 4e-15,
+                                       atol=1e-300, err_msg=name)
+    a, b = (v.ravel() for v in np.meshgrid(SPECIAL.astype(np.float64), SPECIAL.astype(np.float64)))
+    for name in BINARY:
+        np.testing.assert_allclose(run(jit, name, a, b), reference(name)(a, b), rtol=1e-15, err_msg=name)
+
+
+def test_a_function_is_emitted_once_for_a_type() -> None:
+    m = KernelModule()
+    f = Fn(m, "f", [("x", vec(F32))], vec(F32), internal=False)
+    f.ret(vmath.call(f, "exp", vmath.call(f, "exp", f.args[0])))
+    f.done()
+    assert [name for name in m.functions if name.startswith("vm_")] == ["vm_exp_f32x16"]
+    with pytest.raises(KeyError):
+        vmath.call(f, "no_such_function", f.args[0])

@@ -1,0 +1,388 @@
+// Tests of the C interface that need C++: threads, hooks, memory behaviour. Exits with 0 if all hold. The toy model is
+// linked in.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dhlo/runtime.hpp"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNTS_ALLOCATIONS 0
+#else
+#define COUNTS_ALLOCATIONS 1
+#endif
+
+static std::atomic<int64_t> allocations{0};
+
+#if COUNTS_ALLOCATIONS
+// Every heap allocation of the process passes here; operator new ends up here too.
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+void* malloc(size_t bytes) {
+  ++allocations;
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t count, size_t bytes) {
+  ++allocations;
+  return __libc_calloc(count, bytes);
+}
+void* realloc(void* old, size_t bytes) {
+  ++allocations;
+  return __libc_realloc(old, bytes);
+}
+int posix_memalign(void** out, size_t alignment, size_t bytes) {
+  ++allocations;
+  *out = __libc_memalign(alignment, bytes);
+  return *out == nullptr ? 12 : 0;
+}
+}
+#endif
+
+extern "C" const dhlo_abi_model dhlo_model_v1;
+
+namespace {
+
+int failures = 0;
+
+#define CHECK(condition)                                                  \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      ++failures;                                                         \
+    }                                                                     \
+  } while (false)
+
+struct Constants {
+  alignas(64) float bias[4] = {1, 2, 3, 4};
+  int64_t zero = 0;
+};
+const Constants constants;
+
+dhlo::Model make_model(const dhlo_model_options* options = nullptr) {
+  return dhlo::Model::from(dhlo_model_v1, &constants, 24, options);
+}
+
+dhlo::Model make_model_with_threads(int64_t threads) {
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  options.num_threads = threads;
+  return make_model(&options);
+}
+
+// Inputs of one call, with x[i] = i % 13 - 6.
+struct Call {
+  explicit Call(int64_t rows, int64_t m = 0) : mode(m), x(static_cast<size_t>(rows) * 4) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(static_cast<int64_t>(i % 13) - 6);
+    sizes[0] = rows;
+    views[0] = {x.data(), sizes, nullptr, DHLO_F32, 2};
+    views[1] = {&mode, nullptr, nullptr, DHLO_I64, 0};
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  dhlo_status run(dhlo_session* session) { return dhlo_session_run(session, views, 2); }
+  bool right(dhlo_session* session) const {
+    dhlo_tensor y, positive;
+    if (dhlo_session_output(session, 0, &y) != DHLO_OK || dhlo_session_output(session, 1, &positive) != DHLO_OK)
+      return false;
+    if (y.sizes[0] != sizes[0] || y.sizes[1] != 4 || y.rank != 2 || y.dtype != DHLO_F32) return false;
+    int64_t count = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (static_cast<const float*>(y.data)[i] != 2 * x[i] + constants.bias[i % 4]) return false;
+      if (x[i] > 0 && static_cast<const float*>(positive.data)[count++] != x[i]) return false;
+    }
+    return positive.sizes[0] == count;
+  }
+
+  int64_t mode;
+  int64_t sizes[2] = {0, 4};
+  std::vector<float> x;
+  dhlo_tensor views[2];
+};
+
+std::string error_of(const dhlo::Session& session) { return dhlo_session_error(session.get()); }
+
+void test_run_and_plan() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  for (int64_t rows : {3, 0, 1, 1000, 64, 65, 20001, 2}) {
+    Call call(rows);
+    CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
+  }
+  CHECK(session.output(2).data<int64_t>()[0] == 8);
+  float x[20] = {};
+  int64_t mode = 0;
+  std::vector<dhlo_shape> shapes;
+  const dhlo_plan plan = model.plan({dhlo::Tensor::of(x, {5, 4}), dhlo::Tensor::of(&mode, {})}, &shapes);
+  CHECK(plan.peak_live_bytes == 80 && plan.data_dependent == 1 && plan.num_launches == 2);
+  CHECK(shapes[0].rank == 2 && shapes[0].sizes[0] == 5 && shapes[1].rank == -1 && shapes[2].rank == 0);
+  CHECK(shapes[2].dtype == DHLO_I64);
+}
+
+void test_errors_leave_session_usable() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  for (int64_t mode = 1; mode <= 4; ++mode) {
+    Call bad(3, mode), good(7);
+    CHECK(bad.run(session.get()) == (mode == 2 || mode == 3 ? DHLO_INTERNAL : DHLO_CONTRACT));
+    CHECK(!error_of(session).empty());
+    dhlo_tensor output;
+    CHECK(dhlo_session_output(session.get(), 0, &output) == DHLO_INVALID_ARGUMENT);
+    CHECK(good.run(session.get()) == DHLO_OK && good.right(session.get()));
+  }
+  Call call(3);
+  call.views[0].data = nullptr;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT &&
+        error_of(session) == "input 0 'x': data is null, but the tensor has 12 element(s)");
+  call.sizes[0] = -1;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT &&
+        error_of(session) == "input 0 'x': size -1 of dim 0 is negative");
+  call.sizes[0] = int64_t{1} << 61;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT);
+  call.views[0].rank = 9;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT);
+  call.views[0].dtype = 77;
+  call.views[0].rank = 2;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_session_run(session.get(), call.views, 1) == DHLO_INVALID_ARGUMENT &&
+        error_of(session) == "expected 2 input(s), got 1");
+  CHECK(dhlo_session_run(session.get(), nullptr, 2) == DHLO_INVALID_ARGUMENT);
+  int64_t word = 0;
+  CHECK(dhlo_session_read_state(session.get(), "nothing", &word, 8) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_session_read_state(session.get(), "step", &word, 4) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_session_bind_output(session.get(), 3, &word, 8) == DHLO_INVALID_ARGUMENT);
+}
+
+void test_descriptor_is_checked() {
+  auto status = [](const dhlo_abi_model& abi, size_t bytes) {
+    dhlo_model* model = nullptr;
+    const dhlo_status result = dhlo_model_from_descriptor(&abi, &constants, bytes, nullptr, nullptr, nullptr, &model);
+    dhlo_model_release(model);
+    return result;
+  };
+  dhlo_abi_model abi = dhlo_model_v1;
+  CHECK(status(abi, 24) == DHLO_OK);
+  CHECK(status(abi, 16) == DHLO_FORMAT);
+  abi.version = 2;
+  CHECK(status(abi, 24) == DHLO_VERSION);
+  abi = dhlo_model_v1;
+  abi.struct_bytes = 8;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  abi = dhlo_model_v1;
+  abi.magic = 1;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  abi = dhlo_model_v1;
+  abi.cpu_features = "sse2,nosuch, other";
+  CHECK(status(abi, 24) == DHLO_CPU && std::string(dhlo_last_error()).find("lacks nosuch, other") != std::string::npos);
+  abi = dhlo_model_v1;
+  abi.state_bytes = 8;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+}
+
+void test_bound_and_callback_outputs() {
+  const dhlo::Model model = make_model();
+  struct Given {
+    std::vector<float> memory[3];
+    int calls = 0;
+  } given;
+  dhlo_session_options options;
+  dhlo_session_options_init(&options);
+  options.output = [](void* ctx, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes) -> void* {
+    auto* g = static_cast<Given*>(ctx);
+    ++g->calls;
+    int64_t elements = dtype == DHLO_I64 ? 2 : 1;
+    for (int64_t dim = 0; dim < rank; ++dim) elements *= sizes[dim];
+    g->memory[index].resize(static_cast<size_t>(elements));
+    return g->memory[index].data();
+  };
+  options.output_ctx = &given;
+  dhlo::Session session(model, &options);
+  Call call(10);
+  CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()) && given.calls == 3);
+  CHECK(session.output(0).raw() == given.memory[0].data() && session.counters().output_bytes == 0);
+  std::vector<float> own(40);
+  session.bind_output(0, own.data(), 160);
+  CHECK(call.run(session.get()) == DHLO_OK && session.output(0).raw() == own.data() && given.calls == 5);
+  Call larger(11);
+  CHECK(larger.run(session.get()) == DHLO_INVALID_ARGUMENT);
+  CHECK(error_of(session) == "output 0 'y': 176 bytes needed, but the bound memory has 160");
+  session.bind_output(0, nullptr, 0);
+  CHECK(larger.run(session.get()) == DHLO_OK && larger.right(session.get()));
+}
+
+void test_cap() {
+  const dhlo::Model model = make_model();
+  dhlo_session_options options;
+  dhlo_session_options_init(&options);
+  options.max_bytes = 200'000;
+  dhlo::Session session(model, &options);
+  Call small(100), large(100'000);
+  CHECK(small.run(session.get()) == DHLO_OK);
+  CHECK(large.run(session.get()) == DHLO_OUT_OF_MEMORY && error_of(session).find("cap of 200000") != std::string::npos);
+  CHECK(small.run(session.get()) == DHLO_OK && small.right(session.get()));
+  // Any size that fits is served, whatever the growth policy would like to take.
+  for (int64_t rows = 100; rows < 3000; rows += 97) CHECK(Call(rows).run(session.get()) == DHLO_OK);
+  const dhlo_counters c = session.counters();
+  CHECK(c.arena_bytes + c.scratch_bytes + c.output_bytes <= 200'000);
+  options.max_bytes = 0;
+  dhlo::Session uncapped(model, &options);
+  Call huge(0);
+  huge.sizes[0] = 1'000'000;
+  huge.x.resize(4'000'000);
+  huge.views[0].data = huge.x.data();
+  CHECK(huge.run(uncapped.get()) == DHLO_OK);
+  dhlo_session_trim(session.get());
+  CHECK(session.counters().arena_bytes == 0 && small.run(session.get()) == DHLO_OK);
+}
+
+void test_state() {
+  const dhlo::Model model = make_model();
+  dhlo::Session first(model), second(model);
+  Call call(1);
+  CHECK(call.run(first.get()) == DHLO_OK && call.run(first.get()) == DHLO_OK && call.run(second.get()) == DHLO_OK);
+  CHECK(first.output(2).data<int64_t>()[0] == 2 && second.output(2).data<int64_t>()[0] == 1);
+  int64_t step = 40;
+  CHECK(dhlo_session_write_state(first.get(), "step", &step, 8) == DHLO_OK && call.run(first.get()) == DHLO_OK);
+  CHECK(dhlo_session_read_state(first.get(), "step", &step, 8) == DHLO_OK && step == 41);
+  dhlo_session_reset_state(first.get());
+  CHECK(dhlo_session_read_state(first.get(), "step", &step, 8) == DHLO_OK && step == 0);
+}
+
+void test_no_allocation_in_steady_state() {
+  const dhlo::Model model = make_model_with_threads(2);
+  dhlo::Session session(model);
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int64_t rows : {5000, 1, 0, 700, 4999, 64, 129}) calls.push_back(std::make_unique<Call>(rows));
+  for (auto& call : calls) CHECK(call->run(session.get()) == DHLO_OK);
+  const int64_t before = allocations, growths = session.counters().growths;
+  for (int round = 0; round < 100; ++round)
+    for (auto& call : calls)
+      if (call->run(session.get()) != DHLO_OK) std::abort();
+  const int64_t after = allocations;
+  CHECK(after == before && session.counters().growths == growths);
+}
+
+void test_hooks() {
+  struct Host {
+    std::atomic<int64_t> held{0}, allocs{0}, tasks{0};
+  } host;
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  options.allocator.ctx = options.parallel.ctx = &host;
+  options.allocator.alloc = [](void* ctx, size_t bytes, size_t alignment) {
+    static_cast<Host*>(ctx)->held += static_cast<int64_t>(bytes);
+    ++static_cast<Host*>(ctx)->allocs;
+    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  };
+  options.allocator.free = [](void* ctx, void* data, size_t bytes, size_t) {
+    static_cast<Host*>(ctx)->held -= static_cast<int64_t>(bytes);
+    std::free(data);
+  };
+  options.parallel.num_threads = 3;
+  options.parallel.run = [](void* ctx, int64_t tasks, void (*fn)(void*, int64_t), void* arg) {
+    static_cast<Host*>(ctx)->tasks += tasks;
+    std::vector<std::thread> threads;
+    for (int64_t task = 1; task < tasks; ++task) threads.emplace_back(fn, arg, task);
+    fn(arg, 0);
+    for (std::thread& thread : threads) thread.join();
+  };
+  {
+    const dhlo::Model model = make_model(&options);
+    CHECK(dhlo_model_num_threads(model.get()) == 3);
+    dhlo::Session session(model);
+    for (int64_t rows : {10, 100'000, 3}) {
+      Call call(rows);
+      CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
+    }
+    CHECK(host.allocs > 0 && host.held > 100'000 * 16 && host.tasks == 6);
+  }
+  CHECK(host.held == 0);
+}
+
+void test_sessions_share_the_pool() {
+  const dhlo::Model model = make_model_with_threads(4);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      dhlo::Session session(model);
+      for (int round = 0; round < 60; ++round) {
+        Call call((round * 37 + t * 101) % 3000);
+        if (call.run(session.get()) != DHLO_OK || !call.right(session.get())) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+void test_busy_session() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  std::atomic<int64_t> gate{0};
+  const auto address = reinterpret_cast<int64_t>(&gate);
+  CHECK(dhlo_session_write_state(session.get(), "gate", &address, 8) == DHLO_OK);
+  std::atomic<bool> ok{false};
+  Call held(5, 5), other(5);
+  std::thread thread([&] {
+    dhlo_status status = DHLO_BUSY;
+    while (status == DHLO_BUSY) status = held.run(session.get());
+    ok = status == DHLO_OK;
+  });
+  dhlo_status status = DHLO_OK;
+  while (status != DHLO_BUSY) status = other.run(session.get());  // until the thread has begun
+  CHECK(std::string(dhlo_last_error()).find("in use") != std::string::npos);
+  gate = 1;
+  thread.join();
+  CHECK(ok && other.run(session.get()) == DHLO_OK && other.right(session.get()));
+}
+
+void test_profile() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  Call call(1000);
+  dhlo_launch_profile figures;
+  CHECK(call.run(session.get()) == DHLO_OK && dhlo_session_profile(session.get(), 0, &figures) == DHLO_OK &&
+        figures.count == 0);
+  CHECK(dhlo_session_set_profile(session.get(), 2) == DHLO_OK && call.run(session.get()) == DHLO_OK &&
+        call.run(session.get()) == DHLO_OK);
+  CHECK(dhlo_session_profile(session.get(), 1, &figures) == DHLO_OK && figures.count == 2 && figures.nanoseconds > 0);
+  CHECK(dhlo_session_set_profile(session.get(), 0) == DHLO_OK && call.run(session.get()) == DHLO_OK);
+  CHECK(dhlo_session_profile(session.get(), 1, &figures) == DHLO_OK && figures.count == 2);
+  CHECK(dhlo_session_profile(session.get(), 9, &figures) == DHLO_INVALID_ARGUMENT);
+  CHECK(session.counters().launches == 8 && session.counters().runs == 4);
+}
+
+void test_helpers() {
+  CHECK(dhlo_dtype_bytes(DHLO_BF16) == 2 && dhlo_dtype_bytes(99) == 0 &&
+        std::strcmp(dhlo_dtype_name(DHLO_C64), "complex64") == 0);
+  CHECK(dhlo_hash64("", 0) == 0xcbf29ce484222325ull && dhlo_hash64("abc", 3) != dhlo_hash64("abd", 3));
+  CHECK(dhlo_runtime_version() == 0x000100u && dhlo_runtime_abi_version() == DHLO_ABI_VERSION);
+  CHECK(std::strcmp(dhlo_status_name(DHLO_BUSY), "busy") == 0 && std::strcmp(dhlo_status_name(-3), "unknown") == 0);
+}
+
+}  // namespace
+
+int main() {
+  test_run_and_plan();
+  test_errors_leave_session_usable();
+  test_descriptor_is_checked();
+  test_bound_and_callback_outputs();
+  test_cap();
+  test_state();
+  test_no_allocation_in_steady_state();
+  test_hooks();
+  test_sessions_share_the_pool();
+  test_busy_session();
+  test_profile();
+  test_helpers();
+  std::printf(failures == 0 ? "all passed%s\n" : "failed%s\n", COUNTS_ALLOCATIONS ? ", allocations counted" : "");
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,103 @@
+"""`codegen/abi.py` mirrors `abi.h`: the C compiler's offsets, sizes and enum values against Python's."""
+
+import re
+import struct
+import subprocess
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typing_extensions import Buffer
+
+from dhlo import _runtime
+from dhlo.codegen import abi
+
+ROOT = Path(__file__).resolve().parents[2]
+STRUCTS = {
+    "dhlo_tensor": (abi.TENSOR, abi.TENSOR_BYTES),
+    "dhlo_abi_call": (abi.CALL, abi.CALL_BYTES),
+    "dhlo_abi_check": (abi.CHECK, abi.CHECK_BYTES),
+    "dhlo_abi_value": (abi.VALUE, abi.VALUE_BYTES),
+    "dhlo_abi_state": (abi.STATE, abi.STATE_BYTES),
+    "dhlo_abi_model": (abi.MODEL, abi.MODEL_BYTES),
+}
+DTYPE_ENUM = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16",
+    "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64", "complex128": "C128",
+}  # fmt: skip
+
+
+def evaluate(expressions: list[str], folder: Path) -> dict[str, int]:
+    """Values of integer C expressions over abi.h."""
+    lines = "".join(f'printf("%llu\\n", (unsigned long long)({e}));' for e in expressions)
+    source = folder / "values.c"
+    source.write_text(
+        f'#include <stddef.h>\n#include <stdio.h>\n#include "dhlo/abi.h"\nint main(void) {{{lines} return 0; }}'
+    )
+    subprocess.run(["cc", f"-I{ROOT / 'runtime/include'}", str(source), "-o", str(folder / "values")], check=True)
+    output = subprocess.run([str(folder / "values")], check=True, capture_output=True, text=True).stdout
+    return dict(zip(expressions, map(int, output.split()), strict=True))
+
+
+def test_offsets_enums_and_constants(tmp_path: Path) -> None:
+    expected: dict[str, int] = {
+        "DHLO_ABI_MAGIC": abi.ABI_MAGIC,
+        "DHLO_ABI_VERSION": abi.ABI_VERSION,
+        "DHLO_ABI_MAX_RANK": abi.MAX_RANK,
+        "DHLO_PLAN_FIELDS": abi.PLAN_FIELDS,
+        "DHLO_TRAILER_MAGIC": abi.TRAILER_MAGIC,
+        "DHLO_DTYPE_COUNT": len(abi.DTYPES),
+        "sizeof(dhlo_trailer)": abi.TRAILER_BYTES,
+    }
+    for name, (fields, size) in STRUCTS.items():
+        expected[f"sizeof({name})"] = size
+        expected.update({f"offsetof({name}, {field})": offset for field, offset in fields.items()})
+    expected.update({f"DHLO_{DTYPE_ENUM[name]}": code for name, code in abi.DTYPES.items()})
+    expected.update({f"DHLO_CHECK_{name.upper()}": code for name, code in abi.CHECK_KIND.items()})
+    assert evaluate(list(expected), tmp_path) == expected
+
+
+def test_every_field_is_mirrored() -> None:
+    header = (ROOT / "runtime/include/dhlo/abi.h").read_text()
+    header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
+    for name, (fields, _) in STRUCTS.items():
+        body = re.search(rf"struct {name} \{{(.*?)\n\}}", header, flags=re.S)
+        assert body is not None, name
+        for declaration in filter(None, (d.strip() for d in body[1].split(";"))):
+            pointer = re.match(r"[^(]*\(\*(\w+)\)", declaration, flags=re.S)
+            names = [pointer[1]] if pointer else re.findall(r"(\w+)\s*(?=,|$)", declaration)
+            assert set(names) <= set(fields), (name, declaration)
+    assert f'"{abi.ABI_SYMBOL}"' in header
+
+
+def test_dtype_sizes_agree_with_the_models_view(build_toy: Callable[..., Path]) -> None:
+    assert abi.DTYPE_BYTES.keys() == abi.DTYPES.keys()
+    model = _runtime.Model.from_file(build_toy())
+    assert [v["dtype"] for v in model.inputs] == ["float32", "int64"]
+
+
+def reference_hash(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for (word,) in struct.iter_unpack("<Q", data + bytes(-len(data) % 8)):
+        value = (value ^ word) * 0x100000001B3 % 2**64
+        value ^= value >> 32
+    return value
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 64, 1001])
+def test_hash_is_the_documented_one(length: int) -> None:
+    data = bytes(i * 37 % 251 for i in range(length))
+    assert _runtime.hash64(data) == reference_hash(data)
+
+
+def test_trailer(tmp_path: Path) -> None:
+    pieces: list[Buffer] = [b"abc", bytearray(5000), memoryview(bytes(range(256))), array("f", [1, 2, 3])]
+    out = tmp_path / "m.so"
+    abi.append_trailer(b"code" * 10, pieces, out)
+    data, blob = out.read_bytes(), b"".join(bytes(p) for p in pieces)
+    trailer = struct.unpack(abi.TRAILER_FORMAT, data[-abi.TRAILER_BYTES :])
+    hashes = (reference_hash(b"code" * 10), reference_hash(blob))
+    assert trailer == (abi.TRAILER_MAGIC, abi.ABI_VERSION, 0, len(data), 40, 4096, len(blob), *hashes)
+    assert data[4096 : 4096 + len(blob)] == blob
+    assert [p.name for p in tmp_path.iterdir()] == ["m.so"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import sys
 import threading
 import time
@@ -11,16 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
-
 from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, vec
 from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
 from dhlo.codegen.kernels.pack import pack_b
 from dhlo.codegen.launch import kernel_fn, load_args
+from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
 
 _REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 _LANES = 16
@@ -204,11 +203,12 @@ def main() -> None:
                 t = bench.seconds(launches, threads)
                 floor = max(2 * m * n * k / peak, 4 * n * k / bw)
                 ta = torch.from_numpy(a)
-                tt = 0.0 if args.no_torch else best_seconds(lambda x=ta, y=tw: torch.nn.functional.linear(x, y))
+                tt = 0.0 if args.no_torch else best_seconds(functools.partial(torch.nn.functional.linear, ta, tw))
                 if not np.allclose(c[:, -5:], a @ w[:, -5:], atol=1e-2):
                     raise AssertionError("wrong result")
-                print(f"{threads:7} {k:5} {n:5} {m:5} {t * 1e6:8.1f} {2e-9 * m * n * k / t:8.1f} {4e-9 * n * k / t:6.1f}"
-                      f" {floor / t:7.0%} {tt * 1e6:11.1f} {tt / t:8.2f}x   {bw / 1e9:4.0f}", flush=True)
+                print(f"{threads:7} {k:5} {n:5} {m:5} {t * 1e6:8.1f} {2e-9 * m * n * k / t:8.1f}"
+                      f" {4e-9 * n * k / t:6.1f} {floor / t:7.0%} {tt * 1e6:11.1f} {tt / t:8.2f}x   {bw / 1e9:4.0f}",
+                      flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sympy
 from dhlo.codegen.builder import F64, I1, I64, PTR, Fn, V, vec
 from dhlo.codegen.index import Index, IndexMath
 from dhlo.codegen.views import reshape_groups
-from dhlo.dialect import Kind
+from dhlo.dialect import Kind, defining
 from dhlo.ops.elementwise import round_to, wrap
 from dhlo.ops.movement import Reshape, number
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, product
@@ -84,7 +84,7 @@ class Emitter(IndexMath):
     def _compute(self, v: Any, idx: Sequence[Index]) -> V:
         if v in self.leaves:
             return self.leaves[v](self, idx)
-        op = v.owner.opview if hasattr(v.owner, "opview") else None
+        op = defining(v)
         if op is None or op.operation not in self.members:
             return self.load(v, idx)
         if op.kind is Kind.ELEMENTWISE:
@@ -99,8 +99,8 @@ class Emitter(IndexMath):
         return op.pull(self, list(idx))  # type: ignore[no-any-return]
 
     def _is_buffer(self, v: Any) -> bool:
-        owner = v.owner
-        return v not in self.leaves and (not hasattr(owner, "opview") or owner not in self.members)
+        op = defining(v)
+        return v not in self.leaves and (op is None or op.operation not in self.members)
 
     # ------------------------------------------------------------------ memory
     def flatten(self, idx: Sequence[Index], shape: Sequence[sympy.Expr]) -> Index:
@@ -247,10 +247,8 @@ class Emitter(IndexMath):
             return self.fn.const(bool(value), I1)
         return self.fn.const(value if dtype.is_float else int(value), dtype.register)
 
-    def scalar(self, text: Any, dtype: DType) -> V:  # type: ignore[override]
-        """A number or size expression (as text) in a dtype's register form; or, given an Index, its position."""
-        if isinstance(text, Index):
-            return super().scalar(text)
+    def scalar(self, text: str, dtype: DType) -> V:
+        """A number or size expression (as text) in a dtype's register form."""
         value = number(text)
         if value is not None:
             return self.constant(value, dtype)

@@ -43,13 +43,21 @@ class _Graph:
 
     def __init__(self, block: Any) -> None:
         self.ops = [op for op in block.operations]
-        self.number = {op.operation: n for n, op in enumerate(self.ops)}
+        # Operations hash by content, which changes as operands do; values hash by identity.
+        self._by_value = {v: n for n, op in enumerate(self.ops) for v in op.results}
+        self._silent = [n for n, op in enumerate(self.ops) if not op.results]
         self.unit: dict[int, Unit] = {}
         self.above = [0] * len(self.ops)
         self.refresh(0)
 
     def producer(self, v: Any) -> int | None:
-        return self.number.get(v.owner) if not isinstance(v.owner, ir.Block) else None
+        return self._by_value.get(v)
+
+    def number(self, op: Any) -> int | None:
+        """The number of an op of the block."""
+        if op.results:
+            return self._by_value.get(op.results[0])
+        return next((n for n in self._silent if self.ops[n].operation == op.operation), None)
 
     def inputs(self, n: int) -> list[Any]:
         """Operands, including what regions capture from this block."""
@@ -64,10 +72,11 @@ class _Graph:
     def users(self, v: Any) -> list[int]:
         out = []
         for use in v.uses:
-            op = use.owner
-            while op.operation not in self.number:
+            op = use.owner.operation
+            n = self.number(op)
+            while n is None:  # inside a region
                 op = op.operation.parent
-            n = self.number[op.operation]
+                n = self.number(op)
             if n not in out:
                 out.append(n)
         return sorted(out)
@@ -312,7 +321,7 @@ def _loops(g: _Graph) -> None:
 
 def kind_of(op: Any) -> Kind:
     """The op's kind; terminators of other dialects act like control."""
-    return kind_of(op)
+    return getattr(op, "kind", Kind.CONTROL)
 
 
 def _demand_buffers(g: _Graph, n: int, stored: set[Any]) -> None:
@@ -415,6 +424,11 @@ def _schedule(g: _Graph, units: list[Unit]) -> list[Any]:
         for n in u.ops:
             item_of[n] = u
     lone = [n for n, op in enumerate(g.ops) if n not in item_of and not kind_of(op).pullable]
+    for n in lone:  # views that they read stand beside them
+        for v in g.inputs(n):
+            p = g.producer(v)
+            if p is not None and p not in item_of and p not in lone and kind_of(g.ops[p]).pullable:
+                lone.append(p)
     for n in lone:
         item_of[n] = n
     position = lambda item: item.ops[-1] if isinstance(item, Unit) else item  # noqa: E731
@@ -488,7 +502,7 @@ def _build_group(g: _Graph, unit: Unit, before: Any) -> Any:
     for out, result in zip(unit.outputs, group.results, strict=True):
         members = {g.ops[n].operation for n in inside}
         for use in list(out.uses):
-            user = use.owner
+            user = use.owner.operation.opview
             if user.operation not in members and user.operation != end.operation and not _within(user, body):
                 user.operation.operands[use.operand_number] = result
     return group

@@ -17,7 +17,7 @@ from dhlo.codegen.kernels.nonzero import emit_nonzero
 from dhlo.codegen.sizes import SizeEmitter
 from dhlo.codegen.steps import Lowering
 from dhlo.codegen.views import dense_strides
-from dhlo.dialect import Kind, attr
+from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
 from dhlo.ops.movement import Weight
@@ -101,8 +101,8 @@ class HostProgram:
             return self.pointers[v]
         if v in self.layout.alias:
             return self.pointer(self.layout.alias[v])
-        if isinstance(getattr(v.owner, "opview", None), Weight):
-            name = attr(v.owner.opview, "name_")
+        if isinstance(defining(v), Weight):
+            name = attr(defining(v), "name_")
             return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
         if v in self.layout.arena:
             return self._arena_pointer(v)

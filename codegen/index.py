@@ -51,7 +51,7 @@ class IndexMath:
         base = fn.splat(fn.i64(i.base))
         return base if i.step == 0 else fn.add(base, fn.mul(fn.iota(), i.step))
 
-    def scalar(self, i: Index) -> V:
+    def position(self, i: Index) -> V:
         """The position of a uniform index."""
         assert i.uniform
         return self.fn.i64(i.base)

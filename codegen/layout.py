@@ -7,7 +7,7 @@ from typing import Any
 
 from dhlo.codegen.host import Layout
 from dhlo.codegen.views import strided
-from dhlo.dialect import Kind, attr
+from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import InternalError
 from dhlo.mlir import ir
 from dhlo.ops.control import Cond, Group, Item, Nonzero, yielded
@@ -78,7 +78,7 @@ def _aliases(ops: list[Any]) -> dict[Any, Any]:
     for op in ops:
         if op.kind.pullable:
             v = op.results[0]
-            view = strided(v, lambda x: isinstance(x.owner, ir.Block) or not x.owner.opview.kind.pullable)
+            view = strided(v, lambda x: defining(x) is None or not defining(x).kind.pullable)
             if view is None or not view.is_dense or view.offset != 0:
                 raise InternalError(f"{op.OPERATION_NAME} outside a group is not a plain view")
             out[v] = view.base

@@ -94,7 +94,7 @@ def _hex_literal(x: float, ty: str) -> str:
 def optimise(ir_text: str, target: TargetSpec) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Parses and optimises LLVM IR; explicit vector code gains nothing from the loop vectoriser, so that is off."""
     machine = target.machine()
-    module = llvm.parse_assembly(ir_text)
+    module = llvm.parse_assembly(ir_text, llvm.create_context())  # a context of its own: called from several threads
     module.triple = target.triple
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=target.optimize)

@@ -20,11 +20,11 @@ from dhlo.codegen.kernels.pack import pack_b
 from dhlo.codegen.kernels.reduction import lower_reduction
 from dhlo.codegen.launch import HostContext
 from dhlo.codegen.views import View, strided
-from dhlo.dialect import Kind
+from dhlo.dialect import Kind, defining
 from dhlo.errors import CompileError, InternalError
 from dhlo.mlir import ir
 from dhlo.ops.movement import Weight
-from dhlo.shape_infer.symbols import product
+from dhlo.shape_infer.symbols import exact_floors, product
 from dhlo.types import from_mlir
 
 __all__ = ["GroupHost", "Lowering", "Step"]
@@ -84,18 +84,21 @@ class Lowering:
             return LaunchStep(lower_loops(self.module, group, self.checks))
         if anchor == "reduction":
             return LaunchStep(lower_reduction(self.module, group, self.checks))
-        lower: dict[str, Callable[[Lowering, Any], Step]] = _ANCHORS
-        if anchor not in lower:
+        from dhlo.codegen.anchors import AttentionStep, ConvStep, PoolStep
+
+        steps: dict[str, Callable[[Lowering, Any], Step]] = {
+            "matmul": MatmulStep, "attention": AttentionStep, "convolution": ConvStep, "window": PoolStep}
+        if anchor not in steps:
             op = anchor_of(group, Kind(anchor))
             raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
-        return lower[anchor](self, group)
+        return steps[anchor](self, group)
 
     # ------------------------------------------------------------------ constants
     def constant_value(self, v: Any) -> torch.Tensor | None:
         """The value of what depends on weights alone, through views; None otherwise."""
-        if isinstance(v.owner, ir.Block):
+        op = defining(v)
+        if op is None:
             return None
-        op = v.owner.opview
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
         if op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):
@@ -108,7 +111,7 @@ class Lowering:
 
     def constant_key(self, v: Any) -> Any:
         """Identifies a constant by the weights and views that make it."""
-        op = v.owner.opview
+        op = defining(v)
         if isinstance(op, Weight):
             return ir.StringAttr(op.operation.attributes["name_"]).value
         attrs = tuple(str(op.operation.attributes[n]) for n in op.operation.attributes)
@@ -117,7 +120,11 @@ class Lowering:
     def view(self, group: Any, v: Any) -> View:
         """An operand as a view of a buffer outside the group."""
         block = group.operation.regions[0].blocks[0]
-        view = strided(v, lambda x: isinstance(x.owner, ir.Block) or x.owner.block != block or isinstance(x.owner.opview, Weight))
+        def outside(x: Any) -> bool:
+            op = defining(x)
+            return op is None or op.operation.block != block or isinstance(op, Weight)
+
+        view = strided(v, outside)
         if view is None:
             raise InternalError(f"operand of {group.OPERATION_NAME} is not a view of memory: {v}")
         return view
@@ -152,12 +159,12 @@ class MatmulStep:
         else:
             self.b = low.view(group, op.operands[1])
             k, n = self.b_type.shape[-2:]
-            self.workspace = workspace_bytes(product(self.b_type.shape[:-2]), n, k, elem)
+            self.workspace = exact_floors(workspace_bytes(product(self.b_type.shape[:-2]), n, k, elem))
 
     def _pack(self, low: Lowering, v: Any, value: torch.Tensor) -> None:
         k, n = value.shape[-2:]
         batch = value.numel() // (k * n) if k * n else 0
-        nbytes = workspace_bytes(1, n, k, self.matmul.elem)
+        nbytes = int(workspace_bytes(1, n, k, self.matmul.elem))
 
         def data() -> Any:
             mats = value.detach().reshape(batch, k, n)
@@ -237,5 +244,3 @@ def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:
     """The epilogue's address and its filled argument array."""
     return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])
 
-
-_ANCHORS: dict[str, Callable[[Lowering, Any], Step]] = {"matmul": MatmulStep}

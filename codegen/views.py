@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.dialect import attr, exprs
+from dhlo.dialect import attr, defining, exprs
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.shape_infer.symbols import is_static
 from dhlo.types import from_mlir
@@ -92,7 +92,7 @@ def strided(v: Any, is_buffer: Callable[[Any], bool]) -> View | None:
     if is_buffer(v):
         shape = from_mlir(v).shape
         return View(v, sympy.Integer(0), shape, dense_strides(shape))
-    op = v.owner.opview if hasattr(v.owner, "opview") else None
+    op = defining(v)
     if not isinstance(op, (Reshape, Transpose, Slice, Broadcast)):
         return None
     x = strided(op.operands[0], is_buffer)

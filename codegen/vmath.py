@@ -1,10 +1,10 @@
 """Vector math (exp, log, tanh, erf, sin, pow, ...) as inlined polynomial code with a stated and tested error bound.
 
-`call(fn, name, *operands)` emits the function once a module for an element type and lane count, as an always-inline internal
-function, and calls it; scalars (lanes 0) and vectors are served alike. f16 and bf16 callers convert to f32 first. `ULP` states
-the largest error of each f32 function in units in the last place of the result, over all finite arguments; special values
-(NaN, infinities, signed zeros, denormals) are as in C99. f64 functions are correct to a few ULP; all but exp and log go through
-libm lane by lane.
+`call(fn, name, *operands)` emits the function once a module for an element type and lane count, as an always-inline
+internal function, and calls it; scalars (lanes 0) and vectors are served alike. f16 and bf16 callers convert to f32
+first. `ULP` states the largest error of each f32 function in units in the last place of the result, over all finite
+arguments; special values (NaN, infinities, signed zeros, denormals) are as in C99. f64 functions are correct to a few
+ULP; all but exp and log go through libm lane by lane.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from dhlo.codegen.builder import F32, F64, I1, I32, I64, Fn, V, vec
 
-__all__ = ["ARITY", "NATIVE", "ULP", "any_lane", "call", "clamp", "keep_zero", "ldexp", "magic_round", "poly", "pow2", "register", "table",
+__all__ = ["ARITY", "NATIVE", "ULP", "any_lane", "call", "clamp", "keep_zero", "ldexp", "magic_round", "poly", "pow2",
+           "register", "table",
            "with_sign"]
 
 Emit = Callable[..., V]
@@ -80,8 +81,9 @@ def any_lane(f: Fn, mask: V) -> V:
 
 
 def magic_round(f: Fn, x: V, scale: float) -> tuple[V, V]:
-    """x * scale rounded to the nearest integer as (float, int), by adding 1.5 * 2^(precision - 1). Valid far beyond all uses
-    where |x * scale| < 2^22 (f32) or 2^51 (f64); no value, NaN included, is undefined behaviour."""
+    """x * scale rounded to the nearest integer as (float, int), by adding 1.5 * 2^(precision - 1). Valid far beyond all
+    uses where |x * scale| < 2^22 (f32) or 2^51 (f64); no value, NaN included, is undefined behaviour.
+    """
     magic = 1.5 * 2.0 ** (23 if x.elem == F32 else 52)
     t = f.fma(x, f.const(scale, x.type), f.const(magic, x.type))
     n = f.sub(f.bitcast(t, _ity(x)), f.bitcast(f.const(magic, x.type), _ity(x)))

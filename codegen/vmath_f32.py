@@ -1,25 +1,39 @@
 """f32 exp, log, tanh, erf, sin and their kin: Cody-Waite range reduction and minimax polynomials evaluated with fma.
 
-Polynomials without a source are minimax fits (Remez) of the function named beside them, with the relative error stated there.
+Polynomials without a source are minimax fits (Remez) of the function named beside them, with the relative error stated
+there.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-
-import mpmath
+from fractions import Fraction
 
 from dhlo.codegen.builder import F32, F64, I32, Fn, V
-from dhlo.codegen.vmath_base import any_lane, call, clamp, keep_zero, ldexp, magic_round, poly, pow2, register, table, with_sign
+from dhlo.codegen.vmath_base import (
+    any_lane,
+    call,
+    clamp,
+    keep_zero,
+    ldexp,
+    magic_round,
+    poly,
+    pow2,
+    register,
+    table,
+    with_sign,
+)
 
 __all__ = ["exp_half"]
 
 _LN2_HI, _LN2_LO = 0.693145751953125, 1.42860682030941723212e-6  # Cody-Waite, 15 bits in the first (Cephes)
 _LOG2E = math.log2(math.e)
-# exp(r) = 1 + r + r^2 Q(r) for |r| <= log(2)/2; minimax, 5e-11
-_EXP_Q = (0.0001991851027, 0.001394617638, 0.008333264127, 0.04166626852, 0.1666666686, 0.5000000078)
-_EXP2_Q = (1.531522497e-5, 0.000154673652, 0.001333342964, 0.009618036171, 0.05550410964, 0.2402265108, 0.6931471805)
+# exp(r) = 1 + r + r^2 Q(r) for |r| <= log(2)/2; minimax, 3e-9
+_EXP_Q = (0.001395057625, 0.008368953437, 0.04166620448, 0.1666651831, 0.5000000096)
+# the same as a relative error of exp(r) - 1, 2e-10; 2^r = 1 + r Q(r) for |r| <= 1/2, 2e-9
+_EXPM1_Q = (0.0001991430166, 0.00139411027, 0.00833327284, 0.04166635353, 0.1666666682, 0.5000000047)
+_EXP2_Q = (0.0001547658991, 0.00134005378, 0.009618002913, 0.05550327122, 0.2402265135, 0.6931472066)
 
 
 def _exp_reduced(f: Fn, x: V) -> tuple[V, V]:
@@ -56,7 +70,7 @@ def _expm1(f: Fn, x: V) -> V:
     n, i = magic_round(f, c, _LOG2E)
     r = f.fma(n, f.const(-_LN2_HI, x.type), c)
     r = f.fma(n, f.const(-_LN2_LO, x.type), r)
-    p = f.fma(f.mul(r, r), poly(f, r, _EXP_Q), r)
+    p = f.fma(f.mul(r, r), poly(f, r, _EXPM1_Q), r)
     s = pow2(f, f.sub(i, 1), x.elem)
     y = f.fma(s, p, f.sub(s, 0.5))
     return keep_zero(f, x, f.add(y, y))
@@ -95,7 +109,8 @@ def _tanh(f: Fn, x: V) -> V:
 def _erf(f: Fn, x: V) -> V:
     # N. Juffa's single-precision erf: odd polynomial near zero, 1 - exp(polynomial) elsewhere
     t, s = f.unary("fabs", x), f.mul(x, x)
-    near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)),
+    near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1,
+                             1.28379166e-1)),
                  x, x)
     t4 = f.select(f.cmp("lt", f.const(4.0, x.type), t), f.const(4.0, x.type), t)
     r = poly(f, t4, (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1,
@@ -106,7 +121,8 @@ def _erf(f: Fn, x: V) -> V:
 
 # ---------------------------------------------------------------------- log
 # log(1 + z) = z - z^2/2 + z^3 P(z) for z in [sqrt(1/2) - 1, sqrt(2) - 1]; minimax, 7e-10
-_LOG_P = (0.06916764986, -0.1179170364, 0.1187335369, -0.1238407099, 0.1421857841, -0.1666926333, 0.2000223049, -0.2499998642,
+_LOG_P = (0.06916764986, -0.1179170364, 0.1187335369, -0.1238407099, 0.1421857841, -0.1666926333, 0.2000223049,
+          -0.2499998642,
           0.3333331039)
 _SQRT_HALF = 0x3F3504F3
 
@@ -132,7 +148,8 @@ def _log_special(f: Fn, x: V, y: V) -> V:
     """y = log(x) repaired for x = 0, x < 0, +inf and NaN."""
     nan, inf = f.const(math.nan, x.type), f.const(math.inf, x.type)
     y = f.select(f.cmp("lt", x, math.inf), y, x)  # +inf and NaN
-    return f.select(f.cmp("gt", x, 0.0), y, f.select(f.cmp("eq", x, 0.0), f.neg(inf), f.select(f.cmp("lt", x, 0.0), nan, x)))
+    return f.select(f.cmp("gt", x, 0.0), y, f.select(f.cmp("eq", x, 0.0), f.neg(inf),
+                                                     f.select(f.cmp("lt", x, 0.0), nan, x)))
 
 
 @register("log", ulp=1.0)
@@ -144,10 +161,10 @@ def _log(f: Fn, x: V) -> V:
 
 def _log_base(f: Fn, x: V, per_e: float) -> V:
     """log_b(x), where `per_e` is log_b(e); e log_b(2) is added last."""
-    hi = float(mpmath.mpf(int(per_e * 4096)) / 4096)
+    hi = int(per_e * 4096) / 4096
     z, e = _log_split(f, x)
     t = _log_tail(f, z)
-    two_hi = float(mpmath.mpf(int(per_e * math.log(2) * 4096 + 0.5)) / 4096)
+    two_hi = int(per_e * math.log(2) * 4096 + 0.5) / 4096
     small = f.fma(t, f.const(per_e - hi, x.type), f.mul(z, per_e - hi))
     small = f.fma(e, f.const(per_e * math.log(2) - two_hi, x.type), small)
     y = f.fma(t, f.const(hi, x.type), small)
@@ -184,28 +201,41 @@ def _log1p(f: Fn, x: V) -> V:
 
 # ---------------------------------------------------------------------- sin, cos, tan
 _PIO2 = (1.57079637050628662109375, -4.371139000186238e-8, -1.7151245100059768e-15)  # three f32 parts
-_SIN_P = (2.717359045e-6, -0.0001983923486, 0.008333329076, -0.1666666664)
-_COS_P = (-2.720139905e-7, 2.479941316e-5, -0.001388888335, 0.04166666662)
+_SIN_P = (-0.0001950906316, 0.008332118509, -0.1666665402)
+_COS_P = (2.442921296e-5, -0.001388728893, 0.04166664531)
 _TAN_P = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
 _BIG = 2.0 ** 17  # where the three-part reduction hands over
 
 
+def _atan_inverse(n: int, bits: int) -> int:
+    """atan(1/n) * 2^bits by its series."""
+    term, total, k = (1 << bits) // n, 0, 1
+    while term:
+        total += term // k if k % 4 == 1 else -(term // k)
+        term, k = term // (n * n), k + 2
+    return total
+
+
 @functools.cache
-def _two_over_pi_table() -> tuple[list[float], list[float]]:
-    """2^k mod 2 pi as double-double for k = -6 .. 104: what the mantissa of |x| >= 2^17 is multiplied by."""
+def _two_pi_table() -> tuple[list[float], list[float]]:
+    """2^k mod 2 pi as double-double for k = -6 .. 104 (the last is for infinity and NaN): what the mantissa of |x| >=
+    2^17 is multiplied by. pi by Machin's formula.
+    """
+    bits = 320
+    period = 2 * (16 * _atan_inverse(5, bits) - 4 * _atan_inverse(239, bits))
+    unit = Fraction(1, 1 << bits)
     hi, lo = [], []
-    with mpmath.workprec(400):
-        for k in range(-6, 105):
-            r = mpmath.mpf(2) ** k
-            r -= 2 * mpmath.pi * mpmath.nint(r / (2 * mpmath.pi))
-            hi.append(float(r))
-            lo.append(float(r - mpmath.mpf(hi[-1])))
+    for k in range(-6, 105):
+        r = (1 << (bits + k)) % period
+        exact = (r if 2 * r <= period else r - period) * unit
+        hi.append(float(exact))
+        lo.append(float(exact - Fraction(hi[-1])))
     return [*hi, 0.0], [*lo, 0.0]
 
 
 def _reduce_big(f: Fn, x: V) -> tuple[V, V]:
     """Payne-Hanek for |x| >= 2^17: mantissa times (2^exponent mod 2 pi) in double-double, reduced once more."""
-    hi_t, lo_t = _two_over_pi_table()
+    hi_t, lo_t = _two_pi_table()
     bits = f.bitcast(x, I32)
     e = f.and_(f.shr(bits, 23), 255)
     k = f.sub(e, 144)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from dhlo import _runtime
-from dhlo.codegen.llvm import Jit
-from dhlo.compiler import Artifact, compile_program
+from dhlo.callspec import CallSpec, read_call, updates_of
 from dhlo.errors import CompileError, ModelFileError
 from dhlo.model import CompiledModel
 from dhlo.options import Options
 from dhlo.progress import reporter
 
-__all__ = ["compile", "load"]
+if TYPE_CHECKING:
+    from dhlo.compiler import Artifact
+    from dhlo.frontend.program import Program
+
+__all__ = ["build", "compile", "load", "open_model"]
 
 
 def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledModel:  # noqa: A001
@@ -25,29 +30,37 @@ def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledM
     Options are the fields of `dhlo.Options`. Raises UnsupportedError listing every operator that can't be compiled, with the
     user's source lines; CompileError if the program is inconsistent.
     """
-    from dhlo.frontend import import_program
-
     try:
         opts = Options(**options)
     except TypeError as e:
         raise CompileError(f"unknown option: {e}") from None
     with reporter(opts.progress) as progress:
-        progress("import")
-        program = import_program(exported)
-        artifact = compile_program(program, opts, progress)
+        program, artifact = build(exported, opts, progress)
         progress("pack weights")
         model = _load_artifact(artifact)
-    leaf = {s.name: i for i, s in enumerate(program.inputs)}
-    updates = [(leaf[m.target], m.index) for m in program.mutations if m.kind == "input"]
+    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
+    return CompiledModel(model, call, artifact)
+
+
+def build(exported: torch.export.ExportedProgram, options: Options,
+          progress: Callable[[str], None] = lambda _: None) -> tuple[Program, Artifact]:
+    """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
+    from dhlo.compiler import compile_program
+    from dhlo.frontend import import_program
+
+    progress("import")
+    program = import_program(exported)
     stateful = [m.target for m in program.mutations if m.kind != "input"]
     if stateful:
         raise CompileError(f"the program changes its buffers ({', '.join(stateful)}), which is not supported yet",
                            hint="pass them as inputs")
-    return CompiledModel(model, program.inputs, program.outputs, program.in_spec, program.out_spec, artifact, updates)
+    return program, compile_program(program, options, progress)
 
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
+    from dhlo.codegen.llvm import Jit
+
     jit = Jit(artifact.objects)
     memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
     artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
@@ -55,18 +68,18 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
 
 
 def load(path: str | Path) -> CompiledModel:
-    """Loads a model file. It takes and gives flat sequences of tensors.
+    """Loads a model file. It is called like the model that was compiled: same pytrees, keyword arguments and updated inputs.
 
-    Raises ModelFileError if the file is truncated, foreign, too new, or made for another CPU.
+    Where the file names pytree types that aren't registered in this process, as their library isn't imported, it takes and gives
+    flat sequences of tensors. Raises ModelFileError if the file is truncated, foreign, too new, or made for another CPU.
     """
+    model = open_model(path)
+    return CompiledModel(model, read_call(json.loads(model.metadata).get("call"), model.inputs, model.outputs))
+
+
+def open_model(path: str | Path) -> _runtime.Model:
+    """The native model of a file. Raises ModelFileError like `load`."""
     try:
-        model = _runtime.Model.from_file(path)
+        return _runtime.Model.from_file(path)
     except RuntimeError as e:
         raise ModelFileError(str(e)) from None
-    from dhlo.frontend.program import InputSpec, OutputSpec
-    from dhlo.types import DTYPES, TensorType
-
-    any_type = TensorType(DTYPES["f32"], ())
-    inputs = [InputSpec(v["name"], any_type) for v in model.inputs]
-    outputs = [OutputSpec(v["name"], i) for i, v in enumerate(model.outputs)]
-    return CompiledModel(model, inputs, outputs, None, None)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from dhlo.callspec import CallSpec, updates_of, write_call
 from dhlo.codegen import abi
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.constants import Constants
@@ -40,6 +41,8 @@ class Artifact:
     planned: str  # the planned module
     kernels: list[str]
     metadata: dict[str, Any]
+    llvm_ir: list[str]  # what the objects were made of, before optimisation
+    target: TargetSpec
 
     @property
     def code_bytes(self) -> int:
@@ -78,21 +81,22 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
                                 max(s for s, _ in layout.plans) + 2)
         planned = str(program.module)
     progress("generate code")
-    objects = _objects(low, descriptor, target)
+    llvm_ir, objects = _objects(low, descriptor, target)
     return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
-                    sorted(set(layout.launches)), metadata)
+                    sorted(set(layout.launches)), metadata, llvm_ir, target)
 
 
-def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> list[bytes]:
-    """Object code, made on two threads: MLIR and LLVM run without Python's lock."""
+def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple[list[str], list[bytes]]:
+    """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock."""
     parts = split_module(low.module, 4)
 
-    def one(k: int) -> bytes:
-        text = lower_to_llvm_ir(parts[k])
-        return compile_object(text + (descriptor.text() if k == 0 else ""), target)
+    def one(k: int) -> tuple[str, bytes]:
+        text = lower_to_llvm_ir(parts[k]) + (descriptor.text() if k == 0 else "")
+        return text, compile_object(text, target)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, range(len(parts))))
+        done = list(pool.map(one, range(len(parts))))
+    return [text for text, _ in done], [data for _, data in done]
 
 
 def _features(target: TargetSpec) -> list[str]:
@@ -114,7 +118,8 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering) -> dict[
         if isinstance(op, Group):
             ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
             groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results]})
-    return {"producer": PRODUCER, "abi": abi.ABI_VERSION,
+    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
+    return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {n: [r.lo, r.hi] for n, r in program.symbols.items()},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}

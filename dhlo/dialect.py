@@ -12,7 +12,7 @@ from dhlo.mlir import ext, ir
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, show
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "load", "operand_types", "result_types", "to_attr"]
+__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "defining", "load", "operand_types", "result_types", "to_attr"]
 
 
 class DHLO(ext.Dialect, name="dhlo"):
@@ -116,6 +116,12 @@ def _same(a: TensorType, b: TensorType) -> bool:
     """Equal up to what can't be decided: two symbolic sizes never contradict each other."""
     return a.dtype == b.dtype and a.rank == b.rank and all(
         x == y or not (is_static(x) and is_static(y)) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def defining(v: Any) -> Any:
+    """The op (as its class) that makes a value, or None for a block argument."""
+    owner = v.owner
+    return None if isinstance(owner, ir.Block) else owner.operation.opview
 
 
 def operand_types(op: Any) -> list[TensorType]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
+from dhlo.callspec import CallSpec
 from dhlo.errors import ContractError, DhloError
-from dhlo.frontend.program import InputSpec, OutputSpec
+from dhlo.frontend.program import OutputSpec
+
+if TYPE_CHECKING:
+    from dhlo.compiler import Artifact
 
 __all__ = ["CompiledModel"]
 
@@ -23,16 +27,15 @@ class CompiledModel:
     Thread-safe: each thread has a session (arena, outputs) of its own; code and weights are shared.
     """
 
-    def __init__(self, model: _runtime.Model, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec], in_spec: Any,
-                 out_spec: Any, artifact: Any = None, updates: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, model: _runtime.Model, call: CallSpec, artifact: Artifact | None = None) -> None:
         self._model = model
-        self._inputs, self._outputs = list(inputs), list(outputs)
-        self._in_spec, self._out_spec = in_spec, out_spec
+        self._inputs, self._outputs = list(call.inputs), list(call.outputs)
+        self._in_spec, self._out_spec = call.in_spec, call.out_spec
+        self._updates = list(call.updates)
         self._artifact = artifact
-        self._updates = list(updates)  # (leaf of the inputs, result) pairs: inputs that the program changes
         self._local = threading.local()
-        self._plain_in = all(s.type is not None and s.scalar is None for s in self._inputs) and _is_flat(in_spec, len(self._inputs))
-        self._plain_out = _plain(out_spec, self._outputs)
+        self._plain_in = all(s.type is not None and s.scalar is None for s in self._inputs) and _is_flat(self._in_spec, len(self._inputs))
+        self._plain_out = _plain(self._out_spec, self._outputs)
 
     # ------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,8 +120,7 @@ class CompiledModel:
         """The planned module's text (only on the model that `compile` returned)."""
         if self._artifact is None:
             raise DhloError("a loaded model carries no IR; compile it again to look at the IR")
-        text: str = self._artifact.planned
-        return text
+        return self._artifact.planned
 
     @property
     def metadata(self) -> str:

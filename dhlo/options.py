@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Options", "cache_dir"]
+__all__ = ["Options", "c_compiler", "cache_dir"]
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,8 @@ class Options:
 def cache_dir() -> str | None:
     """DHLO_CACHE_DIR: where compiled kernels are kept between runs; unset or empty means nowhere."""
     return os.environ.get("DHLO_CACHE_DIR") or None
+
+
+def c_compiler() -> str:
+    """CC: the command that links model files; `cc` if unset or empty."""
+    return os.environ.get("CC") or "cc"

@@ -273,6 +273,9 @@ class OpBuilder:
             for d, (a, b) in enumerate(zip(first.shape, from_mlir(x).shape, strict=True)):
                 if d != dim:
                     self.dims.same(a, b)
+        between = xs[1:-1]
+        if len({str(x.type) for x in between}) > 1:  # the dialect wants one type between first and last
+            return self.concat([self.concat(xs[:-1], dim), xs[-1]], dim)
         return self.op(movement.Concat, list(xs), {"dim": dim})
 
     def pad(self, x: Value, low: Sequence[Size], high: Sequence[Size], value: float) -> Value:
@@ -286,8 +289,7 @@ class OpBuilder:
 
     def take(self, x: Value, index: Sequence[Value], dims: Sequence[int], at: int) -> Value:
         """Looks up: dims `dims` of x are replaced by the index tensors' common shape at result dim `at`."""
-        shape = self.broadcast_shape(*[from_mlir(i).shape for i in index])
-        return self.op(movement.Take, [x, *[self.expand(i, shape) for i in index]], {"dims": list(dims), "at": at})
+        return self.op(movement.Take, [x, *self.together(*index)], {"dims": list(dims), "at": at})
 
     # ------------------------------------------------------------------------------------------------ computing
     def reduce(self, x: Value, how: str, dims: Sequence[int], keepdim: bool = False) -> Value:

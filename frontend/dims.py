@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
-from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
+from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Range
+from dhlo.frontend.promotion import is_boolean
 from dhlo.shape_infer.symbols import as_expr, show, symbol
 
 __all__ = ["Dims", "static_value"]
@@ -40,6 +41,8 @@ class Dims:
     ranges: dict[str, Range] = field(default_factory=dict)
     substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
     unsolved: list[tuple[Expr, Expr]] = field(default_factory=list)
+    intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
+    asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
 
@@ -55,6 +58,11 @@ class Dims:
     def declare(self, name: str, lo: int | None, hi: int | None) -> None:
         if name not in self.ranges:
             self.ranges[name] = Range(lo, hi)
+
+    def count(self, name: str) -> None:
+        """Declares a run-time symbol that counts something."""
+        self.intrinsic.add(name)
+        self.tighten(name, 0, None)
 
     def tighten(self, name: str, lo: int | None, hi: int | None) -> None:
         """Intersects a symbol's range. Raises CompileError where nothing is left."""
@@ -233,23 +241,29 @@ class Dims:
         if isinstance(cond, sympy.And):
             left = [x for x in map(self.learn, cond.args) if x is not None]
             return sympy.And(*left) if left else None
-        known = self.holds(cond)
-        if known:
+        bound = self._bound(cond)
+        if bound is not None and bound[0].startswith("u"):
+            return self._learn_bound(cond, *bound)
+        if self.holds(cond):
             return None
-        if isinstance(cond, sympy.Eq) and not isinstance(cond.lhs, Boolean):
+        if isinstance(cond, sympy.Eq) and not is_boolean(cond.lhs):
             d = sympy.expand(cond.lhs - cond.rhs)
             unbacked = any(s.name.startswith("u") or not s.is_integer for s in d.free_symbols)
             solved = self._solve(d) if all(s.is_integer for s in d.free_symbols) else None
             if solved:
                 self.equate(cond.lhs, cond.rhs)
             return cond if unbacked or not solved else None
-        bound = self._bound(cond)
         if bound is not None:
-            name, lo, hi = bound
-            if lo == 2 and hi is None and not name.startswith("u"):
-                return None  # the example's size was 2 or more: says nothing about others
-            self.tighten(name, lo, hi)
-            return cond if name.startswith("u") else None
+            self.tighten(*bound)
+            return None
+        return cond
+
+    def _learn_bound(self, cond: Any, name: str, lo: int | None, hi: int | None) -> Any:
+        """A bound of a run-time symbol is known from here on, but has to be checked once, in every round."""
+        if cond in self.asserted or (name in self.intrinsic and hi is None and (lo or 0) <= 0):
+            return None
+        self.asserted.add(cond)
+        self.tighten(name, lo, hi)
         return cond
 
     @staticmethod

@@ -9,7 +9,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._pytree import keystr
 from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import InternalError
@@ -30,18 +29,23 @@ _CALLS: dict[str, Any] = {
 
 def input_names(ep: Any) -> list[str]:
     """A name for every leaf of the input pytree, in order: the parameter and the path below it, such as `past[0][1]`."""
-    args, kwargs = torch.utils._pytree.tree_unflatten(list(range(ep.call_spec.in_spec.num_leaves)), ep.call_spec.in_spec)
+    positional, keywords = ep.call_spec.in_spec.children()
     signature = ep.module_call_graph[0].signature
-    names = list(getattr(signature, "forward_arg_names", None) or [])
-    names = [n for n in names if n not in kwargs]
-    tree = {}
-    for i, a in enumerate(args):
-        tree[names[i] if i < len(names) else f"args_{i}"] = a
-    tree.update(kwargs)
-    out = [""] * ep.call_spec.in_spec.num_leaves
-    for path, leaf in torch.utils._pytree.tree_flatten_with_path(tree)[0]:
-        out[leaf] = str(path[0].key) + keystr(path[1:])
+    names = [n for n in getattr(signature, "forward_arg_names", None) or [] if n not in keywords.context]
+    out: list[str] = []
+    for i, spec in enumerate(positional.children()):
+        out += _paths(spec, names[i] if i < len(names) else f"args_{i}")
+    for name, spec in zip(keywords.context, keywords.children(), strict=True):
+        out += _paths(spec, name)
     return out
+
+
+def _paths(spec: Any, prefix: str) -> list[str]:
+    """Names of the leaves of a pytree under `prefix`."""
+    if spec.is_leaf():
+        return [prefix]
+    keys = spec.context if spec.type is dict else range(len(spec.children()))
+    return [p for k, child in zip(keys, spec.children(), strict=True) for p in _paths(child, f"{prefix}[{k!r}]")]
 
 
 class _Reader:

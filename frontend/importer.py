@@ -47,10 +47,11 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
         dims = Dims()
         _declare(ep, dims)
         guards = read_guards(ep, names, _input_values(ep))
+        guards = [(r, text) for r, text in guards if not only_two(r)]
         for relation, _ in guards:
             dims.learn(relation)
         for _ in range(_MAX_ROUNDS):
-            dims.changed, dims.unsolved = False, []
+            dims.changed, dims.unsolved, dims.asserted = False, [], set()
             before = dict(dims.ranges)
             program = Importer(ep, dims, names, guards, context).run()
             if not dims.changed and before == dims.ranges:
@@ -84,6 +85,11 @@ def _declare(ep: Any, dims: Dims) -> None:
         lo = int(r.lower) if r.lower.is_Integer else 0
         hi = int(r.upper) if r.upper.is_Integer else None
         dims.declare(name, 0 if lo == 2 else max(lo, 0), hi)
+
+
+def only_two(relation: Any) -> bool:
+    """Does a guard just say that a size was 2 or more, as the example's was? That says nothing about others."""
+    return isinstance(relation, sympy.Ge | sympy.Le) and relation.gts.is_Symbol and relation.lts == 2
 
 
 def _input_values(ep: Any) -> list[Any]:
@@ -221,6 +227,8 @@ class Importer:
             if ref.version:
                 mutations.append(Mutation(kind, target, len(values)))
                 values.append(ref.read())
+                if kind == "buffer":
+                    self.weights[target] = self.weights[target].clone()  # the state that calls start from
         return values, outputs, mutations
 
     def _output(self, name: str, x: Any, index: int) -> OutputSpec:

@@ -11,12 +11,17 @@ from sympy.logic.boolalg import Boolean
 
 from dhlo.types import DTYPES, DType, TensorType, from_torch_dtype
 
-__all__ = ["promote", "scalar_dtype"]
+__all__ = ["is_boolean", "promote", "scalar_dtype"]
+
+
+def is_boolean(x: Any) -> bool:
+    """Is it a truth value? (Symbols of sympy are Boolean by class, but ours stand for numbers.)"""
+    return isinstance(x, bool) or (isinstance(x, Boolean) and not isinstance(x, sympy.Expr))
 
 
 def scalar_dtype(x: Any) -> torch.dtype:
     """The dtype that a Python or symbolic scalar counts as."""
-    if isinstance(x, bool | Boolean):
+    if is_boolean(x):
         return torch.bool
     if isinstance(x, int):
         return torch.int64

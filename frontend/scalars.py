@@ -9,22 +9,22 @@ from typing import Any
 
 import sympy
 import torch
-from sympy.logic.boolalg import Boolean
 from torch.utils._sympy import functions as tsf
 
 from dhlo.frontend.dims import static_value
+from dhlo.frontend.promotion import is_boolean
 from dhlo.shape_infer.symbols import as_expr
 
 __all__ = ["SCALAR_FUNCTIONS", "scalar_call"]
 
 
 def _integers(*xs: Any) -> bool:
-    return all(isinstance(x, Boolean) or x.is_integer for x in xs)
+    return all(is_boolean(x) or x.is_integer for x in xs)
 
 
 def _int(x: Any) -> Any:
     """Booleans count as 0 and 1 in arithmetic."""
-    return sympy.Piecewise((1, x), (0, True)) if isinstance(x, Boolean) else x
+    return sympy.Piecewise((1, x), (0, True)) if is_boolean(x) else x
 
 
 def _floordiv(a: Any, b: Any) -> Any:
@@ -62,13 +62,13 @@ def _ite(c: Any, a: Any, b: Any) -> Any:
 
 
 def _bool(a: Any) -> Any:
-    return a if isinstance(a, Boolean) else sympy.Ne(a, 0)
+    return a if is_boolean(a) else sympy.Ne(a, 0)
 
 
 def _eq(a: Any, b: Any) -> Any:
-    if isinstance(a, Boolean) != isinstance(b, Boolean):
+    if is_boolean(a) != is_boolean(b):
         a, b = _int(a), _int(b)
-    return sympy.Equivalent(a, b) if isinstance(a, Boolean) else sympy.Eq(a, b)
+    return sympy.Equivalent(a, b) if is_boolean(a) else sympy.Eq(a, b)
 
 
 def _arith(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -89,7 +89,7 @@ SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
     torch._sym_sqrt: lambda a: tsf.OpaqueUnaryFn_sqrt(_float(a)),
     torch.sym_float: _float, torch.sym_int: _truncate, torch.sym_not: lambda a: sympy.Not(_bool(a)), torch.sym_ite: _ite,
-    torch.sym_max: _arith(sympy.Max), torch.sym_min: _arith(sympy.Min), float: _float, int: _truncate, bool: _bool,
+    torch.sym_max: sympy.Max, torch.sym_min: sympy.Min, float: _float, int: _truncate, bool: _bool,
     min: lambda *xs: sympy.Min(*xs), max: lambda *xs: sympy.Max(*xs),
 }
 

@@ -10,7 +10,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy import functions as tsf
 
-__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "is_static", "parse", "product", "show", "symbol", "symbols_of"]
+__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "exact_floors", "is_static", "parse", "product", "show", "symbol", "symbols_of"]
 
 Expr = sympy.Expr
 FloorDiv = tsf.FloorDiv
@@ -171,3 +171,12 @@ def evaluate(x: Size, env: Mapping[str, int | float]) -> int:
 def ceil_div(a: Size, b: int) -> sympy.Expr:
     """a / b rounded up, for a >= 0."""
     return tsf.FloorDiv(sympy.sympify(a) + (b - 1), sympy.Integer(b)) if b != 1 else sympy.sympify(a)
+
+
+def exact_floors(e: sympy.Expr) -> sympy.Expr:
+    """Writes sympy's floor of a quotient (what `//` gives) as an integer division."""
+    def rewrite(arg: sympy.Expr) -> sympy.Expr:
+        n, d = sympy.together(arg).as_numer_denom()
+        return tsf.FloorDiv(n, d)
+
+    return e.replace(sympy.floor, rewrite) if isinstance(e, sympy.Expr) else sympy.sympify(e)

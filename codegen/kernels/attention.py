@@ -1,4 +1,4 @@
-"""Attention softmax(scale * Q K^T + mask) V as tiled kernels that never store the score matrix, for all run-time sizes."""
+"""Attention softmax(scale * Q K^T + mask) V as tiled kernels for all run-time sizes; the scores are never stored."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ _WAKE_CYCLES = 20_000  # work of one core that pays for waking another
 class Attention:
     """One attention op: compile-time row sizes, element type and masking; everything else is a run-time size.
 
-    Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv, value_dim], the output
-    [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16); query head h attends with kv head h // group. Sums are
-    f32. Semantics are those of PyTorch's scaled_dot_product_attention: with `is_causal` query i sees keys j <= i (also where
-    sq != skv), a query without any key to attend to (all masked, or skv = 0) gives zeros.
+    Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv,
+    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16); query head h
+    attends with kv head h // group. Sums are f32. Semantics are those of PyTorch's scaled_dot_product_attention: with
+    `is_causal` query i sees keys j <= i (also where sq != skv), a query without any key to attend to (all masked, or
+    skv = 0) gives zeros.
 
-    `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of keys key0 .. key0 + 15 for a row: a
-    vector<16xi1> (True = attend) or vector<16xf32> to add to the scaled scores. Lanes outside `lanes` are beyond the keys: memory of
-    theirs must not be read, their values don't matter. Arguments that it needs are passed to `emit_launch` as `extra_args` and lie
-    in the kernel's argument array, `fn.args[0]`, from element EXTRA_ARGS on. `name` must tell masks apart within a module.
+    `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of keys key0 .. key0 + 15 for
+    a row: a vector<16xi1> (True = attend) or vector<16xf32> to add to the scaled scores. Lanes outside `lanes` are
+    beyond the keys: memory of theirs must not be read, their values don't matter. Arguments that it needs are passed to
+    `emit_launch` as `extra_args` and lie in the kernel's argument array, `fn.args[0]`, from element EXTRA_ARGS on.
+    `name` must tell masks apart within a module.
     """
 
     head_dim: int
@@ -72,33 +74,37 @@ class Attention:
             emit_decode(module, f"{self.symbol}_decode", self.spec)
             emit_combine(module, f"{self.symbol}_combine", self.spec)
 
-    def emit_launch(self, host: HostContext, *, q: V, k: V, v: V, o: V, workspace: V, batch: V, kv_heads: V, group: V, sq: V, skv: V,
-                    q_strides: Strides, k_strides: Strides, v_strides: Strides, o_strides: Strides, scale: float | V,
-                    extra_args: Sequence[V] = ()) -> None:
+    def emit_launch(self, host: HostContext, *, q: V, k: V, v: V, o: V, workspace: V, batch: V, kv_heads: V, group: V,
+                    sq: V, skv: V, q_strides: Strides, k_strides: Strides, v_strides: Strides, o_strides: Strides,
+                    scale: float | V, extra_args: Sequence[V] = ()) -> None:
         """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
 
-        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value. Few rows a kv head (group * sq) stream K
-        and V once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled (prefill).
+        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value. Few rows a kv head (group *
+        sq) stream K and V once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled
+        (prefill).
         """
         f = host.fn
         heads, rows = f.mul(batch, kv_heads), f.mul(group, sq)
         cost = f.add(f.divu(f.mul(skv, self.head_dim + self.value_dim), 16), 1)  # cycles of FMA a row
-        head = [q, k, v, o, workspace, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, sq, skv, _scale_bits(f, scale)]
+        head = [q, k, v, o, workspace, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, sq, skv,
+                _scale_bits(f, scale)]
         few = f.cmp("le", rows, MAX_ROWS)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
             args = [*head, splits, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 4)), splits)
-            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item), decode_scratch_bytes(self.spec))
+            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item),
+                        decode_scratch_bytes(self.spec))
             with f.when(f.cmp("gt", splits, 1)):
-                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS, combine_scratch_bytes(self.spec))
+                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS,
+                            combine_scratch_bytes(self.spec))
         with f.when(f.and_(f.cmp("gt", rows, MAX_ROWS), f.cmp("gt", heads, 0))):
             blocks = f.ceildivu(rows, ROWS)
-            host.launch(f"{self.symbol}_prefill", [*head, blocks, *extra_args], f.mul(heads, blocks), _grain(f, f.mul(cost, ROWS)),
-                        prefill_scratch_bytes(self.spec))
+            host.launch(f"{self.symbol}_prefill", [*head, blocks, *extra_args], f.mul(heads, blocks),
+                        _grain(f, f.mul(cost, ROWS)), prefill_scratch_bytes(self.spec))
 
     def _splits(self, host: HostContext, heads: V, skv: V) -> V:
-        """1 where the heads divide well among the threads, else enough splits that they do, of at least 256 keys each."""
+        """1 where the heads divide well among the threads, else splits of at least 256 keys so that they do."""
         f = host.fn
         threads = host.num_threads
         idle = f.cmp("lt", heads, f.mul(threads, 4))

@@ -1,4 +1,4 @@
-"""What the attention kernels share: arguments, addressing of rows, exponentials in base 2, transposition in registers."""
+"""What the attention kernels share: arguments, addressing of rows, exponentials in base 2, transposition."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.launch import load_args
 from dhlo.codegen.vmath_base import ldexp, magic_round, poly
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "bias_of", "exp2_below", "guarded", "load_row", "store_row", "transpose16"]
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "bias_of", "exp2_below", "guarded", "load_row",
+           "store_row", "transpose16"]
 
-# (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1> (True = attend) or vector<16xf32> (added to the scores)
+# (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1>, True = attend, or vector<16xf32>, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
 
 LOG2E = math.log2(math.e)
 # 2^r for |r| <= 1/2 after the leading 1: minimax, 9.4e-8 relative
 _EXP2 = (0.001340754626, 0.00967209148, 0.05550307577, 0.2402223127, 0.6931472153, 1.0)
 
-# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or splits
+# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or
+# splits
 ARG_TYPES = (PTR,) * 5 + (I64,) * 18
 
 
@@ -67,7 +69,8 @@ class Args:
     def load(fn: Fn) -> Args:
         a = load_args(fn, ARG_TYPES)
         scale = fn.bitcast(fn.cast(a[21], I32), F32)
-        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20], scale, a[22])
+        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20],
+                    scale, a[22])
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:

@@ -1,8 +1,8 @@
 """Attention of few query rows: keys lie along the rows of K as stored, which is read once and in place, as is V.
 
-A block of keys is scored by dot products for up to 4 query rows at a time, normalised row by row, and multiplied with V into
-O[row][column]. Long key ranges may be split over work items, whose partial results (maximum, total, unscaled output row) a second
-kernel combines ("flash decoding").
+A block of keys is scored by dot products for up to 4 query rows at a time, normalised row by row, and multiplied with V
+into O[row][column]. Long key ranges may be split over work items, whose partial results (maximum, total, unscaled
+output row) a second kernel combines ("flash decoding").
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from dhlo.codegen.kernels.attention_common import (
 )
 from dhlo.codegen.launch import kernel_fn
 
-__all__ = ["MAX_ROWS", "combine_scratch_bytes", "decode_scratch_bytes", "emit_combine", "emit_decode", "emit_rows", "partial_floats"]
+__all__ = ["MAX_ROWS", "combine_scratch_bytes", "decode_scratch_bytes", "emit_combine", "emit_decode", "emit_rows",
+           "partial_floats"]
 
 MAX_ROWS = 24  # query rows of a batch and kv head that this variant serves
 _GROUP = 4  # rows scored together
@@ -82,7 +83,8 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
             qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), _VF) for r in range(rows)]
             for i in range(step):
                 x = load_row(fn, at[i], spec.elem, spec.head_dim, c)
-                _prefetch_next(fn, at[i], ldk, c, spec.elem, rows)
+                if rows > 1:
+                    _prefetch_next(fn, at[i], ldk, c, spec.elem)
                 for r in range(rows):
                     if c == 0:
                         acc.append(fn.mul(x, qs[r]))
@@ -95,13 +97,13 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
     fn.done()
 
 
-def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str, rows: int) -> None:
-    """Asks for column `c` of the same row of the next block of keys, so that memory works while scores and softmax compute.
+def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str) -> None:
+    """Asks for column `c` of the same row of the next block of keys, so that memory works while this block computes.
 
     For a single row there is so little to compute that the hardware's prefetching does better alone.
     """
     if c * BITS[elem] // 8 % 64 == 0:
-        fn.prefetch(fn.gep(fn.gep(row, fn.mul(ld, _KEYS if rows > 1 else int(__import__('os').environ['AH'])), elem), c, elem), locality=2 if rows > 1 else 3)
+        fn.prefetch(fn.gep(fn.gep(row, fn.mul(ld, _KEYS), elem), c, elem), locality=2)
 
 
 def _sum_each(fn: Fn, xs: list[V]) -> V:
@@ -122,7 +124,8 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
     name = _symbols(spec, rows)[1]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)], noinline=True)
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)],
+            noinline=True)
     v, ldv, keys, p, alpha, o = fn.args
     vectors = spec.v_pad // LANES
     passes = -(-vectors * rows // 24)  # whose accumulators fit in registers
@@ -136,8 +139,8 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
         def step(key: V, acc: list[V], columns: list[int] = columns) -> list[V]:
             at = fn.gep(v, fn.mul(key, ldv), spec.elem)
             xs = [load_row(fn, at, spec.elem, spec.value_dim, c) for c in columns]
-            for c in columns:
-                _prefetch_next(fn, at, ldv, c, spec.elem, rows)
+            for c in columns if rows > 1 else ():
+                _prefetch_next(fn, at, ldv, c, spec.elem)
             ps = [fn.splat(fn.load(fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), F32)) for r in range(rows)]
             return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
 
@@ -160,8 +163,8 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
 def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     """Emits `<name>_rows(args, scratch, b, h, row0, rows, lo, hi, partial)` and returns its symbol.
 
-    It attends with at most MAX_ROWS query rows from row0 (row = query * group + head of the group) of one batch and kv head to keys
-    lo .. hi-1. Rows go to the output, or unscaled with their statistics to `partial` unless that is null.
+    It attends with at most MAX_ROWS query rows from row0 (row = query * group + head of the group) of one batch and kv
+    head to keys lo .. hi-1. Rows go to the output, or unscaled with their statistics to `partial` unless that is null.
     """
     symbol = f"{name}_rows"
     if symbol in module.functions:
@@ -189,7 +192,8 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
 
         def values(r: V, count: int) -> None:
             fn.call(_symbols(spec, count)[1], [v, a.vs[2], n, fn.gep(at["scores"], fn.mul(r, _KEYS), F32),
-                                               fn.gep(at["alpha"], r, F32), fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
+                                               fn.gep(at["alpha"], r, F32),
+                                               fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
 
         _by_groups(fn, rows_, scores)
         with fn.loop(0, rows_) as r:
@@ -215,7 +219,8 @@ def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
         b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
         lo = fn.mul(split, share)
         partial = fn.select(fn.cmp("gt", a.parts, 1), fn.add(fn.ptr_to_int(a.workspace), fn.mul(item.iv, size)), zero)
-        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop), fn.int_to_ptr(partial)])
+        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop),
+                              fn.int_to_ptr(partial)])
     fn.done()
 
 
@@ -244,14 +249,13 @@ class _Rows:
 
 def _by_groups(fn: Fn, rows: V, body: Callable[[V, int], None]) -> None:
     """Calls `body(first row, count)` for 4 rows at a time; one or two rows alone are served as such, rests as 4."""
-    fn.if_else(fn.cmp("eq", rows, 1), lambda: body(fn.i64(0), 1) or [], lambda: fn.if_else(
-        fn.cmp("eq", rows, 2), lambda: body(fn.i64(0), 2) or [], lambda: _groups_of_four(fn, rows, body), []), [])
-
-
-def _groups_of_four(fn: Fn, rows: V, body: Callable[[V, int], None]) -> list[V]:
-    with fn.loop(0, rows, _GROUP) as r:
+    single, pair = fn.cmp("eq", rows, 1), fn.cmp("eq", rows, 2)
+    with fn.when(single):
+        body(fn.i64(0), 1)
+    with fn.when(pair):
+        body(fn.i64(0), 2)
+    with fn.when(fn.cmp("gt", rows, 2)), fn.loop(0, rows, _GROUP) as r:
         body(r.iv, _GROUP)
-    return []
 
 
 def _start(x: _Rows) -> None:
@@ -343,7 +347,8 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
         first = fn.gep(a.workspace, fn.mul(fn.add(fn.mul(fn.mul(bh, a.parts), rows), r), size), F32)
         stride = fn.mul(rows, size)
         with fn.loop(0, a.parts, 1, [fn.const(-math.inf, F32)]) as s:
-            s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(fn.gep(first, fn.mul(s.iv, stride), F32), spec.v_pad, F32), F32)))
+            p = fn.gep(first, fn.mul(s.iv, stride), F32)
+            s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(p, spec.v_pad, F32), F32)))
         top = guarded(fn, s.results[0])
         for c in range(0, spec.v_pad, LANES):
             fn.store(fn.const(0.0, _VF), fn.gep(scratch, c, F32))

@@ -1,9 +1,9 @@
-"""Attention of many query rows: queries lie in the vector lanes, so K and V are read in place and row statistics need no reduction.
+"""Attention of many query rows, which lie in the vector lanes, so that K and V are read in place.
 
-A block of 32 query rows (of one batch and kv head; rows of the heads of a group alternate) is transposed once. Scores of a block of
-keys come out as S^T[key][query] by broadcasting elements of K; maximum, exponential and sum go lane by lane down the keys; the
-product with V accumulates O^T[column][query] by broadcasting elements of V. Online softmax after Milakov and Gimelshein (2018) and
-FlashAttention (Dao et al. 2022).
+A block of 32 query rows (of one batch and kv head; rows of the heads of a group alternate) is transposed once. Scores
+of a block of keys come out as S^T[key][query] by broadcasting elements of K; maximum, exponential and sum go lane by
+lane down the keys; the product with V accumulates O^T[column][query] by broadcasting elements of V. Online softmax
+after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 """
 
 from __future__ import annotations
@@ -109,14 +109,17 @@ def _emit_value_kernel(module: KernelModule, mr: int) -> None:
     name = f"attn_pv_{mr}"
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)], noinline=True)
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)],
+            noinline=True)
     v, ldv, p, keys, o, alpha = fn.args
     alphas = [fn.load(fn.gep(alpha, h * LANES, F32), _VF) for h in range(_HALVES)]
-    acc = [fn.mul(fn.load(fn.gep(o, i * ROWS + h * LANES, F32), _VF), alphas[h]) for i in range(mr) for h in range(_HALVES)]
+    acc = [fn.mul(fn.load(fn.gep(o, i * ROWS + h * LANES, F32), _VF), alphas[h]) for i in range(mr)
+           for h in range(_HALVES)]
     unroll = 2
 
     def step(key: V, u: int, acc: list[V]) -> list[V]:
-        ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, ROWS), F32), u * ROWS + h * LANES, F32), _VF) for h in range(_HALVES)]
+        ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, ROWS), F32), u * ROWS + h * LANES, F32), _VF)
+              for h in range(_HALVES)]
         vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
         xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
         return [fn.fma(xs[i // _HALVES], ps[i % _HALVES], c) for i, c in enumerate(acc)]
@@ -135,7 +138,7 @@ def _emit_value_kernel(module: KernelModule, mr: int) -> None:
 
 
 def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row0: V, rows: V) -> None:
-    """Scaled Q^T[column][query], the query index and head of each row, empty statistics. Rows beyond the last repeat it."""
+    """Scaled Q^T[column][query], query index and head of each row, empty statistics; rows beyond the last repeat it."""
     base = fn.gep(a.q, fn.mul(b, a.qs[0]), spec.elem)
     first_head, scale = fn.mul(h, a.group), fn.splat(fn.mul(a.scale, LOG2E))
     with fn.loop(0, ROWS) as r:
@@ -145,8 +148,8 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row
         fn.store(head, fn.gep(at["heads"], r.iv, I64))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
         to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
-        for c in range(0, spec.qk_pad, LANES):
-            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, c), scale), fn.gep(to, c, F32))
+        for k in range(0, spec.qk_pad, LANES):
+            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, k), scale), fn.gep(to, k, F32))
     with fn.loop(0, _HALVES) as half, fn.loop(0, spec.qk_pad, LANES) as c:
         src = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, LANES * spec.qk_pad), F32), c.iv, F32)
         block = transpose16(fn, [fn.load(fn.gep(src, i * spec.qk_pad, F32), _VF) for i in range(LANES)])
@@ -154,11 +157,11 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row
         for i, x in enumerate(block):
             fn.store(x, fn.gep(dst, i * ROWS, F32))
     zero = fn.const(0.0, _VF)
-    with fn.loop(0, spec.v_pad * ROWS, LANES) as i:
-        fn.store(zero, fn.gep(at["ot"], i.iv, F32))
-    for half in range(_HALVES):
-        fn.store(fn.const(-math.inf, _VF), fn.gep(at["maximum"], half * LANES, F32))
-        fn.store(zero, fn.gep(at["total"], half * LANES, F32))
+    with fn.loop(0, spec.v_pad * ROWS, LANES) as z:
+        fn.store(zero, fn.gep(at["ot"], z.iv, F32))
+    for k in range(0, ROWS, LANES):
+        fn.store(fn.const(-math.inf, _VF), fn.gep(at["maximum"], k, F32))
+        fn.store(zero, fn.gep(at["total"], k, F32))
 
 
 def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, row0: V, n: V) -> None:
@@ -189,7 +192,8 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
                 _mask_future(fn, at, key.iv, count)
         _softmax(fn, at, count)
         for c, mr in _column_chunks(spec.value_dim):
-            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * ROWS, F32), at["alpha"]])
+            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * ROWS, F32),
+                                      at["alpha"]])
 
 
 def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:
@@ -223,7 +227,7 @@ def _mask_future(fn: Fn, at: dict[str, V], key0: V, count: V) -> None:
 
 
 def _softmax(fn: Fn, at: dict[str, V], count: V) -> None:
-    """Scores become 2^(score - maximum); updates maximum and total, and leaves in `alpha` what earlier sums are scaled by."""
+    """Scores become 2^(score - maximum); updates maximum and total; `alpha` is what earlier sums are scaled by."""
     halves = range(_HALVES)
 
     def load(name: str) -> list[V]:
@@ -266,5 +270,5 @@ def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, n: V) -> None:
         query = fn.cast(fn.load(fn.gep(at["query"], r.iv, I32), I32), I64)
         p = fn.gep(base, offset(fn, a.os[1:], head, query), spec.elem)
         src = fn.gep(at["rows"], fn.mul(r.iv, spec.v_pad), F32)
-        for c in range(0, spec.value_dim, LANES):
-            store_row(fn, fn.load(fn.gep(src, c, F32), _VF), p, spec.elem, spec.value_dim, c)
+        for k in range(0, spec.value_dim, LANES):
+            store_row(fn, fn.load(fn.gep(src, k, F32), _VF), p, spec.elem, spec.value_dim, k)

@@ -23,6 +23,7 @@ __all__ = ["Conv"]
 # Floating-point operations that are worth waking a thread for.
 _GRAIN_FLOPS = 1 << 20
 _GRAIN_ELEMENTS = 1 << 13
+_ITEMS_PER_THREAD = 4
 Array = npt.NDArray[Any]
 
 
@@ -216,20 +217,24 @@ class Conv:
             channel = f.mul(spatial[0], plane)
             return [f.mul(channel, self.in_channels), channel, plane, spatial[2]]
         outer = list(given[2:-1])
-        return [given[0], given[1], *([f.i64(0)] * (2 - len(outer))), *outer]
+        return [given[0], given[1], *([spatial[2]] * (2 - len(outer))), *outer]
 
     def _launch_gemm(
         self, host: HostContext, p: ConvParams, swapped: bool, shared: Sequence[V], flat: V, batch: V, positions: V
     ) -> None:
-        f, block = host.fn, p.block_panels(swapped)
+        f = host.fn
         panels = f.ceildivu(positions, p.spec.mr if swapped else p.nr)
-        blocks = f.ceildivu(panels, block)
+        # Blocks as large as packing and weight reuse like, but enough of them to keep the threads evenly busy.
+        items = f.mul(f.mul(batch, panels), p.groups * p.channel_panels)
+        spread = f.divu(items, f.mul(host.num_threads, _ITEMS_PER_THREAD))
+        block = f.max(f.min(spread, p.block_panels(swapped)), 1)
+        blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
         count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
         columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
         flops = f.mul(columns, 2 * p.depth * min(p.nr, p.group_out))
         grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
-        host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
+        host.launch(kernel, [*shared, panels, blocks, block, flat], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
         self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, positions: V
@@ -241,5 +246,9 @@ class Conv:
         with f.when(f.cmp("gt", count, 0)):
             grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
             host.launch(
-                f"{self.name}_depthwise", [*shared, blocks, blocks, flat], count, grain, depthwise_scratch_bytes(p)
+                f"{self.name}_depthwise",
+                [*shared, blocks, blocks, f.i64(1), flat],
+                count,
+                grain,
+                depthwise_scratch_bytes(p),
             )

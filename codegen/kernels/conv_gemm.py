@@ -71,8 +71,8 @@ class _Kernel:
             block = f.remu(blocks.iv, self.geo.blocks)
             image_group = f.divu(blocks.iv, self.geo.blocks)
             image, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
-            panel0 = f.mul(block, self.block)
-            count = f.min(f.sub(self.geo.panels, panel0), self.block)
+            panel0 = f.mul(block, self.geo.block)
+            count = f.min(f.sub(self.geo.panels, panel0), self.geo.block)
             self.coords(panel0, count)
             with f.loop(lo, hi, p.run_panels) as run:
                 self.run(image, group, panel0, count, run.iv, f.min(f.add(run.iv, p.run_panels), hi))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,20 +29,23 @@ _FIELDS = (
     "sxh",
     "panels",
     "blocks",
+    "block",
     "flat",
 )
 _POINTERS = {"x", "w", "epilogue", "eargs"}
 KERNEL_TYPES = tuple(PTR if n in _POINTERS else I64 for n in _FIELDS)
 # Tail lanes get this input column, which is outside of every image.
 _OUTSIDE = -(1 << 30)
+# Input channels up to which the loop over them is unrolled.
+_FEW_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Geometry:
     """What the kernels of one launch share: pointers, input sizes i*, output sizes o*, input strides sx* in elements.
 
-    `positions` = od*oh*ow, split in `panels`, split in `blocks`; `flat` is 1 if the input address of a kernel point
-    is the output position plus a constant.
+    `positions` = od*oh*ow, in `panels`, `block` of them in each of `blocks`; `flat` is 1 if the input address of a
+    kernel point is the output position plus a constant.
     """
 
     x: V
@@ -61,6 +65,7 @@ class Geometry:
     sxh: V
     panels: V
     blocks: V
+    block: V
     flat: V
 
 
@@ -104,7 +109,12 @@ def emit_pack(p: ConvParams, width: int) -> str:
 
     Lanes outside of the image are 0; lanes n and above hold anything finite in memory and must not be used.
     """
-    name = f"{p.name}_pack{width}"
+    # What the code depends on; convolutions that agree in it share the function.
+    few = p.group_in if p.group_in <= _FEW_CHANNELS else 0
+    key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width))
+    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    if name in p.module.functions:
+        return name
     f = Fn(
         p.module,
         name,
@@ -148,7 +158,7 @@ def _copy_channels(
             else:
                 f.masked_store(value, f.gep(d, at, p.elem), store_mask)
 
-    if p.group_in <= 4:
+    if p.group_in <= _FEW_CHANNELS:
         for c in range(p.group_in):
             move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem))
         return

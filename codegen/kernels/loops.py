@@ -88,7 +88,7 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     else:
         with rows(em, fn.args[1], fn.args[2], [*outer, blocks]) as item:
             *row, block = item
-            lo = fn.mul(em.scalar(block), BLOCK)
+            lo = fn.mul(em.position(block), BLOCK)
             hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(inner)))
 
             def body(i: Index) -> None:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import sympy
+
 from dhlo.codegen.builder import BITS, F32, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernels.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_elements
 from dhlo.codegen.kernels.microkernel import (
     AVX512,
     BF16,
@@ -38,15 +41,15 @@ _CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
 # Row splits that the host compares.
 _MAX_CANDIDATES = 16
 
-Size = TypeVar("Size")
+Size = TypeVar("Size", int, sympy.Expr)
 Num = V | int
 
 
 def workspace_bytes(batch: Size, n: Size, k: Size, elem: str = F32, spec: TileSpec = AVX512) -> Size:
     """Workspace of a product whose B is packed at run time: `batch` matrices of n x k, as ints or sympy expressions."""
     nr, step = spec.nr(elem), depth(elem)
-    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step  # type: ignore[operator]
-    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)  # type: ignore[no-any-return]
+    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step
+    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Matmul:
     spec.rows(elem) rows from row m0 and nr <= spec.nr(elem) columns from column n0 of the linear batch index `batch`;
     every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
-    at most 5 rows in up to 6 interleaved partial sums, added up at the end). How work is cut into chunks never changes
-    the result; the number of threads may, in the last bits.
+    at most 5 rows in up to 6 interleaved partial sums, added up at the end). Neither the
+    number of threads nor how the work is cut into chunks changes a bit of the result.
     """
 
     elem: str = F32
@@ -82,6 +85,8 @@ class Matmul:
                     _emit_kernel(self, module, rows=rows, packed=form)
         if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
+            if True in self._row_forms:
+                emit_stream_kernel(module, self.elem, self.spec)
 
     def emit_launch(self, host: HostContext, *, a: V, b: V, m: Num, n: Num, k: Num, a_strides: Sequence[Num],
                     b_strides: Sequence[Num], batch: Sequence[Num] = (1, 1), epilogue: V, epilogue_args: V,
@@ -131,10 +136,38 @@ class Matmul:
                         fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1)))
         # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
         used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(shared))
-        fn.if_else(used_once, lambda: launches(packed=False, b=b, strides=sb), pack_first, [])
+
+        def tiled() -> list[V]:
+            return fn.if_else(used_once, lambda: launches(packed=False, b=b, strides=sb), pack_first, [])
+
+        if self._row_forms == (False,):
+            tiled()
+            return
+        few = fn.and_(fn.cmp("le", mv, STREAM_ROWS), fn.cmp("ge", nv, narrow_columns(self.elem, self.spec)))
+        streams = fn.and_(fn.and_(few, fn.cmp("eq", sa[3], 1)), fn.cmp("eq", sb[3], 1))
+        fn.if_else(streams, lambda: self._launch_stream(host, a, b, sa, sb, (batch0, batch1), (mv, nv, kv),
+                                                        (epilogue, epilogue_args)), tiled, [])
+
+    def _launch_stream(self, host: HostContext, a: V, b: V, sa: Sequence[V], sb: Sequence[V], batch: tuple[V, V],
+                       sizes: tuple[V, V, V], epilogue: tuple[V, V]) -> list[V]:
+        """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
+        fn, (m, n, k), columns = host.fn, sizes, narrow_columns(self.elem, self.spec)
+        batches = fn.mul(batch[0], batch[1])
+        some = fn.max(batches, 1)
+        splits = fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
+        chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
+        chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
+        count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
+        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, _STREAM_CYCLES), _CALL_CYCLES), chunk), self.spec.nr(self.elem))
+        grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
+        scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
+        host.launch(emit_stream_kernel(host.module, self.elem, self.spec),
+                    [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
+                    count, grain, fn.mul(scratch, BITS[self.elem] // 8))
+        return []
 
     def _reads_in_place(self, fn: Fn, m: V, row_stride: V, k_stride: V) -> V:
-        """Whether A is read where it lies: k contiguous, and a row panel's lines don't compete for few sets of the L1 cache.
+        """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride.

@@ -1,4 +1,4 @@
-"""The register-tiled inner kernels of matrix products and all that is built on them: tile (+)= A panel times B panel."""
+"""The register-tiled inner kernels of matrix products and what builds on them: tile (+)= A panel times B panel."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ MR, NR = AVX512.mr, AVX512.nr(F32)
 # slack.
 _MIN_ACCUMULATORS = 12
 # FMA vectors in one iteration of the unrolled k loop; more only grows the code.
-_FMAS_PER_ITERATION = 56
+_FMAS_PER_ITERATION = 28
 # How far ahead of its use B is prefetched: beyond the page that the hardware prefetcher stops at.
 PREFETCH_BYTES = 4096
 # To the second level: it is far ahead.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dhlo.codegen.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.builder import BITS, F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernels.pool import accumulator, load_float
 from dhlo.codegen.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["AdaptivePool"]
 
 _GRAIN_OPS = 1 << 15
+_CHAINS = 4
 
 
 @dataclass(frozen=True)
@@ -106,17 +107,41 @@ class _AdaptiveKernel:
         run = f.mul(run, f.select(full_planes, planes, one))
         rows, planes = f.select(full_rows, one, rows), f.select(full_planes, one, planes)
         first = f.add(f.mul(f.add(f.mul(lo[0], sizes[1]), lo[1]), sizes[2]), lo[2])
-        state = [f.const(self.other, vec(self.acc, lanes)), f.splat(f.cast(first, I32), lanes)]
+        other = f.const(self.other, vec(self.acc, lanes))
+        state = [other, f.splat(f.cast(first, I32), lanes)]
+        # Sums of long runs go in several chains, to cover the latency of an addition.
+        more = _CHAINS - 1 if self.pool.kind == "avg" else 0
+        state += [other] * more
         with f.loop(0, planes, 1, state) as lz:
             with f.loop(0, rows, 1, lz.carried) as ly:
                 start = f.add(first, f.mul(f.add(f.mul(lz.iv, sizes[1]), ly.iv), sizes[2]))
-                with f.loop(0, run, lanes, ly.carried) as lx:
+                chains, done = ly.carried, f.i64(0)
+                if more:
+                    wide = _CHAINS * lanes
+                    done = f.mul(f.divu(run, wide), wide)
+                    with f.loop(0, done, wide, chains) as lw:
+                        lw.yield_(*self.add_chains(f.gep(src, f.add(start, lw.iv), self.pool.elem), lw.carried))
+                    chains = lw.results
+                with f.loop(done, run, lanes, chains[:2]) as lx:
                     at = f.add(start, lx.iv)
                     mask = f.tail_mask(f.sub(run, lx.iv), lanes)
                     lx.yield_(*self.step(src, at, mask, lx.carried))
-                ly.yield_(*lx.results)
+                ly.yield_(*lx.results, *chains[2:])
             lz.yield_(*ly.results)
-        return self.combine(*lz.results)
+        value, index, *others = lz.results
+        for x in others:
+            value = f.add(value, x)
+        return self.combine(value, index)
+
+    def add_chains(self, p: V, state: list[V]) -> list[V]:
+        """Adds a vector to each chain; `state` is the first chain, the unused index, the other chains."""
+        f, everything = self.f, self.f.const(1, vec(I1, self.lanes))
+        values = [
+            load_float(f, f.gep(p, i * self.lanes, self.pool.elem), everything, 0.0, self.pool.elem)
+            for i in range(_CHAINS)
+        ]
+        sums = [f.add(a, b) for a, b in zip([state[0], *state[2:]], values, strict=True)]
+        return [sums[0], state[1], *sums[1:]]
 
     def step(self, src: V, at: V, mask: V, state: list[V]) -> list[V]:
         """One vector of a row."""

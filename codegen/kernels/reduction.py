@@ -103,23 +103,23 @@ class _Reduction:
         self.last = max(self.level[r.results[0]] for r in self.reduces)
 
     def _roots(self, stage: int) -> list[Any]:
-        return [r.operands[0] for r in self.reduces if self.level[r.operands[0]] == stage] + [
+        return [r.operands[0] for r in self.reduces if self.level.get(r.operands[0], 0) == stage] + [
             v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
 
     def _plan_cache(self) -> None:
         """Values that a later pass needs again and that are dear: first pass -> kept in scratch (or read back from a result)."""
         first: dict[Any, int] = {}
         self.cached: dict[Any, int] = {}
-        inside = {op.operation: op for op in self.k.ops}
+        inside = {v: op for op in self.k.ops for v in op.results}
 
         def cost(v: Any) -> int:
-            op = inside.get(v.owner)
+            op = inside.get(v)
             if op is None or isinstance(op, Reduce):
                 return 1
             return cost_of(op) + sum(cost(x) for x in op.operands) if op.kind is Kind.ELEMENTWISE else cost_of(op) + 1
 
         def walk(v: Any, stage: int) -> None:
-            op = inside.get(v.owner)
+            op = inside.get(v)
             if op is None or isinstance(op, Reduce):
                 return
             if first.setdefault(v, stage) < stage and self.whole(v) and op.kind is Kind.ELEMENTWISE and cost(v) >= KEEP_COST:
@@ -148,7 +148,7 @@ class _Reduction:
             at = dict(zip(self.kept, item, strict=False))
             if self.lane_kept:
                 n = fn.i64(em.size(self.shape[self.lane]))
-                c = fn.mul(em.scalar(item[-1]), LANES)
+                c = fn.mul(em.position(item[-1]), LANES)
                 at[self.lane] = Index(c, 1, multiple=LANES)
                 whole = fn.cmp("le", fn.add(c, LANES), n)
                 def plain() -> list[V]:
@@ -174,7 +174,7 @@ class _Reduction:
         em = self.em
         saved = dict(em.leaves)
         for stage in range(self.last + 1):
-            done = [r for r in self.reduces if self.level[r.operands[0]] == stage]
+            done = [r for r in self.reduces if self.level.get(r.operands[0], 0) == stage]
             stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
             keeps = [v for v, s in self.cached.items() if s == stage]
             if done or stores:

@@ -112,7 +112,10 @@ class Attention(Op, name="attention"):
     A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
 
     kind = Kind.ATTENTION
-    xs: Variadic
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Variadic  # none or one
     scale: ir.FloatAttr
     causal: ir.IntegerAttr
     y: Out

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Outs, Tensor, TypeError_, Variadic, attr
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.mlir import ir
 from dhlo.types import from_mlir
 
@@ -20,7 +20,8 @@ class Sort(Op, name="sort"):
     x: Tensor
     dim: ir.IntegerAttr
     descending: ir.IntegerAttr
-    ys: Outs
+    values: Out
+    index: Out
 
     @classmethod
     def infer(cls, operands, attrs): return [operands[0], operands[0].with_dtype("i64")]
@@ -38,7 +39,8 @@ class TopK(Op, name="topk"):
     x: Tensor
     dim: ir.IntegerAttr
     largest: ir.IntegerAttr
-    ys: Outs
+    values: Out
+    index: Out
 
     @classmethod
     def check(cls, operands, results, attrs):
@@ -59,7 +61,9 @@ class Scatter(Op, name="scatter"):
     aten.index_put, index_add, index_copy, scatter, scatter_add and scatter_reduce."""
 
     kind = Kind.OPAQUE
-    xs: Variadic
+    x: Tensor
+    index: Variadic
+    src: Tensor
     dims: ir.ArrayAttr
     at: ir.IntegerAttr
     how: ir.StringAttr
@@ -138,7 +142,9 @@ class Unique(Op, name="unique"):
     explicit = True
     x: Tensor
     symbol: ir.StringAttr
-    ys: Outs
+    values: Out
+    inverse: Out
+    counts: Out
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return list(torch.unique(args[0], sorted=True, return_inverse=True, return_counts=True))

@@ -159,10 +159,12 @@ class Pad(Movement, name="pad"):
 
 
 class Concat(Op, name="concat"):
-    """Joins tensors along `dim`."""
+    """Joins two or more tensors along `dim`. All but the first and the last must be of one type."""
 
     kind = Kind.MOVEMENT
-    xs: Variadic
+    first: Tensor  # IRDL wants one type for all of a variadic group
+    between: Variadic
+    last: Tensor
     dim: ir.IntegerAttr
     y: Out
 
@@ -257,7 +259,8 @@ class Take(Op, name="take"):
     the call. Covers aten.embedding, index_select, index.Tensor and gather."""
 
     kind = Kind.GATHER
-    xs: Variadic
+    x: Tensor
+    index: Variadic
     dims: ir.ArrayAttr
     at: ir.IntegerAttr
     y: Out

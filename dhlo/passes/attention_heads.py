@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.dialect import build
+from dhlo.dialect import build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Attention
 from dhlo.ops.movement import Broadcast, Reshape
@@ -28,20 +28,19 @@ def attention_heads(module: Any) -> None:
 def _unrepeated(v: Any) -> Any:
     """The [B, H, S, D] tensor whose heads v repeats, or None."""
     out = from_mlir(v)
-    if isinstance(v.owner, ir.Block) or not isinstance(v.owner.opview, Reshape):
+    r = defining(v)
+    b = defining(r.operands[0]) if isinstance(r, Reshape) else None
+    if not isinstance(b, Broadcast):
         return None
-    b = v.owner.opview.operands[0]
-    if isinstance(b.owner, ir.Block) or not isinstance(b.owner.opview, Broadcast):
-        return None
-    wide = from_mlir(b)
+    wide = from_mlir(b.results[0])
     if wide.rank != 5 or (wide.shape[0], *wide.shape[3:]) != (out.shape[0], *out.shape[2:]):
         return None
-    x = b.owner.opview.operands[0]
+    x = b.operands[0]
     narrow = from_mlir(x)
     want = (wide.shape[0], wide.shape[1], wide.shape[3], wide.shape[4])
     if tuple(s for s in narrow.shape if s != 1) != tuple(s for s in want if s != 1):
         return None
     if narrow.rank == 4 and narrow.shape == want:
         return x
-    with ir.InsertionPoint(v.owner.opview.operation), v.owner.opview.location:
+    with ir.InsertionPoint(r.operation), r.location:
         return build(Reshape, [x], results=[narrow.with_shape(want)]).results[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, attr, build
+from dhlo.dialect import Kind, attr, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Conv
 from dhlo.ops.elementwise import Mul
@@ -30,47 +30,54 @@ def fold_weights(module: Any, weights: dict[str, torch.Tensor]) -> None:
 
 
 def _weight_of(v: Any) -> str | None:
-    if isinstance(v.owner, ir.Block):
-        return None
-    op = v.owner.opview
+    op = defining(v)
     return attr(op, "name_") if isinstance(op, Weight) else None
 
 
 def _fold(block: Any, weights: dict[str, torch.Tensor]) -> None:
     for op in list(block.operations):
         kind = getattr(op, "kind", None)
-        if kind not in _FOLDABLE or not op.operands or len(op.results) != 1:
-            continue
-        names = [_operand(v) for v in op.operands]
-        if any(n is None for n in names) or all(isinstance(n, torch.Tensor) for n in names):
-            continue
-        if any(isinstance(n, str) and n not in weights for n in names) or not from_mlir(op.results[0]).is_static:
+        if kind not in _FOLDABLE or not op.operands or len(op.results) != 1 or not from_mlir(op.results[0]).is_static:
             continue
         if kind is Kind.MOVEMENT and not isinstance(op, Reshape):
             continue  # read in place, or packed as it is
-        args = [weights[n] if isinstance(n, str) else n for n in names]
-        size = max(a.numel() for a in args)
-        if int(from_mlir(op.results[0]).numel) > size + _GROWTH:
+        args = [_value(v, weights) for v in op.operands]
+        known = [a for a in args if a is not None]
+        if len(known) < len(args) or not any(_weight_of(_source(v)) for v in op.operands):
             continue
-        value = op.reference([a.detach() for a in args], _static_size)[0].contiguous()
+        if int(from_mlir(op.results[0]).numel) > max(a.numel() for a in known) + _GROWTH:
+            continue
+        value = op.reference([a.detach() for a in known], _static_size)[0].contiguous()
         _replace(op, value, weights)
 
 
-def _operand(v: Any) -> str | torch.Tensor | None:
-    """A weight's name, or the value of a small constant or of a view of a weight's constant."""
+def _source(v: Any) -> Any:
+    """What a broadcast spreads, or v itself."""
+    op = defining(v)
+    return op.operands[0] if isinstance(op, Broadcast) else v
+
+
+def _value(v: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The value of a weight, of a constant, or of a broadcast of either."""
     name = _weight_of(v)
     if name is not None:
-        return name
-    if isinstance(v.owner, ir.Block) or not from_mlir(v).is_static:
+        return weights.get(name)
+    op = defining(v)
+    if op is None or not from_mlir(v).is_static:
         return None
-    op = v.owner.opview
-    if isinstance(op, Full) and int(from_mlir(v).numel) <= 1 << 20:
-        out: torch.Tensor = op.reference([], _static_size)[0]
-        return out
-    if isinstance(op, Broadcast) and isinstance(_operand(op.operands[0]), torch.Tensor):
-        inner = op.reference([_operand(op.operands[0])], _static_size)[0]
-        return inner if isinstance(inner, torch.Tensor) else None
-    return None
+    if isinstance(op, Full):
+        args: list[torch.Tensor] = []
+    elif isinstance(op, Broadcast):
+        inner = _value(op.operands[0], weights)
+        if inner is None:
+            return None
+        args = [inner]
+    else:
+        return None
+    if int(from_mlir(v).numel) > 1 << 26:
+        return None
+    out: torch.Tensor = op.reference(args, _static_size)[0]
+    return out
 
 
 def _static_size(e: Any, exact: bool = False) -> int:
@@ -93,16 +100,17 @@ def _scale_convolutions(block: Any) -> None:
             continue
         for k in (0, 1):
             conv, scale = op.operands[k], op.operands[1 - k]
-            if isinstance(conv.owner, ir.Block) or not isinstance(conv.owner.opview, Conv) or len(list(conv.uses)) != 1:
+            conv_op, b = defining(conv), defining(scale)
+            if not isinstance(conv_op, Conv) or len(list(conv.uses)) != 1:
                 continue
-            conv_op, b = conv.owner.opview, scale.owner
-            if isinstance(b, ir.Block) or not isinstance(b.opview, Broadcast) or attr(conv_op, "transposed"):
+            if not isinstance(b, Broadcast) or attr(conv_op, "transposed"):
                 continue
-            s = _channel_vector(b.opview, from_mlir(conv))
+            s = _channel_vector(b, from_mlir(conv))
             if s is None or _weight_of(conv_op.operands[1]) is None:
                 continue
             w = conv_op.operands[1]
             wt = from_mlir(w)
+            _hoist(s, conv_op)
             with ir.InsertionPoint(conv_op.operation), op.location:
                 wide = build(Broadcast, [s], {"dims": [0]}, results=[wt]).results[0]
                 scaled = build(Mul, [w, wide]).results[0]
@@ -118,16 +126,24 @@ def _channel_vector(b: Any, out: TensorType) -> Any:
     dims = attr(b, "dims")
     if from_mlir(x).rank == 1 and dims == [1] and is_static(from_mlir(x).shape[0]) and from_mlir(x).shape[0] == out.shape[1]:
         return x if _made_of_weights(x) else None
-    r = None if isinstance(x.owner, ir.Block) else x.owner.opview
+    r = defining(x)
     if isinstance(r, Reshape) and from_mlir(r.operands[0]).rank == 1 and from_mlir(r.operands[0]).shape[0] == out.shape[1]:
         return r.operands[0] if _made_of_weights(r.operands[0]) else None
     return None
 
 
+def _hoist(v: Any, before: Any) -> None:
+    """Moves what makes v, all from weights, before an op."""
+    op = defining(v)
+    if op is None or op.operation.is_before_in_block(before.operation):
+        return
+    op.operation.move_before(before.operation)
+    for x in op.operands:
+        _hoist(x, op)
+
+
 def _made_of_weights(v: Any) -> bool:
-    if isinstance(v.owner, ir.Block):
-        return False
-    op = v.owner.opview
+    op = defining(v)
     if isinstance(op, (Weight, Full)):
         return True
-    return op.kind in _FOLDABLE and bool(op.operands) and all(_made_of_weights(x) for x in op.operands)
+    return op is not None and op.kind in _FOLDABLE and bool(op.operands) and all(_made_of_weights(x) for x in op.operands)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import attr, build
+from dhlo.dialect import attr, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Matmul
 from dhlo.ops.elementwise import Add
@@ -36,30 +36,28 @@ def merge_matmuls(module: Any, weights: dict[str, torch.Tensor]) -> None:
 
 def _constant_side(op: Any, weights: dict[str, torch.Tensor]) -> str | None:
     """The weight [N, K] that is transposed on the right."""
-    b = op.operands[1]
-    if isinstance(b.owner, ir.Block) or not isinstance(b.owner.opview, Transpose):
+    t = defining(op.operands[1])
+    w = defining(t.operands[0]) if isinstance(t, Transpose) else None
+    if not isinstance(w, Weight) or from_mlir(w.results[0]).rank != 2:
         return None
-    w = b.owner.opview.operands[0]
-    if isinstance(w.owner, ir.Block) or not isinstance(w.owner.opview, Weight):
-        return None
-    name: str = attr(w.owner.opview, "name_")
-    return name if name in weights and from_mlir(w).rank == 2 else None
+    name: str = attr(w, "name_")
+    return name if name in weights else None
 
 
 def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | None] | None:
     """(product, final value, bias weight): the product, perhaps with a bias, that only views and anchors read next."""
     out = op.results[0]
-    uses = [u.owner.opview for u in out.uses]
+    uses = [u.owner.operation.opview for u in out.uses]
     bias: str | None = None
     if len(uses) == 1 and isinstance(uses[0], Add):
         other = next((v for v in uses[0].operands if v != out), None)
-        b = None if other is None or isinstance(other.owner, ir.Block) else other.owner.opview
+        b = None if other is None else defining(other)
         if isinstance(b, Broadcast) and attr(b, "dims") == [from_mlir(out).rank - 1]:
-            w = b.operands[0].owner
-            if not isinstance(w, ir.Block) and isinstance(w.opview, Weight) and attr(w.opview, "name_") in weights:
-                bias = attr(w.opview, "name_")
+            w = defining(b.operands[0])
+            if isinstance(w, Weight) and attr(w, "name_") in weights:
+                bias = attr(w, "name_")
                 out = uses[0].results[0]
-                uses = [u.owner.opview for u in out.uses]
+                uses = [u.owner.operation.opview for u in out.uses]
     if not uses or any(getattr(u, "kind", None) is None or u.kind.value not in ("movement", "reduction", "attention") for u in uses):
         return None
     return op, out, bias

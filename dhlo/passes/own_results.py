@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.dialect import Kind, build
+from dhlo.dialect import Kind, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.elementwise import Copy
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -37,8 +37,7 @@ def _block(block: Any) -> None:
 
 def _computed_here(v: Any, block: Any) -> bool:
     """Whether following views back from `v` ends at an op of this block that computes something."""
-    while not isinstance(v.owner, ir.Block):
-        op = v.owner.opview
+    while (op := defining(v)) is not None:
         if op.operation.block != block:
             return False
         if not isinstance(op, (Reshape, Transpose, Slice, Broadcast)):

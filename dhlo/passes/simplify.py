@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-from dhlo.dialect import attr, build, exprs
+from dhlo.dialect import attr, build, defining, exprs
 from dhlo.mlir import ir
 from dhlo.ops import elementwise as ew
 from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
@@ -51,9 +51,7 @@ def _block(block: Any) -> bool:
 
 def _producer(v: Any, cls: type) -> Any:
     """The op that makes v, if it is of that class."""
-    if isinstance(v.owner, ir.Block):
-        return None
-    op = v.owner.opview
+    op = defining(v)
     return op if isinstance(op, cls) else None
 
 

@@ -11,6 +11,7 @@ from dhlo.dialect import build
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
+from dhlo.frontend.promotion import is_boolean
 from dhlo.frontend.registry import higher_order, lowers
 from dhlo.mlir import ir
 from dhlo.ops import control
@@ -40,7 +41,7 @@ def _item(b: OpBuilder, x: Value) -> Any:
 @lowers(A._assert_scalar.default)
 def _assert_scalar(b: OpBuilder, cond: Any, message: str = "assertion failed") -> None:
     cond = as_expr(cond)
-    b.require(cond if isinstance(cond, sympy.logic.boolalg.Boolean) else sympy.Ne(cond, 0), message)
+    b.require(cond if is_boolean(cond) else sympy.Ne(cond, 0), message)
 
 
 @lowers(A._assert_async.msg, A._assert_async.default, A._functional_assert_async.msg)
@@ -77,7 +78,7 @@ def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: An
         pred = b.importer.tensor_of(pred)
     bodies, values = [], []
     for graph in (on_true, on_false):
-        holder = ir.Operation.create("builtin.module", regions=1)  # the branch is built here and then moved
+        holder = ir.Operation.create("builtin.module", regions=1, ip=False)  # the branch is built here and then moved
         block = ir.Block.create_at_start(holder.regions[0], [])
         with ir.InsertionPoint(block):
             result = list(b.importer.subgraph(graph, operands))
@@ -102,6 +103,6 @@ def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
             shape.append(p)
         else:
             name = f"{b.importer.symbol_name()}_{i}"
-            b.dims.declare(name, 0, None)
+            b.dims.count(name)
             shape.append(b.dims.of(name))
     return TensorType(tx.dtype, tuple(shape))

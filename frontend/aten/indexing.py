@@ -35,7 +35,7 @@ def _index_select(b: OpBuilder, x: Value, dim: int, index: Value) -> Value:
 def nonzero(b: OpBuilder, x: Value) -> Value:
     """Indices [n, rank] of the elements that aren't zero; defines n."""
     name = b.importer.symbol_name()
-    b.dims.declare(name, 0, None)
+    b.dims.count(name)
     size = b.dims.of(name)
     y = b.op(control.Nonzero, [x], {"symbol": name}, [TensorType.of("i64", [size, b.rank(x)])])
     b.importer.check_symbol(name)
@@ -169,10 +169,11 @@ def _repeated(b: OpBuilder, times: Value, output_size: Any) -> Value:
 # ---------------------------------------------------------------------------------------------------- writes
 def scatter(b: OpBuilder, x: Value, index: Sequence[Value], src: Value, dims: Sequence[int], at: int, how: str) -> Value:
     """dhlo.scatter: x with src combined into the places that `take` would read."""
-    shape = b.broadcast_shape(*[b.shape(i) for i in index])
+    index = b.together(*index)
+    shape = b.shape(index[0])
     rest = [s for d, s in enumerate(b.shape(x)) if d not in dims]
     src = b.expand(b.convert(src, b.dtype(x)), [*rest[:at], *shape, *rest[at:]])
-    return b.op(lookup.Scatter, [x, *[b.expand(i, shape) for i in index], src], {"dims": list(dims), "at": at, "how": how})
+    return b.op(lookup.Scatter, [x, *index, src], {"dims": list(dims), "at": at, "how": how})
 
 
 @lowers(A.index_put.default, A._unsafe_index_put.default)
@@ -309,7 +310,7 @@ def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: A
 @lowers(A._unique2.default)
 def _unique2(b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> list[Value]:  # noqa: A002
     name = b.importer.symbol_name()
-    b.dims.declare(name, 0, None)
+    b.dims.count(name)
     n = b.dims.of(name)
     types = [TensorType.of(b.dtype(x), [n]), TensorType.of("i64", b.shape(x)), TensorType.of("i64", [n])]
     out = list(b.op(lookup.Unique, [x], {"symbol": name}, types))

@@ -1,4 +1,4 @@
-"""Attention against torch's scaled_dot_product_attention in float64: sizes, groups, masks, strides, special values, any split."""
+"""Attention against torch's in float64: sizes, groups, masks, strides, special values, any split of the work."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.codegen.harness import Program, TestHost
 
 from dhlo.codegen.builder import F32, I8, I64, Fn, KernelModule, V, vec
 from dhlo.codegen.kernels.attention import EXTRA_ARGS, Attention
+from tests.codegen.harness import Program, TestHost
 
 SIZES = ("batch", "kv_heads", "group", "sq", "skv")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -59,8 +59,10 @@ def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str 
     return host.build()
 
 
-def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, mask: torch.Tensor | str | None = None,
-        scale: float | None = None, out: torch.Tensor | None = None, threads: int = 1, seed: int | None = None) -> torch.Tensor:
+def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False,
+        mask: torch.Tensor | str | None = None,
+        scale: float | None = None, out: torch.Tensor | None = None, threads: int = 1,
+        seed: int | None = None) -> torch.Tensor:
     """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride."""
     elem = next(e for e, t in DTYPES.items() if t == q.dtype)
     d, dv = q.shape[-1], v.shape[-1]
@@ -72,13 +74,15 @@ def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = Fal
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
     bits = int(np.float64(d**-0.5 if scale is None else scale).view(np.int64))
     program(d, dv, elem, causal, kind)(
-        num_threads=threads, seed=seed, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(), workspace=ws.data_ptr(),
+        num_threads=threads, seed=seed, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(),
+        workspace=ws.data_ptr(),
         batch=q.shape[0], kv_heads=k.shape[1], group=q.shape[1] // max(1, k.shape[1]), sq=q.shape[2], skv=k.shape[2],
         mask=at.data_ptr(), mask_stride=at.stride(0), scale=bits, **params)
     return out
 
 
-def expect(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, mask: torch.Tensor | str | None = None,
+def expect(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False,
+           mask: torch.Tensor | str | None = None,
            scale: float | None = None) -> torch.Tensor:
     """torch's own attention in float64 (its math path, which materialises the scores)."""
     q, k, v = q.double(), k.double(), v.double()
@@ -105,7 +109,7 @@ def check(got: torch.Tensor, want: torch.Tensor, tol: float = 2e-6) -> None:
     torch.testing.assert_close(got.double(), want, rtol=tol, atol=tol, equal_nan=True)
 
 
-EDGES = (0, 1, 2, 13, 15, 16, 17, 33, 100, 257)
+EDGES = (0, 1, 2, 15, 17, 30, 33, 100, 257)
 
 
 @pytest.mark.parametrize("sq", EDGES)
@@ -116,7 +120,8 @@ def test_sizes(sq: int, causal: bool) -> None:
         check(run(q, k, v, causal=causal), expect(q, k, v, causal=causal))
 
 
-@pytest.mark.parametrize("d,dv", [(1, 1), (7, 5), (8, 8), (16, 16), (64, 64), (80, 80), (64, 40), (128, 128), (33, 257)])
+@pytest.mark.parametrize("d,dv", [(1, 1), (7, 5), (8, 8), (16, 16), (64, 64), (80, 80), (64, 40), (128, 128),
+                                  (33, 257)])
 def test_row_sizes(d: int, dv: int) -> None:
     for sq, skv in ((1, 37), (3, 130), (5, 65), (40, 37), (33, 240)):
         q, k, v = tensors(1, 2, 2, sq, skv, d, dv)
@@ -181,9 +186,9 @@ def test_scale() -> None:
             check(run(q, k, v, scale=scale), expect(q, k, v, scale=scale))
 
 
-@pytest.mark.parametrize("elem,tol", [("bf16", 1e-2), ("f16", 1.5e-3)])
-def test_half_precision(elem: str, tol: float) -> None:
-    for sq, skv, d in ((1, 100, 64), (6, 70, 40), (70, 130, 64), (40, 33, 24)):
+@pytest.mark.parametrize("elem,tol,d", [("bf16", 1e-2, 64), ("f16", 1.5e-3, 40)])
+def test_half_precision(elem: str, tol: float, d: int) -> None:
+    for sq, skv in ((1, 100), (6, 70), (70, 130), (40, 33)):
         q, k, v = tensors(1, 2, 2, sq, skv, d, d, DTYPES[elem])
         check(run(q, k, v, causal=sq > 6), expect(q, k, v, causal=sq > 6), tol)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from dhlo.codegen.kernels.pack import pack_b
 from dhlo.codegen.llvm import host_target
 from tests.codegen.harness import Program, TestHost, aligned
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 SIZES = (0, 1, 2, 3, 7, 13, 14, 15, 16, 17, 29, 31, 32, 33, 64, 100, 257)
 DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16}
 SPECS = [AVX512, *({tile_spec(host_target().features)} - {AVX512})]
@@ -188,6 +189,14 @@ def test_non_finite_values_pass() -> None:
             np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
 
 
+def test_few_rows_stream_b_in_place() -> None:
+    rng = np.random.default_rng(10)
+    for m, n, k, batch in itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3)):
+        a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2:n + 2]
+        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3), a, b)
+        check(run(a, b, packed=False, num_threads=2), a, b)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 @pytest.mark.parametrize("packed", [True, False])
 def test_bf16(packed: bool, spec: TileSpec) -> None:
@@ -202,13 +211,16 @@ def test_bf16(packed: bool, spec: TileSpec) -> None:
         check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec), a, b)
 
 
-def test_splits_do_not_change_bits() -> None:
+def test_splits_and_threads_do_not_change_bits() -> None:
     rng = np.random.default_rng(7)
     for k in (300, 1024):
         a, b = tensor(rng, (1, 1, 61, k)), tensor(rng, (1, 1, k, 190))
         whole = run(a, b, packed=True)
         for seed in range(4):
-            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed), whole)
+            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed, num_threads=1 + 3 * seed), whole)
+            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed), whole)
+        few = run(a[:, :, :3], b, packed=False)
+        np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5), few)
 
 
 def test_pack_b_layout() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from dhlo.codegen.builder import F32, F64, KernelModule
 from dhlo.codegen.kernels.pool import Pool
 from dhlo.codegen.kernels.pool_adaptive import AdaptivePool
-from tests.codegen.harness import Program, TestHost
+from tests.codegen.harness import Launch, Program, TestHost
 
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, F32: torch.float32, F64: torch.float64}
 SIZES = {
@@ -39,23 +39,30 @@ def build(pool: Pool | AdaptivePool, rank: int) -> Program:
     return host.build()
 
 
+def arguments(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Output (filled with 777) and indices (-7), and the host function's parameters."""
+    out = torch.full((*x.shape[:2], *outs), 777.0, dtype=x.dtype)
+    indices = torch.full(out.shape, -7, dtype=torch.int64)
+    params: dict[str, Any] = {"x": x.data_ptr(), "out": out.data_ptr(), "indices": indices.data_ptr()}
+    params |= {"planes": x.shape[0] * x.shape[1], **{f"n{i}": n for i, n in enumerate(x.shape[2:])}}
+    if isinstance(pool, AdaptivePool):
+        params |= {f"o{i}": n for i, n in enumerate(outs)}
+    return [out, indices], params
+
+
 def run(
     pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int], seed: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and indices; the output is filled with 777 before, the indices with -7."""
-    out = torch.full((*x.shape[:2], *outs), 777.0, dtype=x.dtype)
-    indices = torch.full(out.shape, -7, dtype=torch.int64)
-    params: dict[str, Any] = {
-        "x": x.data_ptr(),
-        "out": out.data_ptr(),
-        "indices": indices.data_ptr(),
-        "planes": x.shape[0] * x.shape[1],
-        **{f"n{i}": n for i, n in enumerate(x.shape[2:])},
-    }
-    if isinstance(pool, AdaptivePool):
-        params |= {f"o{i}": n for i, n in enumerate(outs)}
+    """Output and indices."""
+    (out, indices), params = arguments(pool, x, outs)
     build(pool, x.ndim - 2)(num_threads=2, seed=seed, **params)
     return out, indices
+
+
+def launches_of(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int]) -> tuple[list[torch.Tensor], list[Launch]]:
+    """The launches of a call, to be timed, and the tensors that they write."""
+    tensors, params = arguments(pool, x, outs)
+    return tensors, build(pool, x.ndim - 2).record(num_threads=2, **params)
 
 
 def data(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

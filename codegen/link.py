@@ -1,0 +1,96 @@
+"""Writes compiled programs to files: a model file through the system's C compiler, or one object for whoever links themselves."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import llvmlite.binding as llvm
+
+from dhlo.codegen import abi
+from dhlo.codegen.llvm import optimise
+from dhlo.errors import CompileError
+from dhlo.options import c_compiler
+
+if TYPE_CHECKING:
+    from dhlo.compiler import Artifact
+
+__all__ = ["constants_path", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
+
+# No undefined symbols, so that a missing function shows here and not at the customer's; nothing executable that is writable.
+_FLAGS = ("-shared", "-fPIC", "-s", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack",
+          "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--as-needed", "-lm", "-lc")
+_HINT = "install a C compiler or name one in the environment variable CC; --emit=obj needs none"
+
+
+def write_model(artifact: Artifact, path: Path) -> None:
+    """Writes a model file: shared object, constants, trailer. The constants are written one by one, never joined in memory.
+
+    Raises CompileError if there is no C compiler or it fails, OSError if the file can't be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
+        image = Path(folder) / "code.so"
+        link_shared(artifact.objects, image)
+        abi.append_trailer(image, artifact.constants.chunks(), path)
+
+
+def link_shared(objects: list[bytes], path: Path) -> None:
+    """Links objects to a shared object that exports `dhlo_model_v1` only. Raises CompileError as write_model does."""
+    compiler = shlex.split(c_compiler())
+    with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
+        names = []
+        for i, data in enumerate(objects):
+            names.append(str(Path(folder) / f"part{i}.o"))
+            Path(names[-1]).write_bytes(data)
+        exports = Path(folder) / "exports.map"
+        exports.write_text(f"{{ global: {abi.ABI_SYMBOL}; local: *; }};\n")
+        command = [*compiler, "-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as e:
+            raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
+    if result.returncode != 0:
+        raise CompileError(f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT)
+
+
+def constants_path(path: Path) -> Path:
+    """Where `write_object` puts the constants that belong to an object."""
+    return path.with_suffix(".constants")
+
+
+def write_object(artifact: Artifact, path: Path) -> None:
+    """Writes one relocatable object that defines `dhlo_model_v1`, and its constants beside it, without needing a linker.
+
+    A host links the object and passes both to `dhlo_model_from_descriptor`.
+    """
+    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    path.write_bytes(machine.emit_object(module))
+    with constants_path(path).open("wb") as file:
+        for chunk in artifact.constants.chunks():
+            file.write(chunk)
+
+
+def merged_ir(artifact: Artifact) -> str:
+    """The program's optimised LLVM IR as one module."""
+    return str(optimise(str(_merge(artifact.llvm_ir)), artifact.target)[0])
+
+
+def merged_assembly(artifact: Artifact) -> str:
+    """The program's assembly as one file."""
+    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    return str(machine.emit_assembly(module))
+
+
+def _merge(texts: list[str]) -> llvm.ModuleRef:
+    """One module of several; everything but the model's descriptor becomes local to it."""
+    context = llvm.create_context()
+    module = llvm.parse_assembly(texts[0], context)
+    for text in texts[1:]:
+        module.link_in(llvm.parse_assembly(text, context))
+    for value in [*module.functions, *module.global_variables]:
+        if not value.is_declaration and value.name != abi.ABI_SYMBOL:
+            value.linkage = "internal"
+    return module

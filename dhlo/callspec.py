@@ -1,0 +1,98 @@
+"""How a model is called (pytrees, keyword names, constants, updated inputs) as JSON, kept in the model file for `load`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dhlo.frontend.program import InputSpec, Mutation, OutputSpec
+from dhlo.types import TensorType, from_torch_dtype
+
+if TYPE_CHECKING:
+    from dhlo._runtime import Value
+
+__all__ = ["CallSpec", "read_call", "updates_of", "write_call"]
+
+_FORMAT = 1
+_TORCH_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What CompiledModel needs besides the native model; `updates` are (leaf of the inputs, result) pairs."""
+
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    in_spec: Any
+    out_spec: Any
+    updates: list[tuple[int, int]]
+
+
+def updates_of(inputs: Sequence[InputSpec], mutations: Sequence[Mutation]) -> list[tuple[int, int]]:
+    """(leaf of the inputs, result) of every input that the program changes."""
+    leaf = {s.name: i for i, s in enumerate(inputs)}
+    return [(leaf[m.target], m.index) for m in mutations if m.kind == "input"]
+
+
+def write_call(call: CallSpec) -> dict[str, Any] | None:
+    """The call as JSON values, or None if it holds types that can't be written; such a model is loaded with flat sequences."""
+    try:
+        return {
+            "format": _FORMAT,
+            "inputs": [{"name": s.name, "tensor": s.type is not None, "scalar": s.scalar, "constant": _encode(s.constant)}
+                       for s in call.inputs],
+            "outputs": [{"name": s.name, "index": s.index, "scalar": s.scalar, "constant": _encode(s.constant)} for s in call.outputs],
+            "in_spec": None if call.in_spec is None else pytree.treespec_dumps(call.in_spec),
+            "out_spec": None if call.out_spec is None else pytree.treespec_dumps(call.out_spec),
+            "updates": [list(u) for u in call.updates]}
+    except (NotImplementedError, TypeError):
+        return None
+
+
+def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Sequence[Value]) -> CallSpec:
+    """The call of a model whose native inputs and outputs are given.
+
+    Where `data` is missing, or names pytree types that this process hasn't registered (their library isn't imported), the call
+    takes and gives flat sequences of tensors.
+    """
+    types = [TensorType.of(from_torch_dtype(getattr(torch, v["dtype"])), v["dims"]) for v in inputs]
+    if data is not None and data["format"] == _FORMAT:
+        try:
+            specs = [None if data[k] is None else pytree.treespec_loads(data[k]) for k in ("in_spec", "out_spec")]
+        except (NotImplementedError, ValueError, KeyError):
+            specs = None
+        if specs is not None:
+            rest = iter(types)
+            return CallSpec(
+                [InputSpec(s["name"], next(rest) if s["tensor"] else None, _decode(s["constant"]), s["scalar"]) for s in data["inputs"]],
+                [OutputSpec(s["name"], s["index"], _decode(s["constant"]), s["scalar"]) for s in data["outputs"]],
+                *specs, [(leaf, result) for leaf, result in data["updates"]])
+    return CallSpec([InputSpec(v["name"], t) for v, t in zip(inputs, types, strict=True)],
+                    [OutputSpec(v["name"], i) for i, v in enumerate(outputs)], None, None, [])
+
+
+def _encode(x: Any) -> Any:
+    """A constant as JSON: None, bool, int and str as they are, other types as a one-entry object. Raises TypeError on others."""
+    if x is None or type(x) in (bool, int, str):
+        return x
+    if type(x) is float:
+        return {"float": x.hex()}
+    if isinstance(x, torch.device):
+        return {"device": str(x)}
+    for kind, cls in _TORCH_KINDS.items():
+        if isinstance(x, cls):
+            return {kind: str(x).removeprefix("torch.")}
+    raise TypeError(f"no JSON for {x!r}")
+
+
+def _decode(x: Any) -> Any:
+    if not isinstance(x, dict):
+        return x
+    ((kind, text),) = x.items()
+    if kind == "float":
+        return float.fromhex(text)
+    return torch.device(text) if kind == "device" else getattr(torch, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ from dhlo.types import TensorType, from_mlir
 __all__ = ["AttentionStep", "ConvStep", "PoolStep"]
 
 
+@dataclass
+class _Kernels:
+    """Attention kernels in the module, and what the mask reads."""
+
+    attention: Attention
+    slots: list[Slot]
+    lookups: dict[int, Any]
+
+
 class AttentionStep:
     """Attention; its mask is computed inside the kernel, its result may be stored with dims in another order."""
 
@@ -44,12 +54,18 @@ class AttentionStep:
         self.views = [low.view(group, x) for x in list(op.operands)[:3]]
         self.mask = op.operands[3] if len(op.operands) > 3 else None
         self.slots: list[Slot] = []
-        kernel = GroupKernel(KernelModule(), group, low.checks)
-        self.members, self.check_of = kernel.em.members, kernel.em.check_of
         self._args: dict[int, KernelArgs] = {}
-        self.attention = self._named(Attention(int(q.shape[3]), int(v.shape[3]), q.dtype.name, attr(op, "causal"),
-                                               self._emit_mask if self.mask is not None else None, "attention_tmp"))
+        draft = Attention(int(q.shape[3]), int(v.shape[3]), q.dtype.name, attr(op, "causal"),
+                          self._emit_mask if self.mask is not None else None, "attention_tmp")
+        made = low.once(group, "attention", lambda: self._make(draft))
+        self.attention, self.slots = made.attention, made.slots
         self.workspace = sympy.Integer(self.attention.workspace_bytes)
+
+    def _make(self, draft: Attention) -> _Kernels:
+        kernel = GroupKernel(KernelModule(), self.group, self.low.checks)
+        self.members, self.check_of = kernel.em.members, kernel.em.check_of
+        attention = self._named(draft)
+        return _Kernels(attention, self.slots, kernel.lookups)
 
     def _named(self, draft: Attention) -> Attention:
         """Emits the kernels under a name made from their content, so that layers share them."""
@@ -118,7 +134,7 @@ class ConvStep:
                              tuple(get("dilation")), groups, self.x.dtype.name)
         self.phases = self.workspace
         self.conv.emit_kernels(low.module)
-        self.epilogue = lower_epilogue(low.module, group, op, low.checks, self._place)
+        self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
         value = low.constant_value(op.operands[1])
         self.packed: int | None = None
         if value is not None:

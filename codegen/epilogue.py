@@ -22,6 +22,7 @@ class Epilogue:
 
     symbol: str
     slots: list[Slot]
+    lookups: dict[int, Any]  # number of an index check -> the op that it is about
 
 
 def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks,
@@ -46,4 +47,4 @@ def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
-    return Epilogue(finish(k, "epilogue"), k.args.slots)
+    return Epilogue(finish(k, "epilogue"), k.args.slots, k.lookups)

@@ -29,6 +29,7 @@ class Launch:
     count: sympy.Expr
     grain: sympy.Expr
     scratch: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
+    lookups: dict[int, Any] = field(default_factory=dict)  # number of an index check -> the op that it is about
 
 
 class Checks(list[tuple[str, int, str]]):
@@ -40,6 +41,10 @@ class Checks(list[tuple[str, int, str]]):
             return self.index(entry)
         self.append(entry)
         return len(self) - 1
+
+    def index_check(self, op: Any) -> int:
+        """The check that an op's indices are in range."""
+        return self.add("INDEX", f"{op.OPERATION_NAME} at {where(op)}: index out of range")
 
 
 class GroupKernel:
@@ -54,9 +59,12 @@ class GroupKernel:
         self.fn = Fn(module, _PLACEHOLDER, args)
         self.args = KernelArgs(self.fn, self.fn.args[0], first_arg)
         self.em = Emitter(self.fn, self.args, {op.operation for op in self.ops}, self._check_of)
+        self.lookups: dict[int, Any] = {}
 
     def _check_of(self, op: Any) -> int:
-        return self.checks.add("INDEX", f"{op.OPERATION_NAME} at {where(op)}: index out of range")
+        n = self.checks.index_check(op)
+        self.lookups[n] = op
+        return n
 
     def result_pointer(self, i: int) -> V:
         return self.args.get(("pointer", self.group.results[i]))

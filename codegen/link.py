@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["constants_path", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
 
 # No undefined symbols, so that a missing function shows here and not at the customer's; nothing executable that is writable.
-_FLAGS = ("-shared", "-fPIC", "-s", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack",
+_FLAGS = ("-shared", "-nostartfiles", "-fPIC", "-s", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack",
           "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--as-needed", "-lm", "-lc")
 _HINT = "install a C compiler or name one in the environment variable CC; --emit=obj needs none"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import sympy
@@ -19,6 +20,7 @@ from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
 from dhlo.codegen.kernels.pack import pack_b
 from dhlo.codegen.kernels.reduction import lower_reduction
 from dhlo.codegen.launch import HostContext
+from dhlo.codegen.structure import Structure
 from dhlo.codegen.views import View, strided
 from dhlo.dialect import Kind, defining
 from dhlo.errors import CompileError, InternalError
@@ -28,6 +30,8 @@ from dhlo.shape_infer.symbols import exact_floors, product
 from dhlo.types import from_mlir
 
 __all__ = ["GroupHost", "Lowering", "Step"]
+
+Bound = TypeVar("Bound", bound=Any)  # a dataclass with `slots` and `lookups`
 
 
 class GroupHost(HostContext, Protocol):
@@ -76,14 +80,14 @@ class Lowering:
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.module, self.constants, self.checks = KernelModule(), Constants(), Checks()
         self.weights = weights
+        self._known: dict[Any, tuple[Structure, Any]] = {}
 
     def lower(self, group: Any) -> Step:
         """Raises CompileError where a group has no kernel for its dtypes or sizes."""
         anchor = ir.StringAttr(group.operation.attributes["anchor"]).value
-        if anchor == "loops":
-            return LaunchStep(lower_loops(self.module, group, self.checks))
-        if anchor == "reduction":
-            return LaunchStep(lower_reduction(self.module, group, self.checks))
+        if anchor in ("loops", "reduction"):
+            lower = lower_loops if anchor == "loops" else lower_reduction
+            return LaunchStep(self.once(group, "kernel", lambda: lower(self.module, group, self.checks)))
         from dhlo.codegen.anchors import AttentionStep, ConvStep, PoolStep
 
         steps: dict[str, Callable[[Lowering, Any], Step]] = {
@@ -92,6 +96,17 @@ class Lowering:
             op = anchor_of(group, Kind(anchor))
             raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
         return steps[anchor](self, group)
+
+    def once(self, group: Any, what: str, make: Callable[[], Bound]) -> Bound:
+        """Lowers a group, or reuses what was made for an earlier group of the same structure with this group's buffers."""
+        structure = Structure(group)
+        key = (what, structure.key)
+        if key not in self._known:
+            self._known[key] = (structure, make())
+        made_for, made = self._known[key]
+        if made_for is structure:
+            return made
+        return replace(made, slots=structure.rebind(made.slots, made_for, self.checks.index_check, made.lookups))
 
     # ------------------------------------------------------------------ constants
     def constant_value(self, v: Any) -> torch.Tensor | None:
@@ -150,7 +165,7 @@ class MatmulStep:
         self.matmul = Matmul(elem)
         self.a = low.view(group, op.operands[0])
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
-        self.epilogue = lower_epilogue(low.module, group, op, low.checks, self._place)
+        self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
         value = low.constant_value(op.operands[1])
         self.packed: int | None = None
         self.workspace: sympy.Expr = sympy.Integer(0)

@@ -77,9 +77,9 @@ def load(path: str | Path) -> CompiledModel:
     return CompiledModel(model, read_call(json.loads(model.metadata).get("call"), model.inputs, model.outputs))
 
 
-def open_model(path: str | Path) -> _runtime.Model:
-    """The native model of a file. Raises ModelFileError like `load`."""
+def open_model(path: str | Path, num_threads: int = 0) -> _runtime.Model:
+    """The native model of a file, run by `num_threads` threads (0: one per processor). Raises ModelFileError like `load`."""
     try:
-        return _runtime.Model.from_file(path)
+        return _runtime.Model.from_file(path, num_threads=num_threads)
     except RuntimeError as e:
         raise ModelFileError(str(e)) from None

@@ -52,7 +52,6 @@ class Kind(enum.Enum):
 Tensor = ext.Operand[ir.RankedTensorType]
 Out = ext.Result[ir.RankedTensorType]
 Variadic = Sequence[ext.Operand[ir.RankedTensorType]]
-Outs = Sequence[ext.Result[ir.RankedTensorType]]
 OPS: dict[str, type["Op"]] = {}
 
 
@@ -152,8 +151,8 @@ def to_attr(x: Any) -> Any:
 
 
 def _from_attr(a: Any) -> Any:
-    if isinstance(a, ir.ArrayAttr):
-        return [_from_attr(i) for i in a]
+    if isinstance(a, (ir.ArrayAttr, ir.DenseI32ArrayAttr)):
+        return [_from_attr(i) if isinstance(i, ir.Attribute) else i for i in a]
     return a.value if hasattr(a, "value") else a
 
 
@@ -172,8 +171,15 @@ def build(cls: type[Op], operands: Sequence[Any], attrs: dict[str, Any] | None =
     if results is None:
         plain = {k: _from_attr(to_attr(v)) for k, v in attrs.items()}
         results = cls.infer([from_mlir(v) for v in operands], plain)
+    plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
+    for name, fields, values in (("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, operands),
+                                 ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, results)):
+        if fields is not None and len(fields) > 1 and all(f == 0 for f in fields[1:]):
+            if len(values) > len(fields):
+                raise InternalError(f"{cls.OPERATION_NAME} takes at most {len(fields)} values, {len(values)} given")
+            plain_attrs[name] = ir.DenseI32ArrayAttr.get([1] * len(values) + [0] * (len(fields) - len(values)))
     op = ir.Operation.create(cls.OPERATION_NAME, results=[t.mlir() for t in results], operands=list(operands),
-                             attributes={k: to_attr(v) for k, v in attrs.items()}, regions=regions, loc=loc)
+                             attributes=plain_attrs, regions=regions, loc=loc)
     return op.opview if hasattr(op, "opview") else op
 
 

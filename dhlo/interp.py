@@ -142,12 +142,22 @@ class _Machine:
             return [self.weights[attr(op, "name_")]]
         if cls is control.Cond:
             return self._branch(op, bool(args[0]))
+        if cls is control.While:
+            cond, body = (r.blocks[0] for r in op.regions)
+            while bool(self._enter(cond, args)[0]):
+                args = self._enter(body, args)
+            return args
         if cls is control.Group:
             return self.block(op.regions[0].blocks[0])
         out: list[torch.Tensor] = op.reference(args, self.sizes)
         if cls is control.Nonzero or cls is lookup.Unique:
             self.define(attr(op, "symbol"), out[0].shape[0])
         return out
+
+    def _enter(self, block: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs a block on values for its arguments."""
+        self.values.update(zip(block.arguments, args, strict=True))
+        return self.block(block)
 
     def _branch(self, op: Any, pred: bool) -> list[torch.Tensor]:
         out = self.block(op.regions[0 if pred else 1].blocks[0])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import ext, func
 from torch_mlir.dialects import llvm as _llvm
 from torch_mlir.passmanager import PassManager
+
+# The bindings look for a Python module of every dialect whose op they meet, and only remember what they found.
+sys.modules.setdefault("torch_mlir.dialects.dhlo", ModuleType("torch_mlir.dialects.dhlo"))
 
 __all__ = ["PassManager", "context", "ext", "func", "ir", "translate_to_llvm_ir"]
 

@@ -106,6 +106,11 @@ class CompiledModel:
         counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}  # type: ignore[arg-type]
         return {"compilations": 1, **counts}
 
+    @property
+    def native(self) -> _runtime.Model:
+        """The runtime's model, which takes and gives flat sequences; for tools."""
+        return self._model
+
     def plan(self, *shapes: Any, **kwargs: Any) -> _runtime.Plan:
         """Output shapes, arena bytes and launches for arguments (tensors, or shapes as lists of ints) without running."""
         if len(shapes) == 1 and not kwargs and isinstance(shapes[0], (list, tuple)) and shapes[0] and not isinstance(shapes[0][0], int):

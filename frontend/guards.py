@@ -102,7 +102,7 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any,
             if source:
                 inputs[ast.unparse(ast.parse(source, mode="eval"))] = value
     out = []
-    for code in ep._guards_code:
+    for code in dict.fromkeys(ep._guards_code):
         if ".stride()" in code or ".storage_offset()" in code:
             continue
         try:

@@ -15,6 +15,7 @@ import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo import mlir
 from dhlo.dialect import TypeError_
 from dhlo.errors import CompileError, InternalError, UnsupportedError
+from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.functionalize import Ref, functional_form, shares_storage
@@ -22,7 +23,7 @@ from dhlo.frontend.guards import input_names, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, VIEWS
+from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, VIEWS, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.mlir import func, ir
 from dhlo.ops import control, movement
@@ -67,8 +68,8 @@ def _unknown(gm: Any) -> Any:
         if node.op != "call_function":
             continue
         t = node.target
-        known = (t in LOWERINGS or t in SCALAR_FUNCTIONS or t is operator.getitem or t in HIGHER_ORDER
-                 or functional_form(t) in LOWERINGS)
+        known = (find(t) is not None or t in SCALAR_FUNCTIONS or t is operator.getitem or t in HIGHER_ORDER
+                 or t in COMPLEX or functional_form(t) in LOWERINGS)
         if not known:
             yield str(t), source_line(node)
     for child in gm.children():
@@ -184,6 +185,10 @@ class Importer:
             data = self.ep.state_dict.get(spec.target)
             if data is None:
                 data = self.ep.constants[spec.target]
+            if data.is_complex():
+                parts = [self.weight(f"{spec.target}.{name}", p.contiguous()) for name, p in (("real", data.real), ("imag", data.imag))]
+                self.env[node] = Complex(*parts)
+                continue
             key = (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype) if data.numel() else spec.target
             if key not in seen:
                 seen[key] = Ref(self.weight(spec.target, data))
@@ -313,7 +318,11 @@ class Importer:
         call_args, call_kwargs = _read(args), _read(kwargs)
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
-        lowering = LOWERINGS[target]
+        lowering = find(target)
+        if target in COMPLEX and any(isinstance(a, Complex) for a in pytree.tree_leaves(call_args)):
+            return _wrap(COMPLEX[target](self.b, *call_args, **call_kwargs))
+        if lowering is None:
+            raise CompileError("complex operands expected")
         result = lowering(self.b, *call_args, **call_kwargs)
         view = VIEWS.get(target)
         if view is None and target in MAYBE_VIEWS and shares_storage(node.args[0].meta.get("val"), node.meta.get("val")):

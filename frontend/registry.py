@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HIGHER_ORDER", "LOWERINGS", "MAYBE_VIEWS", "VIEWS", "Lowering", "View", "higher_order", "lowers", "maybe_views", "register_lowering", "views"]
+__all__ = ["COMPLEX", "HIGHER_ORDER", "LOWERINGS", "MAYBE_VIEWS", "VIEWS", "Lowering", "View", "find", "higher_order", "lowers", "maybe_views", "register_lowering", "views"]
 
 Lowering = Callable[..., Any]
 View = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
 VIEWS: dict[Any, View] = {}
 MAYBE_VIEWS: dict[Any, View] = {}
+COMPLEX: dict[Any, Lowering] = {}  # rules that take over where an argument is complex
 HIGHER_ORDER: dict[Any, Lowering] = {}
 
 
@@ -25,6 +26,13 @@ def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
         return f
 
     return register
+
+
+def find(op: Any) -> Lowering | None:
+    """The lowering of an overload; ops of other libraries may be registered by qualified name ("lib::op"), without the library."""
+    hit = LOWERINGS.get(op)
+    schema = getattr(op, "_schema", None)
+    return hit if hit is not None or schema is None else LOWERINGS.get(schema.name)
 
 
 def views(*ops: Any) -> Callable[[View], View]:

@@ -10,7 +10,7 @@ from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.launch import load_args
 from dhlo.codegen.vmath_base import ldexp, magic_round, poly
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "bias_of", "exp2_below", "guarded", "load_row",
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "exp2_below", "guarded", "keep_where", "load_row", "masked",
            "store_row", "transpose16"]
 
 # (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1>, True = attend, or vector<16xf32>, added
@@ -125,11 +125,18 @@ def inverse_sum(fn: Fn, total: V) -> V:
     return fn.div(one, fn.select(fn.cmp("eq", total, 0.0), one, total))
 
 
-def bias_of(fn: Fn, mask: V) -> V:
-    """What a mask adds to scores that are in units of log 2."""
-    if mask.elem == I1:
-        return fn.select(mask, fn.const(0.0, vec(F32)), fn.const(-math.inf, vec(F32)))
-    return fn.mul(mask, LOG2E)
+def keep_where(fn: Fn, x: V, keep: V) -> V:
+    """Scores `x` where `keep` holds, else -inf; a NaN that is kept becomes +inf, which makes the row NaN all the same.
+
+    As a minimum: LLVM turns a select between a loaded value and a constant into a masked store, which later loads wait for.
+    """
+    limit = fn.select(keep, fn.const(math.inf, x.type), fn.const(-math.inf, x.type))
+    return fn.select(fn.cmp("lt", x, limit), x, limit)
+
+
+def masked(fn: Fn, x: V, mask: V) -> V:
+    """Scores `x`, in units of log 2, under a mask along the same lanes."""
+    return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
 
 
 def transpose16(fn: Fn, rows: Sequence[V]) -> list[V]:

@@ -17,11 +17,12 @@ from dhlo.codegen.kernels.attention_common import (
     Args,
     Spec,
     all_keys,
-    bias_of,
     exp2_below,
     guarded,
     inverse_sum,
+    keep_where,
     load_row,
+    masked,
     offset,
     raised,
     store_row,
@@ -283,16 +284,15 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     fn, spec, at = rows.fn, rows.spec, rows.at
     s = fn.gep(at["scores"], fn.mul(r, _KEYS), F32)
     query, head = rows.place(r)
-    ninf = fn.const(-math.inf, _VF)
-    with fn.loop(0, n, LANES, [ninf]) as c:
+    with fn.loop(0, n, LANES, [fn.const(-math.inf, _VF)]) as c:
         p = fn.gep(s, c.iv, F32)
         lanes = fn.tail_mask(fn.sub(n, c.iv))
         x = fn.load(p, _VF)
         if spec.emit_mask is not None:
-            x = fn.add(x, bias_of(fn, spec.emit_mask(fn, rows.b, head, query, fn.add(key0, c.iv), lanes)))
+            x = masked(fn, x, spec.emit_mask(fn, rows.b, head, query, fn.add(key0, c.iv), lanes))
         if spec.is_causal:
             lanes = fn.tail_mask(fn.sub(fn.min(n, fn.sub(fn.add(query, 1), key0)), c.iv))
-        x = fn.select(lanes, x, ninf)
+        x = keep_where(fn, x, lanes)
         fn.store(x, p)
         c.yield_(raised(fn, c.carried[0], x))
     pm, pt = fn.gep(at["maximum"], r, F32), fn.gep(at["total"], r, F32)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 
-from dhlo.codegen.builder import F32, I32, I64, LANES, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernels.attention_common import (
     LOG2E,
     Args,
     Spec,
     all_keys,
-    bias_of,
     exp2_below,
     guarded,
     inverse_sum,
+    keep_where,
     load_row,
     offset,
     raised,
@@ -50,7 +50,7 @@ class _Scratch:
         self.scores = self._take(ROWS * _KEYS)
         self.ot = self._take(ROWS * spec.v_pad)
         self.maximum, self.total, self.alpha, self.query = (self._take(ROWS) for _ in range(4))
-        self.heads, self.bias = self._take(2 * ROWS), self._take(LANES * LANES)
+        self.heads, self.bias = self._take(2 * ROWS), self._take(LANES * _KEYS)
         self.keys = self._take(_KEYS * spec.qk_pad if spec.elem != F32 else 0)
         self.values = self._take(_KEYS * spec.v_pad if spec.elem != F32 else 0)
 
@@ -197,22 +197,47 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
 
 
 def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:
-    """Adds the caller's mask: its vectors run along keys, so that each 16 x 16 block is transposed."""
+    """Applies the caller's mask: its vectors run along keys, so that each 16 x 16 block is transposed.
+
+    Boolean masks are kept as a bit a key and transposed by testing the same bit of 16 rows.
+    """
     assert spec.emit_mask is not None
-    with fn.loop(0, _HALVES) as half, fn.loop(0, count, LANES) as c:
-        lanes = fn.tail_mask(fn.sub(count, c.iv))
+    with fn.loop(0, _HALVES) as half:
         row0 = fn.mul(half.iv, LANES)
         with fn.loop(0, LANES) as r:
             row = fn.add(row0, r.iv)
             head = fn.load(fn.gep(at["heads"], row, I64), I64)
             query = fn.cast(fn.load(fn.gep(at["query"], row, I32), I32), I64)
-            mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
-            fn.store(bias_of(fn, mask), fn.gep(at["bias"], fn.mul(r.iv, LANES), F32))
-        block = transpose16(fn, [fn.load(fn.gep(at["bias"], i * LANES, F32), _VF) for i in range(LANES)])
-        s = fn.gep(fn.gep(at["scores"], fn.mul(c.iv, ROWS), F32), row0, F32)
-        for i, x in enumerate(block):
-            p = fn.gep(s, i * ROWS, F32)
-            fn.store(fn.add(fn.load(p, _VF), x), p)
+            with fn.loop(0, count, LANES) as c:
+                lanes = fn.tail_mask(fn.sub(count, c.iv))
+                mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
+                if mask.elem == I1:
+                    bits = fn.cast(fn.op("i16", f"llvm.bitcast {mask.name} : {mask.type} to i16"), I32, signed=False)
+                    fn.store(bits, fn.gep(fn.gep(at["bias"], c.iv, I32), r.iv, I32))
+                else:
+                    fn.store(fn.mul(mask, LOG2E), fn.gep(fn.gep(at["bias"], fn.mul(r.iv, _KEYS), F32), c.iv, F32))
+        with fn.loop(0, count, LANES) as c:
+            s = fn.gep(fn.gep(at["scores"], fn.mul(c.iv, ROWS), F32), row0, F32)
+            if mask.elem == I1:
+                _keep_bits(fn, fn.load(fn.gep(at["bias"], c.iv, I32), vec(I32)), s)
+            else:
+                rows = fn.gep(at["bias"], c.iv, F32)
+                _add_block(fn, [fn.load(fn.gep(rows, i * _KEYS, F32), _VF) for i in range(LANES)], s)
+
+
+def _keep_bits(fn: Fn, bits: V, s: V) -> None:
+    """Scores of 16 keys become -inf where bit `key` of a lane's bits is clear."""
+    for i in range(LANES):
+        p = fn.gep(s, i * ROWS, F32)
+        keep = fn.cmp("ne", fn.and_(bits, 1 << i), 0)
+        fn.store(keep_where(fn, fn.load(p, _VF), keep), p)
+
+
+def _add_block(fn: Fn, rows: list[V], s: V) -> None:
+    """Adds 16 vectors along keys, one a query, to the scores of 16 keys."""
+    for i, x in enumerate(transpose16(fn, rows)):
+        p = fn.gep(s, i * ROWS, F32)
+        fn.store(fn.add(fn.load(p, _VF), x), p)
 
 
 def _mask_future(fn: Fn, at: dict[str, V], key0: V, count: V) -> None:
@@ -223,7 +248,7 @@ def _mask_future(fn: Fn, at: dict[str, V], key0: V, count: V) -> None:
         row = fn.gep(at["scores"], fn.mul(j.iv, ROWS), F32)
         for half in range(_HALVES):
             p = fn.gep(row, half * LANES, F32)
-            fn.store(fn.select(fn.cmp("le", key, queries[half]), fn.load(p, _VF), fn.const(-math.inf, _VF)), p)
+            fn.store(keep_where(fn, fn.load(p, _VF), fn.cmp("le", key, queries[half])), p)
 
 
 def _softmax(fn: Fn, at: dict[str, V], count: V) -> None:

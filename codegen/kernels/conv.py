@@ -234,7 +234,7 @@ class Conv:
         flops = f.mul(columns, 2 * p.depth * min(p.nr, p.group_out))
         grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
-        host.launch(kernel, [*shared, panels, blocks, block, flat], count, grain, scratch_bytes(p, swapped))
+        host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
         self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, positions: V
@@ -247,7 +247,7 @@ class Conv:
             grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
             host.launch(
                 f"{self.name}_depthwise",
-                [*shared, blocks, blocks, f.i64(1), flat],
+                [*shared, blocks, blocks, flat],
                 count,
                 grain,
                 depthwise_scratch_bytes(p),

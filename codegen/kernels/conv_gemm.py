@@ -71,8 +71,8 @@ class _Kernel:
             block = f.remu(blocks.iv, self.geo.blocks)
             image_group = f.divu(blocks.iv, self.geo.blocks)
             image, group = f.divu(image_group, p.groups), f.remu(image_group, p.groups)
-            panel0 = f.mul(block, self.geo.block)
-            count = f.min(f.sub(self.geo.panels, panel0), self.geo.block)
+            panel0 = f.divu(f.mul(block, self.geo.panels), self.geo.blocks)
+            count = f.sub(f.divu(f.mul(f.add(block, 1), self.geo.panels), self.geo.blocks), panel0)
             self.coords(panel0, count)
             with f.loop(lo, hi, p.run_panels) as run:
                 self.run(image, group, panel0, count, run.iv, f.min(f.add(run.iv, p.run_panels), hi))

@@ -29,7 +29,6 @@ _FIELDS = (
     "sxh",
     "panels",
     "blocks",
-    "block",
     "flat",
 )
 _POINTERS = {"x", "w", "epilogue", "eargs"}
@@ -44,7 +43,7 @@ _FEW_CHANNELS = 4
 class Geometry:
     """What the kernels of one launch share: pointers, input sizes i*, output sizes o*, input strides sx* in elements.
 
-    `positions` = od*oh*ow, in `panels`, `block` of them in each of `blocks`; `flat` is 1 if the input address of a
+    `positions` = od*oh*ow, in `panels`, and these in `blocks`, balanced; `flat` is 1 if the input address of a
     kernel point is the output position plus a constant.
     """
 
@@ -65,7 +64,6 @@ class Geometry:
     sxh: V
     panels: V
     blocks: V
-    block: V
     flat: V
 
 

@@ -66,7 +66,8 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     else:
         body(em.zero)
     count = ceil_div(product(shape), BLOCK) if shape else sympy.Integer(1)
-    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))))
+    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))),
+                  lookups=k.lookups)
 
 
 def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
@@ -99,4 +100,4 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     count = product(outer) * blocks
     work = sympy.Min(inner, BLOCK) * cost + 1
     grain = FloorDiv(sympy.Integer(MIN_WORK), work) + 1
-    return Launch(finish(k, "loops"), k.args.slots, count, grain)
+    return Launch(finish(k, "loops"), k.args.slots, count, grain, lookups=k.lookups)

@@ -24,13 +24,14 @@ from dhlo.codegen.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
 
-# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr, int64_t
-# nr)
+# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr,
+#               int64_t nr)
 EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64),
                  ("nr", I64))
 
-# Packed rows of A are kept to this share of a core's second-level cache (the rest holds a panel of B).
-_A_BLOCK_BYTES = 512 * 1024
+# The rows of A in a block should fit this share of a core's second-level cache (the rest holds a panel of B), and never
+# exceed it more than so many times (they may be packed to scratch).
+_A_BLOCK_BYTES, _A_BLOCK_EXCESS = 512 * 1024, 8
 # Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take.
 _L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 4
 # Work, in FMA cycles of one core, that pays for waking another one.
@@ -38,8 +39,10 @@ _WAKE_CYCLES = 20_000
 # Cost model, in cycles: of a call of micro-kernel and epilogue, per element of A packed, per k step of a panel of B
 # streamed (packed) or transposed on the way.
 _CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
-# Row splits that the host compares.
-_MAX_CANDIDATES = 16
+# Loss, as one part in so many, where rows of A don't stay in the second-level cache.
+_UNCACHED_SHARE = 16
+# How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
+_MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
 
 Size = TypeVar("Size", int, sympy.Expr)
 Num = V | int
@@ -197,8 +200,8 @@ class Matmul:
 class _Plan:
     """The host's choice of the number of row blocks, and what follows from it.
 
-    More blocks balance threads and keep packed A in cache; fewer stream B less often. The candidates start at what the
-    cache asks for; the cheapest by the cost model wins.
+    More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
+    more, and what the cache asks for and more; the cheapest by the cost model wins.
     """
 
     def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V) -> None:
@@ -212,17 +215,22 @@ class _Plan:
         def cost(blocks: V) -> tuple[V, V, V]:
             in_block = fn.divu(fn.add(row_panels, fn.sub(blocks, 1)), blocks)
             rows = fn.mul(in_block, height)
-            item = fn.add(fn.mul(k, fn.max(fn.mul(rows, spec.vectors), _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
+            work = fn.mul(rows, spec.vectors)
+            work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
+            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             runs = fn.add(fn.divu(share, fn.max(panels, 1)), 1)
             return fn.add(fn.mul(share, item), fn.mul(fn.mul(runs, rows), fn.mul(k, _PACK_CYCLES))), item, rows
 
-        last = fn.min(fn.add(least, fn.min(threads, _MAX_CANDIDATES)), fn.add(row_panels, 1))
-        total, item, rows = cost(least)
-        with fn.loop(fn.add(least, 1), last, 1, [total, least, item, rows]) as loop:
-            other = cost(loop.iv)
+        tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
+        fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
+        total, item, rows = cost(fewest)
+        with fn.loop(1, fn.mul(tries, 2), 1, [total, fewest, item, rows]) as loop:
+            few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
+            blocks = fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels)
+            other = cost(blocks)
             better = fn.cmp("lt", other[0], loop.carried[0])
-            new = (other[0], loop.iv, other[1], other[2])
+            new = (other[0], blocks, other[1], other[2])
             loop.yield_(*(fn.select(better, x, y) for x, y in zip(new, loop.carried, strict=True)))
         _, self.blocks, item, self.rows = loop.results
         self.grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)

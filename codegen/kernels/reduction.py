@@ -165,7 +165,7 @@ class _Reduction:
         cost = group_cost(k.ops)
         grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
         scratch = slot_bytes * len(self.cached)
-        return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch)
+        return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch, k.lookups)
 
     def _index(self, at: dict[int, Index]) -> list[Index]:
         return [at.get(d, self.em.zero) for d in range(len(self.shape))]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Outs, Tensor, TypeError_, Variadic
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_
 from dhlo.mlir import ext, ir
 
 Args = list[torch.Tensor]
@@ -63,23 +63,38 @@ class AssertTensor(Op, name="assert_tensor"):
         return []
 
 
+# IRDL wants the members of a variadic list to have one type, so that lists of any types are optional fields one by one.
+MAX_LIST = 24
+
+
 class Cond(Op, name="cond"):
     """Runs one of two regions as the one-element bool `pred` says; each ends in a `yield` of the results. Regions use values of
     the enclosing function directly."""
 
     kind = Kind.CONTROL
     explicit = True
-    pred: Tensor
-    ys: Outs
-    then_: ext.Region
-    else_: ext.Region
+    __annotations__ = {"pred": Tensor, **{f"y{i}": Out | None for i in range(MAX_LIST)}, "then_": ext.Region, "else_": ext.Region}
+
+
+class While(Op, name="while"):
+    """Repeats its second region as long as the first yields true. Both regions take the carried values as block arguments; the
+    second yields the next ones, of the same types. Operands are the first values, results the last (higher_order.while_loop)."""
+
+    kind = Kind.CONTROL
+    explicit = True
+    __annotations__ = {**{f"x{i}": Tensor | None for i in range(MAX_LIST)}, **{f"y{i}": Out | None for i in range(MAX_LIST)},
+                       "cond_": ext.Region, "body": ext.Region}
+
+    @classmethod
+    def check(cls, operands, results, attrs):
+        return None if len(operands) == len(results) else "results must be as many as operands"
 
 
 class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
     """Ends a region and gives its results."""
 
     kind = Kind.CONTROL
-    xs: Variadic
+    __annotations__ = {f"x{i}": Tensor | None for i in range(MAX_LIST)}
 
     @classmethod
     def infer(cls, operands, attrs): return []
@@ -91,9 +106,7 @@ class Group(Op, name="group"):
 
     kind = Kind.GROUP
     explicit = True
-    anchor: ir.StringAttr
-    ys: Outs
-    body: ext.Region
+    __annotations__ = {"anchor": ir.StringAttr, **{f"y{i}": Out | None for i in range(MAX_LIST)}, "body": ext.Region}
 
 
 def yielded(region: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from dhlo.frontend.aten import (
     activation,
+    complex,
     contraction,
     control,
     convolution,
@@ -10,9 +11,10 @@ from dhlo.frontend.aten import (
     indexing,
     movement,
     norm,
+    recurrent,
     reduction,
     resize,
 )
 
-__all__ = ["activation", "contraction", "control", "convolution", "create", "elementwise", "indexing", "movement", "norm",
-           "reduction", "resize"]
+__all__ = ["activation", "complex", "contraction", "control", "convolution", "create", "elementwise", "indexing", "movement", "norm",
+           "recurrent", "reduction", "resize"]

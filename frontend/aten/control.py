@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
 
 from dhlo.dialect import build
+from dhlo.errors import CompileError
+from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
@@ -15,8 +18,9 @@ from dhlo.frontend.promotion import is_boolean
 from dhlo.frontend.registry import higher_order, lowers
 from dhlo.mlir import ir
 from dhlo.ops import control
+from dhlo.ops.elementwise import Lt
 from dhlo.shape_infer.symbols import as_expr
-from dhlo.types import TensorType, from_mlir
+from dhlo.types import TensorType, from_mlir, from_torch_dtype
 
 A: Any = torch.ops.aten
 H: Any = torch.ops.higher_order
@@ -106,3 +110,78 @@ def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
             b.dims.count(name)
             shape.append(b.dims.of(name))
     return TensorType(tx.dtype, tuple(shape))
+
+
+# ---------------------------------------------------------------------------------------------------- loops
+def loop(b: OpBuilder, init: Sequence[Value], cond: Callable[[list[Value]], Value], body: Callable[[list[Value]], list[Value]]) -> list[Value]:
+    """A `while` op: `cond` and `body` build the regions on the carried values."""
+    types = [from_mlir(v) for v in init]
+    with location(b.node):
+        op = build(control.While, init, results=types, regions=2)
+    unknown = [ir.Location.unknown()] * len(types)
+    for region, f in zip(op.operation.regions, (cond, body), strict=True):
+        block = ir.Block.create_at_start(region, [t.mlir() for t in types], unknown)
+        with ir.InsertionPoint(block):
+            out = f(list(block.arguments))
+            values = [b.convert(out, "i1")] if b.is_tensor(out) else [_as(b, v, t) for v, t in zip(out, types, strict=True)]
+            build(control.Yield, values)
+    return list(op.results)
+
+
+def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
+    """A carried value in the type that it started with."""
+    own = from_mlir(v)
+    if own.dtype != t.dtype or own.rank != t.rank:
+        raise CompileError(f"a loop turns {t} into {own}")
+    for x, y in zip(own.shape, t.shape, strict=True):
+        b.dims.same(x, y)
+    return v if own == t else b.reshape(v, t.shape)
+
+
+@higher_order(H.while_loop)
+def _while_loop(b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()) -> list[Value]:
+    if not all(b.is_tensor(v) for v in carried):
+        raise CompileError("a while_loop that carries Python numbers is not supported", hint="carry a tensor instead")
+
+    def test(args: list[Value]) -> Value:
+        out = b.importer.subgraph(cond, [*args, *additional])
+        flag = out[0] if isinstance(out, list | tuple) else out
+        return flag if b.is_tensor(flag) else b.importer.tensor_of(flag)
+    return loop(b, list(carried), test, lambda args: list(b.importer.subgraph(body, [*args, *additional])))
+
+
+def _iterate(b: OpBuilder, init: Sequence[Value], xs: Sequence[Value], step: Callable[[list[Value], list[Value]], list[Value]],
+             outputs: Sequence[TensorType]) -> list[Value]:
+    """Runs `step(carry, slices of xs)` along dim 0; it gives the next carry, then what becomes a slice of each stacked output."""
+    n = b.shape(xs[0])[0]
+    stacks = [b.full([n, *t.shape], 0, t.dtype) for t in outputs]
+    k = len(init)
+
+    def body(args: list[Value]) -> list[Value]:
+        i, carry, done = args[0], args[1:1 + k], args[1 + k:]
+        out = step(carry, [b.take(x, [i], [0], 0) for x in xs])
+        rows = [scatter(b, s, [b.reshape(i, [1])], b.unsqueeze(y, 0), [0], 0, "set") for s, y in zip(done, out[k:], strict=True)]
+        return [b.add(i, 1), *out[:k], *rows]
+    values = loop(b, [b.full([], 0, "i64"), *init, *stacks], lambda args: b.ew(Lt, args[0], n), body)
+    return values[1:]
+
+
+def _output_types(b: OpBuilder, skip: int) -> list[TensorType]:
+    """Types of one slice of the stacked outputs, from the node's example value."""
+    values = b.node.meta["val"]
+    values = values[skip:] if isinstance(values, list | tuple) else [values]
+    return [TensorType.of(from_torch_dtype(v.dtype), [b.dims.expr(s) for s in v.shape[1:]]) for v in values]
+
+
+@higher_order(H.scan)
+def _scan(b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
+    def step(carry: list[Value], rows: list[Value]) -> list[Value]:
+        return list(b.importer.subgraph(combine, [*carry, *rows, *additional]))
+    return _iterate(b, list(init), list(xs), step, _output_types(b, len(init)))
+
+
+@higher_order(H.map_impl)
+def _map(b: OpBuilder, f: Any, xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
+    def step(_: list[Value], rows: list[Value]) -> list[Value]:
+        return list(b.importer.subgraph(f, [*rows, *additional]))
+    return _iterate(b, [], list(xs), step, _output_types(b, 0))

@@ -110,6 +110,30 @@ def _take(b: OpBuilder, x: Value, index: Value) -> Value:
     return b.take(b.reshape(x, [b.type(x).numel]), [index], [0], 0)
 
 
+@lowers(A.embedding_bag.padding_idx, A.embedding_bag.default, A._embedding_bag.default, A._embedding_bag_forward_only.default)
+def _embedding_bag(b: OpBuilder, table: Value, index: Value, offsets: Value, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
+                   weights: Value | None = None, include_last: bool = False, padding_idx: int | None = None) -> list[Value]:
+    if include_last:
+        offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
+    n, bags = b.shape(index)[0], b.shape(offsets)[0]
+    bag = b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), b.iota([n], 0, "i64")], {"right": True}), 1)
+    rows = b.take(table, [index], [0], 0)
+    used = b.full([n], 1, b.dtype(table))
+    if padding_idx is not None and padding_idx >= 0:
+        used = b.convert(b.ew(ew.Ne, index, padding_idx), b.dtype(table))
+    start = b.full([bags, b.shape(table)[1]], 0, b.dtype(table))
+    count = scatter(b, b.full([bags], 0, b.dtype(table)), [bag], used, [0], 0, "add")
+    if mode == 2:
+        low = b.full(b.shape(start), float("-inf"), b.dtype(table))
+        rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
+        out = scatter(b, low, [bag], rows, [0], 0, "max")
+        out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
+    else:
+        out = scatter(b, start, [bag], b.mul(rows, b.unsqueeze(b.mul(used, weights) if weights is not None else used, 1)), [0], 0, "add")
+        out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == 1 else out
+    return [out, bag, b.convert(count, "i64"), b.full([0], 0, "i64")]
+
+
 # ---------------------------------------------------------------------------------------------------- data-dependent selections
 @lowers(A.nonzero.default, A.argwhere.default)
 def _nonzero(b: OpBuilder, x: Value) -> Value:

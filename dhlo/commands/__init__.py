@@ -1,0 +1,1 @@
+"""What the commands of `dhlo` do; dhlo/cli.py describes their arguments."""

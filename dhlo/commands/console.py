@@ -1,0 +1,36 @@
+"""Output of the commands: tables on the terminal, in full width where the output goes elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["console", "megabytes", "print_table"]
+
+_WIDE = 200
+
+
+def console() -> Console:
+    """A console on standard output."""
+    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+    """Prints a table; the columns named in `right` are numbers."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(x)) for x in row))
+    out = console()
+    out.print(table)
+    out.print()
+
+
+def megabytes(nbytes: int) -> str:
+    """A size for people, in units of 1024."""
+    return f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 1024:.1f} KB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MB"

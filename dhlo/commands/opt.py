@@ -1,0 +1,52 @@
+"""`dhlo opt`: runs passes over a module's text in the order of the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dhlo import mlir
+from dhlo.errors import CompileError
+from dhlo.pipeline import PASSES, Pass, run_passes
+
+__all__ = ["opt_file"]
+
+
+def opt_file(source: Path, output: Path | None, passes: Sequence[str], print_after: Sequence[str], verify_only: bool) -> None:
+    """Parses, verifies, runs `passes` by name, prints. "-" is standard input; without `output` the text goes to standard output.
+
+    Weights have no data here, so passes that compute with them leave them alone. Raises CompileError for text that doesn't parse or
+    verify, and for names of unknown passes.
+    """
+    by_name = {p.name: p for p in PASSES}
+    unknown = [n for n in (*passes, *print_after) if n not in by_name and n != "all"]
+    if unknown:
+        raise CompileError(f"there is no pass '{unknown[0]}'; passes: {', '.join(by_name)}")
+    with mlir.context():
+        module = _parse(source)
+        if verify_only:
+            return
+
+        def after(p: Pass, m: Any) -> None:
+            if p.name in print_after or "all" in print_after:
+                print(f"// ----- after {p.name} -----\n{m}", file=sys.stderr)
+
+        run_passes(module, {}, tuple(by_name[n] for n in passes), after)
+        text = str(module)
+    if output is None:
+        print(text)
+    else:
+        output.write_text(text + "\n")
+
+
+def _parse(source: Path) -> Any:
+    try:
+        text = sys.stdin.read() if str(source) == "-" else source.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise CompileError(f"'{source}' can't be read: {e}") from None
+    try:
+        return mlir.ir.Module.parse(text)
+    except mlir.ir.MLIRError as e:
+        raise CompileError(str(e).replace('"-":', f"{source}:")) from None

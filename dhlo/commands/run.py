@@ -1,0 +1,127 @@
+"""`dhlo run`: runs a model file on given or generated inputs, and shows results, times and kernels."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dhlo import _runtime
+from dhlo.api import open_model
+from dhlo.commands.console import console, megabytes, print_table
+from dhlo.commands.shapes import assignments, complete_shapes
+from dhlo.errors import ContractError, DhloError
+
+if TYPE_CHECKING:
+    from dhlo._runtime import Value
+
+__all__ = ["generate", "read_tensor", "run_file"]
+
+
+def run_file(path: Path, inputs: Sequence[str], shapes: Sequence[str], *, repeat: int, profile: bool, output: Path | None,
+             seed: int, threads: int) -> None:
+    """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
+    model = open_model(path, threads)
+    tensors = _arguments(model.inputs, inputs, shapes, seed)
+    session = _runtime.Session(model)
+    times = []
+    try:
+        results = session(tensors)
+        session.set_profile(profile, reset=True)
+        for _ in range(repeat):
+            start = time.perf_counter_ns()
+            results = session(tensors)
+            times.append((time.perf_counter_ns() - start) / 1e3)
+    except ValueError as e:
+        raise ContractError(str(e)) from None
+    print_table("outputs", ("name", "dtype", "shape", "min", "max", "mean", "std", "not finite"),
+                (_statistics(v["name"], t) for v, t in zip(model.outputs, results, strict=True)),
+                right=("min", "max", "mean", "std", "not finite"))
+    counters = session.counters
+    console().print(f"arena {megabytes(counters['arena_bytes'])}, {model.num_threads} threads, "
+                    f"{len(model.launches)} launch sites")
+    if times:
+        console().print(f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us")
+    if profile:
+        print_table("kernels", ("kernel", "launches", "us in all", "us each", "share"), _profile_rows(session),
+                    right=("launches", "us in all", "us each", "share"))
+    if output is not None:
+        _save(output, model.outputs, results)
+
+
+def _arguments(values: Sequence[Value], inputs: Sequence[str], shapes: Sequence[str], seed: int) -> list[torch.Tensor]:
+    names = {v["name"] for v in values}
+    files = assignments(inputs, values)
+    unknown = sorted(set(files) - names)
+    if unknown:
+        raise ContractError(f"the model has no input '{unknown[0]}'; inputs: {', '.join(v['name'] for v in values)}")
+    dtypes = {v["name"]: getattr(torch, v["dtype"]) for v in values}
+    data = {name: read_tensor(text, dtypes[name]) for name, text in files.items()}
+    full = complete_shapes(values, assignments(shapes, values), {n: tuple(t.shape) for n, t in data.items()})
+    generator = torch.Generator().manual_seed(seed)
+    return [data[v["name"]] if v["name"] in data else generate(shape, dtypes[v["name"]], generator)
+            for v, shape in zip(values, full, strict=True)]
+
+
+def read_tensor(text: str, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor of a .npy or .pt file, or of a number. Raises ContractError if there is none."""
+    path = Path(text)
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path))
+        if path.suffix == ".pt":
+            x = torch.load(path, weights_only=True)
+            if not isinstance(x, torch.Tensor):
+                raise ContractError(f"'{path}' holds {type(x).__name__}, not a tensor")
+            return x
+    except (OSError, ValueError, RuntimeError) as e:
+        raise ContractError(f"'{path}' can't be read: {e}") from None
+    try:
+        return torch.tensor(float(text) if dtype.is_floating_point else int(text), dtype=dtype)
+    except ValueError:
+        raise ContractError(f"'{text}' is neither a .npy or .pt file nor a number") from None
+
+
+def generate(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers; 0 or 1 for integers, as they may be indices; true for bool."""
+    if dtype == torch.bool:
+        return torch.ones(*shape, dtype=dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), generator=generator).to(dtype)
+    return torch.randint(0, 2, tuple(shape), generator=generator, dtype=dtype)
+
+
+def _statistics(name: str, t: torch.Tensor) -> tuple[str, ...]:
+    head = (name, str(t.dtype).removeprefix("torch."), "x".join(map(str, t.shape)) or "scalar")
+    if t.numel() == 0 or t.is_complex():
+        return (*head, "", "", "", "", "")
+    x = t.double()
+    spread = x.std(correction=0).item()
+    return (*head, *(f"{v:.6g}" for v in (x.min().item(), x.max().item(), x.mean().item(), spread)), str(int((~x.isfinite()).sum())))
+
+
+def _profile_rows(session: _runtime.Session) -> Iterator[tuple[object, ...]]:
+    total: dict[str, tuple[int, int]] = {}
+    for name, count, nanoseconds in session.profile:
+        seen = total.get(name, (0, 0))
+        total[name] = (seen[0] + count, seen[1] + nanoseconds)
+    everything = sum(ns for _, ns in total.values()) or 1
+    for name, (count, ns) in sorted(total.items(), key=lambda x: -x[1][1]):
+        yield name, count, f"{ns / 1e3:.1f}", f"{ns / 1e3 / max(count, 1):.1f}", f"{100 * ns / everything:.1f}%"
+
+
+def _save(path: Path, values: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
+    named: Mapping[str, torch.Tensor] = {v["name"]: t for v, t in zip(values, results, strict=True)}
+    if path.suffix == ".pt":
+        torch.save(dict(named), path)
+    elif path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **{n: t.numpy() for n, t in named.items()})
+    elif path.suffix == ".npy" and len(results) == 1:
+        np.save(path, results[0].numpy(), allow_pickle=False)
+    else:
+        raise DhloError(f"'{path}': outputs are saved as .pt or .npz" + (", or .npy" if len(results) == 1 else ""))

@@ -1,0 +1,79 @@
+"""Shapes on the command line: `name=2x7`, sizes of symbols, and the inputs that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dhlo.errors import ContractError
+from dhlo.shape_infer.symbols import evaluate, parse, symbols_of
+
+if TYPE_CHECKING:
+    from dhlo._runtime import Value
+
+__all__ = ["assignments", "complete_shapes", "parse_shape"]
+
+Shape = tuple[int, ...]
+
+
+def assignments(texts: Sequence[str], inputs: Sequence[Value]) -> dict[str, str]:
+    """`name=value` texts as a mapping; a lone value belongs to the only input. Raises ContractError on anything else."""
+    out: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if len(inputs) != 1:
+                raise ContractError(f"expected NAME=VALUE, got '{text}'; inputs: {_names(inputs)}")
+            name, value = inputs[0]["name"], text
+        if name in out:
+            raise ContractError(f"'{name}' is given twice")
+        out[name] = value
+    return out
+
+
+def parse_shape(text: str) -> Shape:
+    """`2x7` as (2, 7); `scalar` as (). Raises ContractError on anything else."""
+    if text == "scalar":
+        return ()
+    parts = text.split("x")
+    if not all(p.isdecimal() for p in parts):
+        raise ContractError(f"'{text}' is not a shape: sizes joined by x, e.g. 2x7, or 'scalar'")
+    return tuple(map(int, parts))
+
+
+def complete_shapes(inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None) -> list[Shape]:
+    """The shape of every input, from shapes of some inputs and sizes of symbols.
+
+    `given` maps an input's name to a shape, or a symbol to a size; `known` has shapes of inputs whose data is at hand. Raises
+    ContractError where a name is unknown or an input's shape doesn't follow.
+    """
+    shapes = dict(known or {})
+    symbols: dict[str, int] = {}
+    by_name = {v["name"]: v for v in inputs}
+    free = {s for v in inputs for d in v["dims"] for s in symbols_of(parse(d))}
+    for name, text in given.items():
+        if name in by_name:
+            shapes[name] = parse_shape(text)
+        elif name in free and text.isdecimal():
+            symbols[name] = int(text)
+        else:
+            raise ContractError(f"the model has no input or size '{name}'; inputs: {_names(inputs)}"
+                                + (f"; sizes: {', '.join(sorted(free))}" if free else ""))
+    for name, shape in shapes.items():
+        for d, size in zip(by_name[name]["dims"], shape, strict=False):
+            if parse(d).is_Symbol:
+                symbols.setdefault(d, size)
+    return [shapes[v["name"]] if v["name"] in shapes else _follow(v, symbols) for v in inputs]
+
+
+def _follow(value: Value, symbols: Mapping[str, int]) -> Shape:
+    dims = [parse(d) for d in value["dims"]]
+    missing = sorted(set().union(*map(symbols_of, dims)) - set(symbols))
+    if missing:
+        raise ContractError(f"no shape for '{value['name']}' [{', '.join(value['dims'])}]; give it, or {', '.join(missing)}, "
+                            f"e.g. {value['name']}={'x'.join(d if d.isdecimal() else '2' for d in value['dims'])} or {missing[0]}=2")
+    return tuple(evaluate(d, symbols) for d in dims)
+
+
+def _names(inputs: Sequence[Value]) -> str:
+    return ", ".join(v["name"] for v in inputs)

@@ -1,0 +1,117 @@
+"""Cases of the elementwise ops for tests/test_ops.py: every dtype, special values, and a chain of views around the op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dhlo.dialect import OPS, Kind, build
+from dhlo.ops import elementwise as ew
+from dhlo.ops.movement import Broadcast, Concat, Pad, Reshape, Reverse, Slice, Take, Transpose
+from dhlo.types import TensorType, from_mlir
+from tests.programs import Draw, Part, anything, index_below, plain, t, within
+
+__all__ = ["CASES"]
+
+FLOATS = ["f32", "f64", "f16", "bf16"]
+INTS = ["i64", "i32", "i16", "i8", "ui8"]
+ALL = [*FLOATS, *INTS, "i1"]
+
+# Functions whose result isn't a correctly rounded operation: a few units in the last place.
+TOLERANCE = {"f32": 1e-6, "f64": 2e-14, "f16": 1.0e-3, "bf16": 8e-3}
+
+DTYPES_OF: dict[type, Sequence[str]] = {
+    ew.Add: ALL, ew.Sub: FLOATS + INTS, ew.Mul: ALL, ew.Div: FLOATS, ew.FloorDiv: FLOATS + INTS, ew.TruncDiv: FLOATS + INTS,
+    ew.Remainder: FLOATS + INTS, ew.Fmod: FLOATS + INTS, ew.Pow: FLOATS + INTS, ew.Maximum: ALL, ew.Minimum: ALL, ew.Atan2: FLOATS,
+    ew.And: INTS + ["i1"], ew.Or: INTS + ["i1"], ew.Xor: INTS + ["i1"], ew.ShiftLeft: INTS, ew.ShiftRight: INTS, ew.Copy: ALL,
+    ew.Neg: FLOATS + INTS, ew.Abs: FLOATS + INTS, ew.Sign: ALL, ew.Not: INTS + ["i1"], ew.Eq: ALL, ew.Ne: ALL, ew.Lt: ALL, ew.Le: ALL,
+    ew.Gt: ALL, ew.Ge: ALL, ew.Select: ALL,
+}
+# Values other than `anything`: (operand, dtype kind) -> draw
+DRAWS: dict[tuple[type, int], Draw] = {
+    (ew.ShiftLeft, 1): within(0, 70), (ew.ShiftRight, 1): within(0, 70),
+}
+
+
+def _draw(cls: type, k: int) -> Draw:
+    return DRAWS.get((cls, k), anything)
+
+
+def _types(cls: Any, dtype: str) -> list[str]:
+    """The dtypes of the operands."""
+    if cls is ew.Select:
+        return ["i1", dtype, dtype]
+    return [dtype] * (2 if issubclass(cls, ew.Binary) else 1)
+
+
+def _exact(cls: Any) -> bool:
+    return not issubclass(cls, ew.MathOp) and cls not in (ew.Pow, ew.Atan2)
+
+
+def _cases(cls: Any) -> list[Part]:
+    dtypes = DTYPES_OF.get(cls, FLOATS)
+    tol = None if _exact(cls) else TOLERANCE
+    parts = []
+    for d in dtypes:
+        args = [(t(x, "n", "m"), _draw(cls, k)) for k, x in enumerate(_types(cls, d))]
+        parts.append(Part(args, lambda *v: build(cls, v).results, tol=tol, label=d))
+    args = [(t(x), _draw(cls, k)) for k, x in enumerate(_types(cls, dtypes[0]))]
+    parts.append(Part(args, lambda *v: build(cls, v).results, tol=tol, label="rank 0"))
+    parts += [_chain(cls, dtypes[0], tol), _chain(cls, dtypes[-1], tol)]
+    return parts
+
+
+def _chain(cls: Any, dtype: str, tol: Any) -> Part:
+    """The op between views that are all computed inside its loops."""
+    sources = [t("f32", "m", "n"), t("f32", "m"), t("f32", "n + 2", "2*m")]
+    kinds = _types(cls, dtype)
+    args = [(sources[k].with_dtype(d), _draw(cls, k)) for k, d in enumerate(kinds)] + [(t("i64", "n"), index_below("d0"))]
+
+    def body(*values: Any) -> list[Any]:
+        *xs, index = values
+        shape = from_mlir(xs[0]).with_shape(["n", "m"])
+        views = [lambda x: build(Transpose, [x], {"perm": [1, 0]}),
+                 lambda x: build(Broadcast, [x], {"dims": [1]}, results=[shape.with_dtype(from_mlir(x).dtype)]),
+                 lambda x: build(Slice, [x], {"starts": ["1", "0"], "steps": [1, 2]}, results=[shape.with_dtype(from_mlir(x).dtype)])]
+        y = build(cls, [view(x).results[0] for view, x in zip(views, xs, strict=False)]).results[0]
+        return after(y, index)
+
+    return Part(args, body, tol=tol, label=f"{dtype} chain")
+
+
+def after(y: Any, index: Any) -> list[Any]:
+    """Three values that read [n, m] through reshape and pad, reverse and concat, take and reshape."""
+    ty = from_mlir(y)
+    flat = build(Reshape, [y], results=[ty.with_shape(["n*m"])]).results[0]
+    padded = build(Pad, [flat], {"low": ["2"], "value": 1.0}, results=[ty.with_shape(["n*m + 3"])])
+    back = build(Reverse, [y], {"dims": [1]}).results[0]
+    joined = build(Concat, [y, back, y], {"dim": 1})
+    taken = build(Take, [y, index], {"dims": [0], "at": 0}).results[0]
+    halves = build(Reshape, [build(Reshape, [taken], results=[ty.with_shape(["m*n"])]).results[0]],
+                   results=[ty.with_shape(["m", "n"])])
+    return [padded.results[0], joined.results[0], halves.results[0]]
+
+
+def _convert() -> list[Part]:
+    """Every pair of dtypes. Floats out of an integer type's range have no defined result but for ui8, which wraps."""
+    parts = []
+    for src in ALL:
+        for dst in ALL:
+            draw = anything
+            if src in FLOATS and dst in INTS:
+                draw = within(-1000, 1000) if dst == "ui8" else within(-120, 120)
+
+            def body(x: Any, dst: str = dst) -> list[Any]:
+                return [build(ew.Convert, [x], results=[from_mlir(x).with_dtype(dst)]).results[0]]
+
+            def eager(x: Any, dst: str = dst) -> list[Any]:
+                return [x.to(TensorType.of(dst, []).dtype.torch)]
+
+            if src != dst:
+                parts.append(Part([(t(src, "n", "m"), draw)], body, eager, label=f"{src} to {dst}"))
+    return parts
+
+
+CASES: dict[str, list[Part]] = {name: _convert() if cls is ew.Convert else _cases(cls)
+                                for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE}
+_ = plain

@@ -1,0 +1,200 @@
+"""Small dhlo programs built op by op, compiled through the real pipeline and compared with the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dhlo import interp
+from dhlo.api import _load_artifact
+from dhlo.callspec import CallSpec
+from dhlo.compiler import Artifact, compile_program
+from dhlo.dialect import load
+from dhlo.frontend.program import InputSpec, OutputSpec, Program, Range
+from dhlo.mlir import func, ir
+from dhlo.model import CompiledModel
+from dhlo.options import Options
+from dhlo.shape_infer.symbols import evaluate, parse
+from dhlo.types import DTYPES, DType, TensorType
+
+Draw = Callable[[DType, list[int], torch.Generator], torch.Tensor]
+Env = Mapping[str, int]
+SOURCE = "model.py"  # every op stands in this file, on the line of its part
+
+
+def t(dtype: str, *shape: object) -> TensorType:
+    return TensorType.of(dtype, shape)
+
+
+@dataclass
+class Part:
+    """Independent computation: arguments (type and where values come from), the ops, and perhaps the same in PyTorch.
+
+    `tol` is the relative tolerance of floats per dtype name; None compares exactly, -0 and NaN included.
+    """
+
+    args: Sequence[tuple[TensorType, Draw]]
+    body: Callable[..., Sequence[Any]]
+    eager: Callable[..., Sequence[torch.Tensor]] | None = None
+    tol: Mapping[str, float] | None = None
+    atol: float = 0.0
+    label: str = ""
+
+
+@dataclass
+class Module:
+    """One module of many parts: compiled once, called at any sizes."""
+
+    parts: Sequence[Part]
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    line: int = 1
+
+    def __post_init__(self) -> None:
+        self.context = ir.Context()
+        with self.context, ir.Location.unknown():
+            load()
+            self.module = self._build()
+
+    def _build(self) -> Any:
+        types = [ty for p in self.parts for ty, _ in p.args]
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            f = func.FuncOp("main", ([x.mlir() for x in types], []))
+        block = f.add_entry_block()
+        arguments, results, self.counts = list(block.arguments), [], []
+        with ir.InsertionPoint(block):
+            for k, p in enumerate(self.parts):
+                mine, arguments = arguments[:len(p.args)], arguments[len(p.args):]
+                with ir.Location.file(SOURCE, self.line + k, 1):
+                    out = list(p.body(*mine))
+                self.counts.append(len(out))
+                results += out
+            func.ReturnOp(results)
+        f.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([x.mlir() for x in types], [v.type for v in results]))
+        assert module.operation.verify()
+        self.results = len(results)
+        return module
+
+    def text(self) -> str:
+        with self.context:
+            return str(self.module)
+
+    def program(self) -> Program:
+        """A fresh copy for the compiler, which changes it."""
+        with self.context, ir.Location.unknown():
+            copy = ir.Module.parse(self.module.operation.get_asm(enable_debug_info=True))
+        types = [ty for p in self.parts for ty, _ in p.args]
+        names = sorted({s.name for ty in types for e in ty.shape for s in e.free_symbols})
+        return Program(self.context, copy, dict(self.weights), [InputSpec(f"x{i}", ty) for i, ty in enumerate(types)],
+                       [OutputSpec(f"y{i}", i) for i in range(self.results)], None, None,
+                       {n: self.ranges.get(n, Range(0, None)) for n in names})
+
+    def compile(self) -> tuple[CompiledModel, Artifact]:
+        program = self.program()
+        artifact = compile_program(program, Options())
+        return CompiledModel(_load_artifact(artifact), CallSpec(program.inputs, program.outputs, None, None, []), artifact), artifact
+
+    def draw(self, env: Env, seed: int) -> list[torch.Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        return [make(ty.dtype, [evaluate(s, env) for s in ty.shape], g) for p in self.parts for ty, make in p.args]
+
+    def interpret(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with self.context:
+            return interp.run(self.module, inputs, self.weights)
+
+    def check(self, model: Callable[..., Any], env: Env, seed: int = 0) -> None:
+        """Compares one call with the reference semantics, and with PyTorch where a part says how; inputs with gaps every other time."""
+        inputs = self.draw(env, seed)
+        got = model(*[spread(x) if seed % 2 else x for x in inputs])
+        got = [got] if isinstance(got, torch.Tensor) else list(got)
+        want = self.interpret(inputs)
+        for p, n in zip(self.parts, self.counts, strict=True):
+            mine, inputs = inputs[:len(p.args)], inputs[len(p.args):]
+            results, got = got[:n], got[n:]
+            oracles, want = [want[:n]], want[n:]
+            if p.eager is not None:
+                oracles.append(list(p.eager(*mine)))
+            for oracle in oracles:
+                for i, (a, b) in enumerate(zip(results, oracle, strict=True)):
+                    compare(a, b, p, f"{p.label} result {i} at {dict(env)} (inputs {[list(x.shape) for x in mine]})")
+
+
+def compare(a: torch.Tensor, b: torch.Tensor, p: Part, what: str) -> None:
+    """Integers and bools exactly; floats exactly or within the part's tolerance."""
+    assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: {a.dtype} {list(a.shape)} is not {b.dtype} {list(b.shape)}"
+    tol = None if p.tol is None else p.tol.get(dtype_name(a.dtype))
+    if not a.is_floating_point() or tol is None:
+        same = (a == b) & (a.signbit() == b.signbit()) if a.is_floating_point() else a == b
+        same |= a.isnan() & b.isnan() if a.is_floating_point() else False
+        if not same.all():
+            at = (~same).nonzero()[0].tolist()
+            raise AssertionError(f"{what}: {a.dtype} at {at}: got {a[tuple(at)].item()}, want {b[tuple(at)].item()} ({(~same).sum()} of {a.numel()} differ)")
+        return
+    torch.testing.assert_close(a, b, rtol=tol, atol=p.atol, equal_nan=True, msg=lambda m: f"{what}: {m}")
+
+
+def dtype_name(d: torch.dtype) -> str:
+    return next(n for n, x in DTYPES.items() if x.torch == d)
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor with gaps between elements and dims in reversed order."""
+    if x.dim() == 0:
+        return x
+    wide = torch.zeros([2 * s for s in reversed(x.shape)], dtype=x.dtype).permute(*reversed(range(x.dim())))
+    view = wide[tuple(slice(None, None, 2) for _ in x.shape)]
+    view.copy_(x)
+    return view
+
+
+# ---------------------------------------------------------------------------------------------------- values
+def anything(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Ordinary values mixed with the special ones of the dtype: NaN, infinities, zeros, extremes."""
+    x = plain(d, shape, g)
+    if d.is_bool or not x.numel():
+        return x
+    if d.is_float:
+        info = torch.finfo(d.torch)
+        special = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, info.max, info.min, info.tiny, 1.0, -1.0, 0.5, 2.0, 3.0]
+    else:
+        info = torch.iinfo(d.torch)
+        special = [info.min, info.max, 0, 1, info.max - 1, info.min + 1, *([-1] if d.name != "ui8" else [])]
+    pick = torch.randint(0, len(special), shape, generator=g)
+    return torch.where(torch.rand(shape, generator=g) < 0.3, torch.tensor(special, dtype=d.torch)[pick], x)
+
+
+def plain(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Finite values of moderate size."""
+    if d.is_bool:
+        return torch.randint(0, 2, shape, generator=g).bool()
+    if d.is_float:
+        return (torch.randn(shape, generator=g, dtype=torch.float64) * 3).to(d.torch)
+    return torch.randint(0 if d.name == "ui8" else -20, 21, shape, generator=g).to(d.torch)
+
+
+def mostly_true(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=g) < 0.9
+
+
+def within(lo: float, hi: float) -> Draw:
+    """Uniform values of an interval; integers include both ends."""
+    def make(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+        if not d.is_float:
+            return torch.randint(int(lo), int(hi) + 1, shape, generator=g).to(d.torch)
+        return (torch.rand(shape, generator=g, dtype=torch.float64) * (hi - lo) + lo).to(d.torch)
+    return make
+
+
+def index_below(size: str, env: dict[str, int] | None = None) -> Draw:
+    """Positions in a dim whose size is the product of the last drawn shape's ... given as an expression over the index's own dims
+    `d0`, `d1`, ...; half of them negative."""
+    def make(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+        n = evaluate(parse(size), {f"d{k}": s for k, s in enumerate(shape)})
+        if not n or 0 in shape:
+            return torch.zeros(shape, dtype=d.torch)
+        return torch.randint(0 if d.name == "ui8" else -n, n, shape, generator=g).to(d.torch)
+    return make

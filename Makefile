@@ -16,10 +16,11 @@ install: $(STAMP)
 
 # torch first and by its exact version, so that nothing else chooses it.
 $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
+	@echo "installing into $(VENV): a few minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install -qq --upgrade pip
+	$(BIN)/python -m pip install -qq torch==2.13.0
+	$(BIN)/python -m pip install -qq --editable '.[test]'
 	touch $@
 
 test: $(STAMP)

@@ -21,7 +21,7 @@ from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
 from dhlo.ops.movement import Weight
-from dhlo.shape_infer.buffers import Plan
+from dhlo.shape_infer.buffers import Arrangement, Plan
 from dhlo.shape_infer.symbols import parse, symbols_of
 from dhlo.types import from_mlir
 
@@ -257,14 +257,27 @@ class HostProgram:
                 self._offsets[b] = (base, o)
 
     def _plan_offsets(self, plan: Plan) -> tuple[dict[Any, V], V]:
+        """Offsets and total of the arrangement that needs least at these sizes."""
         fn = self.fn
+        best: tuple[dict[Any, V], V] | None = None
+        for a in plan.arrangements:
+            offsets, total = self._arrange(a)
+            if best is not None:
+                better = fn.cmp("lt", total, best[1])
+                offsets = {b: fn.select(better, o, best[0][b]) for b, o in offsets.items()}
+                total = fn.min(total, best[1])
+            best = offsets, total
+        return best or ({}, fn.i64(0))
+
+    def _arrange(self, a: Arrangement) -> tuple[dict[Any, V], V]:
+        fn, zero = self.fn, self.fn.i64(0)
         offsets: dict[Any, V] = {}
         ends: dict[Any, V] = {}
-        total = fn.const(0, I64)
-        for b in plan.buffers:
-            o = fn.const(0, I64)
-            for x in b.below:
-                o = ends[x] if o.name == fn.const(0, I64).name else fn.max(o, ends[x])
+        total = zero
+        for b in a.order:
+            o = zero
+            for x in a.below[b]:
+                o = ends[x] if o is zero else fn.max(o, ends[x])
             offsets[b] = o
             ends[b] = fn.add(o, self.size(b.bytes))
             total = fn.max(total, ends[b])

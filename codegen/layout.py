@@ -57,18 +57,18 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
         if isinstance(op, Group) and steps[op.operation].workspace != 0:
             add(op.operation, Buffer(f"workspace{n}", aligned(steps[op.operation].workspace), n, n))
     order = sorted(epochs)
-    sample = lambda name: _sample(name, ranges)  # noqa: E731
-    plans = [(0 if e == -1 else FIRST_DYNAMIC_SEGMENT + k, plan_arena(epochs[e], sample)) for k, e in enumerate(order)]
+    samples = [lambda name, typical=t: _sample(name, typical, ranges) for t in (8, 48, 512)]  # type: ignore[misc]
+    plans = [(0 if e == -1 else FIRST_DYNAMIC_SEGMENT + k, plan_arena(epochs[e], samples)) for k, e in enumerate(order)]
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
     return Layout(outputs, arena, alias, plans, ready, numbers=numbers)
 
 
-def _sample(name: str, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:
-    """A typical size, different for each symbol: what the arena's order is chosen for."""
+def _sample(name: str, typical: int, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:
+    """A size near a typical one, different for each symbol: what an arrangement of the arena is made for."""
     lo, hi = ranges.get(name, (0, None))
-    value = 64 + sum(map(ord, name)) % 37
+    value = typical + typical * (sum(map(ord, name)) % 37) // 64
     return max(lo or 0, min(value, hi if hi is not None else value))
 
 

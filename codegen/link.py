@@ -1,4 +1,4 @@
-"""Writes compiled programs to files: a model file through the system's C compiler, or one object for whoever links themselves."""
+"""Writes compiled programs: a model file through the system's C compiler, or one object for whoever links it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,23 @@ if TYPE_CHECKING:
 
 __all__ = ["constants_path", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
 
-# No undefined symbols, so that a missing function shows here and not at the customer's; nothing executable that is writable.
-_FLAGS = ("-shared", "-nostartfiles", "-fPIC", "-s", "-Wl,--no-undefined", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack",
-          "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--as-needed", "-lm", "-lc")
+# No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
+# writable and executable.
+_FLAGS = (
+    "-shared",
+    "-nostartfiles",
+    "-fPIC",
+    "-s",
+    "-Wl,--no-undefined",
+    "-Wl,--gc-sections",
+    "-Wl,--build-id=none",
+    "-Wl,-z,noexecstack",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,--as-needed",
+    "-lm",
+    "-lc",
+)
 _HINT = "install a C compiler or name one in the environment variable CC; --emit=obj needs none"
 
 
@@ -38,7 +52,7 @@ def write_model(artifact: Artifact, path: Path) -> None:
 
 
 def link_shared(objects: list[bytes], path: Path) -> None:
-    """Links objects to a shared object that exports `dhlo_model_v1` only. Raises CompileError as write_model does."""
+    """Links objects to a shared object that exports `dhlo_model_v1` only. Raises CompileError like write_model."""
     compiler = shlex.split(c_compiler())
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         names = []
@@ -53,7 +67,9 @@ def link_shared(objects: list[bytes], path: Path) -> None:
         except OSError as e:
             raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
     if result.returncode != 0:
-        raise CompileError(f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT)
+        raise CompileError(
+            f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT
+        )
 
 
 def constants_path(path: Path) -> Path:
@@ -62,7 +78,7 @@ def constants_path(path: Path) -> Path:
 
 
 def write_object(artifact: Artifact, path: Path) -> None:
-    """Writes one relocatable object that defines `dhlo_model_v1`, and its constants beside it, without needing a linker.
+    """Writes one relocatable object that defines `dhlo_model_v1`, and its constants beside it; needs no linker.
 
     A host links the object and passes both to `dhlo_model_from_descriptor`.
     """

@@ -10,16 +10,18 @@ import numpy as np
 import sympy
 import torch
 
-from dhlo.codegen.builder import F32, F64, KernelModule, V
+from dhlo.codegen.builder import BITS, F32, F64, KernelModule, V
 from dhlo.codegen.constants import Constants
 from dhlo.codegen.emit import Slot
 from dhlo.codegen.epilogue import Epilogue, lower_epilogue
 from dhlo.codegen.kernel import Checks, Launch, where
 from dhlo.codegen.kernels.loops import lower_loops
 from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
+from dhlo.codegen.kernels.microkernel import BF16, tile_spec, unit
 from dhlo.codegen.kernels.pack import pack_b
 from dhlo.codegen.kernels.reduction import lower_reduction
 from dhlo.codegen.launch import HostContext
+from dhlo.codegen.llvm import TargetSpec
 from dhlo.codegen.structure import Structure
 from dhlo.codegen.views import View, strided
 from dhlo.dialect import Kind, defining
@@ -77,7 +79,8 @@ def anchor_of(group: Any, kind: Kind) -> Any:
 class Lowering:
     """Lowers groups of one module; kernels, constants and checks collect here."""
 
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, weights: dict[str, torch.Tensor], target: TargetSpec) -> None:
+        self.tiles = tile_spec(target.features)
         self.module, self.constants, self.checks = KernelModule(), Constants(), Checks()
         self.weights = weights
         self._known: dict[Any, tuple[Structure, Any]] = {}
@@ -160,9 +163,9 @@ class MatmulStep:
         self.a_type, self.b_type = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         elem = self.a_type.dtype.name
-        if elem not in (F32, F64):
+        if elem not in (F32, F64, BF16):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
-        self.matmul = Matmul(elem)
+        self.matmul = Matmul(elem, low.tiles)
         self.a = low.view(group, op.operands[0])
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
         self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
@@ -174,12 +177,12 @@ class MatmulStep:
         else:
             self.b = low.view(group, op.operands[1])
             k, n = self.b_type.shape[-2:]
-            self.workspace = exact_floors(workspace_bytes(product(self.b_type.shape[:-2]), n, k, elem))
+            self.workspace = exact_floors(workspace_bytes(product(self.b_type.shape[:-2]), n, k, elem, low.tiles))
 
     def _pack(self, low: Lowering, v: Any, value: torch.Tensor) -> None:
         k, n = value.shape[-2:]
         batch = value.numel() // (k * n) if k * n else 0
-        nbytes = int(workspace_bytes(1, n, k, self.matmul.elem))
+        nbytes = int(workspace_bytes(1, n, k, self.matmul.elem, low.tiles))
 
         def data() -> Any:
             mats = value.detach().reshape(batch, k, n)
@@ -187,7 +190,7 @@ class MatmulStep:
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
 
         self.packed = low.constants.add(("packed_b", low.constant_key(v)), batch * nbytes, data)
-        self.packed_stride = nbytes // self.a_type.dtype.bytes
+        self.packed_stride = nbytes * 8 // BITS[unit(self.matmul.elem)]
 
     def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:
         shape = self.out.shape
@@ -227,9 +230,12 @@ class MatmulStep:
 
 def _pack_matrix(m: torch.Tensor, nr: int) -> Any:
     """Packs [K, N]; the usual case of a transposed weight is packed from its own rows."""
+    pairs = m.dtype == torch.bfloat16
+    if pairs:
+        m = m.view(torch.int16)
     if m.stride(0) == 1 and m.stride(1) != 1:
-        return pack_b(m.t().numpy(), True, nr)
-    return pack_b(m.contiguous().numpy(), False, nr)
+        return pack_b(m.t().numpy(), True, nr, pairs=pairs)
+    return pack_b(m.contiguous().numpy(), False, nr, pairs=pairs)
 
 
 def _row_stride(view: View) -> sympy.Expr:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dhlo.codegen.builder import F32, F64, I1, I32, I64, Fn, V, vec
 
 __all__ = ["ARITY", "NATIVE", "ULP", "any_lane", "call", "clamp", "keep_zero", "ldexp", "magic_round", "poly", "pow2",
-           "register", "table",
-           "with_sign"]
+           "register", "table", "with_sign"]
 
 Emit = Callable[..., V]
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["build", "compile", "load", "open_model"]
 
 
-def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledModel:  # noqa: A001
+def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledModel:
     """Compiles a torch.export program once, for all shapes that it allows.
 
-    Options are the fields of `dhlo.Options`. Raises UnsupportedError listing every operator that can't be compiled, with the
-    user's source lines; CompileError if the program is inconsistent.
+    Options are the fields of `dhlo.Options`. Raises UnsupportedError listing every operator that can't be compiled,
+    with the user's source lines; CompileError if the program is inconsistent.
     """
     try:
         opts = Options(**options)
@@ -38,12 +38,19 @@ def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledM
         program, artifact = build(exported, opts, progress)
         progress("pack weights")
         model = _load_artifact(artifact)
-    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
+    call = CallSpec(
+        program.inputs,
+        program.outputs,
+        program.in_spec,
+        program.out_spec,
+        updates_of(program.inputs, program.mutations),
+    )
     return CompiledModel(model, call, artifact)
 
 
-def build(exported: torch.export.ExportedProgram, options: Options,
-          progress: Callable[[str], None] = lambda _: None) -> tuple[Program, Artifact]:
+def build(
+    exported: torch.export.ExportedProgram, options: Options, progress: Callable[[str], None] = lambda _: None
+) -> tuple[Program, Artifact]:
     """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
     from dhlo.compiler import compile_program
     from dhlo.frontend import import_program
@@ -52,8 +59,10 @@ def build(exported: torch.export.ExportedProgram, options: Options,
     program = import_program(exported)
     stateful = [m.target for m in program.mutations if m.kind != "input"]
     if stateful:
-        raise CompileError(f"the program changes its buffers ({', '.join(stateful)}), which is not supported yet",
-                           hint="pass them as inputs")
+        raise CompileError(
+            f"the program changes its buffers ({', '.join(stateful)}), which is not supported yet",
+            hint="pass them as inputs",
+        )
     return program, compile_program(program, options, progress)
 
 
@@ -64,21 +73,27 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
     jit = Jit(artifact.objects)
     memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
     artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
-    return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
+    return _runtime.Model.from_address(
+        jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory)
+    )
 
 
 def load(path: str | Path) -> CompiledModel:
-    """Loads a model file. It is called like the model that was compiled: same pytrees, keyword arguments and updated inputs.
+    """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
-    Where the file names pytree types that aren't registered in this process, as their library isn't imported, it takes and gives
-    flat sequences of tensors. Raises ModelFileError if the file is truncated, foreign, too new, or made for another CPU.
+    Where the file names pytree types that aren't registered in this process, as their library isn't imported, it takes
+    and gives flat sequences of tensors. Raises ModelFileError if the file is truncated, foreign, too new, or made for
+    another CPU.
     """
     model = open_model(path)
     return CompiledModel(model, read_call(json.loads(model.metadata).get("call"), model.inputs, model.outputs))
 
 
 def open_model(path: str | Path, num_threads: int = 0) -> _runtime.Model:
-    """The native model of a file, run by `num_threads` threads (0: one per processor). Raises ModelFileError like `load`."""
+    """The native model of a file, run by `num_threads` threads (0: one per processor).
+
+    Raises ModelFileError like `load`.
+    """
     try:
         return _runtime.Model.from_file(path, num_threads=num_threads)
     except RuntimeError as e:

@@ -1,4 +1,4 @@
-"""How a model is called (pytrees, keyword names, constants, updated inputs) as JSON, kept in the model file for `load`."""
+"""How a model is called: pytrees, keyword names, constants, updated inputs; as JSON in the model file for `load`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CallSpec", "read_call", "updates_of", "write_call"]
 
 _FORMAT = 1
+_SPECS = ("in_spec", "out_spec")
 _TORCH_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -39,16 +40,22 @@ def updates_of(inputs: Sequence[InputSpec], mutations: Sequence[Mutation]) -> li
 
 
 def write_call(call: CallSpec) -> dict[str, Any] | None:
-    """The call as JSON values, or None if it holds types that can't be written; such a model is loaded with flat sequences."""
+    """The call as JSON values, or None if it holds types that can't be written: then `load` gives flat sequences."""
     try:
         return {
             "format": _FORMAT,
-            "inputs": [{"name": s.name, "tensor": s.type is not None, "scalar": s.scalar, "constant": _encode(s.constant)}
-                       for s in call.inputs],
-            "outputs": [{"name": s.name, "index": s.index, "scalar": s.scalar, "constant": _encode(s.constant)} for s in call.outputs],
+            "inputs": [
+                {"name": s.name, "tensor": s.type is not None, "scalar": s.scalar, "constant": _encode(s.constant)}
+                for s in call.inputs
+            ],
+            "outputs": [
+                {"name": s.name, "index": s.index, "scalar": s.scalar, "constant": _encode(s.constant)}
+                for s in call.outputs
+            ],
             "in_spec": None if call.in_spec is None else pytree.treespec_dumps(call.in_spec),
             "out_spec": None if call.out_spec is None else pytree.treespec_dumps(call.out_spec),
-            "updates": [list(u) for u in call.updates]}
+            "updates": [list(u) for u in call.updates],
+        }
     except (NotImplementedError, TypeError):
         return None
 
@@ -56,27 +63,38 @@ def write_call(call: CallSpec) -> dict[str, Any] | None:
 def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Sequence[Value]) -> CallSpec:
     """The call of a model whose native inputs and outputs are given.
 
-    Where `data` is missing, or names pytree types that this process hasn't registered (their library isn't imported), the call
-    takes and gives flat sequences of tensors.
+    Where `data` is missing, or names pytree types that this process hasn't registered (their library isn't imported),
+    the call takes and gives flat sequences of tensors.
     """
     types = [TensorType.of(from_torch_dtype(getattr(torch, v["dtype"])), v["dims"]) for v in inputs]
     if data is not None and data["format"] == _FORMAT:
         try:
-            specs = [None if data[k] is None else pytree.treespec_loads(data[k]) for k in ("in_spec", "out_spec")]
+            in_spec, out_spec = (None if data[k] is None else pytree.treespec_loads(data[k]) for k in _SPECS)
         except (NotImplementedError, ValueError, KeyError):
-            specs = None
-        if specs is not None:
+            pass  # flat
+        else:
             rest = iter(types)
             return CallSpec(
-                [InputSpec(s["name"], next(rest) if s["tensor"] else None, _decode(s["constant"]), s["scalar"]) for s in data["inputs"]],
+                [
+                    InputSpec(s["name"], next(rest) if s["tensor"] else None, _decode(s["constant"]), s["scalar"])
+                    for s in data["inputs"]
+                ],
                 [OutputSpec(s["name"], s["index"], _decode(s["constant"]), s["scalar"]) for s in data["outputs"]],
-                *specs, [(leaf, result) for leaf, result in data["updates"]])
-    return CallSpec([InputSpec(v["name"], t) for v, t in zip(inputs, types, strict=True)],
-                    [OutputSpec(v["name"], i) for i, v in enumerate(outputs)], None, None, [])
+                in_spec,
+                out_spec,
+                [(leaf, result) for leaf, result in data["updates"]],
+            )
+    return CallSpec(
+        [InputSpec(v["name"], t) for v, t in zip(inputs, types, strict=True)],
+        [OutputSpec(v["name"], i) for i, v in enumerate(outputs)],
+        None,
+        None,
+        [],
+    )
 
 
 def _encode(x: Any) -> Any:
-    """A constant as JSON: None, bool, int and str as they are, other types as a one-entry object. Raises TypeError on others."""
+    """None, bool, int and str as they are, float and torch's types as a one-entry object. Raises TypeError on others."""
     if x is None or type(x) in (bool, int, str):
         return x
     if type(x) is float:

@@ -34,12 +34,17 @@ def _pass_flags() -> list[Any]:
     def flags(**_: bool) -> None:
         """Takes the flags."""
 
-    annotations = {p.name.replace("-", "_"): Annotated[bool, typer.Option(f"--{p.name}", help=f"{p.summary}.", expose_value=False)]
-                   for p in PASSES}
+    annotations = {
+        p.name.replace("-", "_"): Annotated[bool, typer.Option(f"--{p.name}", help=f"{p.summary}.", expose_value=False)]
+        for p in PASSES
+    }
     keyword = inspect.Parameter.KEYWORD_ONLY
     flags.__annotations__ = dict(annotations)
-    flags.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-        inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in annotations.items()])
+    flags.__signature__ = inspect.Signature(
+        [  # type: ignore[attr-defined]
+            inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in annotations.items()
+        ]
+    )
     tool = typer.Typer(add_completion=False)
     tool.command()(flags)
     return list(typer.main.get_command(tool).params)
@@ -64,14 +69,29 @@ class _OptCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="A dynamic-shape compiler for PyTorch: one native binary serves every shape.")
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A dynamic-shape compiler for PyTorch: one native binary serves every shape.",
+)
 
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.so", show_default=False)]
-Imports = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import a Python module first: one that defines custom "
-                                                   "operators or pytree types.")]
-Progress = Annotated[bool | None, typer.Option("--progress/--no-progress", help="Show what is being done; by default on a terminal.",
-                                               show_default=False)]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import a Python module first: one that defines custom operators or pytree types.",
+    ),
+]
+Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress", help="Show what is being done; by default on a terminal.", show_default=False
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -81,18 +101,32 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Options of the program itself."""
 
 
 @app.command("compile")
 def compile_command(
-        source: Annotated[Path, typer.Argument(metavar="MODEL.pt2", show_default=False, help="A file of torch.export.save.")],
-        output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")] = None,
-        emit: Annotated[str, typer.Option(help="so: model file; obj: object and constants; mlir: the imported module; planned: the module "
-                                          "after all passes; llvm, asm: generated code.", metavar="so|obj|mlir|planned|llvm|asm")] = "so",
-        name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
-        progress: Progress = None, modules: Imports = None) -> None:
+    source: Annotated[
+        Path, typer.Argument(metavar="MODEL.pt2", show_default=False, help="A file of torch.export.save.")
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")] = None,
+    emit: Annotated[
+        str,
+        typer.Option(
+            help="so: model file; obj: object and constants; mlir: the imported module; planned: the module "
+            "after all passes; llvm, asm: generated code.",
+            metavar="so|obj|mlir|planned|llvm|asm",
+        ),
+    ] = "so",
+    name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
+    progress: Progress = None,
+    modules: Imports = None,
+) -> None:
     """Compile an exported program once, for every shape."""
     from dhlo.commands.compile import Emit, compile_file
 
@@ -103,49 +137,83 @@ def compile_command(
 
 @app.command("run")
 def run_command(
-        model: ModelFile,
-        inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=FILE", help="An input's data: a .npy or .pt file, or a "
-                                                         "number.")] = None,
-        shapes: Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=2x7", help="Shape of a generated input, or a symbol and "
-                                                         "its size; what follows from others may be left out.")] = None,
-        output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the outputs: .pt, .npz or .npy.")] = None,
-        repeat: Annotated[int, typer.Option(min=0, help="Timed runs after a first one.")] = 1,
-        profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
-        seed: Annotated[int, typer.Option(help="Of generated inputs.")] = 0,
-        threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0) -> None:
+    model: ModelFile,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=FILE", help="An input's data: a .npy or .pt file, or a number."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="NAME=2x7",
+            help="Shape of a generated input, or a symbol and its size; what follows from others may be left out.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the outputs: .pt, .npz or .npy.")] = None,
+    repeat: Annotated[int, typer.Option(min=0, help="Timed runs after a first one.")] = 1,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
+    seed: Annotated[int, typer.Option(help="Of generated inputs.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
     from dhlo.commands.run import run_file
 
-    run_file(model, inputs or [], shapes or [], repeat=repeat, profile=profile, output=output, seed=seed, threads=threads)
+    run_file(
+        model, inputs or [], shapes or [], repeat=repeat, profile=profile, output=output, seed=seed, threads=threads
+    )
 
 
 @app.command("inspect")
 def inspect_command(
-        model: Annotated[Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")],
-        contract: Annotated[bool, typer.Option("--contract", help="Arguments, results, sizes, checks.")] = False,
-        groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
-        kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
-        buffers: Annotated[bool, typer.Option("--buffers", help="Symbolic sizes and lifetimes in the arena.")] = False,
-        plan: Annotated[list[str] | None, typer.Option("--plan", metavar="NAME=2x7,...", help="Output shapes and memory at these shapes; "
-                                                       "may be repeated.")] = None,
-        progress: Progress = None, modules: Imports = None) -> None:
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")
+    ],
+    contract: Annotated[bool, typer.Option("--contract", help="Arguments, results, sizes, checks.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
+    buffers: Annotated[bool, typer.Option("--buffers", help="Symbolic sizes and lifetimes in the arena.")] = False,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plan", metavar="NAME=2x7,...", help="Output shapes and memory at these shapes; may be repeated."
+        ),
+    ] = None,
+    progress: Progress = None,
+    modules: Imports = None,
+) -> None:
     """Show what a model expects and what it is made of."""
     from dhlo.commands.inspect import inspect_file
 
-    inspect_file(model, contract=contract, groups=groups, kernels=kernels, buffers=buffers, plans=plan or [],
-                 progress=sys.stderr.isatty() if progress is None else progress, modules=modules or [])
+    inspect_file(
+        model,
+        contract=contract,
+        groups=groups,
+        kernels=kernels,
+        buffers=buffers,
+        plans=plan or [],
+        progress=sys.stderr.isatty() if progress is None else progress,
+        modules=modules or [],
+    )
 
 
 @app.command("opt", cls=_OptCommand)
 def opt_command(
-        ctx: typer.Context,
-        source: Annotated[Path, typer.Argument(metavar="IN.mlir", show_default=False, help="A module in the dhlo dialect; - is standard "
-                                               "input.")],
-        output: Annotated[Path | None, typer.Option("-o", "--output", help="By default, standard output.")] = None,
-        print_after: Annotated[list[str] | None, typer.Option("--print-after", metavar="PASS|all", help="Print the module after a pass, on "
-                                                              "standard error.")] = None,
-        verify_only: Annotated[bool, typer.Option("--verify-only", help="Parse and verify, print nothing.")] = False,
-        pipeline: Annotated[bool, typer.Option("--pipeline", help="All passes in the compiler's order.")] = False) -> None:
+    ctx: typer.Context,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN.mlir", show_default=False, help="A module in the dhlo dialect; - is standard input."
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default, standard output.")] = None,
+    print_after: Annotated[
+        list[str] | None,
+        typer.Option("--print-after", metavar="PASS|all", help="Print the module after a pass, on standard error."),
+    ] = None,
+    verify_only: Annotated[bool, typer.Option("--verify-only", help="Parse and verify, print nothing.")] = False,
+    pipeline: Annotated[bool, typer.Option("--pipeline", help="All passes in the compiler's order.")] = False,
+) -> None:
     """Run passes over a module's text, in the order given."""
     from dhlo.commands.opt import opt_file
 

@@ -63,7 +63,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         progress("lower")
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
-        low = Lowering(program.weights)
+        low = Lowering(program.weights, target)
         steps = {op.operation: low.lower(op) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
         layout = lay_out(block, steps, ranges)

@@ -139,9 +139,18 @@ class CompiledModel:
         """
         from dhlo.codegen.link import write_model
 
+        write_model(self._compiled(), Path(path))
+
+    def save_object(self, path: str | Path) -> None:
+        """Writes one relocatable object, and the weights beside it as `.constants`, for hosts that link the model themselves."""
+        from dhlo.codegen.link import write_object
+
+        write_object(self._compiled(), Path(path))
+
+    def _compiled(self) -> Artifact:
         if self._artifact is None:
             raise DhloError("only a model fresh from compile can be saved; copy the file that this one was loaded from")
-        write_model(self._artifact, Path(path))
+        return self._artifact
 
 
 def _is_flat(spec: Any, n: int) -> bool:

@@ -41,7 +41,7 @@ def make_inputs(config: BertConfig, batch: int, seq: int) -> tuple[torch.Tensor,
     """Random ids; every sequence after the first is padded at its end."""
     mask = torch.ones(batch, seq, dtype=torch.int64)
     for row in range(1, batch):
-        mask[row, seq - min(seq - 1, 3 * row):] = 0
+        mask[row, seq - min(seq - 1, 3 * row) :] = 0
     return torch.randint(0, config.vocab_size, (batch, seq)), mask
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
     torch.manual_seed(0)
     config = BertConfig(**(TINY if options.tiny else {}))
     model = Encoder(config).eval().requires_grad_(False)
@@ -126,7 +126,9 @@ def main() -> None:
     path = folder / "bert.so"
     compiled.save(path)
     weights = compiled.native.constants_bytes
-    console.print(f"{path}: {weights / 2**20:.1f} MB weights and {(path.stat().st_size - weights) / 2**20:.2f} MB everything else")
+    console.print(
+        f"{path}: {weights / 2**20:.1f} MB weights and {(path.stat().st_size - weights) / 2**20:.2f} MB everything else"
+    )
     run_host(path, compiled, config, console)
 
 

@@ -1,25 +1,26 @@
 """The buffer plan: lifetimes over the schedule, and one arena whose offsets are expressions of the sizes.
 
-Two buffers that live at the same time may not overlap. Which of the two lies lower is decided once, at a sample of the sizes (best
-fit, large first); after that every offset is the largest end of the buffers below it that live at the same time, for all sizes. So
-the plan is valid at any shape, and as tight as the sample's order is good there.
+Two buffers that live at the same time may not overlap. An arrangement decides once which of the two lies lower, by placing them at
+a sample of the sizes (best fit, large first); after that every offset is the largest end of the buffers below it that live at the
+same time, for all sizes. So an arrangement is valid at any shape, and as tight as its sample is typical. A plan has a few, made
+for small and for large sizes, and each call takes the one that needs least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import sympy
 
 from dhlo.shape_infer.symbols import ceil_div, evaluate
 
-__all__ = ["ALIGN", "Buffer", "Plan", "plan_arena"]
+__all__ = ["ALIGN", "Arrangement", "Buffer", "Plan", "aligned", "plan_arena"]
 
 ALIGN = 64
 
 
-@dataclass
+@dataclass(eq=False)
 class Buffer:
     """Memory that is needed at steps first..last (inclusive); `bytes` is rounded up to ALIGN."""
 
@@ -27,36 +28,37 @@ class Buffer:
     bytes: sympy.Expr
     first: int
     last: int
-    below: list[Buffer] = field(default_factory=list)  # what its offset is the largest end of
 
     def overlaps(self, other: Buffer) -> bool:
         return self.first <= other.last and other.first <= self.last
 
-    def __hash__(self) -> int:
-        return id(self)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+@dataclass
+class Arrangement:
+    """Buffers ordered so that each comes after those `below` it, whose largest end is its offset."""
+
+    order: list[Buffer]
+    below: dict[Buffer, list[Buffer]]
+
+    def offsets(self, env: Mapping[str, int]) -> tuple[dict[Buffer, int], int]:
+        """Offsets and arena bytes at given sizes."""
+        out: dict[Buffer, int] = {}
+        for b in self.order:
+            out[b] = max((out[x] + evaluate(x.bytes, env) for x in self.below[b]), default=0)
+        return out, max((at + evaluate(b.bytes, env) for b, at in out.items()), default=0)
 
 
 @dataclass
 class Plan:
-    """Buffers ordered so that each comes after those below it; `live` are the sets that exist at once, largest sets only."""
+    """An arena; `live` are the sets of buffers that exist at once, largest sets only."""
 
     buffers: list[Buffer]
+    arrangements: list[Arrangement]
     live: list[list[Buffer]]
-
-    def offsets(self, env: Mapping[str, int]) -> dict[Buffer, int]:
-        """Offsets at given sizes."""
-        out: dict[Buffer, int] = {}
-        for b in self.buffers:
-            out[b] = max((out[x] + evaluate(x.bytes, env) for x in b.below), default=0)
-        return out
 
     def total(self, env: Mapping[str, int]) -> int:
         """Arena bytes at given sizes."""
-        at = self.offsets(env)
-        return max((at[b] + evaluate(b.bytes, env) for b in self.buffers), default=0)
+        return min((a.offsets(env)[1] for a in self.arrangements), default=0)
 
     def peak_live(self, env: Mapping[str, int]) -> int:
         """Bytes that any plan for this schedule needs."""
@@ -73,27 +75,34 @@ def aligned(size: sympy.Expr) -> sympy.Expr:
     return ceil_div(size, ALIGN) * ALIGN
 
 
-def plan_arena(buffers: Sequence[Buffer], sample: Callable[[str], int]) -> Plan:
-    """Chooses who lies below whom. `sample` gives a typical value of a symbol."""
-    env = {s.name: sample(s.name) for b in buffers for s in b.bytes.free_symbols}
+def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]]) -> Plan:
+    """Arranges buffers at each sample, which gives a value of every symbol; equal arrangements are kept once."""
+    kept: list[Arrangement] = []
+    for sample in samples:
+        a = _arrange(buffers, {s.name: sample(s.name) for b in buffers for s in b.bytes.free_symbols})
+        if all(a.below != k.below for k in kept):
+            kept.append(a)
+    return Plan(list(buffers), kept, _largest_sets(buffers))
+
+
+def _arrange(buffers: Sequence[Buffer], env: Mapping[str, int]) -> Arrangement:
+    """Large buffers first, each into the tightest gap that is free while it lives."""
     size = {b: max(1, evaluate(b.bytes, env)) for b in buffers}
-    placed: list[Buffer] = []
     at: dict[Buffer, int] = {}
     for b in sorted(buffers, key=lambda b: (-size[b], b.first)):
-        others = sorted((x for x in placed if x.overlaps(b)), key=lambda x: at[x])
         best, best_gap, end = None, None, 0
-        for x in others:
+        for x in sorted((x for x in at if x.overlaps(b)), key=lambda x: at[x]):
             gap = at[x] - end
             if gap >= size[b] and (best_gap is None or gap < best_gap):
                 best, best_gap = end, gap
             end = max(end, at[x] + size[x])
         at[b] = end if best is None else best
-        placed.append(b)
     order = sorted(buffers, key=lambda b: (at[b], b.first))
+    below: dict[Buffer, list[Buffer]] = {}
     for n, b in enumerate(order):
         lower = [x for x in order[:n] if x.overlaps(b) and at[x] < at[b]]
-        b.below = [x for x in lower if not any(x in y.below for y in lower)]
-    return Plan(order, _largest_sets(buffers))
+        below[b] = [x for x in lower if not any(x in below[y] for y in lower)]
+    return Arrangement(order, below)
 
 
 def _largest_sets(buffers: Sequence[Buffer]) -> list[list[Buffer]]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,29 +31,48 @@ class Encoder(torch.nn.Module):
         super().__init__()
         from transformers import BertConfig, BertModel
 
-        self.bert = BertModel(BertConfig(vocab_size=97, hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80,
-                                         max_position_embeddings=64), add_pooling_layer=False)
+        self.bert = BertModel(
+            BertConfig(
+                vocab_size=97,
+                hidden_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                intermediate_size=80,
+                max_position_embeddings=64,
+            ),
+            add_pooling_layer=False,
+        )
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         state: torch.Tensor = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
         return state
 
 
-def encoder_inputs(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass
+class Example:
+    """A model, its export, and a function from sizes to inputs."""
+
+    model: torch.nn.Module
+    exported: torch.export.ExportedProgram
+    inputs: Callable[..., tuple[torch.Tensor, ...]]
+
+
+def _encoder_inputs(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and a mask that pads every sequence after the first."""
     mask = torch.ones(batch, seq, dtype=torch.int64)
-    mask[1:, (seq + 1) // 2:] = 0
+    mask[1:, (seq + 1) // 2 :] = 0
     return torch.randint(0, 97, (batch, seq)), mask
 
 
 @pytest.fixture(scope="session")
-def encoder() -> tuple[torch.nn.Module, torch.export.ExportedProgram]:
-    """A small BERT and its export, with batch 1..16 and seq 1..64 dynamic."""
+def encoder() -> Example:
+    """A small BERT, exported with batch 1..16 and seq 1..64 dynamic."""
     torch.manual_seed(0)
     model = Encoder().eval().requires_grad_(False)
     sizes = {0: torch.export.Dim("batch", min=1, max=16), 1: torch.export.Dim("seq", min=1, max=64)}
     with torch.no_grad():
-        return model, torch.export.export(model, encoder_inputs(2, 8), dynamic_shapes=(sizes, sizes))
+        exported = torch.export.export(model, _encoder_inputs(2, 8), dynamic_shapes=(sizes, sizes))
+    return Example(model, exported, _encoder_inputs)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +80,18 @@ def build_host() -> BuildHost:
     """Compiles a C++ source, with whatever else is on the command line, against the static runtime."""
 
     def build(binary: Path, *sources: Path) -> Path:
-        command = ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *map(str, sources), *_runtime_flags(), "-o", str(binary)]
+        command = [
+            "c++",
+            "-std=c++17",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *map(str, sources),
+            *_runtime_flags(),
+            "-o",
+            str(binary),
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         return binary
@@ -82,7 +113,10 @@ def _runtime_flags() -> list[str]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         options = ["-DDHLO_BUILD_PYTHON=OFF", "-DDHLO_BUILD_TESTS=ON", "-DDHLO_BUILD_EXAMPLES=ON", "-DDHLO_SANITIZE="]
-        for command in ([cmake, "-S", str(ROOT), "-B", str(folder), *options], [cmake, "--build", str(folder), "--target", "dhlo_runtime"]):
+        for command in (
+            [cmake, "-S", str(ROOT), "-B", str(folder), *options],
+            [cmake, "--build", str(folder), "--target", "dhlo_runtime"],
+        ):
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             assert result.returncode == 0, result.stdout + result.stderr
     return [f"-I{ROOT / 'runtime' / 'include'}", str(folder / "runtime" / "libdhlo_runtime.a"), "-pthread", "-ldl"]

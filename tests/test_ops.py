@@ -6,9 +6,10 @@ import pytest
 
 from dhlo.dialect import OPS
 from tests.op_cases_elementwise import CASES as ELEMENTWISE
+from tests.op_cases_movement import CASES as MOVEMENT
 from tests.programs import Module
 
-CASES = {**ELEMENTWISE}
+CASES = {**ELEMENTWISE, **MOVEMENT}
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]
 
 

@@ -10,8 +10,8 @@ from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.launch import load_args
 from dhlo.codegen.vmath_base import ldexp, magic_round, poly
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "exp2_below", "guarded", "keep_where", "load_row", "masked",
-           "store_row", "transpose16"]
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "exp2_below", "guarded", "keep_where", "load_row",
+           "masked", "store_row", "transpose16"]
 
 # (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1>, True = attend, or vector<16xf32>, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
@@ -128,7 +128,8 @@ def inverse_sum(fn: Fn, total: V) -> V:
 def keep_where(fn: Fn, x: V, keep: V) -> V:
     """Scores `x` where `keep` holds, else -inf; a NaN that is kept becomes +inf, which makes the row NaN all the same.
 
-    As a minimum: LLVM turns a select between a loaded value and a constant into a masked store, which later loads wait for.
+    As a minimum: LLVM turns a select between a loaded value and a constant into a masked store, which later loads wait
+    for.
     """
     limit = fn.select(keep, fn.const(math.inf, x.type), fn.const(-math.inf, x.type))
     return fn.select(fn.cmp("lt", x, limit), x, limit)

@@ -37,6 +37,7 @@ ROWS = 32  # query rows of a block: two vectors
 _HALVES = ROWS // LANES
 _KEYS = 112  # keys of a block: 8 full tiles, and whole groups of 16 for masks
 _MR = AVX512.mr
+_ROWS_AHEAD = 8  # how many rows ahead V is prefetched
 _VF = vec(F32)
 
 
@@ -121,6 +122,7 @@ def _emit_value_kernel(module: KernelModule, mr: int) -> None:
         ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, ROWS), F32), u * ROWS + h * LANES, F32), _VF)
               for h in range(_HALVES)]
         vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
+        fn.prefetch(fn.gep(vk, fn.mul(ldv, _ROWS_AHEAD), F32))
         xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
         return [fn.fma(xs[i // _HALVES], ps[i % _HALVES], c) for i, c in enumerate(acc)]
 
@@ -182,6 +184,8 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
         with fn.loop(0, runs) as t:
             lo = fn.divu(fn.mul(t.iv, count), runs)
             size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
+            if spec.elem == F32:
+                _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
             ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
             fn.call_ptr(ukr, [fn.gep(k, fn.mul(lo, ldk), F32), ldk, at["qt"], fn.i64(spec.head_dim),
                               fn.gep(at["scores"], fn.mul(lo, ROWS), F32), fn.i64(0)])
@@ -194,6 +198,14 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
         for c, mr in _column_chunks(spec.value_dim):
             fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * ROWS, F32),
                                       at["alpha"]])
+
+
+def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:
+    """Asks for the rows of K of the next tile: 14 streams read an element at a time are beyond hardware prefetching."""
+    with fn.loop(0, count) as r:
+        row = fn.gep(k, fn.mul(r.iv, ldk), F32)
+        for c in range(0, spec.head_dim, LANES):
+            fn.prefetch(fn.gep(row, c, F32))
 
 
 def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:

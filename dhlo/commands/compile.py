@@ -31,7 +31,14 @@ class Emit(StrEnum):
     ASM = "asm"
 
 
-_SUFFIX = {Emit.SO: ".so", Emit.OBJ: ".o", Emit.MLIR: ".mlir", Emit.PLANNED: ".planned.mlir", Emit.LLVM: ".ll", Emit.ASM: ".s"}
+_SUFFIX = {
+    Emit.SO: ".so",
+    Emit.OBJ: ".o",
+    Emit.MLIR: ".mlir",
+    Emit.PLANNED: ".planned.mlir",
+    Emit.LLVM: ".ll",
+    Emit.ASM: ".s",
+}
 
 
 def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.ExportedProgram:
@@ -52,12 +59,18 @@ def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.Export
     try:
         return torch.export.load(path)
     except Exception as e:  # the loader raises whatever its parts raise
-        raise CompileError(f"'{path}' can't be read as a program of torch.export.save: {e}",
-                           hint="files with custom operators or pytree types need --import MODULE that defines them") from None
+        raise CompileError(
+            f"'{path}' can't be read as a program of torch.export.save: {e}",
+            hint="files with custom operators or pytree types need --import MODULE that defines them",
+        ) from None
+    finally:
+        log.setLevel(level)
 
 
-def compile_file(source: Path, output: Path | None, emit: Emit, name: str | None, progress: bool, modules: Sequence[str]) -> Path:
-    """Compiles `source` and writes `output` (by default, `source` with the suffix of what is written). Returns the path.
+def compile_file(
+    source: Path, output: Path | None, emit: Emit, name: str | None, progress: bool, modules: Sequence[str]
+) -> Path:
+    """Compiles `source` and writes `output`: by default, `source` with the suffix of what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -86,8 +99,10 @@ def compile_file(source: Path, output: Path | None, emit: Emit, name: str | None
                 output.write_text(link.merged_assembly(artifact))
     if emit in (Emit.SO, Emit.OBJ):
         code = output.stat().st_size - (artifact.constants.bytes if emit is Emit.SO else 0)
-        console().print(f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
-                        f"{time.perf_counter() - start:.1f} s")
+        console().print(
+            f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
+            f"{time.perf_counter() - start:.1f} s"
+        )
     return output
 
 

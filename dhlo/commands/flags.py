@@ -13,7 +13,7 @@ __all__ = ["host_flags"]
 def host_flags() -> list[str]:
     """Compiler flags for a host program: headers, the static runtime, and what it needs of the system.
 
-    Raises DhloError if dhlo was not installed but is used from a source tree, whose runtime lies in the CMake build folder.
+    Raises DhloError if dhlo is used from a source tree without being installed: its runtime lies in the build folder.
     """
     package = Path(_runtime.__file__).parent
     library = package / "lib" / "libdhlo_runtime.a"

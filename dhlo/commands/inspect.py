@@ -21,8 +21,17 @@ from dhlo.signature import signature
 __all__ = ["inspect_file"]
 
 
-def inspect_file(path: Path, *, contract: bool, groups: bool, kernels: bool, buffers: bool, plans: Sequence[str], progress: bool,
-                 modules: Sequence[str]) -> None:
+def inspect_file(
+    path: Path,
+    *,
+    contract: bool,
+    groups: bool,
+    kernels: bool,
+    buffers: bool,
+    plans: Sequence[str],
+    progress: bool,
+    modules: Sequence[str],
+) -> None:
     """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory."""
     if path.suffix == ".pt2":
         model = compile_model(read_program(path, modules), name=path.stem, progress=progress).native
@@ -34,23 +43,40 @@ def inspect_file(path: Path, *, contract: bool, groups: bool, kernels: bool, buf
     if not (contract or groups or kernels or buffers or plans):
         _summary(model, meta)
     if groups:
-        print_table(f"{len(meta['groups'])} groups", ("#", "anchor", "ops", "results"),
-                    ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(_type, g["results"]))) for n, g in enumerate(meta["groups"])), right=("#",))
+        print_table(
+            f"{len(meta['groups'])} groups",
+            ("#", "anchor", "ops", "results"),
+            (
+                (n, g["anchor"], _ops(g["ops"]), ", ".join(map(_type, g["results"])))
+                for n, g in enumerate(meta["groups"])
+            ),
+            right=("#",),
+        )
     if kernels:
         counts = Counter(model.launches)
-        print_table(f"{len(counts)} kernels, {len(model.launches)} launch sites", ("kernel", "launch sites"), counts.most_common(),
-                    right=("launch sites",))
+        print_table(
+            f"{len(counts)} kernels, {len(model.launches)} launch sites",
+            ("kernel", "launch sites"),
+            counts.most_common(),
+            right=("launch sites",),
+        )
     if buffers:
-        print_table(f"{len(meta['arena'])} buffers in the arena", ("buffer", "bytes", "from step", "to step"),
-                    ((b["name"], b["bytes"], b["first"], b["last"]) for b in meta["arena"]), right=("from step", "to step"))
+        print_table(
+            f"{len(meta['arena'])} buffers in the arena",
+            ("buffer", "bytes", "from step", "to step"),
+            ((b["name"], b["bytes"], b["first"], b["last"]) for b in meta["arena"]),
+            right=("from step", "to step"),
+        )
     for text in plans:
         _plan(model, text)
 
 
 def _summary(model: _runtime.Model, meta: dict[str, Any]) -> None:
-    console().print(f"code: {len(meta['groups'])} groups, {len(set(model.launches))} kernels, {len(model.launches)} launch sites\n"
-                    f"weights: {megabytes(model.constants_bytes)}\narena: {len(meta['arena'])} buffers\nCPU: {model.cpu_features}",
-                    markup=False)
+    console().print(
+        f"code: {len(meta['groups'])} groups, {len(set(model.launches))} kernels, {len(model.launches)} launch sites\n"
+        f"weights: {megabytes(model.constants_bytes)}\narena: {len(meta['arena'])} buffers\nCPU: {model.cpu_features}",
+        markup=False,
+    )
 
 
 def _plan(model: _runtime.Model, text: str) -> None:
@@ -60,13 +86,18 @@ def _plan(model: _runtime.Model, text: str) -> None:
     except ValueError as e:
         raise ContractError(str(e)) from None
     rows = [("input", v["name"], v["dtype"], _sizes(s)) for v, s in zip(model.inputs, shapes, strict=True)]
-    rows += [("output", v["name"], v["dtype"], "depends on data" if s is None else _sizes(s))
-             for v, (_, s) in zip(model.outputs, plan["outputs"], strict=True)]
+    rows += [
+        ("output", v["name"], v["dtype"], "depends on data" if s is None else _sizes(s))
+        for v, (_, s) in zip(model.outputs, plan["outputs"], strict=True)
+    ]
     print_table(f"plan at {text}", ("", "name", "dtype", "shape"), rows)
     arena, peak = plan["arena_bytes"], plan["peak_live_bytes"]
-    console().print(f"arena {arena} bytes ({megabytes(arena)}), at least {peak} live at once"
-                    + (f", ratio {arena / peak:.3f}" if peak else "") + f", {plan['num_launches']} launches"
-                    + ("; sizes that depend on data are not counted" if plan["data_dependent"] else ""))
+    console().print(
+        f"arena {arena} bytes ({megabytes(arena)}), at least {peak} live at once"
+        + (f", ratio {arena / peak:.3f}" if peak else "")
+        + f", {plan['num_launches']} launches"
+        + ("; sizes that depend on data are not counted" if plan["data_dependent"] else "")
+    )
 
 
 def _sizes(shape: Iterable[int]) -> str:

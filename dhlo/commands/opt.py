@@ -14,11 +14,13 @@ from dhlo.pipeline import PASSES, Pass, run_passes
 __all__ = ["opt_file"]
 
 
-def opt_file(source: Path, output: Path | None, passes: Sequence[str], print_after: Sequence[str], verify_only: bool) -> None:
-    """Parses, verifies, runs `passes` by name, prints. "-" is standard input; without `output` the text goes to standard output.
+def opt_file(
+    source: Path, output: Path | None, passes: Sequence[str], print_after: Sequence[str], verify_only: bool
+) -> None:
+    """Parses, verifies, runs `passes` by name, prints to `output` or standard output. "-" is standard input.
 
-    Weights have no data here, so passes that compute with them leave them alone. Raises CompileError for text that doesn't parse or
-    verify, and for names of unknown passes.
+    Weights have no data here, so passes that compute with them leave them alone. Raises CompileError for text that
+    doesn't parse or verify, and for names of unknown passes.
     """
     by_name = {p.name: p for p in PASSES}
     unknown = [n for n in (*passes, *print_after) if n not in by_name and n != "all"]

@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["generate", "read_tensor", "run_file"]
 
 
-def run_file(path: Path, inputs: Sequence[str], shapes: Sequence[str], *, repeat: int, profile: bool, output: Path | None,
-             seed: int, threads: int) -> None:
+def run_file(
+    path: Path,
+    inputs: Sequence[str],
+    shapes: Sequence[str],
+    *,
+    repeat: int,
+    profile: bool,
+    output: Path | None,
+    seed: int,
+    threads: int,
+) -> None:
     """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
     model = open_model(path, threads)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
@@ -39,17 +48,27 @@ def run_file(path: Path, inputs: Sequence[str], shapes: Sequence[str], *, repeat
             times.append((time.perf_counter_ns() - start) / 1e3)
     except ValueError as e:
         raise ContractError(str(e)) from None
-    print_table("outputs", ("name", "dtype", "shape", "min", "max", "mean", "std", "not finite"),
-                (_statistics(v["name"], t) for v, t in zip(model.outputs, results, strict=True)),
-                right=("min", "max", "mean", "std", "not finite"))
+    print_table(
+        "outputs",
+        ("name", "dtype", "shape", "min", "max", "mean", "std", "not finite"),
+        (_statistics(v["name"], t) for v, t in zip(model.outputs, results, strict=True)),
+        right=("min", "max", "mean", "std", "not finite"),
+    )
     counters = session.counters
-    console().print(f"arena {megabytes(counters['arena_bytes'])}, {model.num_threads} threads, "
-                    f"{len(model.launches)} launch sites")
+    console().print(
+        f"arena {megabytes(counters['arena_bytes'])}, {model.num_threads} threads, {len(model.launches)} launch sites"
+    )
     if times:
-        console().print(f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us")
+        console().print(
+            f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us"
+        )
     if profile:
-        print_table("kernels", ("kernel", "launches", "us in all", "us each", "share"), _profile_rows(session),
-                    right=("launches", "us in all", "us each", "share"))
+        print_table(
+            "kernels",
+            ("kernel", "launches", "us in all", "us each", "share"),
+            _profile_rows(session),
+            right=("launches", "us in all", "us each", "share"),
+        )
     if output is not None:
         _save(output, model.outputs, results)
 
@@ -64,8 +83,10 @@ def _arguments(values: Sequence[Value], inputs: Sequence[str], shapes: Sequence[
     data = {name: read_tensor(text, dtypes[name]) for name, text in files.items()}
     full = complete_shapes(values, assignments(shapes, values), {n: tuple(t.shape) for n, t in data.items()})
     generator = torch.Generator().manual_seed(seed)
-    return [data[v["name"]] if v["name"] in data else generate(shape, dtypes[v["name"]], generator)
-            for v, shape in zip(values, full, strict=True)]
+    return [
+        data[v["name"]] if v["name"] in data else generate(shape, dtypes[v["name"]], generator)
+        for v, shape in zip(values, full, strict=True)
+    ]
 
 
 def read_tensor(text: str, dtype: torch.dtype) -> torch.Tensor:
@@ -102,7 +123,11 @@ def _statistics(name: str, t: torch.Tensor) -> tuple[str, ...]:
         return (*head, "", "", "", "", "")
     x = t.double()
     spread = x.std(correction=0).item()
-    return (*head, *(f"{v:.6g}" for v in (x.min().item(), x.max().item(), x.mean().item(), spread)), str(int((~x.isfinite()).sum())))
+    return (
+        *head,
+        *(f"{v:.6g}" for v in (x.min().item(), x.max().item(), x.mean().item(), spread)),
+        str(int((~x.isfinite()).sum())),
+    )
 
 
 def _profile_rows(session: _runtime.Session) -> Iterator[tuple[object, ...]]:

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 def assignments(texts: Sequence[str], inputs: Sequence[Value]) -> dict[str, str]:
-    """`name=value` texts as a mapping; a lone value belongs to the only input. Raises ContractError on anything else."""
+    """`name=value` texts as a mapping; a lone value is the only input's. Raises ContractError on anything else."""
     out: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -41,11 +41,13 @@ def parse_shape(text: str) -> Shape:
     return tuple(map(int, parts))
 
 
-def complete_shapes(inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None) -> list[Shape]:
+def complete_shapes(
+    inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None
+) -> list[Shape]:
     """The shape of every input, from shapes of some inputs and sizes of symbols.
 
-    `given` maps an input's name to a shape, or a symbol to a size; `known` has shapes of inputs whose data is at hand. Raises
-    ContractError where a name is unknown or an input's shape doesn't follow.
+    `given` maps an input's name to a shape, or a symbol to a size; `known` has shapes of inputs whose data is at hand.
+    Raises ContractError where a name is unknown or an input's shape doesn't follow.
     """
     shapes = dict(known or {})
     symbols: dict[str, int] = {}
@@ -57,8 +59,10 @@ def complete_shapes(inputs: Sequence[Value], given: Mapping[str, str], known: Ma
         elif name in free and text.isdecimal():
             symbols[name] = int(text)
         else:
-            raise ContractError(f"the model has no input or size '{name}'; inputs: {_names(inputs)}"
-                                + (f"; sizes: {', '.join(sorted(free))}" if free else ""))
+            raise ContractError(
+                f"the model has no input or size '{name}'; inputs: {_names(inputs)}"
+                + (f"; sizes: {', '.join(sorted(free))}" if free else "")
+            )
     for name, shape in shapes.items():
         for d, size in zip(by_name[name]["dims"], shape, strict=False):
             if parse(d).is_Symbol:
@@ -70,8 +74,10 @@ def _follow(value: Value, symbols: Mapping[str, int]) -> Shape:
     dims = [parse(d) for d in value["dims"]]
     missing = sorted(set().union(*map(symbols_of, dims)) - set(symbols))
     if missing:
-        raise ContractError(f"no shape for '{value['name']}' [{', '.join(value['dims'])}]; give it, or {', '.join(missing)}, "
-                            f"e.g. {value['name']}={'x'.join(d if d.isdecimal() else '2' for d in value['dims'])} or {missing[0]}=2")
+        raise ContractError(
+            f"no shape for '{value['name']}' [{', '.join(value['dims'])}]; give it, or {', '.join(missing)}, "
+            f"e.g. {value['name']}={'x'.join(d if d.isdecimal() else '2' for d in value['dims'])} or {missing[0]}=2"
+        )
     return tuple(evaluate(d, symbols) for d in dims)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from dhlo.codegen import vmath
 from dhlo.codegen.builder import F32, F64, I1, Fn, V
+from dhlo.codegen.vmath_base import with_sign
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, equal_shapes
 from dhlo.types import DTYPES, TensorType
 
@@ -79,7 +80,8 @@ class FloorDiv(Binary, name="floordiv"):
     def torch(self, a, b):
         if a.is_floating_point():
             return torch.div(a, b, rounding_mode="floor")
-        return torch.where(b == 0, torch.zeros_like(a), torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="floor"))
+        q = torch.div(a, _harmless(b), rounding_mode="floor")
+        return torch.where(b == 0, torch.zeros_like(a), torch.where(_is_minus_one(b), -a, q))
 
     def emit(self, fn, a, b):
         if a.is_float:  # as ATen: (a - mod) / b, then the nearest integer
@@ -90,12 +92,31 @@ class FloorDiv(Binary, name="floordiv"):
             q = fn.select(adjust, fn.sub(q, 1.0), q)
             fl = fn.unary("floor", q)
             fl = fn.select(fn.cmp("gt", fn.sub(q, fl), 0.5), fn.add(fl, 1.0), fl)
-            return fn.select(fn.cmp("eq", b, 0.0), fn.div(a, b), fl)
-        zero = fn.cmp("eq", b, 0)
-        safe = fn.select(zero, fn.const(1, b.type), b)
+            whole = fn.div(a, b)
+            fl = fn.select(fn.cmp("eq", q, 0.0), with_sign(fn, _zero(fn, a), whole), fl)
+            return fn.select(fn.cmp("eq", b, 0.0), whole, fl)
+        safe = _divisor(fn, b)
         q, r = fn.div(a, safe), fn.rem(a, safe)
         wrong = fn.and_(fn.cmp("ne", r, 0), fn.cmp("ne", fn.cmp("lt", r, 0), fn.cmp("lt", safe, 0)))
-        return fn.select(zero, fn.const(0, a.type), fn.select(wrong, fn.sub(q, 1), q))
+        return _quotient(fn, a, b, fn.select(wrong, fn.sub(q, 1), q))
+
+
+# Integer division by 0, and of the lowest value by -1, stops the processor: both divide by 1 instead, whose remainder 0 is right.
+def _divisor(fn: Fn, b: V) -> V:
+    return fn.select(fn.or_(fn.cmp("eq", b, 0), fn.cmp("eq", b, -1)), fn.const(1, b.type), b)
+
+
+def _quotient(fn: Fn, a: V, b: V, q: V) -> V:
+    """`q`, which is a divided by `_divisor(b)`, put right."""
+    return fn.select(fn.cmp("eq", b, 0), fn.const(0, a.type), fn.select(fn.cmp("eq", b, -1), fn.neg(a), q))
+
+
+def _is_minus_one(b: torch.Tensor) -> torch.Tensor:
+    return b == -1 if b.dtype.is_signed else torch.zeros_like(b, dtype=torch.bool)
+
+
+def _harmless(b: torch.Tensor) -> torch.Tensor:
+    return torch.where((b == 0) | _is_minus_one(b), torch.ones_like(b), b)
 
 
 def _one(fn: Fn, like: V) -> V: return fn.const(1.0, like.type)
@@ -108,13 +129,13 @@ class TruncDiv(Binary, name="truncdiv"):
     def torch(self, a, b):
         if a.is_floating_point():
             return torch.div(a, b, rounding_mode="trunc")
-        return torch.where(b == 0, torch.zeros_like(a), torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc"))
+        q = torch.div(a, _harmless(b), rounding_mode="trunc")
+        return torch.where(b == 0, torch.zeros_like(a), torch.where(_is_minus_one(b), -a, q))
 
     def emit(self, fn, a, b):
         if a.is_float:
-            return fn.unary("trunc", fn.div(a, b))
-        zero = fn.cmp("eq", b, 0)
-        return fn.select(zero, fn.const(0, a.type), fn.div(a, fn.select(zero, fn.const(1, b.type), b)))
+            return fn.unary("trunc", round_to(fn, fn.div(a, b), str(self.results[0].type.element_type)))
+        return _quotient(fn, a, b, fn.div(a, _divisor(fn, b)))
 
 
 class Remainder(Binary, name="remainder"):
@@ -123,18 +144,17 @@ class Remainder(Binary, name="remainder"):
     def torch(self, a, b):
         if a.is_floating_point():
             return torch.remainder(a, b)
-        return torch.where(b == 0, torch.zeros_like(a), torch.remainder(a, torch.where(b == 0, torch.ones_like(b), b)))
+        return torch.remainder(a, _harmless(b))
 
     def emit(self, fn, a, b):
         if a.is_float:
             m = vmath.call(fn, "fmod", a, b)
             wrong = fn.and_(fn.cmp("ne", m, 0.0), fn.xor(fn.cmp("lt", m, 0.0), fn.cmp("lt", b, 0.0)))
             return fn.select(wrong, fn.add(m, b), m)
-        zero = fn.cmp("eq", b, 0)
-        safe = fn.select(zero, fn.const(1, b.type), b)
+        safe = _divisor(fn, b)
         r = fn.rem(a, safe)
         wrong = fn.and_(fn.cmp("ne", r, 0), fn.xor(fn.cmp("lt", r, 0), fn.cmp("lt", safe, 0)))
-        return fn.select(zero, fn.const(0, a.type), fn.select(wrong, fn.add(r, safe), r))
+        return fn.select(wrong, fn.add(r, safe), r)
 
 
 class Fmod(Binary, name="fmod"):
@@ -143,13 +163,12 @@ class Fmod(Binary, name="fmod"):
     def torch(self, a, b):
         if a.is_floating_point():
             return torch.fmod(a, b)
-        return torch.where(b == 0, torch.zeros_like(a), torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b)))
+        return torch.fmod(a, _harmless(b))
 
     def emit(self, fn, a, b):
         if a.is_float:
             return vmath.call(fn, "fmod", a, b)
-        zero = fn.cmp("eq", b, 0)
-        return fn.select(zero, fn.const(0, a.type), fn.rem(a, fn.select(zero, fn.const(1, b.type), b)))
+        return fn.rem(a, _divisor(fn, b))
 
 
 class Pow(Binary, name="pow"):

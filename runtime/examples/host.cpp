@@ -111,7 +111,9 @@ void run_shape(dhlo::Session* session, const dhlo::Model& model, const std::stri
     tensors.emplace_back(inputs[i].bytes.data(), static_cast<int32_t>(model.input(static_cast<int64_t>(i)).dtype),
                          inputs[i].sizes);
   session->run(tensors);
-  std::printf("%s\n", shape.c_str());
+  for (size_t i = 0; i < texts.size(); ++i)
+    std::printf("%s%s", i ? "," : "", texts[i].substr(0, texts[i].find('=')).c_str());
+  std::printf("\n");
   for (int64_t j = 0; j < model.num_outputs(); ++j) {
     const dhlo::Tensor output = session->output(j);
     report(j, model.output(j), output);

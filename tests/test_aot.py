@@ -1,0 +1,262 @@
+"""Model files: called like the compiled model, run from C++ without Python, refused where they are bad."""
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import dhlo
+from dhlo.callspec import read_call, write_call
+from dhlo.codegen.abi import TRAILER_BYTES, TRAILER_FORMAT
+from dhlo.codegen.link import constants_path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mixed(torch.nn.Module):
+    """Nested inputs, a keyword argument, an input that changes, constants and numbers among the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor, state: dict[str, list[torch.Tensor]], mode: str, *, scale: torch.Tensor) -> Any:
+        state["a"][0].add_(1)
+        return {"y": x * self.weight + state["a"][0], "z": [x.sin(), 3, x.shape[0]]}, scale * x.exp()
+
+
+def mixed_inputs(n: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (torch.randn(n, 5), {"a": [torch.randn(n, 5)]}, "plain"), {"scale": torch.randn(n, 5)}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dhlo.CompiledModel, Path]:
+    n = {0: Dim("n", min=1, max=50)}
+    args, kwargs = mixed_inputs(4)
+    exported = torch.export.export(
+        Mixed(), args, kwargs, dynamic_shapes={"x": n, "state": {"a": [n]}, "mode": None, "scale": n}
+    )
+    compiled = dhlo.compile(exported, name="mixed")
+    path = tmp_path_factory.mktemp("mixed") / "mixed.so"
+    compiled.save(path)
+    return compiled, path
+
+
+def clone(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+@pytest.mark.parametrize("n", [1, 7, 50])
+def test_loaded_model_is_called_like_the_compiled_one(mixed: tuple[dhlo.CompiledModel, Path], n: int) -> None:
+    compiled, path = mixed
+    loaded = dhlo.load(path)
+    args, kwargs = mixed_inputs(n)
+    first, second = clone(args), clone(args)
+    expected, got = compiled(*first, **kwargs), loaded(*second, **kwargs)
+    assert pytree.tree_structure(got) == pytree.tree_structure(expected)
+    assert got[0]["z"][1:] == [3, n]
+    for a, b in zip(pytree.tree_leaves((expected, first)), pytree.tree_leaves((got, second)), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert torch.equal(second[1]["a"][0], args[1]["a"][0] + 1)
+    assert loaded.signature == compiled.signature
+
+
+def test_loaded_model_checks_its_call(mixed: tuple[dhlo.CompiledModel, Path]) -> None:
+    loaded = dhlo.load(mixed[1])
+    args, kwargs = mixed_inputs(3)
+    with pytest.raises(dhlo.ContractError, match="missing: scale"):
+        loaded(*args)
+    with pytest.raises(dhlo.ContractError, match="'mode' was exported as the constant 'plain', got 'other'"):
+        loaded(*args[:2], "other", **kwargs)
+    with pytest.raises(dhlo.ContractError, match="at most 50"):
+        too_many = mixed_inputs(51)
+        loaded(*too_many[0], **too_many[1])
+    assert loaded(*args, **kwargs)[1].shape == (3, 5)
+
+
+def test_constants_survive_json(mixed: tuple[dhlo.CompiledModel, Path]) -> None:
+    native = mixed[0].native
+    data = json.loads(native.metadata)["call"]
+    values = [
+        None,
+        True,
+        7,
+        "text",
+        0.1,
+        float("inf"),
+        torch.float16,
+        torch.device("cpu"),
+        torch.strided,
+        torch.channels_last,
+    ]
+    call = read_call(data, native.inputs, native.outputs)
+    for value in values:
+        call.outputs[3] = type(call.outputs[3])("k", None, value)
+        written = json.loads(json.dumps(write_call(call), allow_nan=False))
+        assert read_call(written, native.inputs, native.outputs).outputs[3].constant == value
+
+
+def test_unknown_pytree_types_give_flat_sequences(mixed: tuple[dhlo.CompiledModel, Path]) -> None:
+    native = mixed[0].native
+    data = json.loads(native.metadata)["call"]
+    data["out_spec"] = data["out_spec"].replace("builtins.dict", "somewhere.Output")
+    call = read_call(data, native.inputs, native.outputs)
+    loaded = dhlo.CompiledModel(native, call)
+    (x, state, _), kwargs = mixed_inputs(3)
+    results = loaded(x, state["a"][0], kwargs["scale"])
+    assert [tuple(r.shape) for r in results] == [(3, 5), (3, 5), (), (3, 5), (3, 5)]
+
+
+def test_only_the_descriptor_is_exported(mixed: tuple[dhlo.CompiledModel, Path]) -> None:
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", str(mixed[1])], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[-1] for line in symbols.splitlines()] == ["dhlo_model_v1"]
+    headers = subprocess.run(["readelf", "-lW", str(mixed[1])], capture_output=True, text=True, check=True).stdout
+    loads = [line.split() for line in headers.splitlines() if line.split()[:1] in (["LOAD"], ["GNU_STACK"])]
+    assert loads and not any("W" in "".join(row[6:-1]) and "E" in "".join(row[6:-1]) for row in loads)
+    assert "RWE" not in headers
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [("no-such-compiler", "'no-such-compiler' can't be run: No such file"), ("false", "linking with 'false' failed")],
+)
+def test_no_compiler(
+    mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, message: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(dhlo.CompileError, match=message) as raised:
+        mixed[0].save(tmp_path / "model.so")
+    assert "--emit=obj" in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_loaded_models_are_not_saved(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    with pytest.raises(dhlo.DhloError, match="copy the file"):
+        dhlo.load(mixed[1]).save(tmp_path / "again.so")
+
+
+# ---------------------------------------------------------------------------------------------------- bad files
+def test_truncated(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    data = mixed[1].read_bytes()
+    path = tmp_path / "cut.so"
+    for size in (len(data) - 1, len(data) - TRAILER_BYTES, len(data) // 2, 100):
+        path.write_bytes(data[:size])
+        with pytest.raises(dhlo.ModelFileError, match=f"cut.so'.*(truncated|not a dhlo model).*{size}"):
+            dhlo.load(path)
+
+
+def test_foreign(tmp_path: Path) -> None:
+    library = next(Path("/").glob("lib*/**/libm.so.6"))
+    with pytest.raises(dhlo.ModelFileError, match="libm.so.6': not a dhlo model"):
+        dhlo.load(library)
+    with pytest.raises(dhlo.ModelFileError, match="is not a regular file"):
+        dhlo.load(tmp_path)
+    with pytest.raises(dhlo.ModelFileError, match="No such file"):
+        dhlo.load(tmp_path / "none.so")
+
+
+def test_newer(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    data = mixed[1].read_bytes()
+    trailer = list(struct.unpack(TRAILER_FORMAT, data[-TRAILER_BYTES:]))
+    trailer[1] += 1
+    path = tmp_path / "newer.so"
+    path.write_bytes(data[:-TRAILER_BYTES] + struct.pack(TRAILER_FORMAT, *trailer))
+    with pytest.raises(
+        dhlo.ModelFileError, match=r"version 2; this runtime reads versions up to 1.*newer dhlo runtime"
+    ):
+        dhlo.load(path)
+
+
+# ---------------------------------------------------------------------------------------------------- C++ hosts
+FRAMEWORKS = ("python", "torch", "llvm", "mlir")
+
+
+def needed(binary: Path) -> str:
+    return subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=True).stdout.lower()
+
+
+def test_cpp_host_equals_python(encoder: Any, build_host: Any, tmp_path: Path) -> None:
+    compiled = dhlo.compile(encoder.exported, name="encoder")
+    path = tmp_path / "encoder.so"
+    compiled.save(path)
+    host = build_host(tmp_path / "host", ROOT / "runtime/examples/host.cpp")
+    assert not [name for name in FRAMEWORKS if name in needed(host)]
+    shapes = [(1, 1), (3, 17), (16, 64)]
+    words, expected = [], []
+    for n, shape in enumerate(shapes):
+        inputs = encoder.inputs(*shape)
+        files = [tmp_path / f"in{n}_{i}.bin" for i in range(len(inputs))]
+        for file, x in zip(files, inputs, strict=True):
+            file.write_bytes(x.numpy().tobytes())
+        words.append(",".join(f"{shape[0]}x{shape[1]}={file}" for file in files))
+        expected.append(compiled(*inputs))
+        torch.testing.assert_close(expected[-1], encoder.model(*inputs), rtol=1e-4, atol=1e-5)
+    result = subprocess.run(
+        [str(host), str(path), "--out", str(tmp_path), *words], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for n, tensor in enumerate(expected):
+        assert (tmp_path / f"{n}_0.bin").read_bytes() == tensor.numpy().tobytes(), shapes[n]
+
+
+def test_cpp_host_reports_errors(mixed: tuple[dhlo.CompiledModel, Path], build_host: Any, tmp_path: Path) -> None:
+    host = build_host(tmp_path / "host", ROOT / "runtime/examples/host.cpp")
+    result = subprocess.run([str(host), str(mixed[1]), "51x5"], capture_output=True, text=True, check=False)
+    assert (result.returncode, "must be at most 50" in result.stderr) == (1, True), result.stderr
+    bad = tmp_path / "bad.so"
+    bad.write_bytes(b"hello")
+    result = subprocess.run([str(host), str(bad), "1x5"], capture_output=True, text=True, check=False)
+    assert (result.returncode, "not a dhlo model" in result.stderr) == (1, True), result.stderr
+
+
+STATIC_HOST = """
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include "dhlo/runtime.hpp"
+extern "C" const dhlo_abi_model dhlo_model_v1;
+int main(int, char** argv) {
+  std::ifstream file(argv[1], std::ios::binary);
+  const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
+  std::vector<char> memory(data.size() + 64);
+  void* place = memory.data();
+  std::size_t space = memory.size();
+  std::align(64, data.size(), place, space);
+  std::copy(data.begin(), data.end(), static_cast<char*>(place));
+  const dhlo::Model model = dhlo::Model::from(dhlo_model_v1, place, data.size());
+  dhlo::Session session(model);
+  std::vector<float> x = {1, 2, 3};
+  session.run({dhlo::Tensor::of(x.data(), {3})});
+  const dhlo::Tensor y = session.output(0);
+  for (int i = 0; i < 3; ++i) std::printf("%g ", static_cast<double>(y.data<float>()[i]));
+}
+"""
+
+
+def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.tensor([10.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor + 1
+
+    compiled = dhlo.compile(torch.export.export(Scale(), (torch.randn(4),), dynamic_shapes=({0: Dim("n")},)))
+    compiled.save_object(tmp_path / "scale.o")
+    source = tmp_path / "static_host.cpp"
+    source.write_text(STATIC_HOST)
+    host = build_host(tmp_path / "static_host", source, tmp_path / "scale.o")
+    result = subprocess.run(
+        [str(host), str(constants_path(tmp_path / "scale.o"))], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["11", "21", "31"]

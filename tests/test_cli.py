@@ -1,0 +1,229 @@
+"""The command line: every command on a small model, and errors as one message without traceback."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+from typer.testing import CliRunner
+
+import dhlo
+from dhlo.cli import app
+from dhlo.commands.shapes import complete_shapes, parse_shape
+from dhlo.errors import ContractError
+from dhlo.pipeline import PASSES
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x * self.weight) + y
+
+
+def call(*args: object, code: int = 0, stdin: str | None = None) -> tuple[str, str]:
+    """Standard output and error of `dhlo ARGS`, which must end with `code` and without an unexpected exception."""
+    result = CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = {0: Dim("rows", min=1, max=100)}
+    exported = torch.export.export(Small(), (torch.randn(3, 6), torch.randn(3, 6)), dynamic_shapes=(rows, rows))
+    path = tmp_path_factory.mktemp("programs") / "small.pt2"
+    torch.export.save(exported, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(program: Path) -> Path:
+    path = program.with_suffix(".so")
+    assert "without weights" in call("compile", program, "-o", path, "--progress")[0]
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(program: Path) -> Path:
+    path = program.with_suffix(".mlir")
+    call("compile", program, "--emit", "mlir", "-o", path)
+    return path
+
+
+def test_version_and_help() -> None:
+    assert call("--version")[0] == f"dhlo {dhlo.__version__}\n"
+    out = call("--help")[0]
+    assert all(command in out for command in ("compile", "run", "inspect", "opt", "flags"))
+
+
+# ---------------------------------------------------------------------------------------------------- compile
+def test_emit(program: Path, tmp_path: Path) -> None:
+    for emit, expected in (("planned", "dhlo.group"), ("llvm", "@dhlo_model_v1 = "), ("asm", "dhlo_model_v1:")):
+        path = tmp_path / f"out.{emit}"
+        call("compile", program, "--emit", emit, "-o", path)
+        assert expected in path.read_text()
+    call("compile", program, "--emit", "obj", "-o", tmp_path / "out.o")
+    assert (tmp_path / "out.o").read_bytes()[:4] == b"\x7fELF"
+    assert (tmp_path / "out.constants").stat().st_size >= 24
+
+
+def test_compile_refuses(program: Path, tmp_path: Path) -> None:
+    assert "is not a file" in call("compile", tmp_path / "none.pt2", code=1)[1]
+    other = tmp_path / "other.pt2"
+    other.write_text("hello")
+    assert "can't be read as a program of torch.export.save" in call("compile", other, code=1)[1]
+    assert "is not a folder" in call("compile", program, "-o", tmp_path / "no" / "model.so", code=1)[1]
+    assert "'exe' is none of so, obj" in call("compile", program, "--emit", "exe", code=2)[1]
+    assert "module 'nosuchmodule' can't be imported" in call("compile", program, "--import", "nosuchmodule", code=1)[1]
+
+
+@torch.library.custom_op("dhlo_test::mystery", mutates_args=())
+def mystery(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@mystery.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Unsupported(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = mystery(x)  # first use
+        return mystery(y * 2)  # second use
+
+
+def test_unsupported_operators_are_listed_with_source_lines(tmp_path: Path) -> None:
+    path = tmp_path / "unsupported.pt2"
+    torch.export.save(torch.export.export(Unsupported(), (torch.randn(3),)), path)
+    message = call("compile", path, "-o", tmp_path / "model.so", code=1)[1]
+    assert "2 operator use(s) can't be compiled" in message
+    assert message.count("dhlo_test.mystery") >= 2
+    lines = Path(__file__).read_text().splitlines()
+    for comment in ("# first use", "# second use"):
+        number = next(n for n, line in enumerate(lines, 1) if line.endswith(comment))
+        assert f"test_cli.py:{number}" in message
+    assert not (tmp_path / "model.so").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- run
+def test_run_on_files(model: Path, tmp_path: Path) -> None:
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    np.save(tmp_path / "x.npy", x.numpy())
+    torch.save(y, tmp_path / "y.pt")
+    for name in ("out.pt", "out.npz", "out.npy"):
+        call(
+            "run",
+            model,
+            "--input",
+            f"x={tmp_path / 'x.npy'}",
+            "--input",
+            f"y={tmp_path / 'y.pt'}",
+            "-o",
+            tmp_path / name,
+        )
+    expected = dhlo.load(model)(x, y)
+    (saved,) = torch.load(tmp_path / "out.pt").values()
+    assert torch.equal(saved, expected)
+    (array,) = np.load(tmp_path / "out.npz").values()
+    assert np.array_equal(array, expected.numpy())
+    assert np.array_equal(np.load(tmp_path / "out.npy"), expected.numpy())
+
+
+def test_run_on_shapes(model: Path) -> None:
+    out = call("run", model, "--shape", "x=7x6", "--repeat", 3, "--profile")[0]
+    assert "7x6" in out
+    assert "3 runs after a first one: min" in out
+    assert "kernels" in out
+    assert "float32" in out
+
+
+def test_run_refuses(model: Path, tmp_path: Path) -> None:
+    assert "no shape for 'x'" in call("run", model, code=1)[1]
+    assert "must be at most 100: expected at most 100, got 101" in call("run", model, "--shape", "x=101x6", code=1)[1]
+    assert "no input or size 'z'; inputs: x, y" in call("run", model, "--shape", "z=3", code=1)[1]
+    assert "no input 'z'" in call("run", model, "--input", "z=3", code=1)[1]
+    assert "neither a .npy or .pt file nor a number" in call("run", model, "--input", "x=what", code=1)[1]
+    assert "none.npy' can't be read" in call("run", model, "--input", "x=none.npy", code=1)[1]
+    assert "outputs are saved as .pt" in call("run", model, "--shape", "x=2x6", "-o", tmp_path / "out.txt", code=1)[1]
+    (tmp_path / "foreign.so").write_bytes(b"\x7fELF" + bytes(500))
+    assert "not a dhlo model" in call("run", tmp_path / "foreign.so", code=1)[1]
+
+
+def test_shapes() -> None:
+    assert (parse_shape("2x7"), parse_shape("scalar"), parse_shape("0")) == ((2, 7), (), (0,))
+    for bad in ("2x", "-1", "a", ""):
+        with pytest.raises(ContractError, match="is not a shape"):
+            parse_shape(bad)
+    value = {"dtype": "float32", "sizes": ()}
+    inputs = [{"name": "x", "dims": ("s0", "2*s1"), **value}, {"name": "y", "dims": ("s1", "s0 + 1", "3"), **value}]
+    assert complete_shapes(inputs, {"y": "4x6x3", "s0": "5"}) == [(5, 8), (4, 6, 3)]
+    with pytest.raises(ContractError, match="or s0, e.g."):
+        complete_shapes(inputs, {"s1": "4"})
+
+
+# ---------------------------------------------------------------------------------------------------- inspect
+def test_inspect(model: Path, program: Path) -> None:
+    out = call("inspect", model, "--groups", "--kernels", "--buffers", "--plan", "x=5x6", "--plan", "x=1x6")[0]
+    assert "mul, exp, add" in out
+    assert "launch sites" in out
+    assert "buffers in the arena" in out
+    assert "plan at x=5x6" in out and "plan at x=1x6" in out
+    default = call("inspect", model)[0]
+    assert "x: float32[" in default and "<= 100" in default and "weights:" in default
+    assert "weights:" not in call("inspect", model, "--contract")[0]
+    assert "x: float32[" in call("inspect", program, "--contract")[0]
+    assert "must be at most 100" in call("inspect", model, "--plan", "x=101x6", code=1)[1]
+
+
+# ---------------------------------------------------------------------------------------------------- opt
+def test_opt_runs_passes_in_the_order_given(text: Path) -> None:
+    out, err = call("opt", text, "--simplify", "--fuse", "--print-after=simplify", "--print-after", "fuse")
+    assert "dhlo.group" in out
+    assert err.index("after simplify") < err.index("after fuse")
+    err = call("opt", text, "--cse-again", "--cse", "--simplify", "--cse", "--print-after=all")[1]
+    assert [line.split()[-2] for line in err.splitlines() if line.startswith("// -----")] == [
+        "cse-again",
+        "cse",
+        "simplify",
+        "cse",
+    ]
+
+
+def test_opt_round_trips(text: Path, tmp_path: Path) -> None:
+    source = text.read_text()
+    out = call("opt", "-", stdin=source)[0]
+    assert out.strip() == source.strip()
+    call("opt", text, "--pipeline", "-o", tmp_path / "planned.mlir")
+    assert call("opt", tmp_path / "planned.mlir")[0].strip() == (tmp_path / "planned.mlir").read_text().strip()
+    assert call("opt", text, "--verify-only")[0] == ""
+
+
+def test_opt_has_a_flag_for_every_pass() -> None:
+    out = call("opt", "--help")[0]
+    assert all(f"--{p.name}" in out for p in PASSES)
+
+
+def test_opt_refuses(text: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.mlir"
+    source = text.read_text()
+    line = next(n for n, x in enumerate(source.splitlines(), 1) if "dhlo.exp" in x)
+    path.write_text(source.replace("dhlo.exp", "dhlo.nosuch"))
+    assert f"bad.mlir:{line}:" in call("opt", path, code=1)[1]
+    path.write_text(
+        'func.func @f(%x: tensor<4xf32>) -> tensor<5xf32> {\n  %y = "dhlo.exp"(%x) : (tensor<4xf32>) -> tensor<5xf32>\n'
+        "  return %y : tensor<5xf32>\n}\n"
+    )
+    message = call("opt", path, "--verify-only", code=1)[1]
+    assert "bad.mlir:2:" in message and "dhlo.exp: result type must be tensor<4xf32>" in message
+    path.write_text("func.func {")
+    assert "bad.mlir:1:" in call("opt", path, code=1)[1]
+    assert "can't be read" in call("opt", tmp_path / "none.mlir", code=1)[1]
+    assert "there is no pass 'nosuch'" in call("opt", text, "--print-after=nosuch", code=1)[1]
+    assert "No such option" in call("opt", text, "--nosuch", code=2)[1]

@@ -106,7 +106,8 @@ def seconds(program: Program, launches: list[Launch], threads: int) -> float:
             repeat(x.address, x.args.ctypes.data, bounds[w], bounds[w + 1], w, scratch[w].ctypes.data, times)
 
         once = chunk_seconds(lambda w: work(w, 1), workers, 0.02)
-        times = max(1, int(0.002 / once))  # short batches are rarely interrupted
+        batch = 0.002 if workers == 1 else 0.03  # short batches are rarely interrupted; starting threads takes long
+        times = max(1, int(batch / once))
         total += chunk_seconds(lambda w, n=times: work(w, n), workers, 0.25) / times  # type: ignore[misc]
     return total
 

@@ -41,14 +41,14 @@ _HINT = "install a C compiler or name one in the environment variable CC; --emit
 
 
 def write_model(artifact: Artifact, path: Path) -> None:
-    """Writes a model file: shared object, constants, trailer. The constants are written one by one, never joined in memory.
+    """Writes a model file: shared object, constants, trailer; the constants one by one, never joined in memory.
 
     Raises CompileError if there is no C compiler or it fails, OSError if the file can't be written.
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
         link_shared(artifact.objects, image)
-        abi.append_trailer(image, artifact.constants.chunks(), path)
+        abi.append_trailer(image, (chunk.data for chunk in artifact.constants.chunks()), path)
 
 
 def link_shared(objects: list[bytes], path: Path) -> None:
@@ -86,7 +86,7 @@ def write_object(artifact: Artifact, path: Path) -> None:
     path.write_bytes(machine.emit_object(module))
     with constants_path(path).open("wb") as file:
         for chunk in artifact.constants.chunks():
-            file.write(chunk)
+            file.write(chunk.data)
 
 
 def merged_ir(artifact: Artifact) -> str:

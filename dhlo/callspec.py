@@ -94,7 +94,7 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
 
 
 def _encode(x: Any) -> Any:
-    """None, bool, int and str as they are, float and torch's types as a one-entry object. Raises TypeError on others."""
+    """None, bool, int and str as they are, float and torch's types as one-entry objects; TypeError on others."""
     if x is None or type(x) in (bool, int, str):
         return x
     if type(x) is float:

@@ -39,12 +39,9 @@ def _pass_flags() -> list[Any]:
         for p in PASSES
     }
     keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in annotations.items()]
     flags.__annotations__ = dict(annotations)
-    flags.__signature__ = inspect.Signature(
-        [  # type: ignore[attr-defined]
-            inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in annotations.items()
-        ]
-    )
+    flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     tool = typer.Typer(add_completion=False)
     tool.command()(flags)
     return list(typer.main.get_command(tool).params)

@@ -103,7 +103,7 @@ class CompiledModel:
     def counters(self) -> dict[str, int]:
         """Of this thread's session: runs, launches, arena bytes, ... `compilations` is always 1: nothing is compiled later."""
         session = getattr(self._local, "session", None)
-        counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}  # type: ignore[arg-type]
+        counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}
         return {"compilations": 1, **counts}
 
     @property

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 HOST = ROOT / "runtime" / "examples" / "host.cpp"
 SHAPES = [(1, 1), (1, 16), (1, 77), (1, 255), (1, 512), (2, 50), (3, 128), (4, 31), (8, 64), (16, 9)]
 HOST_SHAPES = [(1, 9), (2, 33), (5, 64)]
-TINY = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+TINY: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
 
 
 class Encoder(torch.nn.Module):
@@ -76,7 +83,7 @@ def compare(model: Encoder, compiled: dhlo.CompiledModel, config: BertConfig, co
         expected, got = model(ids, mask), compiled(ids, mask)
         error = float((got - expected).abs().max() / expected.abs().max())
         assert error <= 1e-4, f"{batch}x{seq}: relative error {error}"
-        ours, eager = milliseconds([lambda x=ids, m=mask: compiled(x, m), lambda x=ids, m=mask: model(x, m)])
+        ours, eager = milliseconds([partial(compiled, ids, mask), partial(model, ids, mask)])
         table.add_row(f"{batch}x{ids.shape[1]}", f"{error:.1e}", f"{ours:.2f}", f"{eager:.2f}", f"{eager / ours:.2f}x")
     console.print(table)
     console.print(f"compilations: {compiled.counters['compilations']}")

@@ -42,6 +42,7 @@ class Dims:
     ranges: dict[str, Range] = field(default_factory=dict)
     substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
     unsolved: list[tuple[Expr, Expr]] = field(default_factory=list)
+    not_negative: set[Expr] = field(default_factory=set)  # what conditions say of sizes beyond single bounds
     intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     changed: bool = False
@@ -260,6 +261,11 @@ class Dims:
         if bound is not None:
             self.tighten(*bound)
             return None
+        if isinstance(cond, sympy.Ge | sympy.Le):  # a <= b and b <= a: some guards come as two inequalities
+            d = sympy.expand(cond.gts - cond.lts)
+            if sympy.expand(-d) in self.not_negative and self.equate(cond.gts, cond.lts):
+                return None
+            self.not_negative.add(d)
         return cond
 
     def _learn_bound(self, cond: Any, name: str, lo: int | None, hi: int | None) -> Any:

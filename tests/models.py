@@ -146,9 +146,9 @@ def resnet18(full: bool) -> Model:
         if isinstance(x, nn.BatchNorm2d):
             x.running_mean = torch.randn_like(x.running_mean) * 0.1
             x.running_var = torch.rand_like(x.running_var) + 0.5
-    hw = [Dim(n, min=32, max=512) for n in ("h", "w")]
+    hw = [Dim(n, min=64, max=512) for n in ("h", "w")]
     return Model(m, lambda b, h, w: (torch.randn(b, 3, h, w),), ({0: Dim("batch", min=1, max=16), 2: hw[0], 3: hw[1]},),
-                 [(1, 16), (32, 512), (32, 512)], (2, 64, 80), {})
+                 [(1, 16), (64, 512), (64, 512)], (2, 96, 80), {})
 
 
 class _EarlyExit(nn.Module):

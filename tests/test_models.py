@@ -42,7 +42,7 @@ def check(name: str, full: bool, shapes: int, cap: int) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_small(name: str) -> None:
-    check(name, full=False, shapes=30, cap=70)
+    check(name, full=False, shapes=30, cap=90)
 
 
 @pytest.mark.slow

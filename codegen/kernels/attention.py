@@ -92,7 +92,7 @@ class Attention:
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
             args = [*head, splits, *extra_args]
-            per_item = f.divu(f.mul(cost, f.add(rows, 4)), splits)
+            per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item),
                         decode_scratch_bytes(self.spec))
             with f.when(f.cmp("gt", splits, 1)):

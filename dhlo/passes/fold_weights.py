@@ -10,7 +10,7 @@ from dhlo.dialect import Kind, attr, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Conv
 from dhlo.ops.elementwise import Mul
-from dhlo.ops.movement import Broadcast, Full, Reshape, Weight
+from dhlo.ops.movement import Broadcast, Full, Reshape, Weight, number
 from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType, from_mlir
 
@@ -66,6 +66,8 @@ def _value(v: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor | None:
     if op is None or not from_mlir(v).is_static:
         return None
     if isinstance(op, Full):
+        if number(attr(op, "value")) is None:
+            return None
         args: list[torch.Tensor] = []
     elif isinstance(op, Broadcast):
         inner = _value(op.operands[0], weights)

@@ -191,10 +191,10 @@ def _transform(b: OpBuilder, x: Operand, size: Any, dims: Sequence[int], norm: s
 
 
 def _register_fourier() -> None:
-    def many(inverse: bool) -> Any:
+    def many(inverse: bool, default: list[int] | None = None) -> Any:
         def f(b: OpBuilder, x: Operand, s: Any = None, dim: Any = None, norm: str | None = None) -> Complex:
             rank = b.rank(x.re if isinstance(x, Complex) else x)
-            return _transform(b, x, s, list(range(rank)) if dim is None else dim, norm, inverse)
+            return _transform(b, x, s, dim or default or list(range(rank)), norm, inverse)
         return f
 
     def one(inverse: bool) -> Any:
@@ -202,8 +202,8 @@ def _register_fourier() -> None:
             return _transform(b, x, n, [dim], norm, inverse)
         return f
 
-    for op, f in ((A.fft_fftn.default, many(False)), (A.fft_ifftn.default, many(True)), (A.fft_fft2.default, many(False)),
-                  (A.fft_ifft2.default, many(True)), (A.fft_fft.default, one(False)), (A.fft_ifft.default, one(True))):
+    for op, f in ((A.fft_fftn.default, many(False)), (A.fft_ifftn.default, many(True)), (A.fft_fft2.default, many(False, [-2, -1])),
+                  (A.fft_ifft2.default, many(True, [-2, -1])), (A.fft_fft.default, one(False)), (A.fft_ifft.default, one(True))):
         lowers(op)(f)
         COMPLEX[op] = f
 

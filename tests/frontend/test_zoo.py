@@ -1,0 +1,64 @@
+"""Real models (a folder with a zoo.py, named by DHLO_ZOO): each program, imported, serves all its other input sets as eager does."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from dhlo import interp
+from dhlo.frontend import Program, import_program
+
+_FOLDER = os.environ.get("DHLO_ZOO")
+
+
+def _zoo() -> Any:
+    spec = importlib.util.spec_from_file_location("zoo", Path(_FOLDER or "") / "zoo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ZOO = _zoo() if _FOLDER else None
+NAMES = list(ZOO.REGISTRY) if ZOO else []
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(ZOO is None, reason="DHLO_ZOO names no folder")]
+
+
+def _inputs(program: Program, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensor arguments of @main; keyword arguments in the order of the export."""
+    order = program.in_spec.children()[1].context or []
+    leaves = tree_leaves((args, {k: kwargs[k] for k in order}))
+    return [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=s.type.dtype.torch)
+            for s, x in zip(program.inputs, leaves, strict=True) if s.type is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model(name: str) -> None:
+    assert ZOO is not None
+    entry = ZOO.REGISTRY[name]
+    if "known_fail" in entry.tags:
+        pytest.skip("does not export")
+    try:
+        case = ZOO.build(name)
+        exported = ZOO.export(case, **entry.recipe)
+    except ImportError as e:
+        pytest.skip(str(e))
+    program = import_program(exported)
+    start = copy.deepcopy(case.module.state_dict())
+    for args, kwargs in [(case.args, case.kwargs), *case.others]:
+        case.module.load_state_dict(start)
+        with torch.no_grad(), program.context:
+            got = interp.run(program.module, _inputs(program, *copy.deepcopy((args, kwargs))), program.weights)
+            want = tree_leaves(case.module(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+        outputs = [o.constant if o.index is None else got[o.index] for o in program.outputs]
+        want, outputs = ([x for x in xs if isinstance(x, torch.Tensor)] for xs in (want, outputs))
+        assert len(outputs) == len(want)
+        for g, w in zip(outputs, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-3, atol=2e-5, equal_nan=True)

@@ -12,13 +12,14 @@ from dhlo.codegen import abi
 from dhlo.codegen.builder import F64, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.emit import Slot
+from dhlo.codegen.kernel import where
 from dhlo.codegen.kernels.copy_in import emit_copy_in
 from dhlo.codegen.kernels.nonzero import emit_nonzero
 from dhlo.codegen.sizes import SizeEmitter
 from dhlo.codegen.steps import Lowering
 from dhlo.codegen.views import dense_strides
 from dhlo.dialect import Kind, attr, defining
-from dhlo.errors import InternalError
+from dhlo.errors import CompileError, InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
 from dhlo.ops.movement import Weight
 from dhlo.shape_infer.buffers import Arrangement, Plan
@@ -306,7 +307,7 @@ class HostProgram:
             elif isinstance(op, Cond):
                 self._cond(op)
             elif not (op.kind.pullable or op.kind is Kind.WEIGHT):
-                raise InternalError(f"the host program has no code for {op.OPERATION_NAME}")
+                raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
             self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
 
     def _results(self, op: Any) -> None:

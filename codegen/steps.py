@@ -92,9 +92,11 @@ class Lowering:
             lower = lower_loops if anchor == "loops" else lower_reduction
             return LaunchStep(self.once(group, "kernel", lambda: lower(self.module, group, self.checks)))
         from dhlo.codegen.anchors import AttentionStep, ConvStep, PoolStep
+        from dhlo.codegen.opaque import opaque_step
 
         steps: dict[str, Callable[[Lowering, Any], Step]] = {
-            "matmul": MatmulStep, "attention": AttentionStep, "convolution": ConvStep, "window": PoolStep}
+            "matmul": MatmulStep, "attention": AttentionStep, "convolution": ConvStep, "window": PoolStep,
+            "opaque": opaque_step}
         if anchor not in steps:
             op = anchor_of(group, Kind(anchor))
             raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))

@@ -22,10 +22,13 @@ __all__ = ["run"]
 def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name.
 
-    Raises ContractError where inputs don't fit the argument types, the symbols' ranges or an assertion, InternalError where an op's
+    Raises ContractError where inputs don't fit the argument types, the symbols' ranges or an assertion, InternalError
+    where an op's
     result doesn't have its type.
     """
-    main = next(op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main")
+    main = next(
+        op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main"
+    )
     block = main.regions[0].blocks[0]
     machine = _Machine(weights)
     arguments = list(block.arguments)
@@ -42,7 +45,10 @@ def _names(main: Any, count: int) -> list[str]:
     """The arguments' names for error messages."""
     if "arg_attrs" not in main.attributes:
         return [f"input {i}" for i in range(count)]
-    return [d["dhlo.name"].value if "dhlo.name" in d else f"input {i}" for i, d in enumerate(map(ir.DictAttr, main.attributes["arg_attrs"]))]
+    return [
+        d["dhlo.name"].value if "dhlo.name" in d else f"input {i}"
+        for i, d in enumerate(map(ir.DictAttr, main.attributes["arg_attrs"]))
+    ]
 
 
 class _Machine:
@@ -62,7 +68,9 @@ class _Machine:
         hit = self.cache.get(e)
         if hit is None:
             try:
-                hit = self.cache[e] = _number(e.xreplace({s: sympy.sympify(self.symbols[s.name]) for s in e.free_symbols}))
+                hit = self.cache[e] = _number(
+                    e.xreplace({s: sympy.sympify(self.symbols[s.name]) for s in e.free_symbols})
+                )
             except KeyError as missing:
                 raise InternalError(f"symbol {missing} of {show(e)} is used before it is defined") from None
         return hit if exact else int(hit)
@@ -174,7 +182,9 @@ class _Machine:
         for v, t, x in zip(op.results, types, out, strict=True):
             want = [self.sizes(s) for s in t.shape]
             if list(x.shape) != want or x.dtype != t.dtype.torch:
-                raise InternalError(f"{op.operation.name} at {op.location}: result {x.dtype} {list(x.shape)} is not {t} = {want}")
+                raise InternalError(
+                    f"{op.operation.name} at {op.location}: result {x.dtype} {list(x.shape)} is not {t} = {want}"
+                )
             self.values[v] = x
 
 

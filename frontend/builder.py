@@ -21,11 +21,13 @@ __all__ = ["OpBuilder", "Operand", "Value"]
 
 Value: TypeAlias = Any  # an ir.Value of ranked tensor type
 Operand: TypeAlias = Any  # a Value, a Python number or a size expression
+OpClass: TypeAlias = type[Op]
 Size: TypeAlias = Any  # an int or a size expression
 
 
 class OpBuilder:
-    """Builds ops at the insertion point. Methods that take operands promote and broadcast them as PyTorch does; `dims` holds
+    """Builds ops at the insertion point. Methods that take operands promote and broadcast them as PyTorch does;
+    `dims` holds
     what is known of sizes."""
 
     def __init__(self, dims: Dims) -> None:
@@ -54,10 +56,10 @@ class OpBuilder:
     def dim(self, x: Value, d: Any) -> int:
         """A dim number, counted from the end if negative."""
         rank = self.rank(x)
-        d = int(d)
-        if not -max(rank, 1) <= d < max(rank, 1):
+        d, size = int(d), max(rank, 1)
+        if not -size <= d < size:
             raise CompileError(f"dim {d} is out of range for rank {rank}")
-        return d % max(rank, 1)
+        return int(d % size)
 
     def dims_list(self, x: Value, dims: Any) -> list[int]:
         """Dim numbers, all of them for None or an empty list."""
@@ -70,8 +72,13 @@ class OpBuilder:
         d = default if d is None else d
         return DTYPES[d] if isinstance(d, str) else from_torch_dtype(d) if isinstance(d, torch.dtype) else d
 
-    def op(self, cls: type[Op], operands: Sequence[Value], attrs: dict[str, Any] | None = None,
-           results: Sequence[TensorType] | None = None) -> Value:
+    def op(
+        self,
+        cls: OpClass,
+        operands: Sequence[Value],
+        attrs: dict[str, Any] | None = None,
+        results: Sequence[TensorType] | None = None,
+    ) -> Value:
         """Builds an op; its result, or the list of them if it hasn't exactly one."""
         op = build(cls, operands, attrs, results=results)
         return op.results[0] if len(op.results) == 1 else list(op.results)
@@ -133,8 +140,9 @@ class OpBuilder:
         shape = self.broadcast_shape(*[from_mlir(x).shape for x in xs if self.is_tensor(x)])
         return [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, x, d) for x in xs]
 
-    def ew(self, cls: type[Op], *xs: Operand, dtype: DType | str | None = None) -> Value:
-        """An elementwise op on promoted, broadcast operands. Reduced floats meet scalars in f32, as ATen computes them."""
+    def ew(self, cls: OpClass, *xs: Operand, dtype: DType | str | None = None) -> Value:
+        """An elementwise op on promoted, broadcast operands. Reduced floats meet scalars in f32, as ATen computes
+        them."""
         d = self.as_dtype(dtype or self.result_type(*xs))
         if d.name in ("f16", "bf16") and not all(self.is_tensor(x) for x in xs):
             y = self.op(cls, self.together(*xs, dtype="f32"))
@@ -174,7 +182,7 @@ class OpBuilder:
         vals = [self.expand(self.convert(x, d), shape) if self.is_tensor(x) else self.full(shape, x, d) for x in (a, b)]
         return self.op(elementwise.Select, [self.expand(self.convert(pred, "i1"), shape), *vals])
 
-    def unary(self, cls: type[Op], x: Value) -> Value:
+    def unary(self, cls: OpClass, x: Value) -> Value:
         """A float function: integers become f32."""
         return self.op(cls, [self.floating(x)])
 
@@ -182,9 +190,13 @@ class OpBuilder:
         return x if from_mlir(x).dtype.is_float else self.convert(x, "f32")
 
     def in_f32(self, f: Callable[..., Value], *xs: Operand) -> Value:
-        """Computes a composite in f32 where the operands are reduced floats, and rounds once at the end, as ATen's kernels do."""
+        """Computes a composite in f32 where the operands are reduced floats, and rounds once at the end, as ATen's
+        kernels do."""
         first = from_mlir(next(x for x in xs if self.is_tensor(x))).dtype
-        wide = [self.convert(x, "f32") if self.is_tensor(x) and from_mlir(x).dtype.name in ("f16", "bf16") else x for x in xs]
+        wide = [
+            self.convert(x, "f32") if self.is_tensor(x) and from_mlir(x).dtype.name in ("f16", "bf16") else x
+            for x in xs
+        ]
         y = f(*wide)
         return self.convert(y, first) if first.name in ("f16", "bf16") else y
 
@@ -258,8 +270,12 @@ class OpBuilder:
         starts = [start if d == dim else 0 for d in range(t.rank)]
         steps = [step if d == dim else 1 for d in range(t.rank)]
         shape = [size if d == dim else s for d, s in enumerate(t.shape)]
-        return self.op(movement.Slice, [x], {"starts": [show(as_expr(s)) for s in starts], "steps": steps},
-                       [TensorType.of(t.dtype, shape)])
+        return self.op(
+            movement.Slice,
+            [x],
+            {"starts": [show(as_expr(s)) for s in starts], "steps": steps},
+            [TensorType.of(t.dtype, shape)],
+        )
 
     def pick(self, x: Value, dim: int, index: Size) -> Value:
         """One element of a dim, which vanishes."""
@@ -284,8 +300,12 @@ class OpBuilder:
         shape = [a + s + b for a, s, b in zip(low, t.shape, high, strict=True)]
         if all(as_expr(p) == 0 for p in (*low, *high)):
             return x
-        return self.op(movement.Pad, [x], {"low": [show(as_expr(p)) for p in low], "value": float(value)},
-                       [TensorType.of(t.dtype, shape)])
+        return self.op(
+            movement.Pad,
+            [x],
+            {"low": [show(as_expr(p)) for p in low], "value": float(value)},
+            [TensorType.of(t.dtype, shape)],
+        )
 
     def take(self, x: Value, index: Sequence[Value], dims: Sequence[int], at: int) -> Value:
         """Looks up: dims `dims` of x are replaced by the index tensors' common shape at result dim `at`."""

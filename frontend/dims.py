@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from sympy.logic.boolalg import BooleanFalse, BooleanTrue
@@ -17,7 +17,7 @@ from dhlo.shape_infer.symbols import as_expr, show, symbol
 
 __all__ = ["Dims", "static_value"]
 
-Expr = sympy.Expr
+Expr: TypeAlias = sympy.Expr
 _TOO_LONG = 40
 
 
@@ -29,15 +29,16 @@ def static_value(x: Any) -> Any:
         if isinstance(x, BooleanFalse):
             return False
         if x.is_Integer:
-            return int(x)  # type: ignore[call-overload]
+            return int(x)
         if x.is_Float or (x.is_number and x.is_Rational):
-            return float(x)  # type: ignore[arg-type]
+            return float(x)
     return x
 
 
 @dataclass
 class Dims:
-    """Facts collected while importing. They outlive a round: the program is imported again until a round finds nothing new."""
+    """Facts collected while importing. They outlive a round: the program is imported again until a round finds
+    nothing new."""
 
     ranges: dict[str, Range] = field(default_factory=dict)
     substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
@@ -160,7 +161,8 @@ class Dims:
         return e
 
     def simplify(self, e: Any) -> Expr:
-        """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the contract."""
+        """Folds max and min by what is known. Where non-empty inputs decide, non-emptiness becomes part of the
+        contract."""
         e = self.fold(as_expr(e))
         if not e.has(sympy.Max, sympy.Min):
             return e
@@ -191,7 +193,8 @@ class Dims:
         return b if b.is_number else a
 
     def equate(self, a: Any, b: Any) -> bool:
-        """Learns a == b. True if that can be expressed by replacing a symbol; else the equality is kept to be asserted."""
+        """Learns a == b. True if that can be expressed by replacing a symbol; else the equality is kept to be
+        asserted."""
         a, b = self.expr(a), self.expr(b)
         d = sympy.expand(a - b)
         if d == 0:
@@ -209,7 +212,7 @@ class Dims:
         self._proofs.clear()
         if value.is_Symbol:
             r = self.range_of(sym.name)
-            self.tighten(value.name, r.lo, r.hi)  # type: ignore[attr-defined]
+            self.tighten(value.name, r.lo, r.hi)
         self.changed = True
         return True
 
@@ -226,19 +229,24 @@ class Dims:
             value = sympy.expand(-rest / c)
             if any(not t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(value)):
                 continue
-            if value.is_Integer and value < 0:  # type: ignore[operator]
+            if value.is_Integer and value < 0:
                 raise CompileError(f"{s} would have to be {value}")
             if any(f.name.startswith("u") for f in value.free_symbols) and not s.name.startswith("u"):
                 continue  # sizes of inputs come first
             signs = all(t.as_coeff_Mul()[0] >= 0 for t in sympy.Add.make_args(value))
-            rank = (not signs and not self.nonnegative(value), not s.name.startswith("u"), not value.is_Symbol,
-                    -int(s.name[1:]) if s.name[1:].isdigit() else 0)
+            rank = (
+                not signs and not self.nonnegative(value),
+                not s.name.startswith("u"),
+                not value.is_Symbol,
+                -int(s.name[1:]) if s.name[1:].isdigit() else 0,
+            )
             if best is None or rank < best[0]:
                 best = (rank, s, value)
         return None if best is None or best[0][0] else (best[1], best[2])
 
     def learn(self, cond: Any) -> Any:
-        """Takes in a condition that the program asserts. Returns what is left of it to be checked, or None if nothing is."""
+        """Takes in a condition that the program asserts. Returns what is left of it to be checked, or None if nothing
+        is."""
         cond = cond.xreplace(self.substitution) if isinstance(cond, sympy.Basic) else sympy.sympify(bool(cond))
         if cond.count_ops() > _TOO_LONG:  # proofs about it would take long and rarely succeed
             return None if isinstance(cond, BooleanTrue) else cond

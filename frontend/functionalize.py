@@ -1,4 +1,5 @@
-"""In-place operators and views of an exported graph, turned into values: a reference is a storage's content or a view of one."""
+"""In-place operators and views of an exported graph, turned into values: a reference is a storage's content or a view
+of one."""
 
 from __future__ import annotations
 
@@ -13,11 +14,17 @@ __all__ = ["Ref", "functional_form", "shares_storage"]
 
 
 class Ref:
-    """A tensor of the graph. A base holds its current value; a view holds how to read it from and write it into its base, and
+    """A tensor of the graph. A base holds its current value; a view holds how to read it from and write it into its
+    base, and
     reads again when the base was written since."""
 
-    def __init__(self, value: Value, base: Ref | None = None, replay: Callable[[Value], Value] | None = None,
-                 write_back: Callable[[Value, Value], Value] | None = None) -> None:
+    def __init__(
+        self,
+        value: Value,
+        base: Ref | None = None,
+        replay: Callable[[Value], Value] | None = None,
+        write_back: Callable[[Value, Value], Value] | None = None,
+    ) -> None:
         self._value, self._base, self._replay, self._write_back = value, base, replay, write_back
         self.version = 0
         self._seen = self.root.version
@@ -45,7 +52,8 @@ class Ref:
 
 
 def functional_form(op: Any) -> Any | None:
-    """The functional twin of an in-place op that writes its first argument (aten.add_.Tensor: aten.add.Tensor), or None."""
+    """The functional twin of an in-place op that writes its first argument (aten.add_.Tensor: aten.add.Tensor), or
+    None."""
     schema = getattr(op, "_schema", None)
     if schema is None or not schema.is_mutable:
         return None

@@ -18,17 +18,41 @@ from dhlo.shape_infer.symbols import as_expr
 __all__ = ["input_names", "read_guards"]
 
 _BINARY: dict[type, Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv, ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift}
-_COMPARE: dict[type, Any] = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-                             ast.Gt: operator.gt, ast.GtE: operator.ge}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
+_COMPARE: dict[type, Any] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 _CALLS: dict[str, Any] = {
-    "max": torch.sym_max, "min": torch.sym_min, "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": math.trunc,
-    "float": torch.sym_float, "int": torch.sym_int, "round": round, "math.sqrt": math.sqrt, "abs": operator.abs}
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+    "math.floor": math.floor,
+    "math.ceil": math.ceil,
+    "math.trunc": math.trunc,
+    "float": torch.sym_float,
+    "int": torch.sym_int,
+    "round": round,
+    "math.sqrt": math.sqrt,
+    "abs": operator.abs,
+}
 
 
 def input_names(ep: Any) -> list[str]:
-    """A name for every leaf of the input pytree, in order: the parameter and the path below it, such as `past[0][1]`."""
+    """A name for every leaf of the input pytree, in order: the parameter and the path below it, such as
+    `past[0][1]`."""
     positional, keywords = ep.call_spec.in_spec.children()
     signature = ep.module_call_graph[0].signature
     names = [n for n in getattr(signature, "forward_arg_names", None) or [] if n not in keywords.context]
@@ -59,8 +83,12 @@ class _Reader:
             return (sympy.And if isinstance(n.op, ast.And) else sympy.Or)(*map(self.read, n.values))
         if isinstance(n, ast.Compare):
             values = [self.read(x) for x in (n.left, *n.comparators)]
-            return sympy.And(*[SCALAR_FUNCTIONS[_COMPARE[type(op)]](a, b)
-                               for op, a, b in zip(n.ops, values, values[1:], strict=False)])
+            return sympy.And(
+                *[
+                    SCALAR_FUNCTIONS[_COMPARE[type(op)]](a, b)
+                    for op, a, b in zip(n.ops, values, values[1:], strict=False)
+                ]
+            )
         if isinstance(n, ast.BinOp):
             return SCALAR_FUNCTIONS[_BINARY[type(n.op)]](self.read(n.left), self.read(n.right))
         if isinstance(n, ast.UnaryOp):
@@ -94,11 +122,15 @@ class _Reader:
 
 
 def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
-    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left out."""
+    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left
+    out."""
     inputs: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):
         head = name.split("[", 1)[0].split(".", 1)[0]
-        for source in (f"L['{head}']{name[len(head):]}", f"L['args'][{head[5:]}]{name[len(head):]}" if head.startswith("args_") else ""):
+        for source in (
+            f"L['{head}']{name[len(head) :]}",
+            f"L['args'][{head[5:]}]{name[len(head) :]}" if head.startswith("args_") else "",
+        ):
             if source:
                 inputs[ast.unparse(ast.parse(source, mode="eval"))] = value
     out = []

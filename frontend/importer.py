@@ -68,8 +68,14 @@ def _unknown(gm: Any) -> Any:
         if node.op != "call_function":
             continue
         t = node.target
-        known = (find(t) is not None or t in SCALAR_FUNCTIONS or t is operator.getitem or t in HIGHER_ORDER
-                 or t in COMPLEX or functional_form(t) in LOWERINGS)
+        known = (
+            find(t) is not None
+            or t in SCALAR_FUNCTIONS
+            or t is operator.getitem
+            or t in HIGHER_ORDER
+            or t in COMPLEX
+            or functional_form(t) in LOWERINGS
+        )
         if not known:
             yield str(t), source_line(node)
     for child in gm.children():
@@ -78,7 +84,8 @@ def _unknown(gm: Any) -> Any:
 
 
 def _declare(ep: Any, dims: Dims) -> None:
-    """Ranges of the program's symbols. A lower bound of 2 is what an example of that size leaves behind: it means nothing."""
+    """Ranges of the program's symbols. A lower bound of 2 is what an example of that size leaves behind: it means
+    nothing."""
     for s, r in ep.range_constraints.items():
         name = str(s)
         if not isinstance(s, sympy.Symbol) or name.startswith(("u", "z", "f")):
@@ -96,8 +103,11 @@ def only_two(relation: Any) -> bool:
 def _input_values(ep: Any) -> list[Any]:
     """Example value or constant of every leaf of the input pytree."""
     placeholders = {n.name: n for n in ep.graph.nodes if n.op == "placeholder"}
-    return [s.arg.value if isinstance(s.arg, ConstantArgument) else placeholders[s.arg.name].meta["val"]
-            for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    return [
+        s.arg.value if isinstance(s.arg, ConstantArgument) else placeholders[s.arg.name].meta["val"]
+        for s in ep.graph_signature.input_specs
+        if s.kind == InputKind.USER_INPUT
+    ]
 
 
 class Importer:
@@ -130,16 +140,29 @@ class Importer:
             self._leftovers()
             func.ReturnOp(values)
         f.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([t.mlir() for t in types], [v.type for v in values]))
+            ir.FunctionType.get([t.mlir() for t in types], [v.type for v in values])
+        )
         f.attributes["arg_attrs"] = ir.ArrayAttr.get(
-            [ir.DictAttr.get({"dhlo.name": ir.StringAttr.get(s.name)}) for s in inputs if s.type is not None])
+            [ir.DictAttr.get({"dhlo.name": ir.StringAttr.get(s.name)}) for s in inputs if s.type is not None]
+        )
         symbols = self._symbols(types)
         i64 = ir.IntegerType.get_signless(64)
-        bound = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)  # noqa: E731
+        bound: Any = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)  # noqa: E731
         module.operation.attributes["dhlo.symbols"] = ir.DictAttr.get(
-            {n: ir.ArrayAttr.get([bound(r.lo), bound(r.hi)]) for n, r in symbols.items()})
-        return Program(self.context, module, self.weights, inputs, outputs, self.ep.call_spec.in_spec,
-                       self.ep.call_spec.out_spec, symbols, self._user_names(symbols), mutations)
+            {n: ir.ArrayAttr.get([bound(r.lo), bound(r.hi)]) for n, r in symbols.items()}
+        )
+        return Program(
+            self.context,
+            module,
+            self.weights,
+            inputs,
+            outputs,
+            self.ep.call_spec.in_spec,
+            self.ep.call_spec.out_spec,
+            symbols,
+            self._user_names(symbols),
+            mutations,
+        )
 
     def _inputs(self) -> tuple[list[InputSpec], list[TensorType]]:
         specs: list[InputSpec] = []
@@ -186,10 +209,17 @@ class Importer:
             if data is None:
                 data = self.ep.constants[spec.target]
             if data.is_complex():
-                parts = [self.weight(f"{spec.target}.{name}", p.contiguous()) for name, p in (("real", data.real), ("imag", data.imag))]
+                parts = [
+                    self.weight(f"{spec.target}.{name}", p.contiguous())
+                    for name, p in (("real", data.real), ("imag", data.imag))
+                ]
                 self.env[node] = Complex(*parts)
                 continue
-            key = (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype) if data.numel() else spec.target
+            key = (
+                (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype)
+                if data.numel()
+                else spec.target
+            )
             if key not in seen:
                 seen[key] = Ref(self.weight(spec.target, data))
                 self.owners.append(("buffer", spec.target, seen[key]))
@@ -199,7 +229,9 @@ class Importer:
         """A `weight` op for constant data."""
         data = data.detach()
         self.weights[name] = data
-        return self.b.op(movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))])
+        return self.b.op(
+            movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))]
+        )
 
     def _leftovers(self) -> None:
         """Equalities that no renaming expresses are checked at run time."""
@@ -213,8 +245,14 @@ class Importer:
         values: list[Value] = []
         outputs: list[OutputSpec] = []
         mutations: list[Mutation] = []
-        targets = {s.arg.name: n for s, n in zip(
-            [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT], self.names, strict=True)}
+        targets = {
+            s.arg.name: n
+            for s, n in zip(
+                [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT],
+                self.names,
+                strict=True,
+            )
+        }
         for i, (spec, x) in enumerate(zip(self.ep.graph_signature.output_specs, result, strict=True)):
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 mutations.append(Mutation("buffer", spec.target, len(values)))
@@ -268,8 +306,9 @@ class Importer:
         """Interprets a graph; returns what its output node returns."""
         for node in gm.graph.nodes:
             if node.op == "output":
-                return pytree.tree_map_only(torch.fx.Node, env.__getitem__, node.args[0],
-                                            is_leaf=lambda x: isinstance(x, torch.fx.Node))
+                return pytree.tree_map_only(
+                    torch.fx.Node, env.__getitem__, node.args[0], is_leaf=lambda x: isinstance(x, torch.fx.Node)
+                )
             if node.op == "get_attr":
                 env[node] = self._attribute(gm, node)
             elif node.op == "call_function":
@@ -304,7 +343,7 @@ class Importer:
         return Ref(self.weight(name, value))
 
     def _call(self, node: Any, env: dict[Any, Any]) -> Any:
-        fetch = lambda n: env[n]  # noqa: E731
+        fetch: Any = lambda n: env[n]  # noqa: E731
         args = torch.fx.map_arg(node.args, fetch)
         kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
         target = node.target
@@ -325,21 +364,34 @@ class Importer:
             raise CompileError("complex operands expected")
         result = lowering(self.b, *call_args, **call_kwargs)
         view = VIEWS.get(target)
-        if view is None and target in MAYBE_VIEWS and shares_storage(node.args[0].meta.get("val"), node.meta.get("val")):
+        if (
+            view is None
+            and target in MAYBE_VIEWS
+            and shares_storage(node.args[0].meta.get("val"), node.meta.get("val"))
+        ):
             view = MAYBE_VIEWS[target]
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
 
-    def _view(self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> Any:
-        b = self.b
+    def _view(
+        self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any
+    ) -> Any:
+        b, node = self.b, self.b.node
+
+        def as_then(f: Callable[..., Any], *values: Any) -> Any:
+            """Builds as if the view's own node were being lowered."""
+            now, b.node = b.node, node
+            out = f(b, *values, *args, **kwargs)
+            b.node = now
+            return out
 
         def make(value: Value, out: int | None) -> Ref:
             def replay(x: Value) -> Value:
-                y = lowering(b, x, *args, **kwargs)
+                y = as_then(lowering, x)
                 return y if out is None else y[out]
 
-            return Ref(value, base, replay, lambda x, new: view(b, x, new, out or 0, *args, **kwargs))
+            return Ref(value, base, replay, lambda x, new: as_then(view, x, new, out or 0))
 
         if isinstance(result, list | tuple):
             return [make(v, i) for i, v in enumerate(result)]
@@ -394,7 +446,11 @@ class Importer:
         s = symbol(name)
         value = self.dims.substitution.get(s)
         if value is not None:
-            self.b.op(control.Assert, [], {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"{name} must be {show(value)}"})
+            self.b.op(
+                control.Assert,
+                [],
+                {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"{name} must be {show(value)}"},
+            )
 
 
 def _read(x: Any) -> Any:

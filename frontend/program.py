@@ -1,4 +1,5 @@
-"""What the importer hands to the compiler: the module, its weights, and how calls map onto its arguments and results."""
+"""What the importer hands to the compiler: the module, its weights, and how calls map onto its arguments and
+results."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ class Range:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A leaf of the input pytree. A tensor has a `type`; a number that stays dynamic has the type of the rank-0 argument that
-    carries it and `scalar` says which Python type ("int", "float" or "bool"); anything else must equal `constant` at the call."""
+    """A leaf of the input pytree. A tensor has a `type`; a number that stays dynamic has the type of the rank-0
+    argument that
+    carries it and `scalar` says which Python type ("int", "float" or "bool"); anything else must equal `constant` at
+    the call."""
 
     name: str
     type: TensorType | None
@@ -33,7 +36,8 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """A leaf of the output pytree: result number `index` (as a Python number if `scalar` says so), or else a `constant`."""
+    """A leaf of the output pytree: result number `index` (as a Python number if `scalar` says so), or else a
+    `constant`."""
 
     name: str
     index: int | None
@@ -43,7 +47,8 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Mutation:
-    """Result number `index` is the new content of an input (by its InputSpec name) or of a buffer (by its weight name)."""
+    """Result number `index` is the new content of an input (by its InputSpec name) or of a buffer (by its weight
+    name)."""
 
     kind: str
     target: str

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["COMPLEX", "HIGHER_ORDER", "LOWERINGS", "MAYBE_VIEWS", "VIEWS", "Lowering", "View", "find", "higher_order", "lowers", "maybe_views", "register_lowering", "views"]
+__all__ = [
+    "COMPLEX",
+    "HIGHER_ORDER",
+    "LOWERINGS",
+    "MAYBE_VIEWS",
+    "VIEWS",
+    "Lowering",
+    "View",
+    "find",
+    "higher_order",
+    "lowers",
+    "maybe_views",
+    "register_lowering",
+    "views",
+]
 
 Lowering = Callable[..., Any]
 View = Callable[..., Any]
@@ -17,7 +31,8 @@ HIGHER_ORDER: dict[Any, Lowering] = {}
 
 
 def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
-    """Registers `f(b, *args, **kwargs) -> value(s)` for the overloads. Tensors arrive as MLIR values, sizes as ints or sympy
+    """Registers `f(b, *args, **kwargs) -> value(s)` for the overloads. Tensors arrive as MLIR values, sizes as ints
+    or sympy
     expressions, everything else as in the exported graph."""
 
     def register(f: Lowering) -> Lowering:
@@ -29,14 +44,16 @@ def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
 
 
 def find(op: Any) -> Lowering | None:
-    """The lowering of an overload; ops of other libraries may be registered by qualified name ("lib::op"), without the library."""
+    """The lowering of an overload; ops of other libraries may be registered by qualified name ("lib::op"), without
+    the library."""
     hit = LOWERINGS.get(op)
     schema = getattr(op, "_schema", None)
     return hit if hit is not None or schema is None else LOWERINGS.get(schema.name)
 
 
 def views(*ops: Any) -> Callable[[View], View]:
-    """Registers `f(b, base, new, out, *args) -> base` for ops whose result aliases their first argument: the base's content after
+    """Registers `f(b, base, new, out, *args) -> base` for ops whose result aliases their first argument: the base's
+    content after
     `new` was written through result number `out` of the view."""
 
     def register(f: View) -> View:
@@ -70,7 +87,8 @@ def higher_order(*ops: Any) -> Callable[[Lowering], Lowering]:
 
 
 def register_lowering(op: Any) -> Callable[[Lowering], Lowering]:
-    """Teaches dhlo an operator of your own: `f(b, *args, **kwargs)` builds it out of `b`'s methods (an OpBuilder) and returns the
+    """Teaches dhlo an operator of your own: `f(b, *args, **kwargs)` builds it out of `b`'s methods (an OpBuilder) and
+    returns the
     result values. `op` is an OpOverload such as torch.ops.mylib.myop.default, or a packet (all its overloads)."""
     if hasattr(op, "overloads"):
         return lowers(*(getattr(op, name) for name in op.overloads()))

@@ -13,10 +13,21 @@ import torch
 
 from dhlo.commands.flags import host_flags
 from dhlo.errors import DhloError
+from tests.goldens import Golden
 
 ROOT = Path(__file__).resolve().parents[1]
 
 BuildHost = Callable[[Path, Path], Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="write golden files instead of comparing with them")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares a text with a golden file; see tests/goldens.py."""
+    return Golden(request.config.getoption("--update-goldens"))
 
 
 @pytest.fixture(autouse=True)

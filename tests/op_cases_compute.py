@@ -74,7 +74,7 @@ def softmax(dtype: str, shape: Sequence[object], dim: int) -> Part:
         e = build(ew.Exp, [build(ew.Sub, [x, spread(reduce(x, "max", [dim]), x, [dim])]).results[0]]).results[0]
         return [build(ew.Div, [e, spread(reduce(e, "sum", [dim]), x, [dim])]).results[0]]
 
-    return Part([(t(dtype, *shape), plain)], body, lambda x: [x.softmax(dim)], tol={"f32": 1e-5, "f64": 1e-13, "f16": 4e-3, "bf16": 2e-2}, atol=1e-7,
+    return Part([(t(dtype, *shape), plain)], body, lambda x: [x.softmax(dim)], tol={"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2}, atol=1e-7,
                 label=f"softmax {dtype} {shape} {dim}")
 
 
@@ -94,7 +94,7 @@ def layernorm(dtype: str) -> Part:
 
     def eager(x: torch.Tensor, gain: torch.Tensor) -> list[torch.Tensor]:
         mean = x.mean(1)
-        r = (x.var(1, unbiased=False) + 1e-5).rsqrt()
+        r = (((x - mean[:, None]) ** 2).mean(1) + 1e-5).rsqrt()
         return [(x - mean[:, None]) * r[:, None] * gain, mean, r]
 
     return Part([(t(dtype, "n", "m"), plain), (t(dtype, "m"), plain)], body, eager if dtype in ("f32", "f64") else None,
@@ -200,12 +200,12 @@ def conv(x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f3
 CONV = [
     conv(["n", 3, "m + 1", 9], "conv", ["n", 8, "m + 1", 9], padding=[1, 1]),
     conv(["n", 3, "m + 2", 9], "conv", ["n", 8, "floordiv(m + 1, 2) + 1", 5], padding=[1, 1], stride=[2, 2]),
-    conv(["n", 3, "m + 4", 7], "conv", ["n", 8, "m", 3], dilation=[2, 2], constant=False),
-    conv(["n", 3, 5, "m + 2"], "conv", ["n", 8, 3, "m"], dtype="f64", constant=False),
-    conv(["n", 1, "m + 4"], "conv1", ["n", 4, "m"]),
+    conv(["n", 3, "m + 5", 7], "conv", ["n", 8, "m + 1", 3], dilation=[2, 2], constant=False),
+    conv(["n", 3, 5, "m + 3"], "conv", ["n", 8, 3, "m + 1"], dtype="f64", constant=False),
+    conv(["n", 1, "m + 5"], "conv1", ["n", 4, "m + 1"]),
     conv(["n", 6, "m + 1", 5], "depth", ["n", 6, "m + 1", 5], padding=[1, 1], groups=6),
     conv(["n", 4, "m + 1", 5], "grouped", ["n", 4, "m + 1", 3], groups=2),
-    conv(["n", 2, "m + 2", 3, 4], "conv3", ["n", 2, "m", 3, 3]),
+    conv(["n", 2, "m + 3", 3, 4], "conv3", ["n", 2, "m + 1", 3, 3]),
     conv(["n", 3, "m + 1", 4], "up", ["n", 4, "2*m + 2", 8], transposed=True, stride=[2, 2], padding=[1, 1], output_padding=[1, 1]),
 ]
 

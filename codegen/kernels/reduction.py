@@ -19,6 +19,7 @@ from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows
 from dhlo.codegen.kernels.loops import MIN_WORK, group_cost
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
+from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
 from dhlo.types import DTYPES, DType, from_mlir
 
@@ -178,7 +179,8 @@ class _Reduction:
             stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
             keeps = [v for v, s in self.cached.items() if s == stage]
             if done or stores:
-                results = self._pass(done, stores, keeps, at)
+                results = [wrap(self.fn, x, from_mlir(r.results[0]).dtype.name)
+                           for r, x in zip(done, self._pass(done, stores, keeps, at), strict=True)]
                 for r, x in zip(done, results, strict=True):
                     em.leaves[r.results[0]] = lambda _em, _idx, x=x: x  # type: ignore[misc]
             for v in keeps:

@@ -29,6 +29,8 @@ class Reduce(Op, name="reduce"):
     def infer(cls, operands, attrs):
         if attrs["how"] not in REDUCTIONS:
             raise TypeError_(f"unknown reduction {attrs['how']!r}")
+        if attrs["how"] in ("any", "all") and not operands[0].dtype.is_bool:
+            raise TypeError_(f"{attrs['how']} wants a bool, not {operands[0]}")
         return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d not in attrs["dims"]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:

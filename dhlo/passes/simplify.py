@@ -9,6 +9,7 @@ from typing import Any
 from dhlo.dialect import attr, build, defining, exprs
 from dhlo.mlir import ir
 from dhlo.ops import elementwise as ew
+from dhlo.ops.compute import Reduce
 from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
 from dhlo.shape_infer.symbols import parse
 from dhlo.types import from_mlir
@@ -97,6 +98,10 @@ def _broadcast(op: Any) -> Any:
 def _slice(op: Any) -> Any:
     whole = all(s == 0 for s in exprs(attr(op, "starts"))) and all(s == 1 for s in attr(op, "steps"))
     return op.operands[0] if whole and from_mlir(op.operands[0]) == from_mlir(op.results[0]) else None
+
+
+def _reduce(op: Any) -> Any:
+    return None if attr(op, "dims") else op.operands[0]
 
 
 def _concat(op: Any) -> Any:
@@ -229,5 +234,5 @@ def _position_dim(v: Any) -> int | None:
 _RULES: dict[type, Callable[[Any], Any]] = {
     Reshape: _reshape, Transpose: _transpose, Broadcast: _broadcast, Slice: _slice, Concat: _concat, Pad: _pad,
     ew.Add: _neutral, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
-    ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
+    Reduce: _reduce, ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
 }

@@ -11,10 +11,27 @@ from dhlo.frontend.aten import (
     indexing,
     movement,
     norm,
+    parts,
     recurrent,
     reduction,
     resize,
+    writes,
 )
 
-__all__ = ["activation", "complex", "contraction", "control", "convolution", "create", "elementwise", "indexing", "movement", "norm",
-           "recurrent", "reduction", "resize"]
+__all__ = [
+    "activation",
+    "complex",
+    "contraction",
+    "control",
+    "convolution",
+    "create",
+    "elementwise",
+    "indexing",
+    "movement",
+    "norm",
+    "parts",
+    "recurrent",
+    "reduction",
+    "resize",
+    "writes",
+]

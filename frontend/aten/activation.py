@@ -48,6 +48,7 @@ def _elu(b: OpBuilder, x: Value, alpha: float = 1.0, scale: float = 1.0, input_s
     def f(v: Value) -> Value:
         down = b.mul(b.unary(ew.Expm1, b.mul(v, input_scale)), alpha * scale)
         return b.select(b.ew(ew.Gt, v, 0), b.mul(v, scale), down)
+
     return b.in_f32(f, x)
 
 
@@ -69,6 +70,7 @@ def _gelu(b: OpBuilder, x: Value, *, approximate: str = "none") -> Value:
     def tanh(v: Value) -> Value:
         inner = b.mul(b.add(v, b.mul(b.mul(b.mul(v, v), v), 0.044715)), math.sqrt(2.0 / math.pi))
         return b.mul(b.mul(v, 0.5), b.add(b.unary(ew.Tanh, inner), 1.0))
+
     return b.in_f32(exact if approximate == "none" else tanh, x)
 
 
@@ -88,6 +90,7 @@ def _softplus(b: OpBuilder, x: Value, beta: float = 1.0, threshold: float = 20.0
         z = b.mul(v, beta) if beta != 1 else v
         soft = b.unary(ew.Log1p, b.unary(ew.Exp, z))
         return b.select(b.ew(ew.Gt, z, threshold), v, b.div(soft, beta) if beta != 1 else soft)
+
     return b.in_f32(f, x)
 
 
@@ -96,6 +99,7 @@ def _log_sigmoid(b: OpBuilder, x: Value) -> Value:
     def f(v: Value) -> Value:
         small = b.unary(ew.Log1p, b.unary(ew.Exp, b.op(ew.Neg, [b.op(ew.Abs, [v])])))
         return b.sub(b.minimum(v, 0), small)
+
     return b.in_f32(f, x)
 
 
@@ -163,6 +167,7 @@ def _normalised(b: OpBuilder, x: Value, dim: int, dtype: Any, log: bool) -> Valu
         e = b.unary(ew.Exp, z)
         total = b.reduce(e, "sum", [d], keepdim=True)
         return b.sub(z, b.unary(ew.Log, total)) if log else b.div(e, total)
+
     return b.in_f32(f, x)
 
 
@@ -176,6 +181,7 @@ def _logsumexp(b: OpBuilder, x: Value, dim: Any, keepdim: bool = False) -> Value
         total = b.unary(ew.Log, b.reduce(b.unary(ew.Exp, b.sub(v, safe)), "sum", dims, keepdim=True))
         y = b.add(total, safe)
         return y if keepdim else b.squeeze(y, dims)
+
     return b.in_f32(f, b.floating(x))
 
 

@@ -27,10 +27,12 @@ class Complex:
 
 def _on_complex(*ops: Any) -> Callable[[Any], Any]:
     """Registers the rule that applies where an argument is complex."""
+
     def register(f: Any) -> Any:
         for op in ops:
             COMPLEX[op] = f
         return f
+
     return register
 
 
@@ -135,7 +137,8 @@ def _conj(b: OpBuilder, x: Complex) -> Complex:
 
 @_on_complex(A.exp.default)
 def _exp(b: OpBuilder, x: Complex) -> Complex:
-    return _polar(b, b.unary(ew.Exp, x.re), x.im)
+    z: Complex = _polar(b, b.unary(ew.Exp, x.re), x.im)
+    return z
 
 
 # ---------------------------------------------------------------------------------------------------- by parts
@@ -143,19 +146,50 @@ def _register_by_parts() -> None:
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
             def half(i: int) -> Any:
-                pick = lambda x: _parts(b, x)[i] if isinstance(x, Complex) else x  # noqa: E731
-                return LOWERINGS[op](b, *[[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args], **kwargs)
+                pick: Any = lambda x: _parts(b, x)[i] if isinstance(x, Complex) else x  # noqa: E731
+                return LOWERINGS[op](
+                    b, *[[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args], **kwargs
+                )
+
             re, im = half(0), half(1)
             if isinstance(re, list | tuple):
                 return [Complex(p, q) for p, q in zip(re, im, strict=True)]
             return Complex(re, im)
+
         return f
 
-    for op in (A.view.default, A.reshape.default, A.unsqueeze.default, A.squeeze.dim, A.squeeze.default, A.transpose.int, A.permute.default,
-               A.expand.default, A.slice.Tensor, A.clone.default, A.contiguous.default, A.cat.default, A.stack.default, A.index.Tensor,
-               A.index_select.default, A.neg.default, A.sum.dim_IntList, A.mean.dim, A.flatten.using_ints, A.unbind.int, A.detach.default,
-               A.alias.default, A.roll.default, A.flip.default, A.repeat.default, A.lift_fresh_copy.default, A.to.device, A.split.Tensor,
-               A.chunk.default, A.resolve_conj.default):
+    for op in (
+        A.view.default,
+        A.reshape.default,
+        A.unsqueeze.default,
+        A.squeeze.dim,
+        A.squeeze.default,
+        A.transpose.int,
+        A.permute.default,
+        A.expand.default,
+        A.slice.Tensor,
+        A.clone.default,
+        A.contiguous.default,
+        A.cat.default,
+        A.stack.default,
+        A.index.Tensor,
+        A.index_select.default,
+        A.neg.default,
+        A.sum.dim_IntList,
+        A.mean.dim,
+        A.flatten.using_ints,
+        A.unbind.int,
+        A.detach.default,
+        A.alias.default,
+        A.roll.default,
+        A.flip.default,
+        A.repeat.default,
+        A.lift_fresh_copy.default,
+        A.to.device,
+        A.split.Tensor,
+        A.chunk.default,
+        A.resolve_conj.default,
+    ):
         COMPLEX[op] = rule(op)
 
 
@@ -174,8 +208,12 @@ def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, 
 
 # ---------------------------------------------------------------------------------------------------- Fourier
 def _transform(b: OpBuilder, x: Operand, size: Any, dims: Sequence[int], norm: str | None, inverse: bool) -> Complex:
-    if size is not None and any(s is not None and s != -1 for s in (size if isinstance(size, list | tuple) else [size])):
-        raise CompileError("Fourier transforms of a size of their own are not supported", hint="pad or slice the input first")
+    if size is not None and any(
+        s is not None and s != -1 for s in (size if isinstance(size, list | tuple) else [size])
+    ):
+        raise CompileError(
+            "Fourier transforms of a size of their own are not supported", hint="pad or slice the input first"
+        )
     re, im = (x.re, x.im) if isinstance(x, Complex) else (b.floating(x), None)
     im = b.full(b.shape(re), 0, b.dtype(re)) if im is None else im
     dims = [b.dim(re, d) for d in dims]
@@ -195,15 +233,23 @@ def _register_fourier() -> None:
         def f(b: OpBuilder, x: Operand, s: Any = None, dim: Any = None, norm: str | None = None) -> Complex:
             rank = b.rank(x.re if isinstance(x, Complex) else x)
             return _transform(b, x, s, dim or default or list(range(rank)), norm, inverse)
+
         return f
 
     def one(inverse: bool) -> Any:
         def f(b: OpBuilder, x: Operand, n: Any = None, dim: int = -1, norm: str | None = None) -> Complex:
             return _transform(b, x, n, [dim], norm, inverse)
+
         return f
 
-    for op, f in ((A.fft_fftn.default, many(False)), (A.fft_ifftn.default, many(True)), (A.fft_fft2.default, many(False, [-2, -1])),
-                  (A.fft_ifft2.default, many(True, [-2, -1])), (A.fft_fft.default, one(False)), (A.fft_ifft.default, one(True))):
+    for op, f in (
+        (A.fft_fftn.default, many(False)),
+        (A.fft_ifftn.default, many(True)),
+        (A.fft_fft2.default, many(False, [-2, -1])),
+        (A.fft_ifft2.default, many(True, [-2, -1])),
+        (A.fft_fft.default, one(False)),
+        (A.fft_ifft.default, one(True)),
+    ):
         lowers(op)(f)
         COMPLEX[op] = f
 

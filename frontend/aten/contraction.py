@@ -87,13 +87,16 @@ def _bilinear(b: OpBuilder, x: Value, y: Value, weight: Value, bias: Value | Non
 
 # ---------------------------------------------------------------------------------------------------- einsum
 def _labels(equation: str, operands: list[int]) -> tuple[list[str], str]:
-    """Labels of each operand and of the result; an ellipsis becomes capital letters of its own, aligned at the right."""
+    """Labels of each operand and of the result; an ellipsis becomes capital letters of its own, aligned at the
+    right."""
     left, _, right = equation.replace(" ", "").partition("->")
     names = left.split(",")
     free = [chr(c) for c in range(0x391, 0x3A0)]
     width = max((r - len(n.replace("...", "")) for n, r in zip(names, operands, strict=True) if "..." in n), default=0)
-    full = [n.replace("...", "".join(free[width - (r - len(n.replace("...", ""))):width]))
-            for n, r in zip(names, operands, strict=True)]
+    full = [
+        n.replace("...", "".join(free[width - (r - len(n.replace("...", ""))) : width]))
+        for n, r in zip(names, operands, strict=True)
+    ]
     if "->" in equation:
         return full, right.replace("...", "".join(free[:width]))
     counts = "".join(full)
@@ -107,7 +110,7 @@ def _einsum(b: OpBuilder, equation: str, operands: list[Value], *, path: Any = N
     terms = [_undiagonal(b, x, names) for x, names in zip(operands, labels, strict=True)]
     value, names = terms[0]
     for i, (other, other_names) in enumerate(terms[1:], start=1):
-        later = set(out).union(*[set(n) for _, n in terms[i + 1:]])
+        later = set(out).union(*[set(n) for _, n in terms[i + 1 :]])
         value, names = _contract(b, value, names, other, other_names, later)
     drop = [d for d, c in enumerate(names) if c not in out]
     value, names = (b.reduce(value, "sum", drop) if drop else value), "".join(c for c in names if c in out)
@@ -122,7 +125,7 @@ def _undiagonal(b: OpBuilder, x: Value, names: str) -> tuple[Value, str]:
             j = names.index(c, i + 1)
             line = b.iota([b.dims.same(b.shape(x)[i], b.shape(x)[j])], 0, "i64")
             x = b.take(x, [line, line], [i, j], 0)
-            names = c + names[:i] + names[i + 1:j] + names[j + 1:]
+            names = c + names[:i] + names[i + 1 : j] + names[j + 1 :]
     return x, names
 
 
@@ -137,7 +140,12 @@ def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str
     batch = [c for c in xn if c in yn and c in later]
     inner = [c for c in xn if c in yn and c not in later]
     rows, cols = [c for c in xn if c not in yn], [c for c in yn if c not in xn]
-    size = {c: s for names, v in ((xn, x), (yn, y)) for c, s in zip(names, b.shape(v), strict=True) if s != 1 or c not in names}
+    size = {
+        c: s
+        for names, v in ((xn, x), (yn, y))
+        for c, s in zip(names, b.shape(v), strict=True)
+        if s != 1 or c not in names
+    }
     for names, v in ((xn, x), (yn, y)):
         for c, s in zip(names, b.shape(v), strict=True):
             size[c] = b.broadcast_shape([size[c]], [s])[0] if c in size else s
@@ -145,16 +153,27 @@ def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str
     def arrange(v: Value, names: str, first: list[str], second: list[str]) -> Value:
         order = [*batch, *first, *second]
         v = b.expand(b.transpose(v, [names.index(c) for c in order]), [size[c] for c in order])
-        mul = lambda cs: sympy.prod([size[c] for c in cs])  # noqa: E731
+        mul: Any = lambda cs: sympy.prod([size[c] for c in cs])  # noqa: E731
         return b.reshape(v, [*([mul(batch)] if batch else []), mul(first), mul(second)])
+
     z = b.matmul(arrange(x, xn, rows, inner), arrange(y, yn, inner, cols))
     return b.reshape(z, [size[c] for c in (*batch, *rows, *cols)]), "".join((*batch, *rows, *cols))
 
 
 # ---------------------------------------------------------------------------------------------------- attention
 @lowers(A.scaled_dot_product_attention.default)
-def _attention(b: OpBuilder, q: Value, k: Value, v: Value, mask: Value | None = None, dropout: float = 0.0, causal: Any = False, *,
-               scale: float | None = None, enable_gqa: bool = False) -> Value:
+def _attention(
+    b: OpBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    dropout: float = 0.0,
+    causal: Any = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
     if not isinstance(causal, bool):
         known = b.dims.holds(causal)
         if known is None:

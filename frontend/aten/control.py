@@ -54,23 +54,24 @@ def _assert_async(b: OpBuilder, x: Value, message: str = "assertion failed", *_:
 
 
 @lowers(A.sym_constrain_range.default, A.sym_constrain_range_for_size.default)
-def _constrain_range(b: OpBuilder, size: Any, *, min: int | None = None, max: int | None = None) -> None:  # noqa: A002
+def _constrain_range(b: OpBuilder, size: Any, *, min: int | None = None, max: int | None = None) -> None:
     e = as_expr(size)
     b.require(sympy.Ge(e, 0 if min is None else min), "a run-time size is out of range")
     if max is not None:
         b.require(sympy.Le(e, max), "a run-time size is out of range")
 
 
-@lowers(torch._check_is_size if hasattr(torch, "_check_is_size") else A.sym_constrain_range.default)
+@lowers(torch._check_is_size)
 def _check_is_size(b: OpBuilder, size: Any, *_: Any, **kwargs: Any) -> None:
     b.require(sympy.Ge(as_expr(size), 0), "a run-time size is negative")
 
 
-# ---------------------------------------------------------------------------------------------------- graphs as arguments
+# ---------------------------------------------------------------------------------------------------- graphs as
+# arguments
 @higher_order(H.wrap_with_set_grad_enabled, H.wrap_with_autocast)
 def _wrap(b: OpBuilder, *args: Any) -> Any:
     at = next(i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
-    return b.importer.subgraph(args[at], args[at + 1:])
+    return b.importer.subgraph(args[at], args[at + 1 :])
 
 
 @higher_order(H.cond)
@@ -113,7 +114,12 @@ def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
 
 
 # ---------------------------------------------------------------------------------------------------- loops
-def loop(b: OpBuilder, init: Sequence[Value], cond: Callable[[list[Value]], Value], body: Callable[[list[Value]], list[Value]]) -> list[Value]:
+def loop(
+    b: OpBuilder,
+    init: Sequence[Value],
+    cond: Callable[[list[Value]], Value],
+    body: Callable[[list[Value]], list[Value]],
+) -> list[Value]:
     """A `while` op: `cond` and `body` build the regions on the carried values."""
     types = [from_mlir(v) for v in init]
     with location(b.node):
@@ -123,7 +129,9 @@ def loop(b: OpBuilder, init: Sequence[Value], cond: Callable[[list[Value]], Valu
         block = ir.Block.create_at_start(region, [t.mlir() for t in types], unknown)
         with ir.InsertionPoint(block):
             out = f(list(block.arguments))
-            values = [b.convert(out, "i1")] if b.is_tensor(out) else [_as(b, v, t) for v, t in zip(out, types, strict=True)]
+            values = (
+                [b.convert(out, "i1")] if b.is_tensor(out) else [_as(b, v, t) for v, t in zip(out, types, strict=True)]
+            )
             build(control.Yield, values)
     return list(op.results)
 
@@ -139,7 +147,9 @@ def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
 
 
 @higher_order(H.while_loop)
-def _while_loop(b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()) -> list[Value]:
+def _while_loop(
+    b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
+) -> list[Value]:
     if not all(b.is_tensor(v) for v in carried):
         raise CompileError("a while_loop that carries Python numbers is not supported", hint="carry a tensor instead")
 
@@ -147,21 +157,32 @@ def _while_loop(b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], addi
         out = b.importer.subgraph(cond, [*args, *additional])
         flag = out[0] if isinstance(out, list | tuple) else out
         return flag if b.is_tensor(flag) else b.importer.tensor_of(flag)
+
     return loop(b, list(carried), test, lambda args: list(b.importer.subgraph(body, [*args, *additional])))
 
 
-def _iterate(b: OpBuilder, init: Sequence[Value], xs: Sequence[Value], step: Callable[[list[Value], list[Value]], list[Value]],
-             outputs: Sequence[TensorType]) -> list[Value]:
-    """Runs `step(carry, slices of xs)` along dim 0; it gives the next carry, then what becomes a slice of each stacked output."""
+def _iterate(
+    b: OpBuilder,
+    init: Sequence[Value],
+    xs: Sequence[Value],
+    step: Callable[[list[Value], list[Value]], list[Value]],
+    outputs: Sequence[TensorType],
+) -> list[Value]:
+    """Runs `step(carry, slices of xs)` along dim 0; it gives the next carry, then what becomes a slice of each
+    stacked output."""
     n = b.shape(xs[0])[0]
     stacks = [b.full([n, *t.shape], 0, t.dtype) for t in outputs]
     k = len(init)
 
     def body(args: list[Value]) -> list[Value]:
-        i, carry, done = args[0], args[1:1 + k], args[1 + k:]
+        i, carry, done = args[0], args[1 : 1 + k], args[1 + k :]
         out = step(carry, [b.take(x, [i], [0], 0) for x in xs])
-        rows = [scatter(b, s, [b.reshape(i, [1])], b.unsqueeze(y, 0), [0], 0, "set") for s, y in zip(done, out[k:], strict=True)]
+        rows = [
+            scatter(b, s, [b.reshape(i, [1])], b.unsqueeze(y, 0), [0], 0, "set")
+            for s, y in zip(done, out[k:], strict=True)
+        ]
         return [b.add(i, 1), *out[:k], *rows]
+
     values = loop(b, [b.full([], 0, "i64"), *init, *stacks], lambda args: b.ew(Lt, args[0], n), body)
     return values[1:]
 
@@ -174,9 +195,12 @@ def _output_types(b: OpBuilder, skip: int) -> list[TensorType]:
 
 
 @higher_order(H.scan)
-def _scan(b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
+def _scan(
+    b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()
+) -> list[Value]:
     def step(carry: list[Value], rows: list[Value]) -> list[Value]:
         return list(b.importer.subgraph(combine, [*carry, *rows, *additional]))
+
     return _iterate(b, list(init), list(xs), step, _output_types(b, len(init)))
 
 
@@ -184,4 +208,5 @@ def _scan(b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value]
 def _map(b: OpBuilder, f: Any, xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
     def step(_: list[Value], rows: list[Value]) -> list[Value]:
         return list(b.importer.subgraph(f, [*rows, *additional]))
+
     return _iterate(b, [], list(xs), step, _output_types(b, 0))

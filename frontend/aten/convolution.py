@@ -25,42 +25,94 @@ def _many(x: Any, n: int) -> list[int]:
     return [int(v) for v in (x * n if len(x) == 1 else x)]
 
 
-def _conv(b: OpBuilder, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
-          output_padding: Any, groups: int) -> Value:
+def _conv(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
     n = b.rank(w) - 2
     stride, padding, dilation, output_padding = (_many(v, n) for v in (stride, padding, dilation, output_padding))
     if b.rank(x) == n + 1:
-        return b.squeeze(_conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0])
+        return b.squeeze(
+            _conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0]
+        )
     batch, channels, *spatial = b.shape(x)
     ws = [static(s) for s in b.shape(w)]
     b.dims.same(channels, ws[0] if transposed else ws[1] * groups)
     if transposed:
-        out = [(s - 1) * st - 2 * p + d * (k - 1) + op + 1
-               for s, st, p, d, k, op in zip(spatial, stride, padding, dilation, ws[2:], output_padding, strict=True)]
+        out = [
+            (s - 1) * st - 2 * p + d * (k - 1) + op + 1
+            for s, st, p, d, k, op in zip(spatial, stride, padding, dilation, ws[2:], output_padding, strict=True)
+        ]
     else:
-        out = [FloorDiv(s + 2 * p - d * (k - 1) - 1, st) + 1 for s, st, p, d, k in zip(spatial, stride, padding, dilation, ws[2:], strict=True)]
-    y = b.op(compute.Conv, [x, b.convert(w, b.dtype(x))], {
-        "stride": stride, "padding": padding, "dilation": dilation, "transposed": bool(transposed),
-        "output_padding": output_padding, "groups": int(groups)},
-        [TensorType.of(b.dtype(x), [batch, ws[1] * groups if transposed else ws[0], *out])])
+        out = [
+            FloorDiv(s + 2 * p - d * (k - 1) - 1, st) + 1
+            for s, st, p, d, k in zip(spatial, stride, padding, dilation, ws[2:], strict=True)
+        ]
+    y = b.op(
+        compute.Conv,
+        [x, b.convert(w, b.dtype(x))],
+        {
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "transposed": bool(transposed),
+            "output_padding": output_padding,
+            "groups": int(groups),
+        },
+        [TensorType.of(b.dtype(x), [batch, ws[1] * groups if transposed else ws[0], *out])],
+    )
     return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
 
 
 @lowers(A.convolution.default)
-def _convolution(b: OpBuilder, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
-                 output_padding: Any, groups: int) -> Value:
+def _convolution(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
     return _conv(b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 @lowers(A.conv1d.default, A.conv2d.default, A.conv3d.default)
-def _convnd(b: OpBuilder, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-            groups: int = 1) -> Value:
+def _convnd(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
     return _conv(b, x, w, bias, stride, padding, dilation, False, 0, groups)
 
 
 @lowers(A.conv1d.padding, A.conv2d.padding, A.conv3d.padding)
-def _conv_padding(b: OpBuilder, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: str = "valid", dilation: Any = 1,
-                  groups: int = 1) -> Value:
+def _conv_padding(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: str = "valid",
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
     n = b.rank(w) - 2
     if padding == "valid":
         return _conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
@@ -72,19 +124,41 @@ def _conv_padding(b: OpBuilder, x: Value, w: Value, bias: Value | None = None, s
 
 
 @lowers(A.conv_transpose1d.default, A.conv_transpose2d.input, A.conv_transpose3d.input)
-def _conv_transpose(b: OpBuilder, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                    groups: int = 1, dilation: Any = 1) -> Value:
+def _conv_transpose(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
     return _conv(b, x, w, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 # ---------------------------------------------------------------------------------------------------- pooling
-def _pool(b: OpBuilder, x: Value, how: str, n: int, window: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-          count_pad: bool = True, divisor: int | None = None) -> Value:
+def _pool(
+    b: OpBuilder,
+    x: Value,
+    how: str,
+    n: int,
+    window: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    count_pad: bool = True,
+    divisor: int | None = None,
+) -> Value:
     window = _many(window, n)
     stride = _many(stride, n) if stride is not None and stride != [] else window
     padding, dilation = _many(padding, n), _many(dilation, n)
     if b.rank(x) == n + 1:
-        return b.squeeze(_pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0])
+        return b.squeeze(
+            _pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0]
+        )
     out = []
     for s, k, st, p, d in zip(b.shape(x)[-n:], window, stride, padding, dilation, strict=True):
         room = s + 2 * p - d * (k - 1) - 1
@@ -92,21 +166,50 @@ def _pool(b: OpBuilder, x: Value, how: str, n: int, window: Any, stride: Any, pa
             out.append(b.size(sympy.Min(FloorDiv(room + st - 1, st) + 1, FloorDiv(s + p - 1, st) + 1)))
         else:
             out.append(FloorDiv(room, st) + 1)
-    return b.op(compute.Pool, [x], {
-        "how": how, "window": window, "stride": stride, "padding": padding, "dilation": dilation, "count_pad": bool(count_pad),
-        "divisor": int(divisor or 0)}, [TensorType.of(b.dtype(x), [*b.shape(x)[:-n], *out])])
+    return b.op(
+        compute.Pool,
+        [x],
+        {
+            "how": how,
+            "window": window,
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "count_pad": bool(count_pad),
+            "divisor": int(divisor or 0),
+        },
+        [TensorType.of(b.dtype(x), [*b.shape(x)[:-n], *out])],
+    )
 
 
 def _register_pools() -> None:
     def max_pool(n: int) -> Any:
-        def rule(b: OpBuilder, x: Value, window: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Value:
+        def rule(
+            b: OpBuilder,
+            x: Value,
+            window: Any,
+            stride: Any = None,
+            padding: Any = 0,
+            dilation: Any = 1,
+            ceil_mode: bool = False,
+        ) -> Value:
             return _pool(b, x, "max", n, window, stride, padding, dilation, ceil_mode)
+
         return rule
 
     def avg_pool(n: int) -> Any:
-        def rule(b: OpBuilder, x: Value, window: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_pad: bool = True,
-                 divisor: int | None = None) -> Value:
+        def rule(
+            b: OpBuilder,
+            x: Value,
+            window: Any,
+            stride: Any = None,
+            padding: Any = 0,
+            ceil_mode: bool = False,
+            count_pad: bool = True,
+            divisor: int | None = None,
+        ) -> Value:
             return _pool(b, x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
+
         return rule
 
     def adaptive(n: int, how: str) -> Any:
@@ -115,6 +218,7 @@ def _register_pools() -> None:
             t = TensorType.of(b.dtype(x), [*b.shape(x)[:-n], *size])
             y = b.op(compute.AdaptivePool, [x], {"how": how, "spatial": n}, [t])
             return y if how == "avg" else [y, _no_indices(b, y)]
+
         return rule
 
     for n in (1, 2, 3):
@@ -129,9 +233,10 @@ def _register_pools() -> None:
 def _no_indices(b: OpBuilder, y: Value) -> Value | None:
     """Stands for the indices of a pool that nobody reads."""
     if any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in b.node.users):
-        raise CompileError("indices of adaptive max pooling are not supported", hint="use max_pool2d with return_indices")
+        raise CompileError(
+            "indices of adaptive max pooling are not supported", hint="use max_pool2d with return_indices"
+        )
     return None
-
 
 
 _register_pools()

@@ -22,18 +22,21 @@ A: Any = torch.ops.aten
 def _filled(value: Any) -> Any:
     def rule(b: OpBuilder, size: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
         return b.full(size, value, b.as_dtype(dtype))
+
     return rule
 
 
 def _filled_like(value: Any) -> Any:
     def rule(b: OpBuilder, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
         return b.full(b.shape(x), value, b.as_dtype(dtype, b.dtype(x)))
+
     return rule
 
 
 def _filled_new(value: Any) -> Any:
     def rule(b: OpBuilder, x: Value, size: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
         return b.full(size, value, b.as_dtype(dtype, b.dtype(x)))
+
     return rule
 
 
@@ -65,7 +68,9 @@ def _full_like(b: OpBuilder, x: Value, value: Operand, *, dtype: torch.dtype | N
 
 
 @lowers(A.new_full.default)
-def _new_full(b: OpBuilder, x: Value, size: Any, value: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+def _new_full(
+    b: OpBuilder, x: Value, size: Any, value: Operand, *, dtype: torch.dtype | None = None, **_: Any
+) -> Value:
     return _full(b, size, value, dtype=dtype or b.dtype(x).torch)
 
 
@@ -102,7 +107,7 @@ def _length(b: OpBuilder, start: Any, end: Any, step: Any) -> Any:
         start, end, step = map(as_expr, (start, end, step))
         if not step.is_number:
             return b.size(sympy.Max(tsf.CeilToInt(tsf.IntTrueDiv(end - start, step)), 0))
-        if step < 0:  # type: ignore[operator]
+        if step < 0:
             start, end, step = end, start, -step
         size = end - start if step == 1 else tsf.FloorDiv(end - start + step - 1, step)
         return b.size(sympy.Max(size, 0))
@@ -116,7 +121,9 @@ def _arange(b: OpBuilder, end: Any, *, dtype: torch.dtype | None = None, **_: An
 
 
 @lowers(A.arange.start, A.arange.start_step)
-def _arange_step(b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+def _arange_step(
+    b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any
+) -> Value:
     d = b.as_dtype(dtype) if dtype is not None else promote([torch_scalar(v) for v in (start, end, step)])
     n = _length(b, start, end, step)
     wide = "i64" if d.is_bool else d
@@ -138,7 +145,11 @@ def _linspace(b: OpBuilder, start: Any, end: Any, steps: Any, *, dtype: torch.dt
     work = d if d.is_float else "f32"
     n = as_expr(steps)
     i = b.iota([n], 0, "i64")
-    step = (end - start) / (steps - 1) if isinstance(steps, int) else tsf.FloatTrueDiv(sympy.Float(end - start), tsf.ToFloat(n - 1))
+    step = (
+        (end - start) / (steps - 1)
+        if isinstance(steps, int)
+        else tsf.FloatTrueDiv(sympy.Float(end - start), tsf.ToFloat(n - 1))
+    )
     up = b.add(b.mul(b.convert(i, work), step), float(start))
     down = b.sub(float(end), b.mul(b.convert(b.sub(n - 1, i), work), step))
     return b.convert(b.select(b.ew(ew.Lt, i, tsf.FloorDiv(n, 2)), up, down), d)

@@ -22,14 +22,45 @@ def _overloads(*names: str) -> list[Any]:
     return [getattr(getattr(A, n), o) for n in names for o in getattr(A, n).overloads() if o in keep]
 
 
-# ---------------------------------------------------------------------------------------------------- functions of one tensor
+# ---------------------------------------------------------------------------------------------------- functions of
+# one tensor
 _FLOAT: dict[str, type[Op]] = {
-    "exp": ew.Exp, "exp2": ew.Exp2, "expm1": ew.Expm1, "log": ew.Log, "log2": ew.Log2, "log10": ew.Log10, "log1p": ew.Log1p, "sin": ew.Sin,
-    "cos": ew.Cos, "tan": ew.Tan, "asin": ew.Asin, "acos": ew.Acos, "atan": ew.Atan, "sinh": ew.Sinh, "cosh": ew.Cosh,
-    "tanh": ew.Tanh, "asinh": ew.Asinh, "acosh": ew.Acosh, "atanh": ew.Atanh, "erf": ew.Erf, "erfc": ew.Erfc, "erfinv": ew.Erfinv,
-    "sigmoid": ew.Sigmoid, "rsqrt": ew.Rsqrt, "sqrt": ew.Sqrt, "lgamma": ew.Lgamma, "digamma": ew.Digamma}
+    "exp": ew.Exp,
+    "exp2": ew.Exp2,
+    "expm1": ew.Expm1,
+    "log": ew.Log,
+    "log2": ew.Log2,
+    "log10": ew.Log10,
+    "log1p": ew.Log1p,
+    "sin": ew.Sin,
+    "cos": ew.Cos,
+    "tan": ew.Tan,
+    "asin": ew.Asin,
+    "acos": ew.Acos,
+    "atan": ew.Atan,
+    "sinh": ew.Sinh,
+    "cosh": ew.Cosh,
+    "tanh": ew.Tanh,
+    "asinh": ew.Asinh,
+    "acosh": ew.Acosh,
+    "atanh": ew.Atanh,
+    "erf": ew.Erf,
+    "erfc": ew.Erfc,
+    "erfinv": ew.Erfinv,
+    "sigmoid": ew.Sigmoid,
+    "rsqrt": ew.Rsqrt,
+    "sqrt": ew.Sqrt,
+    "lgamma": ew.Lgamma,
+    "digamma": ew.Digamma,
+}
 _SAME: dict[str, type[Op]] = {"neg": ew.Neg, "abs": ew.Abs, "sign": ew.Sign, "sgn": ew.Sign, "bitwise_not": ew.Not}
-_ROUND: dict[str, type[Op]] = {"floor": ew.Floor, "ceil": ew.Ceil, "round": ew.Round, "trunc": ew.Trunc, "fix": ew.Trunc}
+_ROUND: dict[str, type[Op]] = {
+    "floor": ew.Floor,
+    "ceil": ew.Ceil,
+    "round": ew.Round,
+    "trunc": ew.Trunc,
+    "fix": ew.Trunc,
+}
 
 
 def _register_unary() -> None:
@@ -107,7 +138,9 @@ def _deg2rad(b: OpBuilder, x: Value) -> Value:
 
 
 @lowers(A.nan_to_num.default)
-def _nan_to_num(b: OpBuilder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+def _nan_to_num(
+    b: OpBuilder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     if not b.dtype(x).is_float:
         return x
     info = torch.finfo(b.dtype(x).torch)
@@ -156,11 +189,32 @@ def _floor_divide(b: OpBuilder, x: Operand, y: Operand) -> Value:
 
 
 _BINARY: dict[str, type[Op]] = {
-    "remainder": ew.Remainder, "fmod": ew.Fmod, "maximum": ew.Maximum, "minimum": ew.Minimum, "bitwise_and": ew.And, "bitwise_or": ew.Or,
-    "bitwise_xor": ew.Xor, "__and__": ew.And, "__or__": ew.Or, "__xor__": ew.Xor, "bitwise_left_shift": ew.ShiftLeft,
-    "bitwise_right_shift": ew.ShiftRight, "__lshift__": ew.ShiftLeft, "__rshift__": ew.ShiftRight, "eq": ew.Eq, "ne": ew.Ne, "lt": ew.Lt,
-    "le": ew.Le, "gt": ew.Gt, "ge": ew.Ge, "greater": ew.Gt, "greater_equal": ew.Ge, "less": ew.Lt, "less_equal": ew.Le,
-    "not_equal": ew.Ne}
+    "remainder": ew.Remainder,
+    "fmod": ew.Fmod,
+    "maximum": ew.Maximum,
+    "minimum": ew.Minimum,
+    "bitwise_and": ew.And,
+    "bitwise_or": ew.Or,
+    "bitwise_xor": ew.Xor,
+    "__and__": ew.And,
+    "__or__": ew.Or,
+    "__xor__": ew.Xor,
+    "bitwise_left_shift": ew.ShiftLeft,
+    "bitwise_right_shift": ew.ShiftRight,
+    "__lshift__": ew.ShiftLeft,
+    "__rshift__": ew.ShiftRight,
+    "eq": ew.Eq,
+    "ne": ew.Ne,
+    "lt": ew.Lt,
+    "le": ew.Le,
+    "gt": ew.Gt,
+    "ge": ew.Ge,
+    "greater": ew.Gt,
+    "greater_equal": ew.Ge,
+    "less": ew.Lt,
+    "less_equal": ew.Le,
+    "not_equal": ew.Ne,
+}
 _LOGICAL: dict[str, type[Op]] = {"logical_and": ew.And, "logical_or": ew.Or, "logical_xor": ew.Xor}
 
 
@@ -237,7 +291,9 @@ def _known_power(b: OpBuilder, x: Value, y: float) -> Value | None:
 @lowers(A.xlogy.Tensor)
 def _xlogy(b: OpBuilder, x: Value, y: Value) -> Value:
     z = b.mul(x, b.unary(ew.Log, y))
-    return b.select(b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z))
+    return b.select(
+        b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z)
+    )
 
 
 @lowers(A.hypot.default)
@@ -286,7 +342,7 @@ def _masked_fill(b: OpBuilder, x: Value, mask: Value, value: Operand) -> Value:
 
 
 @lowers(A.clamp.default, A.clip.default, A.clamp.Tensor, A.clip.Tensor)
-def _clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> Value:  # noqa: A002
+def _clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> Value:
     d = b.result_type(*[v for v in (x, min, max) if v is not None])
     if min is not None:
         x = b.ew(ew.Maximum, x, min, dtype=d)
@@ -294,19 +350,36 @@ def _clamp(b: OpBuilder, x: Value, min: Operand = None, max: Operand = None) -> 
 
 
 @lowers(A.clamp_min.default, A.clamp_min.Tensor)
-def _clamp_min(b: OpBuilder, x: Value, min: Operand) -> Value:  # noqa: A002
+def _clamp_min(b: OpBuilder, x: Value, min: Operand) -> Value:
     return b.maximum(x, min)
 
 
 @lowers(A.clamp_max.default, A.clamp_max.Tensor)
-def _clamp_max(b: OpBuilder, x: Value, max: Operand) -> Value:  # noqa: A002
+def _clamp_max(b: OpBuilder, x: Value, max: Operand) -> Value:
     return b.minimum(x, max)
 
 
-# ---------------------------------------------------------------------------------------------------- casts and identities
-@lowers(A.clone.default, A.contiguous.default, A.detach.default, A.alias.default, A.lift_fresh_copy.default, A.lift_fresh.default, A.lift.default,
-        A.dropout.default, A.feature_dropout.default, A.alpha_dropout.default, A.resolve_conj.default, A.resolve_neg.default, A.positive.default,
-        A.detach_copy.default, A.alias_copy.default, A.native_dropout.default, A.detach_.default)
+# ---------------------------------------------------------------------------------------------------- casts and
+# identities
+@lowers(
+    A.clone.default,
+    A.contiguous.default,
+    A.detach.default,
+    A.alias.default,
+    A.lift_fresh_copy.default,
+    A.lift_fresh.default,
+    A.lift.default,
+    A.dropout.default,
+    A.feature_dropout.default,
+    A.alpha_dropout.default,
+    A.resolve_conj.default,
+    A.resolve_neg.default,
+    A.positive.default,
+    A.detach_copy.default,
+    A.alias_copy.default,
+    A.native_dropout.default,
+    A.detach_.default,
+)
 def _identity(b: OpBuilder, x: Value, *args: Any, **_: Any) -> Value:
     return x
 

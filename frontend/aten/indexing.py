@@ -97,11 +97,14 @@ def _take_along_dim(b: OpBuilder, x: Value, index: Value, dim: int | None = None
     if dim is None:
         return _gather(b, b.reshape(x, [b.type(x).numel]), 0, b.reshape(index, [b.type(index).numel]))
     d = b.dim(x, dim)
-    shape = b.broadcast_shape([1 if i == d else s for i, s in enumerate(b.shape(x))],
-                              [1 if i == d else s for i, s in enumerate(b.shape(index))])
+    shape = b.broadcast_shape(
+        [1 if i == d else s for i, s in enumerate(b.shape(x))],
+        [1 if i == d else s for i, s in enumerate(b.shape(index))],
+    )
 
     def fit(v: Value) -> Value:
         return b.expand(v, [b.shape(v)[d] if i == d else s for i, s in enumerate(shape)])
+
     return _gather(b, fit(x), d, fit(index))
 
 
@@ -110,9 +113,24 @@ def _take(b: OpBuilder, x: Value, index: Value) -> Value:
     return b.take(b.reshape(x, [b.type(x).numel]), [index], [0], 0)
 
 
-@lowers(A.embedding_bag.padding_idx, A.embedding_bag.default, A._embedding_bag.default, A._embedding_bag_forward_only.default)
-def _embedding_bag(b: OpBuilder, table: Value, index: Value, offsets: Value, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
-                   weights: Value | None = None, include_last: bool = False, padding_idx: int | None = None) -> list[Value]:
+@lowers(
+    A.embedding_bag.padding_idx,
+    A.embedding_bag.default,
+    A._embedding_bag.default,
+    A._embedding_bag_forward_only.default,
+)
+def _embedding_bag(
+    b: OpBuilder,
+    table: Value,
+    index: Value,
+    offsets: Value,
+    scale_grad: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Value | None = None,
+    include_last: bool = False,
+    padding_idx: int | None = None,
+) -> list[Value]:
     if include_last:
         offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
     n, bags = b.shape(index)[0], b.shape(offsets)[0]
@@ -129,12 +147,21 @@ def _embedding_bag(b: OpBuilder, table: Value, index: Value, offsets: Value, sca
         out = scatter(b, low, [bag], rows, [0], 0, "max")
         out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
     else:
-        out = scatter(b, start, [bag], b.mul(rows, b.unsqueeze(b.mul(used, weights) if weights is not None else used, 1)), [0], 0, "add")
+        out = scatter(
+            b,
+            start,
+            [bag],
+            b.mul(rows, b.unsqueeze(b.mul(used, weights) if weights is not None else used, 1)),
+            [0],
+            0,
+            "add",
+        )
         out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == 1 else out
     return [out, bag, b.convert(count, "i64"), b.full([0], 0, "i64")]
 
 
-# ---------------------------------------------------------------------------------------------------- data-dependent selections
+# ---------------------------------------------------------------------------------------------------- data-dependent
+# selections
 @lowers(A.nonzero.default, A.argwhere.default)
 def _nonzero(b: OpBuilder, x: Value) -> Value:
     return nonzero(b, x)
@@ -167,7 +194,9 @@ def _masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value
 
 
 @lowers(A.repeat_interleave.self_Tensor)
-def _repeat_interleave(b: OpBuilder, x: Value, times: Value, dim: int | None = None, *, output_size: Any = None) -> Value:
+def _repeat_interleave(
+    b: OpBuilder, x: Value, times: Value, dim: int | None = None, *, output_size: Any = None
+) -> Value:
     if dim is None:
         x, dim = b.reshape(x, [b.type(x).numel]), 0
     d = b.dim(x, dim)
@@ -191,7 +220,9 @@ def _repeated(b: OpBuilder, times: Value, output_size: Any) -> Value:
 
 
 # ---------------------------------------------------------------------------------------------------- writes
-def scatter(b: OpBuilder, x: Value, index: Sequence[Value], src: Value, dims: Sequence[int], at: int, how: str) -> Value:
+def scatter(
+    b: OpBuilder, x: Value, index: Sequence[Value], src: Value, dims: Sequence[int], at: int, how: str
+) -> Value:
     """dhlo.scatter: x with src combined into the places that `take` would read."""
     index = b.together(*index)
     shape = b.shape(index[0])
@@ -260,7 +291,9 @@ def _scatter_add(b: OpBuilder, x: Value, dim: int, index: Value, src: Value) -> 
 
 
 @lowers(A.scatter_reduce.two)
-def _scatter_reduce(b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
+def _scatter_reduce(
+    b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
     how = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}[reduce]
     touched = _scatter(b, b.full(b.shape(x), 0, "i64"), dim, index, 1, "add")
     start = x
@@ -277,9 +310,12 @@ def _scatter_reduce(b: OpBuilder, x: Value, dim: int, index: Value, src: Value, 
     return b.div(y, count) if b.dtype(x).is_float else b.ew(ew.FloorDiv, y, count, dtype=b.dtype(x))
 
 
-# ---------------------------------------------------------------------------------------------------- order and counting
+# ---------------------------------------------------------------------------------------------------- order and
+# counting
 @lowers(A.sort.default, A.sort.stable)
-def _sort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Value]:
+def _sort(
+    b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> list[Value]:
     if b.rank(x) == 0:
         return [x, b.full([], 0, "i64")]
     return list(b.op(lookup.Sort, [x], {"dim": b.dim(x, dim), "descending": bool(descending)}))
@@ -291,7 +327,7 @@ def _argsort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *,
 
 
 @lowers(A.topk.default)
-def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:  # noqa: A002
+def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:
     if b.rank(x) == 0:
         return [x, b.full([], 0, "i64")]
     d = b.dim(x, dim)
@@ -301,8 +337,16 @@ def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, s
 
 
 @lowers(A.searchsorted.Tensor)
-def _searchsorted(b: OpBuilder, edges: Value, x: Value, *, out_int32: bool = False, right: bool = False, side: str | None = None,
-                  sorter: Value | None = None) -> Value:
+def _searchsorted(
+    b: OpBuilder,
+    edges: Value,
+    x: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
     if sorter is not None:
         edges = _gather(b, edges, -1, sorter)
     d = b.result_type(edges, x)
@@ -316,7 +360,7 @@ def _bucketize(b: OpBuilder, x: Value, edges: Value, *, out_int32: bool = False,
 
 
 @lowers(A.histc.default)
-def _histc(b: OpBuilder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:  # noqa: A002
+def _histc(b: OpBuilder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
     return b.op(lookup.Histogram, [x], {"bins": int(bins), "low": float(min), "high": float(max)})
 
 
@@ -332,7 +376,9 @@ def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: A
 
 
 @lowers(A._unique2.default)
-def _unique2(b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> list[Value]:  # noqa: A002
+def _unique2(
+    b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[Value]:
     name = b.importer.symbol_name()
     b.dims.count(name)
     n = b.dims.of(name)

@@ -1,4 +1,4 @@
-"""Views, joins and splits; and, for those that alias their argument, how a write through them changes it."""
+"""Views of the same elements, joins and repeats."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
-from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.registry import lowers, maybe_views, views
+from dhlo.frontend.registry import lowers
 from dhlo.ops import movement as mv
+from dhlo.ops.elementwise import Add
 from dhlo.shape_infer.symbols import as_expr
 
 A: Any = torch.ops.aten
-_LAST = 1 << 62  # an end beyond this means "to the end"
 
 
 # ---------------------------------------------------------------------------------------------------- shapes
@@ -36,7 +35,7 @@ def _flatten(b: OpBuilder, x: Value, start: int = 0, end: int = -1) -> Value:
     if not s:
         return b.reshape(x, [1])
     lo, hi = b.dim(x, start), b.dim(x, end)
-    return b.reshape(x, [*s[:lo], sympy.prod(s[lo:hi + 1]), *s[hi + 1:]]) if hi > lo else x
+    return b.reshape(x, [*s[:lo], sympy.prod(s[lo : hi + 1]), *s[hi + 1 :]]) if hi > lo else x
 
 
 @lowers(A.ravel.default)
@@ -51,7 +50,7 @@ def _unflatten(b: OpBuilder, x: Value, dim: int, sizes: Sequence[Any]) -> Value:
         rest: Any = sympy.prod([as_expr(v) for v in sizes if v != -1])
         q = s[d] / rest
         sizes = [(q if sympy.denom(q) == 1 else FloorDiv(s[d], rest)) if v == -1 else v for v in sizes]
-    return b.reshape(x, [*s[:d], *sizes, *s[d + 1:]])
+    return b.reshape(x, [*s[:d], *sizes, *s[d + 1 :]])
 
 
 @lowers(A.unsqueeze.default)
@@ -108,133 +107,6 @@ def _movedim(b: OpBuilder, x: Value, src: Any, dst: Any) -> Value:
     return b.transpose(x, perm)
 
 
-# ---------------------------------------------------------------------------------------------------- parts
-def position(b: OpBuilder, v: Any, n: sympy.Expr) -> sympy.Expr:
-    """An index that counts from the end if it is negative."""
-    e = as_expr(v)
-    if e.is_number:
-        return e if e >= 0 else e + n  # type: ignore[operator]
-    if b.dims.nonnegative(e):
-        return e
-    if b.dims.nonnegative(-e - 1):
-        return e + n
-    if b.dims.nonnegative(-e):  # -m for an m that may be 0
-        return sympy.Piecewise((e + n, e < 0), (e, True))
-    return sympy.Piecewise((e, e >= 0), (e + n, True))
-
-
-def slice_bounds(b: OpBuilder, n: sympy.Expr, start: Any, end: Any, step: int) -> tuple[sympy.Expr, sympy.Expr]:
-    """(first index, number of elements) of a Python slice of n elements."""
-    def clamp(v: Any) -> sympy.Expr:
-        p = position(b, v, n)
-        return p if p == n or p == 0 else sympy.Max(0, sympy.Min(p, n))
-    first = as_expr(0) if start is None else b.size(clamp(start))
-    last = n if end is None or (isinstance(end, int) and end >= _LAST) else b.size(clamp(end))
-    size = b.size(sympy.Max(last - first, 0))
-    return first, size if step == 1 else FloorDiv(size + step - 1, step)
-
-
-@lowers(A.slice.Tensor, A.slice_copy.Tensor)
-def _slice(b: OpBuilder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-    d = b.dim(x, dim)
-    return b.slice(x, d, *slice_bounds(b, b.shape(x)[d], start, end, step), step)
-
-
-@lowers(A.narrow.default)
-def _narrow(b: OpBuilder, x: Value, dim: int, start: Any, length: Any) -> Value:
-    d = b.dim(x, dim)
-    first = position(b, start, b.shape(x)[d])
-    b.require(sympy.Le(first + length, b.shape(x)[d]), "narrow reaches beyond the end")
-    return b.slice(x, d, first, length)
-
-
-@lowers(A.select.int, A.select_copy.int)
-def _select(b: OpBuilder, x: Value, dim: int, index: Any) -> Value:
-    d = b.dim(x, dim)
-    return b.pick(x, d, element(b, b.shape(x)[d], index))
-
-
-def element(b: OpBuilder, n: sympy.Expr, index: Any) -> sympy.Expr:
-    """An index into n elements, which has to be in range."""
-    at = position(b, index, n)
-    b.require(sympy.And(sympy.Ge(at, 0), sympy.Lt(at, n)), f"index {index} is out of range")
-    return at
-
-
-def _count(b: OpBuilder) -> int:
-    """How many results the node being lowered has."""
-    return len(b.node.meta["val"])
-
-
-def _split_bounds(b: OpBuilder, n: sympy.Expr, size: Any, count: int) -> list[tuple[Any, Any]]:
-    size = as_expr(size)
-    rest = b.size(n - size * (count - 1)) if count else n
-    if count > 1 or not b.dims.equal(rest, size):
-        b.require(sympy.Ge(rest, 0), "a split has more parts than elements")
-        b.require(sympy.Le(rest, size), "a split leaves elements over")
-    return [(size * i, rest if i == count - 1 else size) for i in range(count)]
-
-
-@lowers(A.split.Tensor, A.split_copy.Tensor)
-def _split(b: OpBuilder, x: Value, size: Any, dim: int = 0) -> list[Value]:
-    d = b.dim(x, dim)
-    return [b.slice(x, d, lo, n) for lo, n in _split_bounds(b, b.shape(x)[d], size, _count(b))]
-
-
-@lowers(A.chunk.default)
-def _chunk(b: OpBuilder, x: Value, chunks: int, dim: int = 0) -> list[Value]:
-    d = b.dim(x, dim)
-    n, count = b.shape(x)[d], _count(b)
-    exact = sympy.expand(n / chunks)
-    if count == chunks and all(c.as_coeff_Mul()[0].is_Integer for c in sympy.Add.make_args(exact)):
-        return [b.slice(x, d, exact * i, exact) for i in range(chunks)]
-    return [b.slice(x, d, lo, m) for lo, m in _split_bounds(b, n, FloorDiv(n + chunks - 1, chunks), count)]
-
-
-@lowers(A.split_with_sizes.default, A.split.sizes, A.split_with_sizes_copy.default)
-def _split_sizes(b: OpBuilder, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
-    d, out, lo = b.dim(x, dim), [], as_expr(0)
-    b.dims.same(b.shape(x)[d], sum((as_expr(s) for s in sizes), as_expr(0)))
-    for s in sizes:
-        out.append(b.slice(x, d, lo, s))
-        lo = lo + as_expr(s)
-    return out
-
-
-@lowers(A.tensor_split.indices)
-def _tensor_split(b: OpBuilder, x: Value, indices: Sequence[Any], dim: int = 0) -> list[Value]:
-    d = b.dim(x, dim)
-    edges = [0, *indices, None]
-    return [_slice(b, x, d, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
-
-
-@lowers(A.tensor_split.sections)
-def _tensor_split_sections(b: OpBuilder, x: Value, sections: int, dim: int = 0) -> list[Value]:
-    d, lo, out = b.dim(x, dim), as_expr(0), []
-    n = b.shape(x)[d]
-    for i in range(sections):
-        size = FloorDiv(n + sections - 1 - i, sections)
-        out.append(b.slice(x, d, lo, size))
-        lo = lo + size
-    return out
-
-
-@lowers(A.unbind.int)
-def _unbind(b: OpBuilder, x: Value, dim: int = 0) -> list[Value]:
-    d, count = b.dim(x, dim), _count(b)
-    b.dims.same(b.shape(x)[d], count)
-    return [b.pick(x, d, i) for i in range(count)]
-
-
-@lowers(A.diagonal.default)
-def _diagonal(b: OpBuilder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    i, j = b.dim(x, dim1), b.dim(x, dim2)
-    rows, cols = b.shape(x)[i] - max(-offset, 0), b.shape(x)[j] - max(offset, 0)
-    n = b.size(sympy.Max(0, sympy.Min(rows, cols)))
-    index = [b.iota([n], 0, "i64", start=max(-offset, 0)), b.iota([n], 0, "i64", start=max(offset, 0))]
-    return b.take(x, index, [i, j], b.rank(x) - 2)
-
-
 # ---------------------------------------------------------------------------------------------------- joins and repeats
 @lowers(A.cat.default, A.concat.default, A.concatenate.default)
 def cat(b: OpBuilder, xs: Sequence[Value], dim: int = 0) -> Value:
@@ -281,9 +153,9 @@ def _repeat_interleave(b: OpBuilder, x: Value, times: Any, dim: int | None = Non
     if dim is None:
         x, dim = b.reshape(x, [b.type(x).numel]), 0
     d, s = b.dim(x, dim), b.shape(x)
-    wide = [*s[:d + 1], as_expr(times), *s[d + 1:]]
+    wide = [*s[: d + 1], as_expr(times), *s[d + 1 :]]
     y = b.expand(x, wide, [i for i in range(len(wide)) if i != d + 1])
-    return b.reshape(y, [*s[:d], s[d] * as_expr(times), *s[d + 1:]])
+    return b.reshape(y, [*s[:d], s[d] * as_expr(times), *s[d + 1 :]])
 
 
 @lowers(A.flip.default)
@@ -339,121 +211,6 @@ def _channel_shuffle(b: OpBuilder, x: Value, groups: int) -> Value:
 def _unfold(b: OpBuilder, x: Value, dim: int, size: int, step: int) -> Value:
     d = b.dim(x, dim)
     count = FloorDiv(b.shape(x)[d] - size, step) + 1
-    index = b.op(_add(), [b.iota([count, size], 0, "i64", step=step), b.iota([count, size], 1, "i64")])
+    index = b.op(Add, [b.iota([count, size], 0, "i64", step=step), b.iota([count, size], 1, "i64")])
     y = b.take(x, [index], [d], d)
     return b.transpose(y, [*[i for i in range(b.rank(y)) if i != d + 1], d + 1])
-
-
-def _add() -> Any:
-    from dhlo.ops.elementwise import Add
-
-    return Add
-
-
-# ---------------------------------------------------------------------------------------------------- writes through views
-def put_slice(b: OpBuilder, base: Value, new: Value, d: int, first: Any, size: Any, step: int = 1) -> Value:
-    """`base` with part of a dim replaced."""
-    n = b.shape(base)[d]
-    shape = [size if i == d else s for i, s in enumerate(b.shape(base))]
-    new = b.expand(b.convert(new, b.dtype(base)), shape)
-    if step != 1:
-        from dhlo.frontend.aten.indexing import scatter
-
-        return scatter(b, base, [b.iota([size], 0, "i64", first, step)], new, [d], d, "set")
-    first, size = as_expr(first), as_expr(size)
-    if first == 0 and b.dims.equal(size, n):
-        return new
-    last = first + size
-    parts = [b.slice(base, d, 0, first)] if first != 0 else []
-    parts.append(new)
-    if not b.dims.equal(last, n):
-        parts.append(b.slice(base, d, last, n - last))
-    y = b.concat(parts, d)
-    return y if b.dims.equal(b.shape(y)[d], n) else b.reshape(y, b.shape(base))
-
-
-@lowers(A.slice_scatter.default)
-def _slice_scatter(b: OpBuilder, base: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-    d = b.dim(base, dim)
-    return put_slice(b, base, src, d, *slice_bounds(b, b.shape(base)[d], start, end, step), step)
-
-
-@lowers(A.select_scatter.default)
-def _select_scatter(b: OpBuilder, base: Value, src: Value, dim: int, index: Any) -> Value:
-    d = b.dim(base, dim)
-    return put_slice(b, base, b.unsqueeze(src, d), d, element(b, b.shape(base)[d], index), 1)
-
-
-def _register_views() -> None:
-    def same_elements(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
-        return b.convert(b.reshape(new, b.shape(base)), b.dtype(base))
-
-    views(A.view.default, A.unsqueeze.default, A.squeeze.default, A.squeeze.dim, A.squeeze.dims, A.alias.default, A.detach.default,
-          A.detach_.default, A.unflatten.int, A.view_as.default, A.lift_fresh.default)(same_elements)
-    maybe_views(A.reshape.default, A.flatten.using_ints, A.contiguous.default, A.to.dtype, A.to.dtype_layout, A.to.device, A.to.other,
-                A.type_as.default, A.dropout.default, A.ravel.default, A.reshape_as.default)(same_elements)
-
-    def permuted(perm_of: Any) -> Any:
-        def rule(b: OpBuilder, base: Value, new: Value, out: int, *args: Any) -> Value:
-            perm = perm_of(b, base, *args)
-            return b.transpose(new, [perm.index(i) for i in range(len(perm))])
-        return rule
-
-    def swapped(b: OpBuilder, base: Value, d0: int, d1: int) -> list[int]:
-        perm = list(range(b.rank(base)))
-        d0, d1 = b.dim(base, d0), b.dim(base, d1)
-        perm[d0], perm[d1] = perm[d1], perm[d0]
-        return perm
-
-    views(A.permute.default)(permuted(lambda b, base, perm: [b.dim(base, p) for p in perm]))
-    views(A.transpose.int, A.swapaxes.default)(permuted(swapped))
-    views(A.t.default)(permuted(lambda b, base: list(reversed(range(b.rank(base))))))
-
-    @views(A.slice.Tensor)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-        return _slice_scatter(b, base, new, dim, start, end, step)
-
-    @views(A.narrow.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, start: Any, length: Any) -> Value:
-        d = b.dim(base, dim)
-        return put_slice(b, base, new, d, position(b, start, b.shape(base)[d]), length)
-
-    @views(A.select.int)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, index: Any) -> Value:
-        return _select_scatter(b, base, new, dim, index)
-
-    @views(A.unbind.int)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0) -> Value:
-        return _select_scatter(b, base, new, dim, out)
-
-    @views(A.split_with_sizes.default, A.split.sizes)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, sizes: Sequence[Any], dim: int = 0) -> Value:
-        return put_slice(b, base, new, b.dim(base, dim), sum((as_expr(s) for s in sizes[:out]), as_expr(0)), sizes[out])
-
-    @views(A.split.Tensor)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, size: Any, dim: int = 0) -> Value:
-        d = b.dim(base, dim)
-        return put_slice(b, base, new, d, as_expr(size) * out, b.shape(new)[d])
-
-    @views(A.chunk.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, chunks: int, dim: int = 0) -> Value:
-        d = b.dim(base, dim)
-        n = b.shape(base)[d]
-        return put_slice(b, base, new, d, FloorDiv(n + chunks - 1, chunks) * out, b.shape(new)[d])
-
-    @views(A.diagonal.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-        from dhlo.frontend.aten.indexing import scatter
-
-        n = b.shape(new)[-1]
-        index = [b.iota([n], 0, "i64", start=max(-offset, 0)), b.iota([n], 0, "i64", start=max(offset, 0))]
-        return scatter(b, base, index, new, [b.dim(base, dim1), b.dim(base, dim2)], b.rank(base) - 2, "set")
-
-    @views(A.expand.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
-        if b.shape(base) == b.shape(new):
-            return new
-        raise CompileError("an expanded tensor is written in place", hint="clone it first")
-
-
-_register_views()

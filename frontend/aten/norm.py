@@ -16,9 +16,11 @@ A: Any = torch.ops.aten
 
 def _affine(b: OpBuilder, y: Value, weight: Value | None, bias: Value | None, dim: int | None) -> Value:
     """y * weight + bias; along `dim`, or aligned at the right for None."""
+
     def fit(p: Value) -> Value:
         p = b.convert(p, b.dtype(y))
         return p if dim is None else b.expand(p, b.shape(y), [dim])
+
     if weight is not None:
         y = b.mul(y, fit(weight))
     return y if bias is None else b.add(y, fit(bias))
@@ -31,7 +33,9 @@ def _standardise(b: OpBuilder, x: Value, dims: list[int], eps: float) -> tuple[V
 
 
 @lowers(A.native_layer_norm.default)
-def _native_layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float) -> list[Value]:
+def _native_layer_norm(
+    b: OpBuilder, x: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float
+) -> list[Value]:
     dims = list(range(b.rank(x) - len(shape), b.rank(x)))
     for d, n in zip(dims, shape, strict=True):
         b.dims.same(b.shape(x)[d], n)
@@ -42,8 +46,15 @@ def _native_layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None,
 
 
 @lowers(A.layer_norm.default)
-def _layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5,
-                *_: Any) -> Value:
+def _layer_norm(
+    b: OpBuilder,
+    x: Value,
+    shape: Any,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
     return _native_layer_norm(b, x, shape, weight, bias, eps)[0]
 
 
@@ -55,30 +66,42 @@ def _rms_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None = None, e
     def f(v: Value) -> Value:
         y = b.mul(v, b.unary(ew.Rsqrt, b.add(mean(b, b.mul(v, v), dims, True), small)))
         return _affine(b, y, weight, None, None)
+
     return b.in_f32(f, x)
 
 
 @lowers(A.group_norm.default)
-def _group_norm(b: OpBuilder, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5,
-                *_: Any) -> Value:
+def _group_norm(
+    b: OpBuilder,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Value:
     batch, channels, *spatial = b.shape(x)
 
     def f(v: Value) -> Value:
         split = b.reshape(v, [batch, groups, b.size(channels / groups), *spatial])
         y = _standardise(b, split, list(range(2, b.rank(split))), eps)[0]
         return _affine(b, b.reshape(y, b.shape(x)), weight, bias, 1)
+
     return b.in_f32(f, x)
 
 
 @lowers(A.native_group_norm.default)
-def _native_group_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, groups: int,
-                       eps: float) -> list[Value]:
+def _native_group_norm(
+    b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, groups: int, eps: float
+) -> list[Value]:
     y = _group_norm(b, x, groups, weight, bias, eps)
     unused = b.full([n, groups], 0, b.dtype(x))
     return [y, unused, unused]
 
 
-def batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float) -> Value:
+def batch_norm(
+    b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float
+) -> Value:
     """Inference: one scale and shift a channel, computed from the weights."""
     scale = b.unary(ew.Rsqrt, b.add(var, eps))
     if weight is not None:
@@ -90,8 +113,18 @@ def batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None,
 
 
 @lowers(A.batch_norm.default)
-def _batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value | None, var: Value | None, training: bool,
-                momentum: float, eps: float, *_: Any) -> Value:
+def _batch_norm(
+    b: OpBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mu: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
     if training or mu is None or var is None:
         return _by_batch(b, x, weight, bias, eps)
     return batch_norm(b, x, weight, bias, mu, var, eps)
@@ -103,8 +136,18 @@ def _by_batch(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, 
 
 
 @lowers(A.instance_norm.default)
-def _instance_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value | None, var: Value | None, by_input: bool,
-                   momentum: float, eps: float, *_: Any) -> Value:
+def _instance_norm(
+    b: OpBuilder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mu: Value | None,
+    var: Value | None,
+    by_input: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Value:
     if not by_input and mu is not None and var is not None:
         return batch_norm(b, x, weight, bias, mu, var, eps)
     dims = list(range(2, b.rank(x)))
@@ -112,8 +155,9 @@ def _instance_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | N
 
 
 @lowers(A._native_batch_norm_legit_no_training.default)
-def _native_batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, momentum: float,
-                       eps: float) -> list[Value]:
+def _native_batch_norm(
+    b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, momentum: float, eps: float
+) -> list[Value]:
     unused = b.full([0], 0, b.dtype(x))
     return [batch_norm(b, x, weight, bias, mu, var, eps), unused, unused]
 

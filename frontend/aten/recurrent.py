@@ -19,8 +19,8 @@ A: Any = torch.ops.aten
 def _layers(params: Sequence[Value], has_biases: bool, directions: int) -> list[list[list[Value]]]:
     """Parameters by layer and direction."""
     per = 4 if has_biases else 2
-    groups = [list(params[i:i + per]) for i in range(0, len(params), per)]
-    return [groups[i:i + directions] for i in range(0, len(groups), directions)]
+    groups = [list(params[i : i + per]) for i in range(0, len(params), per)]
+    return [groups[i : i + directions] for i in range(0, len(groups), directions)]
 
 
 def _state(b: OpBuilder, h: Value, i: int) -> Value:
@@ -32,8 +32,18 @@ def _stack(b: OpBuilder, xs: list[Value]) -> Value:
 
 
 @lowers(A.lstm.input)
-def _lstm(b: OpBuilder, x: Value, hx: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool,
-          bidirectional: bool, batch_first: bool) -> list[Value]:
+def _lstm(
+    b: OpBuilder,
+    x: Value,
+    hx: Sequence[Value],
+    params: Sequence[Value],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Value]:
     directions = 2 if bidirectional else 1
     unbatched = b.rank(x) == 2
     h0, c0 = (b.unsqueeze(h, 1) if unbatched else h for h in hx)
@@ -58,8 +68,18 @@ def _lstm(b: OpBuilder, x: Value, hx: Sequence[Value], params: Sequence[Value], 
 
 
 @lowers(A.gru.input)
-def _gru(b: OpBuilder, x: Value, h0: Value, params: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool,
-         bidirectional: bool, batch_first: bool) -> list[Value]:
+def _gru(
+    b: OpBuilder,
+    x: Value,
+    h0: Value,
+    params: Sequence[Value],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Value]:
     directions = 2 if bidirectional else 1
     unbatched = b.rank(x) == 2
     h0 = b.unsqueeze(h0, 1) if unbatched else h0
@@ -81,21 +101,30 @@ def _gru(b: OpBuilder, x: Value, h0: Value, params: Sequence[Value], has_biases:
 
 
 @lowers(A.lstm_cell.default)
-def _lstm_cell(b: OpBuilder, x: Value, hx: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None = None,
-               b_hh: Value | None = None) -> list[Value]:
+def _lstm_cell(
+    b: OpBuilder,
+    x: Value,
+    hx: Sequence[Value],
+    w_ih: Value,
+    w_hh: Value,
+    b_ih: Value | None = None,
+    b_hh: Value | None = None,
+) -> list[Value]:
     gates = b.add(linear(b, x, w_ih, b_ih), linear(b, hx[0], w_hh, b_hh))
     n = b.shape(hx[0])[-1]
     i, f, g, o = (b.slice(gates, b.rank(gates) - 1, n * k, n) for k in range(4))
-    sigmoid = lambda v: b.unary(ew.Sigmoid, v)  # noqa: E731
+    sigmoid: Any = lambda v: b.unary(ew.Sigmoid, v)  # noqa: E731
     c = b.add(b.mul(sigmoid(f), hx[1]), b.mul(sigmoid(i), b.unary(ew.Tanh, g)))
     return [b.mul(sigmoid(o), b.unary(ew.Tanh, c)), c]
 
 
 @lowers(A.gru_cell.default)
-def _gru_cell(b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None, b_hh: Value | None = None) -> Value:
+def _gru_cell(
+    b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None, b_hh: Value | None = None
+) -> Value:
     gi, gh = linear(b, x, w_ih, b_ih), linear(b, h, w_hh, b_hh)
     n, d = b.shape(h)[-1], b.rank(h) - 1
-    part = lambda v, k: b.slice(v, d, n * k, n)  # noqa: E731
+    part: Any = lambda v, k: b.slice(v, d, n * k, n)  # noqa: E731
     r = b.unary(ew.Sigmoid, b.add(part(gi, 0), part(gh, 0)))
     z = b.unary(ew.Sigmoid, b.add(part(gi, 1), part(gh, 1)))
     new = b.unary(ew.Tanh, b.add(part(gi, 2), b.mul(r, part(gh, 2))))
@@ -103,8 +132,9 @@ def _gru_cell(b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: 
 
 
 @lowers(A.rnn_tanh_cell.default)
-def _rnn_tanh_cell(b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None,
-                   b_hh: Value | None = None) -> Value:
+def _rnn_tanh_cell(
+    b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None, b_hh: Value | None = None
+) -> Value:
     return b.unary(ew.Tanh, b.add(linear(b, x, w_ih, b_ih), linear(b, h, w_hh, b_hh)))
 
 
@@ -117,7 +147,9 @@ def _grouped_mm(b: OpBuilder, x: Value, w: Value, offsets: Value) -> Value:
 
 
 @lowers(A._grouped_mm.default)
-def _grouped_mm_aten(b: OpBuilder, x: Value, w: Value, offs: Value | None = None, bias: Value | None = None, out_dtype: Any = None) -> Value:
+def _grouped_mm_aten(
+    b: OpBuilder, x: Value, w: Value, offs: Value | None = None, bias: Value | None = None, out_dtype: Any = None
+) -> Value:
     if offs is None:
         return b.matmul(x, w)
     y = _grouped_mm(b, x, w, offs)

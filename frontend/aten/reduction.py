@@ -87,8 +87,15 @@ def _var_mean(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
 
 
 @lowers(A.linalg_vector_norm.default, A.norm.ScalarOpt_dim, A.norm.Scalar, A.norm.ScalarOpt_dim_dtype)
-def _vector_norm(b: OpBuilder, x: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, *,  # noqa: A002
-                 dtype: torch.dtype | None = None) -> Value:
+def _vector_norm(
+    b: OpBuilder,
+    x: Value,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
     x = b.convert(x, dtype) if dtype is not None else x
     dims, p = b.dims_list(x, dim), 2 if ord is None else float(ord)
 
@@ -103,10 +110,12 @@ def _vector_norm(b: OpBuilder, x: Value, ord: Any = 2, dim: Any = None, keepdim:
         if p == 2:
             return b.unary(ew.Sqrt, b.reduce(b.mul(v, v), "sum", dims, keepdim))
         return b.ew(ew.Pow, b.reduce(b.ew(ew.Pow, mag, p), "sum", dims, keepdim), 1.0 / p)
+
     return b.in_f32(f, x)
 
 
-# ---------------------------------------------------------------------------------------------------- extremes and truth
+# ---------------------------------------------------------------------------------------------------- extremes and
+# truth
 @lowers(A.amax.default)
 def _amax(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     return b.reduce(x, "max", b.dims_list(x, dim), keepdim)
@@ -186,7 +195,8 @@ def _count_nonzero(b: OpBuilder, x: Value, dim: Any = None) -> Value:
     return b.reduce(b.convert(b.convert(x, "i1"), "i64"), "sum", b.dims_list(x, dim))
 
 
-# ---------------------------------------------------------------------------------------------------- running combinations
+# ---------------------------------------------------------------------------------------------------- running
+# combinations
 def scan(b: OpBuilder, x: Value, how: str, dim: int) -> Value:
     """Inclusive running combination along a dim."""
     return b.op(compute.Scan, [x], {"how": how, "dim": b.dim(x, dim)}) if b.rank(x) else x
@@ -209,7 +219,9 @@ def _logcumsumexp(b: OpBuilder, x: Value, dim: int) -> Value:
 
 
 @lowers(A.diff.default)
-def _diff(b: OpBuilder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Value:
+def _diff(
+    b: OpBuilder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None
+) -> Value:
     d = b.dim(x, dim)
     x = b.concat([v for v in (prepend, x, append) if v is not None], d)
     for _ in range(n):

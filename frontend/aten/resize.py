@@ -146,6 +146,7 @@ def _cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
 
     def far(x: Value) -> Value:
         return b.sub(b.mul(b.add(b.mul(b.sub(b.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
+
     u = b.sub(1.0, t)
     return [far(b.add(t, 1.0)), near(t), near(u), far(b.add(u, 1.0))]
 
@@ -172,6 +173,7 @@ def _register_upsampling() -> None:
 
         def default(b: OpBuilder, x: Value, size: Any, *factors: Any) -> Value:
             return _nearest(b, x, size, factors if factors and None not in factors else None, n)
+
         return vec, default
 
     def smooth(n: int, f: Any) -> Any:
@@ -180,11 +182,16 @@ def _register_upsampling() -> None:
 
         def default(b: OpBuilder, x: Value, size: Any, corners: bool, *factors: Any) -> Value:
             return vec(b, x, size, corners, factors if factors and None not in factors else None)
+
         return vec, default
 
     kinds = [(f"upsample_nearest{n}d", nearest(n)) for n in (1, 2, 3)]
-    kinds += [("upsample_linear1d", smooth(1, _linear)), ("upsample_bilinear2d", smooth(2, _linear)),
-              ("upsample_trilinear3d", smooth(3, _linear)), ("upsample_bicubic2d", smooth(2, _cubic))]
+    kinds += [
+        ("upsample_linear1d", smooth(1, _linear)),
+        ("upsample_bilinear2d", smooth(2, _linear)),
+        ("upsample_trilinear3d", smooth(3, _linear)),
+        ("upsample_bicubic2d", smooth(2, _cubic)),
+    ]
     for name, (vec, default) in kinds:
         lowers(getattr(A, name).vec)(vec)
         lowers(getattr(A, name).default)(default)

@@ -50,8 +50,10 @@ def import_fn(fn: Any, args: Sequence[Any], shapes: Any = None) -> Program:
 def run(program: Program, args: Any) -> list[Any]:
     """Output leaves of a program on the leaves of its inputs."""
     leaves = [x for s, x in zip(program.inputs, tree_leaves(args), strict=True) if s.type is not None]
-    inputs = [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=s.type.dtype.torch)
-              for s, x in zip([s for s in program.inputs if s.type is not None], leaves, strict=True)]
+    inputs = [
+        x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=s.type.dtype.torch)
+        for s, x in zip([s for s in program.inputs if s.type is not None], leaves, strict=True)
+    ]
     with program.context, torch.no_grad():
         got = interp.run(program.module, inputs, program.weights)
     out: list[Any] = []

@@ -8,12 +8,12 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from tests.frontend.helpers import check, import_fn, run
 from torch.export import Dim
 
 from dhlo.errors import CompileError, ContractError
 from dhlo.frontend.dims import Dims
 from dhlo.shape_infer.symbols import parse
+from tests.frontend.helpers import check, import_fn, run
 
 rn = torch.randn
 D = Dim.DYNAMIC
@@ -26,9 +26,11 @@ def text(program: Any) -> str:
 
 def test_keys_and_values_of_a_cache_share_a_length() -> None:
     """K and V lengths get symbols of their own (past + 1 each) that only attention ties together."""
+
     def f(q: Any, k: Any, v: Any) -> Any:
         k, v = torch.cat([k, q], 2), torch.cat([v, q], 2)
         return F.scaled_dot_product_attention(q, k, v), k, v
+
     args = [rn(2, 4, 1, 8), rn(2, 4, 5, 8), rn(2, 4, 5, 8)]
     p = import_fn(f, args, ({0: D}, {0: D, 2: D}, {0: D, 2: D}))
     assert len(p.symbols) == 2 and "dhlo.assert" not in text(p)
@@ -69,9 +71,18 @@ def test_stride_conditions_hold_by_themselves() -> None:
     assert d.learn(parse("Eq(min(64*s0 + 64, 192*s0 + 192), 64*s0 + 64)")) is None
 
 
-@pytest.mark.parametrize(("condition", "truth"), [
-    ("s0 >= 0", True), ("s0 + 1 > s0", True), ("Eq(s0, s0 + 1)", False), ("s0 < 0", False), ("s0 > 3", None), ("Ne(2*s0 + 2, 0)", True),
-    ("max(0, s0) <= s0", True)])
+@pytest.mark.parametrize(
+    ("condition", "truth"),
+    [
+        ("s0 >= 0", True),
+        ("s0 + 1 > s0", True),
+        ("Eq(s0, s0 + 1)", False),
+        ("s0 < 0", False),
+        ("s0 > 3", None),
+        ("Ne(2*s0 + 2, 0)", True),
+        ("max(0, s0) <= s0", True),
+    ],
+)
 def test_proofs(condition: str, truth: bool | None) -> None:
     assert Dims().holds(parse(condition)) is truth
 
@@ -96,6 +107,7 @@ def test_item_defines_a_symbol_that_is_checked() -> None:
         torch._check(k >= 1)
         torch._check(k <= x.shape[0])
         return x[:k] * 2
+
     p = check(f, [rn(6), torch.tensor(3)], [rn(4), torch.tensor(4)])
     with pytest.raises(ContractError):
         run(p, (rn(4), torch.tensor(5)))
@@ -112,4 +124,7 @@ def test_python_numbers_as_inputs() -> None:
 
 def test_constant_inputs_are_part_of_the_interface() -> None:
     p = import_fn(lambda x, flag, nothing: x + 1 if flag else x, [rn(3), True, None])
-    assert [(s.name, s.type is None, s.constant) for s in p.inputs][1:] == [("args_1", True, True), ("args_2", True, None)]
+    assert [(s.name, s.type is None, s.constant) for s in p.inputs][1:] == [
+        ("args_1", True, True),
+        ("args_2", True, None),
+    ]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.frontend.helpers import Fn, check, export, import_fn, run
 
 from dhlo import interp
 from dhlo.dialect import build
@@ -16,6 +15,7 @@ from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.mlir import func, ir
 from dhlo.ops.elementwise import Add
 from dhlo.types import TensorType
+from tests.frontend.helpers import Fn, check, export, import_fn, run
 
 rn = torch.randn
 AUTO = torch.export.Dim.AUTO
@@ -64,6 +64,7 @@ def test_mutated_inputs_and_buffers_become_results() -> None:
 def test_cond_with_results_of_different_types() -> None:
     def f(x: torch.Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda x: (x + 1, x.argmax()), lambda x: (x - 1, x.argmin()), (x,))
+
     check(f, [torch.ones(3)], [-torch.ones(4)], shapes=({0: AUTO},))
 
 
@@ -71,11 +72,15 @@ def test_while_loop() -> None:
     from torch._higher_order_ops.while_loop import while_loop
 
     def f(x: torch.Tensor) -> Any:
-        return while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5 + x), (torch.zeros((), dtype=torch.int64), x))
+        return while_loop(
+            lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5 + x), (torch.zeros((), dtype=torch.int64), x)
+        )
+
     check(f, [rn(3)], [rn(7)], shapes=({0: AUTO},))
 
 
-# ---------------------------------------------------------------------------------------------------- weights, text, locations
+# ---------------------------------------------------------------------------------------------------- weights, text,
+# locations
 class Tied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -103,14 +108,15 @@ def test_the_text_stands_alone() -> None:
 
 
 def test_ops_know_the_users_line() -> None:
-    p = import_fn(in_place, [rn(3, 4)], ({0: AUTO},))
+    p = import_program(export(Tied(), [rn(2, 4)], ({0: AUTO},)))
     with p.context:
         asm = p.module.operation.get_asm(enable_debug_info=True)
-    line = in_place.__code__.co_firstlineno + 2
-    assert f"test_programs.py\":{line}:0" in asm
+    line = Tied.forward.__code__.co_firstlineno + 1
+    assert f'test_programs.py":{line}:0' in asm
 
 
-# ---------------------------------------------------------------------------------------------------- users' ops and errors
+# ---------------------------------------------------------------------------------------------------- users' ops and
+# errors
 @torch.library.custom_op("dhlo_frontend_test::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
@@ -140,13 +146,15 @@ def test_own_lowering() -> None:
 
 
 def test_unknown_ops_are_listed_all_at_once_with_their_lines() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        y = torch.ops.dhlo_frontend_test.unknown(x)
-        return torch.ops.dhlo_frontend_test.unknown(y) + 1
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.ops.dhlo_frontend_test.unknown(x)
+            return torch.ops.dhlo_frontend_test.unknown(y) + 1
+
     with pytest.raises(UnsupportedError) as e:
-        import_program(export(f, [rn(3)]))
+        import_program(export(Model(), [rn(3)]))
     assert len(e.value.problems) == 2 and "dhlo_frontend_test.unknown" in str(e.value)
-    line = f.__code__.co_firstlineno + 1
+    line = Model.forward.__code__.co_firstlineno + 1
     assert f"test_programs.py:{line}" in str(e.value)
 
 

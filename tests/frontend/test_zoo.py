@@ -1,4 +1,5 @@
-"""Real models (a folder with a zoo.py, named by DHLO_ZOO): each program, imported, serves all its other input sets as eager does."""
+"""Real models (a folder with a zoo.py, named by DHLO_ZOO): each program, imported, serves all its other input sets as
+eager does."""
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ def _inputs(program: Program, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensor arguments of @main; keyword arguments in the order of the export."""
     order = program.in_spec.children()[1].context or []
     leaves = tree_leaves((args, {k: kwargs[k] for k in order}))
-    return [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=s.type.dtype.torch)
-            for s, x in zip(program.inputs, leaves, strict=True) if s.type is not None]
+    return [
+        x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=s.type.dtype.torch)
+        for s, x in zip(program.inputs, leaves, strict=True)
+        if s.type is not None
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,11 @@
+// Equal ops become one, whatever their results are used for; what nobody reads goes.
+!t = tensor<?x8xf32, #dhlo.shape<["n", "8"]>>
+module {
+  func.func @main(%x: !t, %y: !t) -> !t {
+    %a = "dhlo.mul"(%x, %y) : (!t, !t) -> !t
+    %b = "dhlo.mul"(%x, %y) : (!t, !t) -> !t
+    %dead = "dhlo.exp"(%b) : (!t) -> !t
+    %c = "dhlo.add"(%a, %b) : (!t, !t) -> !t
+    return %c : !t
+  }
+}

@@ -1,0 +1,33 @@
+!t = tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+!u = tensor<?x?xf32, #dhlo.shape<["m", "n"]>>
+!flat = tensor<?xf32, #dhlo.shape<["n*m"]>>
+!row = tensor<?xf32, #dhlo.shape<["m"]>>
+!row1 = tensor<1x?xf32, #dhlo.shape<["1", "m"]>>
+!i = tensor<?xi64, #dhlo.shape<["n"]>>
+!b = tensor<?xi1, #dhlo.shape<["n"]>>
+module {
+  // Views of views become one view, or none.
+  func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>) {
+    %t0 = "dhlo.transpose"(%x) {perm = [1, 0]} : (!t) -> !u
+    %t1 = "dhlo.transpose"(%t0) {perm = [1, 0]} : (!u) -> !t
+    %f0 = "dhlo.reshape"(%x) : (!t) -> !flat
+    %f1 = "dhlo.reshape"(%f0) : (!flat) -> !t
+    %b0 = "dhlo.broadcast"(%r) {dims = [1]} : (!row) -> !row1
+    %b1 = "dhlo.broadcast"(%b0) {dims = [0, 1]} : (!row1) -> !t
+    %s = "dhlo.slice"(%x) {starts = ["0", "0"], steps = [1, 1]} : (!t) -> !t
+    // Arithmetic with neutral constants; integers only where floats would lose the sign of a zero.
+    %zero = "dhlo.full"() {value = "0"} : () -> !i
+    %i0 = "dhlo.add"(%i, %zero) : (!i, !i) -> !i
+    // Positions are never negative.
+    %p = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !i
+    %ge = "dhlo.ge"(%p, %zero) : (!i, !i) -> !b
+    // Looking up each position is the operand itself; converting a constant is a constant.
+    %all = "dhlo.take"(%x, %p) {dims = [0], at = 0 : i64} : (!t, !i) -> !t
+    %c = "dhlo.full"() {value = "2"} : () -> tensor<?x?xi32, #dhlo.shape<["n", "m"]>>
+    %cf = "dhlo.convert"(%c) : (tensor<?x?xi32, #dhlo.shape<["n", "m"]>>) -> !t
+    // A reduction over no dim.
+    %one = "dhlo.full"() {value = "1"} : () -> tensor<f32>
+    %sum = "dhlo.reduce"(%one) {how = "sum", dims = []} : (tensor<f32>) -> tensor<f32>
+    return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>
+  }
+}

@@ -369,18 +369,23 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
 
 
 def _worth_storing(g: _Graph, op: Any, readers: set[int]) -> bool:
-    """More than one group would repeat real work, or a broadcast would repeat it for every copy."""
-    cost = _subtree_cost(g, op)
-    if isinstance(op, (Full, Iota)) or cost == 0:
+    """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
+    what they show is."""
+    if isinstance(op, (Full, Iota, Reshape, Transpose, Slice, Broadcast)):
         return False
-    if len(readers) > 1 and cost > CHEAP:
-        return True
-    size = from_mlir(op.results[0]).numel
-    for u in g.users(op.results[0]):
+    cost = _subtree_cost(g, op)
+    return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
+
+
+def _is_repeated(g: _Graph, v: Any) -> bool:
+    """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element many times."""
+    for u in g.users(v):
         user = g.ops[u]
-        if isinstance(user, Broadcast) and cost > CHEAP and from_mlir(user.results[0]).numel != size:
+        if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
             return True
-        if isinstance(user, Take) and cost > CHEAP and user.operands[0] == op.results[0]:
+        if isinstance(user, Take) and user.operands[0] == v:
+            return True
+        if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit and _is_repeated(g, user.results[0]):
             return True
     return False
 

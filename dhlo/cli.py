@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import dhlo
-from dhlo.errors import DhloError
+from dhlo.errors import DhloError, InternalError
 
 __all__ = ["app"]
 
@@ -23,7 +23,8 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except (DhloError, OSError) as e:
-            typer.echo(f"error: {e}", err=True)
+            kind = "internal error, please report it" if isinstance(e, InternalError) else "error"
+            typer.echo(f"{kind}: {e}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -89,6 +90,7 @@ Progress = Annotated[
         "--progress/--no-progress", help="Show what is being done; by default on a terminal.", show_default=False
     ),
 ]
+Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
 
 def _version(wanted: bool) -> None:
@@ -120,6 +122,7 @@ def compile_command(
             metavar="so|obj|mlir|planned|llvm|asm",
         ),
     ] = "so",
+    locations: Locations = False,
     name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
     progress: Progress = None,
     modules: Imports = None,
@@ -129,7 +132,8 @@ def compile_command(
 
     if emit not in list(Emit):
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
-    compile_file(source, output, Emit(emit), name, sys.stderr.isatty() if progress is None else progress, modules or [])
+    show = sys.stderr.isatty() if progress is None else progress
+    compile_file(source, output, Emit(emit), name, show, modules or [], locations)
 
 
 @app.command("run")
@@ -209,12 +213,13 @@ def opt_command(
         typer.Option("--print-after", metavar="PASS|all", help="Print the module after a pass, on standard error."),
     ] = None,
     verify_only: Annotated[bool, typer.Option("--verify-only", help="Parse and verify, print nothing.")] = False,
+    locations: Locations = False,
     pipeline: Annotated[bool, typer.Option("--pipeline", help="All passes in the compiler's order.")] = False,
 ) -> None:
     """Run passes over a module's text, in the order given."""
     from dhlo.commands.opt import opt_file
 
-    opt_file(source, output, ctx.meta["passes"], print_after or [], verify_only)
+    opt_file(source, output, ctx.meta["passes"], print_after or [], verify_only, locations)
 
 
 @app.command("flags")

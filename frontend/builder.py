@@ -34,6 +34,7 @@ class OpBuilder:
         self.dims = dims
         self.node: Any = None  # the fx node being lowered
         self.importer: Any = None
+        self.checked: set[Any] = set()  # conditions that the function's own block asserts already
 
     # ------------------------------------------------------------------------------------------------ basics
     @staticmethod
@@ -335,7 +336,9 @@ class OpBuilder:
     def require(self, cond: Any, message: str) -> None:
         """Makes a relation of sizes part of the contract: proved, learned, or checked at run time."""
         left = self.dims.learn(cond)
-        if left is not None:
+        if left is not None and left not in self.checked:
+            if self.importer is not None and self.importer.depth == 0:
+                self.checked.add(left)
             self.op(control.Assert, [], {"condition": show(left), "message": message})
 
     def size(self, e: Any) -> sympy.Expr:

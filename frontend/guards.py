@@ -15,7 +15,7 @@ from dhlo.errors import InternalError
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.shape_infer.symbols import as_expr
 
-__all__ = ["input_names", "read_guards"]
+__all__ = ["dim_names", "input_names", "read_guards"]
 
 _BINARY: dict[type, Any] = {
     ast.Add: operator.add,
@@ -121,9 +121,8 @@ class _Reader:
         raise KeyError(text)
 
 
-def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
-    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left
-    out."""
+def _sources(names: list[str], values: list[Any]) -> dict[str, Any]:
+    """Example values of the inputs by the text that guards call them."""
     inputs: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):
         head = name.split("[", 1)[0].split(".", 1)[0]
@@ -133,6 +132,28 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any,
         ):
             if source:
                 inputs[ast.unparse(ast.parse(source, mode="eval"))] = value
+    return inputs
+
+
+def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:
+    """Sizes that the user gave a name (torch.export.Dim), as far as torch's shape environment remembers it."""
+    example = next((v for v in values if isinstance(v, torch.Tensor)), None)
+    env = getattr(getattr(example, "fake_mode", None), "shape_env", None)
+    reader, out = _Reader(_sources(names, values)), {}
+    for source, name in getattr(env, "source_name_to_debug_name", {}).items():
+        if not name.isidentifier() or name.startswith("_"):
+            continue
+        try:
+            out[reader.read(ast.parse(source, mode="eval").body)] = name
+        except (KeyError, SyntaxError, ValueError):
+            continue
+    return out
+
+
+def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
+    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left
+    out."""
+    inputs = _sources(names, values)
     out = []
     for code in dict.fromkeys(ep._guards_code):
         if ".stride()" in code or ".storage_offset()" in code:

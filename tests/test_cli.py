@@ -205,6 +205,15 @@ def test_opt_round_trips(text: Path, tmp_path: Path) -> None:
     assert call("opt", text, "--verify-only")[0] == ""
 
 
+def test_locations(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "located.mlir"
+    call("compile", program, "--emit", "mlir", "--locations", "-o", path)
+    number = next(n for n, x in enumerate(Path(__file__).read_text().splitlines(), 1) if "torch.exp(x" in x)
+    assert f'test_cli.py":{number}:' in path.read_text()
+    assert f'test_cli.py":{number}:' in call("opt", path, "--fuse", "--locations")[0]
+    assert "test_cli.py" not in call("opt", path, "--fuse")[0]
+
+
 def test_opt_has_a_flag_for_every_pass() -> None:
     out = call("opt", "--help")[0]
     assert all(f"--{p.name}" in out for p in PASSES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import LANES, V
+from dhlo.codegen.builder import LANES, Fn, V
 from dhlo.codegen.emit import memory_type
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import GroupKernel
@@ -147,11 +147,11 @@ def block_count(lines: Lines) -> sympy.Expr:
     return lines.outer * ceil_div(lines.inner, LANES)
 
 
-def prefix(k: OpKernel, x: V, identity: V, combine: Callable[[V, V], V]) -> V:
+def prefix(fn: Fn, x: V, identity: V, combine: Callable[[V, V], V]) -> V:
     """Inclusive running combination of a vector's lanes, in log2(LANES) steps."""
     step = 1
     while step < LANES:
-        moved = k.fn.shuffle(x, identity, [LANES + i if i < step else i - step for i in range(LANES)])
+        moved = fn.shuffle(x, identity, [LANES + i if i < step else i - step for i in range(LANES)])
         x = combine(moved, x)
         step *= 2
     return x

@@ -58,7 +58,7 @@ class _Scan(OpKernel):
                 v = self.get(x, at)
                 if self.em.mask is not None:
                     v = fn.select(self.em.mask, v, none)
-                v = self.join(carried[0], prefix(self, v, none, self.join))
+                v = self.join(carried[0], prefix(fn, v, none, self.join))
                 self.put(v, y, at)
                 return [fn.shuffle(v, v, [LANES - 1] * LANES)]
 

@@ -68,7 +68,13 @@ def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.Export
 
 
 def compile_file(
-    source: Path, output: Path | None, emit: Emit, name: str | None, progress: bool, modules: Sequence[str]
+    source: Path,
+    output: Path | None,
+    emit: Emit,
+    name: str | None,
+    progress: bool,
+    modules: Sequence[str],
+    locations: bool,
 ) -> Path:
     """Compiles `source` and writes `output`: by default, `source` with the suffix of what is written. Returns the path.
 
@@ -81,7 +87,7 @@ def compile_file(
     options = Options(name=name or source.stem, progress=progress)
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):
-        output.write_text(_module_text(exported, emit is Emit.PLANNED))
+        output.write_text(_module_text(exported, emit is Emit.PLANNED, locations))
         return output
     from dhlo.codegen import link
 
@@ -106,8 +112,9 @@ def compile_file(
     return output
 
 
-def _module_text(exported: torch.export.ExportedProgram, planned: bool) -> str:
+def _module_text(exported: torch.export.ExportedProgram, planned: bool, locations: bool) -> str:
     """The module as imported, or after all passes."""
+    from dhlo.commands.opt import module_text
     from dhlo.frontend import import_program
     from dhlo.pipeline import run_passes
 
@@ -115,4 +122,4 @@ def _module_text(exported: torch.export.ExportedProgram, planned: bool) -> str:
     with program.context:
         if planned:
             run_passes(program.module, program.weights)
-        return str(program.module)
+        return module_text(program.module, locations)

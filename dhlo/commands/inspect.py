@@ -95,7 +95,7 @@ def _plan(model: _runtime.Model, text: str) -> None:
     console().print(
         f"arena {arena} bytes ({megabytes(arena)}), at least {peak} live at once"
         + (f", ratio {arena / peak:.3f}" if peak else "")
-        + f", {plan['num_launches']} launches"
+        + f", {plan['num_launches']} launch sites"
         + ("; sizes that depend on data are not counted" if plan["data_dependent"] else "")
     )
 

@@ -11,11 +11,16 @@ from dhlo import mlir
 from dhlo.errors import CompileError
 from dhlo.pipeline import PASSES, Pass, run_passes
 
-__all__ = ["opt_file"]
+__all__ = ["module_text", "opt_file"]
 
 
 def opt_file(
-    source: Path, output: Path | None, passes: Sequence[str], print_after: Sequence[str], verify_only: bool
+    source: Path,
+    output: Path | None,
+    passes: Sequence[str],
+    print_after: Sequence[str],
+    verify_only: bool,
+    locations: bool,
 ) -> None:
     """Parses, verifies, runs `passes` by name, prints to `output` or standard output. "-" is standard input.
 
@@ -33,14 +38,19 @@ def opt_file(
 
         def after(p: Pass, m: Any) -> None:
             if p.name in print_after or "all" in print_after:
-                print(f"// ----- after {p.name} -----\n{m}", file=sys.stderr)
+                print(f"// ----- after {p.name} -----\n{module_text(m, locations)}", file=sys.stderr)
 
         run_passes(module, {}, tuple(by_name[n] for n in passes), after)
-        text = str(module)
+        text = module_text(module, locations)
     if output is None:
         print(text)
     else:
         output.write_text(text + "\n")
+
+
+def module_text(module: Any, locations: bool) -> str:
+    """A module as text, if wanted with the source line of every op."""
+    return str(module.operation.get_asm(enable_debug_info=locations)).rstrip("\n")
 
 
 def _parse(source: Path) -> Any:

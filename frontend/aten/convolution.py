@@ -14,6 +14,7 @@ from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
+from dhlo.ops import elementwise as ew
 from dhlo.types import TensorType
 
 A: Any = torch.ops.aten
@@ -240,3 +241,47 @@ def _no_indices(b: OpBuilder, y: Value) -> Value | None:
 
 
 _register_pools()
+
+
+@lowers(A.max_pool2d_with_indices.default)
+def _max_pool_with_indices(
+    b: OpBuilder,
+    x: Value,
+    window: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> list[Value]:
+    """Values by the pool; positions (row * width + column) of the first largest element of each window, looked up
+    apart."""
+    values = _pool(b, x, "max", 2, window, stride, padding, dilation, ceil_mode)
+    if not any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in b.node.users):
+        return [values, b.full(b.shape(values), 0, "i64")]
+    window = _many(window, 2)
+    steps = _many(stride, 2) if stride else window
+    pads, gaps = _many(padding, 2), _many(dilation, 2)
+    rank, patches, places = b.rank(x), x, []
+    low = float("-inf") if b.dtype(x).is_float else torch.iinfo(b.dtype(x).torch).min
+    for k in range(2):  # [.., oh, kh, ow, kw]: every element of every window
+        d = rank - 2 + 2 * k
+        n, out = b.shape(x)[rank - 2 + k], b.shape(values)[rank - 2 + k]
+        at = b.add(
+            b.iota([out, window[k]], 0, "i64", start=-pads[k], step=steps[k]),
+            b.iota([out, window[k]], 1, "i64", step=gaps[k]),
+        )
+        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, n))
+        patches = b.take(patches, [b.minimum(b.maximum(at, 0), n - 1)], [d], d)
+        shape = b.shape(patches)
+        patches = b.select(b.expand(inside, shape, [d, d + 1]), patches, low, dtype=b.dtype(x))
+        places.append(at)
+    lead = list(range(rank - 2))
+    patches = b.transpose(patches, [*lead, rank - 2, rank, rank - 1, rank + 1])
+    oh, ow = b.shape(values)[-2:]
+    flat = b.reshape(patches, [*b.shape(patches)[:-2], window[0] * window[1]])
+    best = b.op(compute.ArgReduce, [flat], {"how": "max", "dim": rank})
+    grid = [oh, ow, window[0], window[1]]
+    rows, cols = b.expand(places[0], grid, [0, 2]), b.expand(places[1], grid, [1, 3])
+    table = b.reshape(b.add(b.mul(rows, b.shape(x)[-1]), cols), [oh, ow, window[0] * window[1]])
+    index = [b.iota(b.shape(best), rank - 2, "i64"), b.iota(b.shape(best), rank - 1, "i64"), best]
+    return [values, b.take(table, index, [0, 1, 2], 0)]

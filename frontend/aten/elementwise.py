@@ -377,7 +377,6 @@ def _clamp_max(b: OpBuilder, x: Value, max: Operand) -> Value:
     A.positive.default,
     A.detach_copy.default,
     A.alias_copy.default,
-    A.native_dropout.default,
     A.detach_.default,
 )
 def _identity(b: OpBuilder, x: Value, *args: Any, **_: Any) -> Value:

@@ -51,99 +51,108 @@ def _select_scatter(b: OpBuilder, base: Value, src: Value, dim: int, index: Any)
     return put_slice(b, base, b.unsqueeze(src, d), d, element(b, b.shape(base)[d], index), 1)
 
 
-def _register_views() -> None:
-    def same_elements(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
-        return b.convert(b.reshape(new, b.shape(base)), b.dtype(base))
-
-    views(
-        A.view.default,
-        A.unsqueeze.default,
-        A.squeeze.default,
-        A.squeeze.dim,
-        A.squeeze.dims,
-        A.alias.default,
-        A.detach.default,
-        A.detach_.default,
-        A.unflatten.int,
-        A.view_as.default,
-        A.lift_fresh.default,
-    )(same_elements)
-    maybe_views(
-        A.reshape.default,
-        A.flatten.using_ints,
-        A.contiguous.default,
-        A.to.dtype,
-        A.to.dtype_layout,
-        A.to.device,
-        A.to.other,
-        A.type_as.default,
-        A.dropout.default,
-        A.ravel.default,
-        A.reshape_as.default,
-    )(same_elements)
-
-    def permuted(perm_of: Any) -> Any:
-        def rule(b: OpBuilder, base: Value, new: Value, out: int, *args: Any) -> Value:
-            perm = perm_of(b, base, *args)
-            return b.transpose(new, [perm.index(i) for i in range(len(perm))])
-
-        return rule
-
-    def swapped(b: OpBuilder, base: Value, d0: int, d1: int) -> list[int]:
-        perm = list(range(b.rank(base)))
-        d0, d1 = b.dim(base, d0), b.dim(base, d1)
-        perm[d0], perm[d1] = perm[d1], perm[d0]
-        return perm
-
-    views(A.permute.default)(permuted(lambda b, base, perm: [b.dim(base, p) for p in perm]))
-    views(A.transpose.int, A.swapaxes.default)(permuted(swapped))
-    views(A.t.default)(permuted(lambda b, base: list(reversed(range(b.rank(base))))))
-
-    @views(A.slice.Tensor)
-    def _(
-        b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-    ) -> Value:
-        return _slice_scatter(b, base, new, dim, start, end, step)
-
-    @views(A.narrow.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, start: Any, length: Any) -> Value:
-        d = b.dim(base, dim)
-        return put_slice(b, base, new, d, position(b, start, b.shape(base)[d]), length)
-
-    @views(A.select.int)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, index: Any) -> Value:
-        return _select_scatter(b, base, new, dim, index)
-
-    @views(A.unbind.int)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0) -> Value:
-        return _select_scatter(b, base, new, dim, out)
-
-    @views(A.split_with_sizes.default, A.split.sizes)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, sizes: Sequence[Any], dim: int = 0) -> Value:
-        return put_slice(b, base, new, b.dim(base, dim), sum((as_expr(s) for s in sizes[:out]), as_expr(0)), sizes[out])
-
-    @views(A.split.Tensor)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, size: Any, dim: int = 0) -> Value:
-        d = b.dim(base, dim)
-        return put_slice(b, base, new, d, as_expr(size) * out, b.shape(new)[d])
-
-    @views(A.chunk.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, chunks: int, dim: int = 0) -> Value:
-        d = b.dim(base, dim)
-        n = b.shape(base)[d]
-        return put_slice(b, base, new, d, FloorDiv(n + chunks - 1, chunks) * out, b.shape(new)[d])
-
-    @views(A.diagonal.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-        n = b.shape(new)[-1]
-        index = [b.iota([n], 0, "i64", start=max(-offset, 0)), b.iota([n], 0, "i64", start=max(offset, 0))]
-        return scatter(b, base, index, new, [b.dim(base, dim1), b.dim(base, dim2)], b.rank(base) - 2, "set")
-
-    @views(A.expand.default)
-    def _(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
-        if b.shape(base) == b.shape(new):
-            return new
-        raise CompileError("an expanded tensor is written in place", hint="clone it first")
+def same_elements(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
+    return b.convert(b.reshape(new, b.shape(base)), b.dtype(base))
 
 
-_register_views()
+views(
+    A.view.default,
+    A.unsqueeze.default,
+    A.squeeze.default,
+    A.squeeze.dim,
+    A.squeeze.dims,
+    A.alias.default,
+    A.detach.default,
+    A.detach_.default,
+    A.unflatten.int,
+    A.view_as.default,
+    A.lift_fresh.default,
+)(same_elements)
+maybe_views(
+    A.reshape.default,
+    A.flatten.using_ints,
+    A.contiguous.default,
+    A.to.dtype,
+    A.to.dtype_layout,
+    A.to.device,
+    A.to.other,
+    A.type_as.default,
+    A.dropout.default,
+    A.ravel.default,
+    A.reshape_as.default,
+)(same_elements)
+
+
+def permuted(perm_of: Any) -> Any:
+    def rule(b: OpBuilder, base: Value, new: Value, out: int, *args: Any) -> Value:
+        perm = perm_of(b, base, *args)
+        return b.transpose(new, [perm.index(i) for i in range(len(perm))])
+
+    return rule
+
+
+def swapped(b: OpBuilder, base: Value, d0: int, d1: int) -> list[int]:
+    perm = list(range(b.rank(base)))
+    d0, d1 = b.dim(base, d0), b.dim(base, d1)
+    perm[d0], perm[d1] = perm[d1], perm[d0]
+    return perm
+
+
+views(A.permute.default)(permuted(lambda b, base, perm: [b.dim(base, p) for p in perm]))
+views(A.transpose.int, A.swapaxes.default)(permuted(swapped))
+views(A.t.default)(permuted(lambda b, base: list(reversed(range(b.rank(base))))))
+
+
+@views(A.slice.Tensor)
+def _(
+    b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    return _slice_scatter(b, base, new, dim, start, end, step)
+
+
+@views(A.narrow.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, start: Any, length: Any) -> Value:
+    d = b.dim(base, dim)
+    return put_slice(b, base, new, d, position(b, start, b.shape(base)[d]), length)
+
+
+@views(A.select.int)
+def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, index: Any) -> Value:
+    return _select_scatter(b, base, new, dim, index)
+
+
+@views(A.unbind.int)
+def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0) -> Value:
+    return _select_scatter(b, base, new, dim, out)
+
+
+@views(A.split_with_sizes.default, A.split.sizes)
+def _(b: OpBuilder, base: Value, new: Value, out: int, sizes: Sequence[Any], dim: int = 0) -> Value:
+    return put_slice(b, base, new, b.dim(base, dim), sum((as_expr(s) for s in sizes[:out]), as_expr(0)), sizes[out])
+
+
+@views(A.split.Tensor)
+def _(b: OpBuilder, base: Value, new: Value, out: int, size: Any, dim: int = 0) -> Value:
+    d = b.dim(base, dim)
+    return put_slice(b, base, new, d, as_expr(size) * out, b.shape(new)[d])
+
+
+@views(A.chunk.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, chunks: int, dim: int = 0) -> Value:
+    d = b.dim(base, dim)
+    n = b.shape(base)[d]
+    return put_slice(b, base, new, d, FloorDiv(n + chunks - 1, chunks) * out, b.shape(new)[d])
+
+
+@views(A.diagonal.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    n = b.shape(new)[-1]
+    index = [b.iota([n], 0, "i64", start=max(-offset, 0)), b.iota([n], 0, "i64", start=max(offset, 0))]
+    return scatter(b, base, index, new, [b.dim(base, dim1), b.dim(base, dim2)], b.rank(base) - 2, "set")
+
+
+@views(A.expand.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
+    if b.shape(base) == b.shape(new):
+        return new
+    raise CompileError("an expanded tensor is written in place", hint="clone it first")

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "binding.hpp"
+#include "output_pool.hpp"
 
 namespace dhlo::python {
 namespace {
@@ -22,6 +23,7 @@ struct Session {
   Inputs inputs;
   std::vector<dlpack::ManagedTensorVersioned*> outputs;  // of the run in progress
   std::string error;                                     // from the output allocator
+  std::shared_ptr<OutputPool> pool = std::make_shared<OutputPool>();
 };
 
 struct SessionObject {
@@ -63,6 +65,12 @@ void* allocate_output(void* context, int64_t index, int32_t dtype, int64_t rank,
   dlpack::Tensor prototype{
       nullptr, {dlpack::kCPU, 0}, static_cast<int32_t>(rank), dlpack_dtype(dtype), const_cast<int64_t*>(sizes), nullptr,
       0};
+  int64_t bytes = dhlo_dtype_bytes(dtype);
+  for (int64_t d = 0; d < rank; ++d) bytes *= sizes[d];
+  if (bytes >= OutputPool::kSmallest) {
+    slot = session.pool->take(prototype, bytes);
+    return slot != nullptr ? slot->tensor.data : nullptr;
+  }
   if (session.torch->allocate(&prototype, &slot, context, note_error) != 0) {
     slot = nullptr;
     return nullptr;

@@ -10,7 +10,10 @@ import torch
 
 from dhlo.dialect import build
 from dhlo.ops.compute import ArgReduce, Scan
-from tests.programs import Draw, Module, Part, anything, plain, t, within
+from dhlo.ops.lookup import Scatter, Sort, TopK
+from dhlo.types import from_mlir
+from dhlo.shape_infer.symbols import evaluate, parse
+from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
 
 SIZES = [(1, 1), (0, 3), (2, 1), (1, 2), (3, 15), (16, 17), (17, 64), (31, 5), (2, 1031)]
 ALL = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "ui8", "i1")
@@ -67,3 +70,96 @@ def test_argreduce(how: str) -> None:
             for draw in (anything, few):
                 parts.append(op(ArgReduce, {"how": how, "dim": dim}, shape, d, draw))
     check(parts, [s for s in SIZES if 0 not in s])
+
+
+LONG = [*SIZES, (3, 129), (2, 700), (140, 3)]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_sort(descending: bool) -> None:
+    parts = []
+    for d in ALL:
+        for shape, dim in SHAPES if d in ("f32", "i64") else SHAPES[:1]:
+            for draw in (anything, few):
+                parts.append(op(Sort, {"dim": dim, "descending": descending}, shape, d, draw))
+    parts.append(op(Sort, {"dim": 1, "descending": descending}, ["n", 64], "f32", anything))
+    parts.append(op(Sort, {"dim": 0, "descending": descending}, [200, "m"], "bf16", few))
+    check(parts, LONG)
+
+
+def topk(shape: Sequence[object], dim: int, k: object, largest: bool, dtype: str, draw: Draw) -> Part:
+    def body(x: Any) -> list[Any]:
+        y = from_mlir(x)
+        y = y.with_shape([k if d == dim else s for d, s in enumerate(y.shape)])
+        return list(build(TopK, [x], {"dim": dim, "largest": largest}, results=[y, y.with_dtype("i64")]).results)
+
+    return Part([(t(dtype, *shape), draw)], body, label=f"topk {shape} {dim} {k} {largest} {dtype}")
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_topk(largest: bool) -> None:
+    ordered = lambda d, shape, g: anything(d, shape, g).sort(-1, descending=not largest)[0]  # noqa: E731  (the filter's worst case)
+    parts = [topk(["n", 64], 1, 8, largest, "f32", few), topk(["n", "m+9"], 1, 9, largest, "f32", anything),
+             topk(["n", "m"], 1, "m", largest, "i64", few), topk(["n+20", "m"], 0, 20, largest, "bf16", few),
+             topk(["n", "m+3000"], 1, 50, largest, "f32", plain), topk(["n", "m+3000"], 1, 50, largest, "i64", ordered),
+             topk(["n", "m+3000"], 1, 7, largest, "f32", few), topk(["n", "m+3000", 2], 1, 1, largest, "f16", anything),
+             topk(["n", "m"], 1, 0, largest, "f32", plain), topk(["n", "4*m"], 1, "m", largest, "f64", anything)]
+    check(parts, LONG)
+
+
+def scatter(how: str, dtype: str, x: Sequence[object], index: Sequence[object], dims: Sequence[int], at: int, *, below: str,
+            draw: Draw = plain, unique: bool = False, index_type: str = "i64") -> Part:
+    """`below` is the size of the indexed dims, as an expression over the index's dims d0, d1 ...; `unique` indices don't repeat."""
+    rest = [s for d, s in enumerate(x) if d not in dims]
+
+    def places(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
+        i = index_below(below)(d, shape, g)
+        if unique and i.numel():
+            n = evaluate(parse(below), {f"d{k}": s for k, s in enumerate(shape)})
+            i = torch.randperm(n, generator=g)[:i.numel()].reshape(shape) - n * torch.randint(0, 2, shape, generator=g)
+        return i.to(d.torch)
+
+    def body(*args: Any) -> list[Any]:
+        return [build(Scatter, list(args), {"dims": list(dims), "at": at, "how": how}).results[0]]
+
+    src = [*rest[:at], *index, *rest[at:]]
+    return Part([(t(dtype, *x), draw), *[(t(index_type, *index), places)] * len(dims), (t(dtype, *src), draw)], body, tol=TOL, atol=1e-5,
+                label=f"scatter {how} {dtype} {x} {index} {dims} {at}")
+
+
+@pytest.mark.parametrize("how", ["set", "add", "mul", "max", "min"])
+def test_scatter(how: str) -> None:
+    once = how == "set"
+    parts = []
+    for d in ALL:
+        if d == "i1" and how in ("mul", "max", "min"):
+            continue
+        draw = within(0, 2) if how == "mul" and d not in ("f16", "bf16") else plain
+        parts.append(scatter(how, d, ["2*n", "m"], ["n"], [0], 0, below="2*d0", draw=draw, unique=once))
+    if not once:
+        parts.append(scatter(how, "f32", ["n", 3], ["m", 2], [0, 1], 0, below="min(3, 1)", draw=within(0.5, 1.5)))
+        parts.append(scatter(how, "i64", ["n"], ["n"], [0], 0, below="d0", index_type="i32"))
+    for d in ("f32", "i64"):
+        parts.append(scatter(how, d, ["m", "3*n"], ["n"], [1], 1, below="3*d0", unique=True))
+        parts.append(scatter(how, d, ["m", "n", 5], ["n"], [1], 0, below="d0", unique=True))
+        parts.append(scatter(how, d, [3, "m", "n", 5, 2], ["n"], [2], 1, below="d0", unique=True))
+        parts.append(scatter(how, d, [3, "n", 2, "n", "m"], ["n"], [1, 3], 2, below="d0", unique=True))
+        parts.append(scatter(how, d, ["n*m", 2000], ["n", "m"], [0], 0, below="d0*d1", unique=True, index_type="i32"))
+    check(parts)
+
+
+def test_scatter_last_write_wins() -> None:
+    part = scatter("set", "f32", ["n", 40], ["m"], [0], 0, below="d0")
+    module = Module([part])
+    model, _ = module.compile()
+    x, src = torch.zeros(3, 40), torch.randn(5, 40)
+    got = model(x, torch.tensor([0, 2, 0, -1, 0]), src)
+    assert torch.equal(got, torch.stack([src[4], x[1], src[3]]))
+
+
+@pytest.mark.parametrize("bad", [3, -4])
+def test_scatter_out_of_range(bad: int) -> None:
+    model, _ = Module([scatter("add", "f32", ["n", 40], ["m"], [0], 0, below="d0")]).compile()
+    with pytest.raises(Exception, match="out of range"):
+        model(torch.zeros(3, 40), torch.tensor([0, bad]), torch.zeros(2, 40))
+    assert torch.equal(model(torch.zeros(3, 40), torch.tensor([0, 2]), torch.ones(2, 40)).sum(1), torch.tensor([40.0, 0, 40]))

@@ -61,6 +61,12 @@ def test_ranges_accept_one_but_keep_the_users_bounds() -> None:
         run(bounded, (rn(10),))
 
 
+def test_the_users_names_of_dims_are_kept() -> None:
+    n, m = Dim("rows"), Dim("cols", max=64)
+    p = import_fn(lambda x, y: x + y, [rn(3, 4), rn(3, 4)], ({0: n, 1: m}, {0: n, 1: m}))
+    assert sorted(p.user_names.values()) == ["cols", "rows"] and set(p.user_names) == set(p.symbols)
+
+
 def test_last_element_asks_for_a_nonempty_input() -> None:
     p = check(lambda x: x[:, -1:], [rn(2, 4)], [rn(3, 1)])
     assert p.outputs[0].index == 0 and 1 in [r.lo for r in p.symbols.values()]

@@ -446,6 +446,11 @@ CONVOLUTIONS: dict[str, Any] = {
         F.interpolate(x, scale_factor=2, mode="bilinear"),
         F.interpolate(x, size=(7, 5), mode="bilinear", align_corners=True),
     ),
+    "indices": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "grid": lambda x: F.grid_sample(x, torch.linspace(-1.2, 1.2, 24).reshape(1, 3, 4, 2).expand(x.shape[0], 3, 4, 2)),
+    "border": lambda x: F.grid_sample(
+        x, torch.linspace(-2, 1, 24).reshape(1, 3, 4, 2).expand(x.shape[0], 3, 4, 2), "nearest", "border", True
+    ),
     "bicubic": lambda x: F.interpolate(x, size=(9, 4), mode="bicubic"),
     "shuffle": lambda x: F.pixel_shuffle(F.pad(x, (0, 0, 0, 0, 0, 1)), 2),
 }

@@ -1,0 +1,404 @@
+"""One round of importing: an exported graph, interpreted node by node, builds a module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from dhlo.dialect import TypeError_
+from dhlo.errors import CompileError
+from dhlo.frontend.aten.complex import Complex
+from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.dims import Dims, static_value
+from dhlo.frontend.functionalize import Ref, functional_form, shares_storage
+from dhlo.frontend.guards import dim_names
+from dhlo.frontend.locations import location, source_line
+from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
+from dhlo.frontend.promotion import scalar_dtype
+from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, VIEWS, find
+from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
+from dhlo.mlir import func, ir
+from dhlo.ops import control, movement
+from dhlo.shape_infer.symbols import as_expr, show, symbol
+from dhlo.types import DTYPES, TensorType, from_mlir, from_torch_dtype
+
+__all__ = ["Importer", "input_values"]
+
+
+def input_values(ep: Any) -> list[Any]:
+    """Example value or constant of every leaf of the input pytree."""
+    placeholders = {n.name: n for n in ep.graph.nodes if n.op == "placeholder"}
+    return [
+        s.arg.value if isinstance(s.arg, ConstantArgument) else placeholders[s.arg.name].meta["val"]
+        for s in ep.graph_signature.input_specs
+        if s.kind == InputKind.USER_INPUT
+    ]
+
+
+class Importer:
+    """One round of importing: interprets the graph node by node and builds ops as it goes."""
+
+    def __init__(self, ep: Any, dims: Dims, names: list[str], guards: list[tuple[Any, str]], context: Any) -> None:
+        self.ep, self.dims, self.names, self.guards, self.context = ep, dims, names, guards, context
+        self.b = OpBuilder(dims)
+        self.b.importer = self
+        self.env: dict[Any, Any] = {}
+        self.weights: dict[str, torch.Tensor] = {}
+        self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
+        self.fresh = 0
+        self.depth = 0  # how many regions deep ops are being built
+
+    # ------------------------------------------------------------------------------------------------ the function
+    def run(self) -> Program:
+        """Builds the module and describes its interface."""
+        module = ir.Module.create()
+        inputs, types = self._inputs()
+        with ir.InsertionPoint(module.body):
+            f = func.FuncOp("main", ([t.mlir() for t in types], []))
+        block = f.add_entry_block()
+        with ir.InsertionPoint(block):
+            self._bind_inputs(inputs, list(block.arguments))
+            self._bind_state()
+            for relation, text in self.guards:
+                self.b.require(relation, f"the exported program requires {text}")
+            result = self._graph(self.ep.graph_module, self.env)
+            values, outputs, mutations = self._outputs(result)
+            self._leftovers(block)
+            func.ReturnOp(values)
+        f.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get([t.mlir() for t in types], [v.type for v in values])
+        )
+        f.attributes["arg_attrs"] = ir.ArrayAttr.get(
+            [ir.DictAttr.get({"dhlo.name": ir.StringAttr.get(s.name)}) for s in inputs if s.type is not None]
+        )
+        symbols = self._symbols(types)
+        i64 = ir.IntegerType.get_signless(64)
+        bound: Any = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)  # noqa: E731
+        module.operation.attributes["dhlo.symbols"] = ir.DictAttr.get(
+            {n: ir.ArrayAttr.get([bound(r.lo), bound(r.hi)]) for n, r in symbols.items()}
+        )
+        return Program(
+            self.context,
+            module,
+            self.weights,
+            inputs,
+            outputs,
+            self.ep.call_spec.in_spec,
+            self.ep.call_spec.out_spec,
+            symbols,
+            self._user_names(symbols),
+            mutations,
+        )
+
+    def _inputs(self) -> tuple[list[InputSpec], list[TensorType]]:
+        specs: list[InputSpec] = []
+        types: list[TensorType] = []
+        for name, value in zip(self.names, input_values(self.ep), strict=True):
+            if isinstance(value, torch.Tensor):
+                t = TensorType.of(from_torch_dtype(value.dtype), [self.dims.expr(s) for s in value.shape])
+                specs.append(InputSpec(name, t))
+            elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                kind = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}[type(value)]
+                t = TensorType.of({"int": "i64", "float": "f64", "bool": "i1"}[kind], [])
+                specs.append(InputSpec(name, t, scalar=kind))
+            else:
+                specs.append(InputSpec(name, None, constant=value))
+                continue
+            types.append(t)
+        return specs, types
+
+    def _bind_inputs(self, specs: Sequence[InputSpec], arguments: list[Value]) -> None:
+        nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
+        user = [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+        rest = iter(arguments)
+        for spec, inner in zip(specs, user, strict=True):
+            node = nodes[inner.arg.name]
+            if spec.type is None:
+                self.env[node] = spec.constant
+            elif spec.scalar:
+                self.env[node] = self._define(next(rest), node.meta["val"].node.expr)
+            else:
+                self.env[node] = Ref(next(rest))
+                self.owners.append(("input", spec.name, self.env[node]))
+
+    def _bind_state(self) -> None:
+        """Parameters, buffers and constants as `weight` ops; one for each distinct piece of memory."""
+        nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
+        seen: dict[Any, Ref] = {}
+        for spec in self.ep.graph_signature.input_specs:
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                continue
+            node = nodes[spec.arg.name]
+            if not node.users:
+                continue
+            data = self.ep.state_dict.get(spec.target)
+            if data is None:
+                data = self.ep.constants[spec.target]
+            if data.is_complex():
+                parts = [
+                    self.weight(f"{spec.target}.{name}", p.contiguous())
+                    for name, p in (("real", data.real), ("imag", data.imag))
+                ]
+                self.env[node] = Complex(*parts)
+                continue
+            key = (
+                (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype)
+                if data.numel()
+                else spec.target
+            )
+            if key not in seen:
+                seen[key] = Ref(self.weight(spec.target, data))
+                self.owners.append(("buffer", spec.target, seen[key]))
+            self.env[node] = seen[key]
+
+    def weight(self, name: str, data: torch.Tensor) -> Value:
+        """A `weight` op for constant data."""
+        data = data.detach()
+        self.weights[name] = data
+        return self.b.op(
+            movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))]
+        )
+
+    def _leftovers(self, block: Any) -> None:
+        """Equalities that no renaming expresses are checked at run time: first thing if the inputs decide them."""
+        for a, b in self.dims.unsolved:
+            a, b = self.dims.expr(a), self.dims.expr(b)
+            if self.dims.equal(a, b):
+                continue
+            early = not any(s.name.startswith("u") or not s.is_integer for s in (a - b).free_symbols)
+            at = ir.InsertionPoint.at_block_begin(block) if early else ir.InsertionPoint(block)
+            with at:
+                self.b.op(control.Assert, [], {"condition": show(sympy.Eq(a, b)), "message": "sizes must agree"})
+
+    # ------------------------------------------------------------------------------------------------ results
+    def _outputs(self, result: Any) -> tuple[list[Value], list[OutputSpec], list[Mutation]]:
+        values: list[Value] = []
+        outputs: list[OutputSpec] = []
+        mutations: list[Mutation] = []
+        targets = {
+            s.arg.name: n
+            for s, n in zip(
+                [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT],
+                self.names,
+                strict=True,
+            )
+        }
+        for i, (spec, x) in enumerate(zip(self.ep.graph_signature.output_specs, result, strict=True)):
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                mutations.append(Mutation("buffer", spec.target, len(values)))
+            elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+                mutations.append(Mutation("input", targets.get(spec.target, spec.target), len(values)))
+            elif spec.kind != OutputKind.USER_OUTPUT:
+                raise CompileError(f"outputs of kind {spec.kind.name} are not supported")
+            else:
+                name = spec.arg.name if isinstance(spec.arg, TensorArgument) else f"output{i}"
+                outputs.append(self._output(name, x, len(values)))
+                if outputs[-1].index is None:
+                    continue
+            values.append(self.tensor_of(x))
+        for kind, target, ref in self.owners:
+            if ref.version:
+                mutations.append(Mutation(kind, target, len(values)))
+                values.append(ref.read())
+                if kind == "buffer":
+                    self.weights[target] = self.weights[target].clone()  # the state that calls start from
+        return values, outputs, mutations
+
+    def _output(self, name: str, x: Any, index: int) -> OutputSpec:
+        if isinstance(x, Ref):
+            return OutputSpec(name, index)
+        if isinstance(x, sympy.Basic):
+            kind = {torch.bool: "bool", torch.int64: "int", torch.float32: "float"}[scalar_dtype(x)]
+            return OutputSpec(name, index, scalar=kind)
+        return OutputSpec(name, None, constant=x)
+
+    def tensor_of(self, x: Any) -> Value:
+        """A graph value as an SSA value; numbers become rank-0 tensors of their widest dtype."""
+        if isinstance(x, Ref):
+            return x.read()
+        kind = scalar_dtype(x)
+        if kind == torch.bool and isinstance(x, sympy.Basic):
+            flag = sympy.Piecewise((1, x), (0, True))
+            return self.b.convert(self.b.full([], flag, "i64"), "i1")
+        return self.b.full([], x, DTYPES["f64"] if kind.is_floating_point else from_torch_dtype(kind))
+
+    def _symbols(self, types: Sequence[TensorType]) -> dict[str, Range]:
+        gone = {s.name for s in self.dims.substitution}
+        names = {s.name for t in types for e in t.shape for s in e.free_symbols} | set(self.dims.ranges)
+        return {n: self.dims.range_of(n) for n in sorted(names - gone, key=lambda n: (n[0], len(n), n))}
+
+    def _user_names(self, symbols: dict[str, Range]) -> dict[str, str]:
+        """The user's Dim names of the symbols that are left."""
+        named = dim_names(self.names, input_values(self.ep))
+        exprs = {self.dims.expr(e): name for e, name in named.items()}
+        return {e.name: name for e, name in exprs.items() if e.is_Symbol and e.name in symbols}
+
+    # ------------------------------------------------------------------------------------------------ nodes
+    def _graph(self, gm: Any, env: dict[Any, Any]) -> Any:
+        """Interprets a graph; returns what its output node returns."""
+        for node in gm.graph.nodes:
+            if node.op == "output":
+                return pytree.tree_map_only(
+                    torch.fx.Node, env.__getitem__, node.args[0], is_leaf=lambda x: isinstance(x, torch.fx.Node)
+                )
+            if node.op == "get_attr":
+                env[node] = self._attribute(gm, node)
+            elif node.op == "call_function":
+                self.b.node = node
+                try:
+                    with location(node):
+                        env[node] = self._call(node, env)
+                except (TypeError_, CompileError) as e:
+                    if isinstance(e, CompileError) and "\n  at " in str(e):
+                        raise
+                    raise CompileError(f"{node.target} ({node.name}): {e}", where=source_line(node)) from e
+        return ()
+
+    def subgraph(self, gm: Any, args: Sequence[Any]) -> Any:
+        """Interprets a branch or body on values (SSA values or numbers); SSA values and numbers come back."""
+        env: dict[Any, Any] = {}
+        inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        for node, a in zip(inputs, args, strict=True):
+            env[node] = Ref(a) if self.b.is_tensor(a) else a
+        outer, self.depth = self.b.node, self.depth + 1
+        result = self._graph(gm, env)
+        self.b.node, self.depth = outer, self.depth - 1
+        return pytree.tree_map_only(Ref, lambda r: r.read(), result)
+
+    def _attribute(self, gm: Any, node: Any) -> Any:
+        value = operator.attrgetter(node.target)(gm)
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = f"{node.target}"
+        while name in self.weights and self.weights[name].data_ptr() != value.data_ptr():
+            name += "_"
+        return Ref(self.weight(name, value))
+
+    def _call(self, node: Any, env: dict[Any, Any]) -> Any:
+        fetch: Any = lambda n: env[n]  # noqa: E731
+        args = torch.fx.map_arg(node.args, fetch)
+        kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
+        target = node.target
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
+            return scalar_call(target, args, kwargs)
+        functional = functional_form(target)
+        if functional is not None and target not in LOWERINGS:
+            return self._in_place(functional, args, kwargs)
+        call_args, call_kwargs = _read(args), _read(kwargs)
+        if target in HIGHER_ORDER:
+            return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
+        lowering = find(target)
+        if target in COMPLEX and any(isinstance(a, Complex) for a in pytree.tree_leaves(call_args)):
+            return _wrap(COMPLEX[target](self.b, *call_args, **call_kwargs))
+        if lowering is None:
+            raise CompileError("complex operands expected")
+        result = lowering(self.b, *call_args, **call_kwargs)
+        view = VIEWS.get(target)
+        if (
+            view is None
+            and target in MAYBE_VIEWS
+            and shares_storage(node.args[0].meta.get("val"), node.meta.get("val"))
+        ):
+            view = MAYBE_VIEWS[target]
+        if view is None or not isinstance(args[0], Ref):
+            return _wrap(result)
+        return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
+
+    def _view(
+        self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any
+    ) -> Any:
+        b, node = self.b, self.b.node
+
+        def as_then(f: Callable[..., Any], *values: Any) -> Any:
+            """Builds as if the view's own node were being lowered."""
+            now, b.node = b.node, node
+            out = f(b, *values, *args, **kwargs)
+            b.node = now
+            return out
+
+        def make(value: Value, out: int | None) -> Ref:
+            def replay(x: Value) -> Value:
+                y = as_then(lowering, x)
+                return y if out is None else y[out]
+
+            return Ref(value, base, replay, lambda x, new: as_then(view, x, new, out or 0))
+
+        if isinstance(result, list | tuple):
+            return [make(v, i) for i, v in enumerate(result)]
+        return make(result, None)
+
+    def _in_place(self, functional: Any, args: Any, kwargs: Any) -> Any:
+        ref = args[0]
+        old = ref.read()
+        new = LOWERINGS[functional](self.b, *_read(args), **_read(kwargs))
+        if new is not old:
+            t = from_mlir(old)
+            ref.write(self.b.expand(self.b.convert(new, t.dtype), t.shape))
+        return ref
+
+    # ------------------------------------------------------------------------------------------------ run-time symbols
+    def symbol_name(self) -> str:
+        """The unbacked symbol that the node being lowered binds, or a fresh one."""
+        bindings = self.b.node.meta.get("unbacked_bindings") or {}
+        names = [str(s) for s in bindings]
+        if not names:
+            val = self.b.node.meta.get("val")
+            expr = getattr(getattr(val, "node", None), "expr", None)
+            names = [str(s) for s in expr.free_symbols] if isinstance(expr, sympy.Symbol) else []
+        if names:
+            return names[0]
+        self.fresh += 1
+        return f"u_{self.fresh}"
+
+    def _define(self, x: Value, expr: Any) -> Any:
+        """Binds an expression that is a bare symbol to a one-element tensor's value."""
+        name = str(next(iter(expr.free_symbols)))
+        if self.b.dtype(x).is_bool:
+            x = self.b.convert(x, "i64")
+        self.b.op(control.Item, [x], {"symbol": name})
+        self.check_symbol(name)
+        return static_value(self.dims.expr(as_expr(expr)))
+
+    def item(self, x: Value) -> Any:
+        """aten.item: the value of a one-element tensor as a symbolic number."""
+        name = self.symbol_name()
+        flag = self.b.dtype(x).is_bool
+        if self.b.dtype(x).is_float and not name.startswith(("zuf", "f_")):
+            self.fresh += 1
+            name = f"f_{self.fresh}"
+        self.b.op(control.Item, [self.b.convert(x, "i64") if flag else x], {"symbol": name})
+        self.check_symbol(name)
+        s = self.dims.of(name)
+        return static_value(sympy.Eq(s, 1) if flag else s)
+
+    def check_symbol(self, name: str) -> None:
+        """Where a run-time symbol was replaced by an equal expression, its definition checks that."""
+        s = symbol(name)
+        value = self.dims.substitution.get(s)
+        if value is not None:
+            self.b.op(
+                control.Assert,
+                [],
+                {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"{name} must be {show(value)}"},
+            )
+
+
+def _read(x: Any) -> Any:
+    return pytree.tree_map_only(Ref, lambda r: r.read(), x)
+
+
+def _wrap(x: Any) -> Any:
+    """SSA values as references, in whatever structure."""
+    if isinstance(x, ir.Value):
+        return Ref(x)
+    if isinstance(x, list | tuple):
+        return [_wrap(i) for i in x]
+    return x

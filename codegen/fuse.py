@@ -252,7 +252,8 @@ def _grow_reduction(g: _Graph, seed: int) -> Unit:
     _absorb_producers(g, op, taken, axes, domain, full)
     for k in range(seed + 1, len(g.ops)):
         u = g.ops[k]
-        if k in g.unit or k in taken or not any(v in axes for v in u.operands) or getattr(u, "kind", None) not in (
+        sibling = isinstance(u, Reduce) and u.operands[0] == op.operands[0] and attr(u, "dims") == dims  # reads the same rows
+        if k in g.unit or k in taken or not (sibling or any(v in axes for v in u.operands)) or kind_of(u) not in (
                 Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION):
             continue
         inside = _bits(taken)
@@ -260,8 +261,7 @@ def _grow_reduction(g: _Graph, seed: int) -> Unit:
         if any(p is not None and (g.above[p] | 1 << p) & inside for p in outside):
             continue
         if isinstance(u, Reduce):
-            ok = axes[u.operands[0]] if attr(u, "dims") == dims and axes[u.operands[0]] == full else None
-            new = kept if ok is not None else None
+            new = kept if sibling or (attr(u, "dims") == dims and axes[u.operands[0]] == full) else None
         else:
             new = reduction_axes(u, axes, domain)
         if new is None:

@@ -11,12 +11,13 @@ from dhlo.codegen.kernel import Launch, where
 from dhlo.codegen.kernels.argreduce import lower_argreduce
 from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_copy, lower_scatter
+from dhlo.codegen.kernels.search import lower_histogram, lower_search_sorted
 from dhlo.codegen.kernels.sort import lower_sort, lower_topk
 from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
-from dhlo.ops.lookup import Scatter, Sort, TopK
+from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
 from dhlo.types import from_mlir
 
 __all__ = ["opaque_step"]
@@ -25,7 +26,9 @@ Lower = Callable[[Lowering, Any, Any], Launch]
 LAUNCHES: dict[type[Op], Sequence[Lower]] = {
     ArgReduce: [lower_argreduce],
     Scan: [lower_scan],
+    Histogram: [lower_histogram],
     Scatter: [lower_copy, lower_scatter],
+    SearchSorted: [lower_search_sorted],
     Sort: [lower_sort],
     TopK: [lower_topk],
 }

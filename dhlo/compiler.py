@@ -12,17 +12,19 @@ from dhlo.callspec import CallSpec, updates_of, write_call
 from dhlo.codegen import abi
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.constants import Constants
+from dhlo.codegen.cost import group_cost
 from dhlo.codegen.descriptor import Descriptor
 from dhlo.codegen.host import HostProgram
 from dhlo.codegen.layout import lay_out, walk
 from dhlo.codegen.llvm import TargetSpec, compile_object, host_target, lower_to_llvm_ir
 from dhlo.codegen.split import split_module
-from dhlo.codegen.steps import Lowering
+from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
 from dhlo.options import Options
 from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.shape_infer.symbols import show
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["Artifact", "PRODUCER", "compile_program"]
@@ -64,7 +66,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
         low = Lowering(program.weights, target)
-        steps = {op.operation: low.lower(op) for op in walk(block) if isinstance(op, Group)}
+        steps = {op.operation: _Sited(low.lower(op)) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
         layout = lay_out(block, steps, ranges)
         names = [s.name for s in program.inputs if s.type is not None]
@@ -75,7 +77,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         host.emit_run(block)
         host.emit_plan()
         outputs = _output_names(program, [from_mlir(v) for v in returns])
-        metadata = _metadata(program, block, layout, low)
+        metadata = _metadata(program, block, layout, low, steps)
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2)
@@ -84,6 +86,22 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
     llvm_ir, objects = _objects(low, descriptor, target)
     return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
                     sorted(set(layout.launches)), metadata, llvm_ir, target)
+
+
+class _Sited:
+    """A group's step that remembers which of the host program's launches are its own."""
+
+    def __init__(self, step: Step) -> None:
+        self._step, self.launches = step, [0, 0]
+
+    @property
+    def workspace(self) -> Any:
+        return self._step.workspace
+
+    def emit(self, host: HostProgram) -> None:
+        first = len(host.layout.launches)
+        self._step.emit(host)
+        self.launches = [first, len(host.layout.launches)]
 
 
 def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple[list[str], list[bytes]]:
@@ -112,12 +130,15 @@ def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, 
     return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
 
 
-def _metadata(program: Program, block: Any, layout: Any, low: Lowering) -> dict[str, Any]:
+def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: dict[Any, _Sited]) -> dict[str, Any]:
+    """What tools show of a model; of a group also its arithmetic and bytes and its launches, as [first, end)."""
     groups = []
     for op in walk(block):
         if isinstance(op, Group):
             ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
-            groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results]})
+            flops, nbytes = group_cost(op)
+            groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results],
+                           "flops": show(flops), "bytes": show(nbytes), "launches": steps[op.operation].launches})
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {n: [r.lo, r.hi] for n, r in program.symbols.items()},

@@ -26,6 +26,7 @@ from dhlo.types import DTYPES, DType, from_mlir
 __all__ = ["combine", "identity_of", "lower_reduction"]
 
 UNROLL = 4  # independent accumulators along a row
+COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
 KEEP_COST = 6  # values cheaper than this are computed again in every pass
 
 
@@ -138,60 +139,77 @@ class _Reduction:
         fn, em, k = self.fn, self.em, self.k
         inner = [self.shape[d] for d in [*self.reduced, *([] if self.lane_kept else [self.lane])]]
         self.inner_sizes = inner
-        row_elems = product(inner) * (LANES if self.lane_kept else 1)
+        row_elems = product(inner) * (LANES * COLUMNS if self.lane_kept else 1)
         slot_bytes = ceil_div(row_elems, 64) * 64 * 8
         self.slot = {v: n for n, v in enumerate(self.cached)}
         self.slot_bytes = slot_bytes
         sizes = [self.shape[d] for d in self.kept]
         if self.lane_kept:
-            sizes.append(ceil_div(self.shape[self.lane], LANES))
+            sizes.append(ceil_div(self.shape[self.lane], LANES * COLUMNS))
         with rows(em, fn.args[1], fn.args[2], sizes) as item:
             at = dict(zip(self.kept, item, strict=False))
             if self.lane_kept:
-                n = fn.i64(em.size(self.shape[self.lane]))
-                c = fn.mul(em.position(item[-1]), LANES)
-                at[self.lane] = Index(c, 1, multiple=LANES)
-                whole = fn.cmp("le", fn.add(c, LANES), n)
-                def plain() -> list[V]:
-                    with em.scope():
-                        self._item(at)
-                    return []
-                def tail() -> list[V]:
-                    with em.scope(fn.tail_mask(fn.sub(n, c))):
-                        self._item(at)
-                    return []
-                fn.if_else(whole, plain, tail, [])
+                self._columns(at, item[-1])
             else:
-                self._item(at)
+                self._item([at])
         cost = group_cost(k.ops)
         grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
         scratch = slot_bytes * len(self.cached)
         return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch, k.lookups)
 
+    def _columns(self, at: dict[int, Index], block: Index) -> None:
+        """A block of columns: COLUMNS vectors side by side, or one at a time under a mask at the edge."""
+        fn, em = self.fn, self.em
+        n = fn.i64(em.size(self.shape[self.lane]))
+        c = fn.mul(em.position(block), LANES * COLUMNS)
+
+        def whole() -> list[V]:
+            with em.scope():
+                self._item([{**at, self.lane: Index(fn.add(c, w * LANES), 1, multiple=LANES)} for w in range(COLUMNS)])
+            return []
+
+        def edge() -> list[V]:
+            with fn.loop(c, n, LANES) as lp, em.scope(fn.tail_mask(fn.sub(n, lp.iv))):
+                self._item([{**at, self.lane: Index(lp.iv, 1, multiple=LANES)}])
+            return []
+
+        fn.if_else(fn.cmp("le", fn.add(c, LANES * COLUMNS), n), whole, edge, [])
+
     def _index(self, at: dict[int, Index]) -> list[Index]:
         return [at.get(d, self.em.zero) for d in range(len(self.shape))]
 
-    def _item(self, at: dict[int, Index]) -> None:
+    def _item(self, ats: list[dict[int, Index]]) -> None:
+        """One position of the kept dims; or a few, which differ in the last one by a vector each."""
         em = self.em
+        self._way = {at[self.lane].key: w for w, at in enumerate(ats)} if self.lane_kept else {}
         saved = dict(em.leaves)
         for stage in range(self.last + 1):
             done = [r for r in self.reduces if self.level.get(r.operands[0], 0) == stage]
             stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
             keeps = [v for v, s in self.cached.items() if s == stage]
             if done or stores:
-                results = [wrap(self.fn, x, from_mlir(r.results[0]).dtype.name)
-                           for r, x in zip(done, self._pass(done, stores, keeps, at), strict=True)]
-                for r, x in zip(done, results, strict=True):
-                    em.leaves[r.results[0]] = lambda _em, _idx, x=x: x  # type: ignore[misc]
+                for r, xs in zip(done, self._pass(done, stores, keeps, ats), strict=True):
+                    dtype = from_mlir(r.results[0]).dtype.name
+                    em.leaves[r.results[0]] = self._finished(r.results[0], [wrap(self.fn, x, dtype) for x in xs])
             for v in keeps:
                 em.leaves[v] = self._reload(v)
-            self._small(stage + 1, at)
+            for at in ats:
+                self._small(stage + 1, at)
         for i, v in enumerate(self.k.yields):
             if not self.whole(v):
-                idx = self._small_index(v, at)
-                em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
+                for at in ats:
+                    idx = self._small_index(v, at)
+                    em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype,
+                             em.flatten(idx, from_mlir(v).shape))
         em.leaves.clear()
         em.leaves.update(saved)
+
+    def _finished(self, v: Any, xs: list[V]) -> Callable[[Any, Sequence[Index]], V]:
+        """Gives a reduction's value: one for the item, or one for each vector of columns."""
+        if not self.lane_kept:
+            return lambda _em, _idx: xs[0]
+        position, way = self.axes[v].index(self.lane), self._way
+        return lambda _em, idx: xs[way[idx[position].key]]
 
     def _small_index(self, v: Any, at: dict[int, Index]) -> list[Index]:
         return [self.em.zero if d is None else at.get(d, self.em.zero) for d in self.axes[v]]
@@ -214,7 +232,8 @@ class _Reduction:
         flat = em.flatten([idx[d] for d in dims], self.inner_sizes)
         if not self.lane_kept:
             return flat
-        return em.plus(em.times(flat, LANES), Index(0, 1, multiple=LANES))
+        at = em.offset(em.times(flat, LANES * COLUMNS), self._way[idx[self.lane].key] * LANES)
+        return em.plus(at, Index(0, 1, multiple=LANES))
 
     def _reload(self, v: Any) -> Callable[[Any, Sequence[Index]], V]:
         def leaf(em: Any, idx: Sequence[Index]) -> V:
@@ -222,12 +241,12 @@ class _Reduction:
             return r
         return leaf
 
-    def _pass(self, done: list[Any], stores: list[Any], keeps: list[Any], at: dict[int, Index]) -> list[V]:
-        """One sweep over the reduced dims; returns the finished reductions."""
+    def _pass(self, done: list[Any], stores: list[Any], keeps: list[Any], ats: list[dict[int, Index]]) -> list[list[V]]:
+        """One sweep over the reduced dims; returns the finished reductions, of each position."""
         fn, em = self.fn, self.em
         hows = [attr(r, "how") for r in done]
         types = [from_mlir(r.operands[0]).dtype for r in done]
-        ways = 1 if self.lane_kept else UNROLL
+        ways = len(ats) if self.lane_kept else UNROLL
         init = [fn.const(identity_of(h, t), vec(t.register)) for h, t in zip(hows, types, strict=True) for _ in range(ways)]
 
         def element(i: dict[int, Index], accs: list[V], way: int) -> list[V]:
@@ -247,25 +266,28 @@ class _Reduction:
                 em.store(em.value(v, idx), self._scratch(v), _scratch_type(v), self._scratch_at(idx))
             return out
 
-        accs = self._sweep(self.reduced, dict(at), init, ways, element)
+        accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element)
         results = []
         for n, how in enumerate(hows):
             parts = accs[n * ways:(n + 1) * ways]
-            while len(parts) > 1:
+            while len(parts) > 1 and not self.lane_kept:
                 parts = [combine(fn, how, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            results.append(parts[0] if self.lane_kept else _across(fn, how, parts[0]))
+            results.append(parts if self.lane_kept else [_across(fn, how, parts[0])])
         return results
 
-    def _sweep(self, dims: list[int], at: dict[int, Index], accs: list[V], ways: int,
+    def _sweep(self, dims: list[int], ats: list[dict[int, Index]], accs: list[V], ways: int,
                element: Callable[[dict[int, Index], list[V], int], list[V]]) -> list[V]:
         fn, em = self.fn, self.em
         if dims:
             with fn.loop(0, fn.i64(em.size(self.shape[dims[0]])), 1, accs) as lp, em.scope():
-                new = self._sweep(dims[1:], {**at, dims[0]: Index(lp.iv)}, lp.carried, ways, element)
+                new = self._sweep(dims[1:], [{**at, dims[0]: Index(lp.iv)} for at in ats], lp.carried, ways, element)
                 lp.yield_(*new)
             return lp.results
         if self.lane_kept:
-            return element(at, accs, 0)
+            for w, at in enumerate(ats):
+                accs = element(at, accs, w)
+            return accs
+        (at,) = ats
         n = fn.i64(em.size(self.shape[self.lane]))
         wide, full = fn.and_(n, -LANES * ways), fn.and_(n, -LANES)
         with fn.loop(0, wide, LANES * ways, accs) as lp, em.scope():

@@ -7,14 +7,15 @@ import torch
 
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.mlir import ir
-from dhlo.types import from_mlir
+from dhlo.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
 COMBINATIONS = ("set", "add", "mul", "max", "min")
 
 
 class Sort(Op, name="sort"):
-    """Values and their indices (i64) in ascending or descending order along `dim`; stable, NaN counts as largest (aten.sort)."""
+    """Values and their indices (i64) in ascending or descending order along `dim`; stable, NaN counts as largest
+    (aten.sort)."""
 
     kind = Kind.OPAQUE
     x: Tensor
@@ -24,14 +25,16 @@ class Sort(Op, name="sort"):
     index: Out
 
     @classmethod
-    def infer(cls, operands, attrs): return [operands[0], operands[0].with_dtype("i64")]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return [operands[0], operands[0].with_dtype("i64")]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return list(torch.sort(args[0], dim=attr(self, "dim"), descending=attr(self, "descending"), stable=True))
 
 
 class TopK(Op, name="topk"):
-    """The k largest or smallest values along `dim` and their indices (i64), best first; k is in the result type (aten.topk).
+    """The k largest or smallest values along `dim` and their indices (i64), best first; k is in the result type
+    (aten.topk).
     Among equal values the lower index comes first."""
 
     kind = Kind.OPAQUE
@@ -43,7 +46,7 @@ class TopK(Op, name="topk"):
     index: Out
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         good = len(results) == 2 and results[0].shape == results[1].shape and results[1].dtype.name == "i64"
         return None if good else "results must be values and i64 indices of one shape"
 
@@ -55,7 +58,8 @@ class TopK(Op, name="topk"):
 
 
 class Scatter(Op, name="scatter"):
-    """The operand with `src` combined into the places that `take` with the same indices, dims and at would read. Operands: x, one
+    """The operand with `src` combined into the places that `take` with the same indices, dims and at would read.
+    Operands: x, one
     integer tensor for each of `dims` (all of one shape I), src. `how`: set (which of several writes to a place wins is
     unspecified), add, mul, max or min. Negative indices count from the end; one out of range fails the call. Covers
     aten.index_put, index_add, index_copy, scatter, scatter_add and scatter_reduce."""
@@ -70,7 +74,7 @@ class Scatter(Op, name="scatter"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         x, *index, src = operands
         if attrs["how"] not in COMBINATIONS:
             raise TypeError_(f"unknown combination {attrs['how']!r}")
@@ -97,7 +101,8 @@ class Scatter(Op, name="scatter"):
 
 
 class SearchSorted(Op, name="searchsorted"):
-    """For each element of x the index (i64) where it would be inserted into the sorted last dim of `edges`: before equal elements,
+    """For each element of x the index (i64) where it would be inserted into the sorted last dim of `edges`: before
+    equal elements,
     or after them if `right` (aten.searchsorted). `edges` has rank 1 or x's leading dims."""
 
     kind = Kind.OPAQUE
@@ -107,7 +112,7 @@ class SearchSorted(Op, name="searchsorted"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0].rank not in (1, operands[1].rank):
             raise TypeError_("edges must have rank 1 or the rank of the values")
         return [operands[1].with_dtype("i64")]
@@ -128,14 +133,16 @@ class Histogram(Op, name="histogram"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs): return [operands[0].with_shape([attrs["bins"]])]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return [operands[0].with_shape([attrs["bins"]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.histc(args[0], attr(self, "bins"), attr(self, "low"), attr(self, "high"))]
 
 
 class Unique(Op, name="unique"):
-    """Distinct values in ascending order, for each element the index (i64) of its value, and how often each occurs (i64); defines
+    """Distinct values in ascending order, for each element the index (i64) of its value, and how often each occurs
+    (i64); defines
     the symbol of their number (aten._unique2)."""
 
     kind = Kind.SYMBOL

@@ -7,12 +7,14 @@ import torch
 
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, attr
 from dhlo.mlir import ir
+from dhlo.types import TensorType
 
 Args = list[torch.Tensor]
 
 
 class GroupedMatmul(Op, name="grouped_matmul"):
-    """Rows offsets[e-1] to offsets[e] of x [S, K] times w[e] [K, N], for each of the E groups; rows after the last offset are
+    """Rows offsets[e-1] to offsets[e] of x [S, K] times w[e] [K, N], for each of the E groups; rows after the last
+    offset are
     zeros. `offsets` [E] are ascending integers (transformers' grouped_mm_fallback, aten._grouped_mm)."""
 
     kind = Kind.OPAQUE
@@ -22,7 +24,7 @@ class GroupedMatmul(Op, name="grouped_matmul"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         x, w, offsets = operands
         if x.rank != 2 or w.rank != 3 or offsets.rank != 1 or x.dtype != w.dtype or not offsets.dtype.is_int:
             raise TypeError_("grouped_matmul wants [S, K], [E, K, N] and integer offsets [E]")
@@ -39,8 +41,10 @@ class GroupedMatmul(Op, name="grouped_matmul"):
 
 
 class Lstm(Op, name="lstm"):
-    """The recurrence of one LSTM direction: gates [T, B, 4H] from the input (i, f, g, o; biases included), w [4H, H] of the
-    hidden state, h0 and c0 [B, H]; results y [T, B, H], h and c [B, H] after the last step. `reverse` runs from the last step."""
+    """The recurrence of one LSTM direction: gates [T, B, 4H] from the input (i, f, g, o; biases included), w [4H, H]
+    of the
+    hidden state, h0 and c0 [B, H]; results y [T, B, H], h and c [B, H] after the last step. `reverse` runs from the
+    last step."""
 
     kind = Kind.OPAQUE
     gates: Tensor
@@ -53,7 +57,7 @@ class Lstm(Op, name="lstm"):
     c: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         gates, _, h0, c0 = operands
         return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0, c0]
 
@@ -69,7 +73,8 @@ class Lstm(Op, name="lstm"):
 
 
 class Gru(Op, name="gru"):
-    """The recurrence of one GRU direction: gates [T, B, 3H] from the input (r, z, n; biases included), w [3H, H] and bias [3H] of
+    """The recurrence of one GRU direction: gates [T, B, 3H] from the input (r, z, n; biases included), w [3H, H] and
+    bias [3H] of
     the hidden state, h0 [B, H]; results y [T, B, H] and h [B, H]. `reverse` runs from the last step."""
 
     kind = Kind.OPAQUE
@@ -82,7 +87,7 @@ class Gru(Op, name="gru"):
     h: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         gates, _, _, h0 = operands
         return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0]
 
@@ -102,7 +107,8 @@ def _steps(n: int, reverse: bool) -> range:
 
 
 class Fft(Op, name="fft"):
-    """Discrete Fourier transform along `dims` of re + i im, both of one shape: real and imaginary part of the result. `inverse`
+    """Discrete Fourier transform along `dims` of re + i im, both of one shape: real and imaginary part of the result.
+    `inverse`
     uses the positive exponent; nothing is scaled (aten._fft_c2c, normalisation 0)."""
 
     kind = Kind.OPAQUE
@@ -114,7 +120,7 @@ class Fft(Op, name="fft"):
     out_im: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0] != operands[1] or not operands[0].dtype.is_float:
             raise TypeError_("fft wants two float tensors of one type")
         return operands

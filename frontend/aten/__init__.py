@@ -3,6 +3,7 @@
 from dhlo.frontend.aten import (
     activation,
     complex,
+    composite,
     contraction,
     control,
     convolution,
@@ -21,6 +22,7 @@ from dhlo.frontend.aten import (
 __all__ = [
     "activation",
     "complex",
+    "composite",
     "contraction",
     "control",
     "convolution",

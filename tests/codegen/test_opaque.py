@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dhlo.dialect import build
+from dhlo.errors import ContractError
 from dhlo.ops.compute import ArgReduce, Scan
-from dhlo.ops.lookup import Scatter, Sort, TopK
+from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
 from dhlo.types import from_mlir
 from dhlo.shape_infer.symbols import evaluate, parse
 from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
@@ -137,7 +138,7 @@ def test_scatter(how: str) -> None:
         draw = within(0, 2) if how == "mul" and d not in ("f16", "bf16") else plain
         parts.append(scatter(how, d, ["2*n", "m"], ["n"], [0], 0, below="2*d0", draw=draw, unique=once))
     if not once:
-        parts.append(scatter(how, "f32", ["n", 3], ["m", 2], [0, 1], 0, below="min(3, 1)", draw=within(0.5, 1.5)))
+        parts.append(scatter(how, "f32", ["n+2", 4], ["m", 2], [0, 1], 0, below="2", draw=within(0.5, 1.5)))
         parts.append(scatter(how, "i64", ["n"], ["n"], [0], 0, below="d0", index_type="i32"))
     for d in ("f32", "i64"):
         parts.append(scatter(how, d, ["m", "3*n"], ["n"], [1], 1, below="3*d0", unique=True))
@@ -160,6 +161,27 @@ def test_scatter_last_write_wins() -> None:
 @pytest.mark.parametrize("bad", [3, -4])
 def test_scatter_out_of_range(bad: int) -> None:
     model, _ = Module([scatter("add", "f32", ["n", 40], ["m"], [0], 0, below="d0")]).compile()
-    with pytest.raises(Exception, match="out of range"):
+    with pytest.raises(ContractError, match="out of range"):
         model(torch.zeros(3, 40), torch.tensor([0, bad]), torch.zeros(2, 40))
     assert torch.equal(model(torch.zeros(3, 40), torch.tensor([0, 2]), torch.ones(2, 40)).sum(1), torch.tensor([40.0, 0, 40]))
+
+
+def ascending(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    return few(d, shape, g).nan_to_num(3.0).sort(-1)[0] if d.is_float else few(d, shape, g).sort(-1)[0]
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searchsorted(right: bool) -> None:
+    def body(edges: Any, x: Any) -> list[Any]:
+        return [build(SearchSorted, [edges, x], {"right": right}).results[0]]
+
+    parts = [Part([(t(d, "m"), ascending), (t(d, "n", 7), few)], body, label=f"searchsorted {d}") for d in ALL if d != "i1"]
+    parts += [Part([(t(d, "n", "m"), ascending), (t(d, "n", "n+5"), few)], body, label=f"searchsorted lines {d}") for d in ("f32", "i64")]
+    parts += [Part([(t("f32", "m"), ascending), (t("f32"), few)], body, label="searchsorted scalar")]
+    check(parts, [*SIZES, (5, 0)])
+
+
+def test_histogram() -> None:
+    parts = [op(Histogram, {"bins": bins, "low": lo, "high": hi}, ["n", "m"], d, plain)
+             for d in ("f32", "f64") for bins, lo, hi in ((10, 0.0, 0.0), (1, -2.0, 2.0), (7, -3.5, 4.25), (100, 0.0, 1.0))]
+    check(parts)

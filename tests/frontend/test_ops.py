@@ -462,6 +462,26 @@ def test_convolution(name: str) -> None:
     check(CONVOLUTIONS[name], *sizes(rn, (2, 3, 8, 9), (1, 3, 7, 6), (3, 3, 11, 5)), shapes=auto, atol=1e-4)
 
 
+COMPOSITES: dict[str, Any] = {
+    "losses": lambda x, y: (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y)),
+    "logits": lambda x, y: (F.binary_cross_entropy_with_logits(x, y), F.cross_entropy(x, y.argmax(1))),
+    "reductions": lambda x, y: (torch.aminmax(x), x.nansum(0), x.nanmean(), torch.trace(x), x.kthvalue(2, 1)),
+    "products": lambda x, y: (torch.tensordot(x, y, ([0], [0])), torch.inner(x, y), torch.cdist(x, y)),
+    "similarity": lambda x, y: (F.cosine_similarity(x, y), torch.isclose(x, y), torch.isin(x, y), torch.sinc(x)),
+    "turns": lambda x, y: (x.rot90(), x.rot90(3), x.fliplr(), torch.diag_embed(x, 1), torch.diag(x), x.msort()),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composite(name: str) -> None:
+    check(COMPOSITES[name], *[[rn(*s), rn(*s)] for s in ((3, 4), (5, 7), (4, 3))])
+
+
+def test_unfold_and_cross() -> None:
+    check(lambda x: F.unfold(x, 2, padding=1, stride=2), [rn(2, 3, 5, 6)], [rn(1, 3, 4, 8)])
+    check(lambda x: torch.linalg.cross(x, x + 1), [rn(5, 3)], [rn(2, 3)], shapes=({0: torch.export.Dim.AUTO},))
+
+
 def test_recurrent_cells() -> None:
     w, u, v = rn(12, 4), rn(12, 3), rn(12)
     auto = ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO})

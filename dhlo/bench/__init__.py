@@ -1,0 +1,1 @@
+"""Measuring models beside other compilers: adapters, workers that take turns, machine ceilings."""

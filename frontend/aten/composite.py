@@ -1,0 +1,345 @@
+"""ATen ops that are short formulas of others: losses, distances, and small conveniences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from dhlo.errors import CompileError
+from dhlo.frontend.aten import indexing, movement, parts, reduction
+from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.registry import LOWERINGS, lowers
+from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import as_expr
+
+A: Any = torch.ops.aten
+
+
+def _same_as(op: Any, *others: Any) -> None:
+    """Registers other names of an op."""
+    lowers(*others)(LOWERINGS[op])
+
+
+_same_as(A.split.Tensor, A.unsafe_split.Tensor)
+_same_as(A.chunk.default, A.unsafe_chunk.default)
+_same_as(A.split_with_sizes.default, A.unsafe_split_with_sizes.default)
+_same_as(A.narrow.default, A.narrow_copy.default)
+_same_as(A.expm1.default, A.special_expm1.default)
+_same_as(A.erf.default, A.special_erf.default)
+_same_as(A.logit.default, A.special_logit.default)
+
+
+# ---------------------------------------------------------------------------------------------------- elementwise
+@lowers(A.rad2deg.default)
+def _rad2deg(b: OpBuilder, x: Value) -> Value:
+    return b.mul(x, 180 / math.pi)
+
+
+@lowers(A.isneginf.default)
+def _isneginf(b: OpBuilder, x: Value) -> Value:
+    return b.ew(ew.Eq, x, -math.inf) if b.dtype(x).is_float else b.full(b.shape(x), False, "i1")
+
+
+@lowers(A.isposinf.default)
+def _isposinf(b: OpBuilder, x: Value) -> Value:
+    return b.ew(ew.Eq, x, math.inf) if b.dtype(x).is_float else b.full(b.shape(x), False, "i1")
+
+
+@lowers(A.heaviside.default)
+def _heaviside(b: OpBuilder, x: Value, values: Value) -> Value:
+    step = b.convert(b.ew(ew.Gt, x, 0), b.dtype(x))
+    y = b.select(b.ew(ew.Eq, x, 0), values, step)
+    return b.select(b.op(ew.IsNan, [x]), 0.0, y) if b.dtype(x).is_float else y
+
+
+@lowers(A.sinc.default)
+def _sinc(b: OpBuilder, x: Value) -> Value:
+    angle = b.mul(b.floating(x), math.pi)
+    return b.select(b.ew(ew.Eq, x, 0), 1.0, b.div(b.unary(ew.Sin, angle), angle))
+
+
+@lowers(A.logaddexp2.default)
+def _logaddexp2(b: OpBuilder, x: Value, y: Value) -> Value:
+    top = b.maximum(x, y)
+    gap = b.op(ew.Neg, [b.op(ew.Abs, [b.sub(x, y)])])
+    z = b.add(top, b.div(b.unary(ew.Log1p, b.unary(ew.Exp2, gap)), math.log(2)))
+    return b.select(b.op(ew.IsInf, [top]), top, z)
+
+
+@lowers(A.ldexp.Tensor)
+def _ldexp(b: OpBuilder, x: Value, y: Value) -> Value:
+    return b.mul(x, b.unary(ew.Exp2, y))
+
+
+@lowers(A.isclose.default)
+def _isclose(
+    b: OpBuilder, x: Value, y: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Value:
+    same = b.ew(ew.Eq, x, y)
+    if not b.dtype(x).is_float:
+        x, y = b.convert(x, "f64"), b.convert(y, "f64")
+    gap, room = b.op(ew.Abs, [b.sub(x, y)]), b.add(b.mul(b.op(ew.Abs, [y]), rtol), atol)
+    close = b.ew(ew.And, b.ew(ew.Le, gap, room), b.ew(ew.Lt, gap, math.inf))
+    if equal_nan:
+        both = b.ew(ew.And, b.op(ew.IsNan, [x]), b.op(ew.IsNan, [y]))
+        close = b.ew(ew.Or, close, both)
+    return b.ew(ew.Or, same, close)
+
+
+@lowers(A.isin.Tensor_Tensor)
+def _isin(b: OpBuilder, x: Value, values: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    line = b.reshape(values, [b.type(values).numel])
+    hit = b.reduce(b.ew(ew.Eq, b.unsqueeze(x, b.rank(x)), line), "any", [b.rank(x)])
+    return b.op(ew.Not, [hit]) if invert else hit
+
+
+# ---------------------------------------------------------------------------------------------------- reductions
+@lowers(A.aminmax.default)
+def _aminmax(b: OpBuilder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
+    dims = b.dims_list(x, dim)
+    return [b.reduce(x, how, dims, keepdim) for how in ("min", "max")]
+
+
+@lowers(A.std_mean.correction, A.std_mean.dim, A.std_mean.default)
+def _std_mean(b: OpBuilder, x: Value, *args: Any, **kwargs: Any) -> list[Value]:
+    var, mu = LOWERINGS[A.var_mean.correction](b, x, *args, **kwargs)
+    return [b.unary(ew.Sqrt, var), mu]
+
+
+@lowers(A.nansum.default)
+def _nansum(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    clean = b.select(b.op(ew.IsNan, [x]), 0.0, x) if b.dtype(x).is_float else x
+    return LOWERINGS[A.sum.dim_IntList](b, clean, dim, keepdim, dtype=dtype)
+
+
+@lowers(A.nanmean.default)
+def _nanmean(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    dims = b.dims_list(x, dim)
+    there = b.convert(b.op(ew.Not, [b.op(ew.IsNan, [x])]), b.dtype(x))
+    return b.div(_nansum(b, x, dim, keepdim, dtype=dtype), b.reduce(there, "sum", dims, keepdim))
+
+
+@lowers(A.trace.default)
+def _trace(b: OpBuilder, x: Value) -> Value:
+    return LOWERINGS[A.sum.default](b, LOWERINGS[A.diagonal.default](b, x))
+
+
+@lowers(A.kthvalue.default)
+def _kthvalue(b: OpBuilder, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> list[Value]:
+    d = b.dim(x, dim)
+    out = [parts.element(b, b.shape(x)[d], as_expr(k) - 1)]
+    return [b.slice(v, d, out[0], 1) if keepdim else b.pick(v, d, out[0]) for v in LOWERINGS[A.sort.default](b, x, d)]
+
+
+@lowers(A.msort.default)
+def _msort(b: OpBuilder, x: Value) -> Value:
+    return LOWERINGS[A.sort.default](b, x, 0)[0]
+
+
+# ---------------------------------------------------------------------------------------------------- products and
+# distances
+@lowers(A.addr.default)
+def _addr(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    outer = b.mul(b.unsqueeze(x, 1), b.unsqueeze(y, 0))
+    return b.add(b.mul(c, beta), b.mul(outer, alpha))
+
+
+@lowers(A.inner.default)
+def _inner(b: OpBuilder, x: Value, y: Value) -> Value:
+    if b.rank(x) == 0 or b.rank(y) == 0:
+        return b.mul(x, y)
+    return _tensordot(b, x, y, [b.rank(x) - 1], [b.rank(y) - 1])
+
+
+@lowers(A.tensordot.default)
+def _tensordot(b: OpBuilder, x: Value, y: Value, dims_x: Sequence[int], dims_y: Sequence[int]) -> Value:
+    left, right = [b.dim(x, d) for d in dims_x], [b.dim(y, d) for d in dims_y]
+    keep_x = [d for d in range(b.rank(x)) if d not in left]
+    keep_y = [d for d in range(b.rank(y)) if d not in right]
+    sx, sy = b.shape(x), b.shape(y)
+    inner = sympy.prod([b.dims.same(sx[i], sy[j]) for i, j in zip(left, right, strict=True)])
+    a = b.reshape(b.transpose(x, [*keep_x, *left]), [sympy.prod([sx[d] for d in keep_x]), inner])
+    c = b.reshape(b.transpose(y, [*right, *keep_y]), [inner, sympy.prod([sy[d] for d in keep_y])])
+    return b.reshape(b.matmul(a, c), [*[sx[d] for d in keep_x], *[sy[d] for d in keep_y]])
+
+
+@lowers(A.cosine_similarity.default)
+def _cosine_similarity(b: OpBuilder, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Value:
+    x, y = b.together(x, y)
+    d = [b.dim(x, dim)]
+
+    def unit(v: Value) -> Value:
+        return b.div(v, b.maximum(b.unary(ew.Sqrt, b.reduce(b.mul(v, v), "sum", d, keepdim=True)), eps))
+
+    return b.reduce(b.mul(unit(x), unit(y)), "sum", d)
+
+
+@lowers(A.cdist.default, A._cdist_forward.default)
+def _cdist(b: OpBuilder, x: Value, y: Value, p: float = 2.0, mode: Any = None) -> Value:
+    gap = b.sub(b.unsqueeze(x, b.rank(x) - 1), b.unsqueeze(y, b.rank(y) - 2))
+    return LOWERINGS[A.linalg_vector_norm.default](b, gap, p, [b.rank(gap) - 1])
+
+
+@lowers(A.linalg_cross.default)
+def _cross(b: OpBuilder, x: Value, y: Value, *, dim: int = -1) -> Value:
+    x, y = b.together(x, y)
+    d = b.dim(x, dim)
+
+    def turn(v: Value, k: int) -> Value:
+        return b.concat([b.slice(v, d, i % 3, 1) for i in (k, k + 1, k + 2)], d)
+
+    return b.sub(b.mul(turn(x, 1), turn(y, 2)), b.mul(turn(x, 2), turn(y, 1)))
+
+
+# ---------------------------------------------------------------------------------------------------- shapes
+@lowers(A.fliplr.default)
+def _fliplr(b: OpBuilder, x: Value) -> Value:
+    return LOWERINGS[A.flip.default](b, x, [1])
+
+
+@lowers(A.flipud.default)
+def _flipud(b: OpBuilder, x: Value) -> Value:
+    return LOWERINGS[A.flip.default](b, x, [0])
+
+
+@lowers(A.rot90.default)
+def _rot90(b: OpBuilder, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+    flip = LOWERINGS[A.flip.default]
+    turned = b.swap(x, *dims) if k % 2 else x
+    if k % 4 == 1:
+        return flip(b, turned, [dims[0]])
+    if k % 4 == 2:
+        return flip(b, turned, list(dims))
+    return flip(b, turned, [dims[1]]) if k % 4 == 3 else x
+
+
+@lowers(A.diag_embed.default)
+def _diag_embed(b: OpBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+    rank = b.rank(x) + 1
+    n = b.shape(x)[-1] + abs(offset)
+    rows, cols = b.iota([n, n], 0, "i64"), b.iota([n, n], 1, "i64")
+    at = b.minimum(rows, cols)
+    at = b.minimum(at, b.shape(x)[-1] - 1)
+    y = b.take(x, [b.maximum(at, 0)], [rank - 2], rank - 2)
+    y = b.select(b.ew(ew.Eq, b.sub(cols, rows), offset), y, 0, dtype=b.dtype(x))
+    return movement._movedim(b, y, [rank - 2, rank - 1], [dim1 % rank, dim2 % rank])
+
+
+@lowers(A.diag.default)
+def _diag(b: OpBuilder, x: Value, diagonal: int = 0) -> Value:
+    if b.rank(x) == 1:
+        return _diag_embed(b, x, diagonal)
+    return LOWERINGS[A.diagonal.default](b, x, diagonal)
+
+
+@lowers(A.column_stack.default)
+def _column_stack(b: OpBuilder, xs: Sequence[Value]) -> Value:
+    return movement.cat(b, [b.reshape(x, [b.type(x).numel, 1]) if b.rank(x) < 2 else x for x in xs], 1)
+
+
+@lowers(A.im2col.default)
+def _im2col(
+    b: OpBuilder,
+    x: Value,
+    window: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    """Columns [B, C * kh * kw, L] of the windows of x [B, C, H, W]."""
+    lead = [0] * (b.rank(x) - 2)
+    x = b.pad(x, [*lead, *padding], [*lead, *padding], 0.0)
+    for k, (size, gap, step) in enumerate(zip(window, dilation, stride, strict=True)):
+        d = b.rank(x) - 2 + (0 if k == 0 else 1)
+        n = FloorDiv(b.shape(x)[d] - gap * (size - 1) - 1, step) + 1
+        at = b.add(b.iota([size, n], 0, "i64", step=gap), b.iota([size, n], 1, "i64", step=step))
+        x = b.take(x, [at], [d], d)
+    *front, c, kh, oh, kw, ow = b.shape(x)
+    r = len(front)
+    x = b.transpose(x, [*range(r), r, r + 1, r + 3, r + 2, r + 4])
+    return b.reshape(x, [*front, c * kh * kw, oh * ow])
+
+
+# ---------------------------------------------------------------------------------------------------- losses
+def _reduced(b: OpBuilder, loss: Value, how: int) -> Value:
+    """Reduction of a loss: 0 none, 1 mean, 2 sum."""
+    dims = list(range(b.rank(loss)))
+    return loss if how == 0 else reduction.mean(b, loss, dims, False) if how == 1 else b.reduce(loss, "sum", dims)
+
+
+@lowers(A.mse_loss.default)
+def _mse_loss(b: OpBuilder, x: Value, y: Value, how: int = 1) -> Value:
+    d = b.sub(x, y)
+    return _reduced(b, b.mul(d, d), how)
+
+
+@lowers(A.l1_loss.default)
+def _l1_loss(b: OpBuilder, x: Value, y: Value, how: int = 1) -> Value:
+    return _reduced(b, b.op(ew.Abs, [b.sub(x, y)]), how)
+
+
+@lowers(A.smooth_l1_loss.default)
+def _smooth_l1_loss(b: OpBuilder, x: Value, y: Value, how: int = 1, beta: float = 1.0) -> Value:
+    d = b.op(ew.Abs, [b.sub(x, y)])
+    if beta == 0:
+        return _reduced(b, d, how)
+    near = b.div(b.mul(b.mul(d, d), 0.5), beta)
+    return _reduced(b, b.select(b.ew(ew.Lt, d, beta), near, b.sub(d, 0.5 * beta)), how)
+
+
+@lowers(A.huber_loss.default)
+def _huber_loss(b: OpBuilder, x: Value, y: Value, how: int = 1, delta: float = 1.0) -> Value:
+    d = b.op(ew.Abs, [b.sub(x, y)])
+    far = b.mul(b.sub(d, 0.5 * delta), delta)
+    return _reduced(b, b.select(b.ew(ew.Le, d, delta), b.mul(b.mul(d, d), 0.5), far), how)
+
+
+@lowers(A.binary_cross_entropy_with_logits.default)
+def _bce_logits(
+    b: OpBuilder, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None, how: int = 1
+) -> Value:
+    tail = b.op(ew.Neg, [LOWERINGS[A.log_sigmoid.default](b, x)])
+    if pos_weight is not None:
+        tail = b.mul(tail, b.add(b.mul(b.sub(pos_weight, 1.0), y), 1.0))
+    loss = b.add(b.mul(b.sub(1.0, y), x), tail)
+    return _reduced(b, loss if weight is None else b.mul(loss, weight), how)
+
+
+@lowers(A.nll_loss_nd.default, A.nll_loss.default)
+def _nll_loss(
+    b: OpBuilder, x: Value, target: Value, weight: Value | None = None, how: int = 1, ignore: int = -100
+) -> Value:
+    d = 1 if b.rank(x) > 1 else 0
+    keep = b.ew(ew.Ne, target, ignore)
+    safe = b.select(keep, target, 0)
+    picked = b.squeeze(indexing._gather(b, x, d, b.unsqueeze(safe, d)), [d])
+    scale = b.convert(keep, b.dtype(x))
+    if weight is not None:
+        scale = b.mul(scale, b.take(weight, [safe], [0], 0))
+    loss = b.op(ew.Neg, [b.mul(picked, scale)])
+    loss = b.select(keep, loss, 0.0)
+    if how != 1:
+        return _reduced(b, loss, how)
+    dims = list(range(b.rank(loss)))
+    return b.div(b.reduce(loss, "sum", dims), b.reduce(scale, "sum", dims))
+
+
+@lowers(A.cross_entropy_loss.default)
+def _cross_entropy(
+    b: OpBuilder,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    how: int = 1,
+    ignore: int = -100,
+    smoothing: float = 0.0,
+) -> Value:
+    if b.dtype(target).is_float or smoothing:
+        raise CompileError("cross_entropy is supported for class indices without label smoothing")
+    logs = LOWERINGS[A.log_softmax.int](b, x, 1 if b.rank(x) > 1 else 0)
+    return _nll_loss(b, logs, target, weight, how, ignore)

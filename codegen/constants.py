@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,16 @@ class Constants:
         return self.add(key, t.numel() * t.element_size(), lambda: raw(t))
 
     def fill(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Writes everything into `memory`, which has `bytes` bytes."""
-        for offset, nbytes, data in self._parts:
+        """Writes everything into `memory`, which has `bytes` bytes; packing and copying run without Python's lock."""
+        def write(part: tuple[int, int, Callable[[], npt.NDArray[Any]]]) -> None:
+            offset, nbytes, data = part
             flat = data().reshape(-1).view(np.uint8)
             if flat.nbytes != nbytes:
                 raise AssertionError(f"constant of {flat.nbytes} bytes, {nbytes} announced")
             memory[offset:offset + nbytes] = flat
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(write, self._parts))
 
     def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
         """The blob in order, piece by piece."""

@@ -11,7 +11,14 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
-from dhlo.frontend.aten import indexing, movement, parts, reduction
+from dhlo.frontend.aten import (  # whose rules these are made of
+    activation,  # noqa: F401
+    elementwise,  # noqa: F401
+    indexing,
+    movement,
+    parts,
+    reduction,
+)
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ops import elementwise as ew

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Constants"]
+__all__ = ["Constants", "States"]
 
 _ALIGN = 64
 
@@ -57,6 +57,24 @@ class Constants:
             pad = -flat.nbytes % _ALIGN
             if pad:
                 yield np.zeros(pad, np.uint8)
+
+
+class States:
+    """The state block: tensors that a session keeps, with their initial content among the constants."""
+
+    def __init__(self, initial: dict[str, torch.Tensor], constants: Constants) -> None:
+        self.rows: list[tuple[str, int, int, int]] = []  # name, offset, bytes, offset of the initial content
+        self.block_bytes = 0
+        for name, t in initial.items():
+            size = t.numel() * t.element_size()
+            self.rows.append((name, self.block_bytes, size, constants.add_tensor(("state", name), t)))
+            self.block_bytes += -(-size // _ALIGN) * _ALIGN
+
+    def offset(self, name: str) -> int:
+        return next(offset for n, offset, _, _ in self.rows if n == name)
+
+    def bytes(self, name: str) -> int:
+        return next(size for n, _, size, _ in self.rows if n == name)
 
 
 def raw(t: torch.Tensor) -> npt.NDArray[Any]:

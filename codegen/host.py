@@ -13,6 +13,7 @@ from dhlo.codegen.builder import F64, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.emit import Slot
 from dhlo.codegen.kernel import where
+from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.kernels.copy_in import emit_copy_in
 from dhlo.codegen.kernels.nonzero import emit_nonzero
 from dhlo.codegen.sizes import SizeEmitter
@@ -21,7 +22,7 @@ from dhlo.codegen.views import dense_strides
 from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import CompileError, InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
-from dhlo.ops.movement import Weight
+from dhlo.ops.movement import State, Weight
 from dhlo.shape_infer.buffers import Arrangement, Plan
 from dhlo.shape_infer.symbols import parse, symbols_of
 from dhlo.types import from_mlir
@@ -42,6 +43,7 @@ class Layout:
     ready: dict[int, list[int]]  # operation number -> plans that can be laid out after it
     launches: list[str] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
+    updates: list[tuple[str, Any]] = field(default_factory=list)  # state and the value that becomes its content
 
 
 class HostProgram:
@@ -102,6 +104,8 @@ class HostProgram:
             return self.pointers[v]
         if v in self.layout.alias:
             return self.pointer(self.layout.alias[v])
+        if isinstance(defining(v), State):
+            return self.fn.gep(self._field("state", PTR), self.low.states.offset(attr(defining(v), "name_")), I8)
         if isinstance(defining(v), Weight):
             name = attr(defining(v), "name_")
             return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
@@ -175,8 +179,18 @@ class HostProgram:
         for check, cell in self._cells.items():
             flag = fn.load(fn.gep(cell, 2, I64), I64)
             self.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
+        self._update_state()
         fn.ret(fn.const(0, I32))
         fn.done()
+
+    def _update_state(self) -> None:
+        """Stores new content of state; after all checks, so that a failed call changes nothing."""
+        for name, v in self.layout.updates:
+            size = self.low.states.bytes(name)
+            to = self.fn.gep(self._field("state", PTR), self.low.states.offset(name), I8)
+            self.launch(emit_copy_flat(self.module), [self.pointer(v), to, self.fn.i64(size)], -(-size // BLOCK_BYTES), 8)
+        if self.layout.updates:
+            self._check_status()
 
     def _stage_inputs(self, arrays: Sequence[V]) -> None:
         """Arguments with gaps between elements are copied; dense ones are used where they are."""

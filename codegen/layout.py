@@ -29,17 +29,24 @@ def walk(block: Any) -> Iterator[Any]:
                 yield from walk(region.blocks[0])
 
 
-def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int | None, int | None]]) -> Layout:
-    """The layout of a function's body. `steps` gives the workspace that groups need while they run."""
+def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int | None, int | None]],
+            states: Mapping[int, str]) -> Layout:
+    """The layout of a function's body. `steps` gives the workspace that groups need while they run; `states` names the results
+    that are the new content of state, and not outputs."""
     ops = list(walk(block))
     numbers = {op.operation: n for n, op in enumerate(ops)}
     alias = _aliases(ops)
     base = lambda v: alias.get(v, v)  # noqa: E731
     outputs: dict[Any, list[int]] = {}
-    for i, v in enumerate(list(block.operations)[-1].operands):
-        outputs.setdefault(base(v), []).append(i)
+    updates: list[tuple[str, Any]] = []
+    returned = list(list(block.operations)[-1].operands)
+    for i, v in enumerate(returned):
+        if i in states:
+            updates.append((states[i], base(v)))
+        else:
+            outputs.setdefault(base(v), []).append(i - sum(k < i for k in states))
     bound = set(outputs) | {base(v) for op in ops if isinstance(op, Cond) for r in op.regions for v in yielded(r)}
-    last = _last_uses(ops, numbers, base)
+    last = _last_uses(ops, numbers, base) | {v: len(ops) for _, v in updates}
     arena: dict[Any, Buffer] = {}
     defined = {attr(op, "symbol"): numbers[op.operation] for op in ops if isinstance(op, (Item, Nonzero))}
     epochs: dict[int, list[Buffer]] = {-1: []}
@@ -62,7 +69,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
-    return Layout(outputs, arena, alias, plans, ready, numbers=numbers)
+    return Layout(outputs, arena, alias, plans, ready, numbers=numbers, updates=updates)
 
 
 def _sample(name: str, typical: int, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:

@@ -13,11 +13,13 @@ from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_copy, lower_scatter
 from dhlo.codegen.kernels.search import lower_histogram, lower_search_sorted
 from dhlo.codegen.kernels.sort import lower_sort, lower_topk
+from dhlo.codegen.sequence import GroupedMatmulStep, RecurrentStep
 from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
+from dhlo.ops.sequence import GroupedMatmul, Gru, Lstm
 from dhlo.types import from_mlir
 
 __all__ = ["opaque_step"]
@@ -32,6 +34,8 @@ LAUNCHES: dict[type[Op], Sequence[Lower]] = {
     Sort: [lower_sort],
     TopK: [lower_topk],
 }
+
+STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {GroupedMatmul: GroupedMatmulStep, Gru: RecurrentStep, Lstm: RecurrentStep}
 
 
 class _Launches:
@@ -50,6 +54,8 @@ class _Launches:
 def opaque_step(low: Lowering, group: Any) -> Step:
     """The step of a group around one op of Kind.OPAQUE. Raises CompileError where there is no kernel."""
     op = anchor_of(group, Kind.OPAQUE)
+    if type(op) in STEPS:
+        return STEPS[type(op)](low, group)
     lower = LAUNCHES.get(type(op))
     if lower is None:
         raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))

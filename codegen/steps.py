@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from dhlo.codegen.builder import BITS, F32, F64, KernelModule, V
-from dhlo.codegen.constants import Constants
+from dhlo.codegen.constants import Constants, States
 from dhlo.codegen.emit import Slot
 from dhlo.codegen.epilogue import Epilogue, lower_epilogue
 from dhlo.codegen.kernel import Checks, Launch, where
@@ -31,7 +31,7 @@ from dhlo.ops.movement import Weight
 from dhlo.shape_infer.symbols import exact_floors, product
 from dhlo.types import from_mlir
 
-__all__ = ["GroupHost", "Lowering", "Step"]
+__all__ = ["GroupHost", "Lowering", "Step", "pack_matrix"]
 
 Bound = TypeVar("Bound", bound=Any)  # a dataclass with `slots` and `lookups`
 
@@ -79,9 +79,10 @@ def anchor_of(group: Any, kind: Kind) -> Any:
 class Lowering:
     """Lowers groups of one module; kernels, constants and checks collect here."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], target: TargetSpec) -> None:
+    def __init__(self, weights: dict[str, torch.Tensor], target: TargetSpec, state: dict[str, torch.Tensor]) -> None:
         self.tiles = tile_spec(target.features)
         self.module, self.constants, self.checks = KernelModule(), Constants(), Checks()
+        self.states = States(state, self.constants)
         self.weights = weights
         self._known: dict[Any, tuple[Structure, Any]] = {}
 
@@ -188,7 +189,7 @@ class MatmulStep:
 
         def data() -> Any:
             mats = value.detach().reshape(batch, k, n)
-            packed = [_pack_matrix(m, self.matmul.spec.nr(self.matmul.elem)) for m in mats]
+            packed = [pack_matrix(m, self.matmul.spec.nr(self.matmul.elem)) for m in mats]
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
 
         self.packed = low.constants.add(("packed_b", low.constant_key(v)), batch * nbytes, data)
@@ -230,7 +231,7 @@ class MatmulStep:
         return list(reversed(out))
 
 
-def _pack_matrix(m: torch.Tensor, nr: int) -> Any:
+def pack_matrix(m: torch.Tensor, nr: int) -> Any:
     """Packs [K, N]; the usual case of a transposed weight is packed from its own rows."""
     pairs = m.dtype == torch.bfloat16
     if pairs:

@@ -57,12 +57,6 @@ def build(
 
     progress("import")
     program = import_program(exported)
-    stateful = [m.target for m in program.mutations if m.kind != "input"]
-    if stateful:
-        raise CompileError(
-            f"the program changes its buffers ({', '.join(stateful)}), which is not supported yet",
-            hint="pass them as inputs",
-        )
     return program, compile_program(program, options, progress)
 
 

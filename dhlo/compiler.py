@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dhlo.callspec import CallSpec, updates_of, write_call
@@ -23,6 +23,7 @@ from dhlo.dialect import attr
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
 from dhlo.options import Options
+from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
 from dhlo.shape_infer.symbols import show
 from dhlo.types import TensorType, from_mlir
@@ -61,18 +62,21 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
             if options.dump is not None:
                 options.dump(p.name, str(module))
 
+        states = {m.index: m.target for m in program.mutations if m.kind == "buffer"}
+        separate_state(program.module, set(states.values()))
         run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
-        low = Lowering(program.weights, target)
+        low = Lowering(program.weights, target, {n: program.weights[n] for n in states.values()})
         steps = {op.operation: _Sited(low.lower(op)) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
-        layout = lay_out(block, steps, ranges)
+        layout = lay_out(block, steps, ranges, states)
+        _renumber(program, states)
         names = [s.name for s in program.inputs if s.type is not None]
         types = [from_mlir(v) for v in block.arguments]
         args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
-        returns = list(list(block.operations)[-1].operands)
+        returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in states]
         host = HostProgram(low, args, list(block.arguments), Contract(args, ranges, low.checks), layout, steps, returns)
         host.emit_run(block)
         host.emit_plan()
@@ -80,12 +84,21 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         metadata = _metadata(program, block, layout, low, steps)
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
-                                max(s for s, _ in layout.plans) + 2)
+                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
     return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
                     sorted(set(layout.launches)), metadata, llvm_ir, target)
+
+
+def _renumber(program: Program, states: Mapping[int, str]) -> None:
+    """Results that are new state are not outputs of the binary; the others move up."""
+    def number(i: int) -> int:
+        return i - sum(k < i for k in states)
+
+    program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
+    program.mutations = [replace(m, index=number(m.index)) for m in program.mutations if m.kind != "buffer"]
 
 
 class _Sited:
@@ -142,6 +155,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {n: [r.lo, r.hi] for n, r in program.symbols.items()},
+            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)} for n, *_ in low.states.rows},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
                                         for _, plan in layout.plans for b in plan.buffers]}

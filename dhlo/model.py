@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class CompiledModel:
         try:
             session = self._local.session
         except AttributeError:
-            session = self._local.session = _runtime.Session(self._model)
+            session = self._session()
         try:
             results = session(leaves)
         except ValueError as e:
@@ -90,6 +91,33 @@ class CompiledModel:
     def _unflatten(self, results: list[torch.Tensor]) -> Any:
         leaves = [s.constant if s.index is None else _number(results[s.index], s.scalar) for s in self._outputs]
         return leaves if self._out_spec is None else pytree.tree_unflatten(leaves, self._out_spec)
+
+    def _session(self) -> _runtime.Session:
+        """This thread's session."""
+        if getattr(self._local, "session", None) is None:
+            self._local.session = _runtime.Session(self._model)
+        session: _runtime.Session = self._local.session
+        return session
+
+    # ------------------------------------------------------------------ state
+    def read_state(self, name: str) -> torch.Tensor:
+        """A copy of a buffer that the program changes, as this thread's session has it. Raises KeyError if there is none."""
+        meta = json.loads(self._model.metadata)["states"][name]
+        data = bytearray(self._session().read_state(name))
+        dtype: torch.dtype = getattr(torch, meta["dtype"])
+        return torch.frombuffer(data, dtype=dtype).reshape(meta["shape"]) if data else torch.empty(meta["shape"], dtype=dtype)
+
+    def write_state(self, name: str, value: torch.Tensor) -> None:
+        """Sets a buffer of this thread's session. Raises KeyError if there is none, ContractError for another shape or dtype."""
+        meta = json.loads(self._model.metadata)["states"][name]
+        if list(value.shape) != meta["shape"] or str(value.dtype)[6:] != meta["dtype"]:
+            raise ContractError(f"state '{name}' is {meta['dtype']}{meta['shape']}, got {str(value.dtype)[6:]}{list(value.shape)}")
+        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        self._session().write_state(name, raw.numpy())
+
+    def reset_state(self) -> None:
+        """Puts all buffers of this thread's session back to what they were when the program was exported."""
+        self._session().reset_state()
 
     # ------------------------------------------------------------------ looking at it
     @property

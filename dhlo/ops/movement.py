@@ -253,6 +253,15 @@ class Weight(Op, name="weight"):
     y: Out
 
 
+class State(Op, name="state"):
+    """A tensor that the session keeps between runs, by name: its content when the run starts."""
+
+    kind = Kind.WEIGHT
+    explicit = True
+    name_: ir.StringAttr
+    y: Out
+
+
 class Take(Op, name="take"):
     """Looks up elements: operand dims `dims` are indexed by one integer tensor each (all of one shape I), which are replaced
     by I at result dim `at`; the other dims keep their order. Negative indices count from the end. An index out of range fails

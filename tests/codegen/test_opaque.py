@@ -13,6 +13,8 @@ from dhlo.errors import ContractError
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
 from dhlo.types import from_mlir
+from dhlo.ops.movement import Weight
+from dhlo.ops.sequence import GroupedMatmul, Gru, Lstm
 from dhlo.shape_infer.symbols import evaluate, parse
 from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
 
@@ -185,3 +187,56 @@ def test_histogram() -> None:
     parts = [op(Histogram, {"bins": bins, "low": lo, "high": hi}, ["n", "m"], d, plain)
              for d in ("f32", "f64") for bins, lo, hi in ((10, 0.0, 0.0), (1, -2.0, 2.0), (7, -3.5, 4.25), (100, 0.0, 1.0))]
     check(parts)
+
+
+def offsets(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Ends of groups, some of them empty; the last may lie before or after the last row."""
+    return torch.randint(0, 4, shape, generator=g).cumsum(-1).to(d.torch)
+
+
+def test_grouped_matmul() -> None:
+    weights = {"w": torch.randn(6, 9, 20), "u": torch.randn(5, 8, 20).bfloat16()}
+
+    def body(x: Any, *rest: Any) -> list[Any]:
+        if len(rest) == 2:
+            w = rest[0]
+        else:
+            v = weights["w" if from_mlir(x).dtype.name == "f32" else "u"]
+            w = build(Weight, [], {"name_": "w" if v.dtype == torch.float32 else "u"}, results=[t(from_mlir(x).dtype.name, *v.shape)]).results[0]
+        return [build(GroupedMatmul, [x, w, rest[-1]]).results[0]]
+
+    tol = {"f32": 1e-5, "f64": 1e-12, "bf16": 2e-2}
+    parts = [Part([(t("f32", "n", 9), plain), (t("i32", 6), offsets)], body, tol=tol, atol=1e-4, label="constant"),
+             Part([(t("bf16", "n", 8), plain), (t("i64", 5), offsets)], body, tol=tol, atol=0.1, label="constant bf16"),
+             Part([(t("f32", "m", "n"), plain), (t("f32", 4, "n", 33), plain), (t("i64", 4), offsets)], body, tol=tol, atol=1e-3, label="argument"),
+             Part([(t("f64", "m", 3), plain), (t("f64", "n", 3, "m"), plain), (t("i32", "n"), offsets)], body, tol=tol, atol=1e-9, label="groups")]
+    module = Module(parts, weights)
+    model, _ = module.compile()
+    for seed, (n, m) in enumerate([(1, 1), (0, 3), (2, 0), (3, 15), (16, 17), (31, 5)]):
+        module.check(model, {"n": n, "m": m}, seed)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cls", [Lstm, Gru])
+def test_recurrent(cls: Any, reverse: bool) -> None:
+    count = 4 if cls is Lstm else 3
+    weights = {"w": torch.randn(count * 20, 20) / 4, "v": torch.randn(count * 7, 7, dtype=torch.float64)}
+
+    def part(dtype: str, batch: object, hidden: object, constant: str | None, atol: float) -> Part:
+        def body(gates: Any, *rest: Any) -> list[Any]:
+            if constant:
+                w = build(Weight, [], {"name_": constant}, results=[t(dtype, *weights[constant].shape)]).results[0]
+            else:
+                w, *rest = rest
+            return list(build(cls, [gates, w, *rest], {"reverse": reverse}).results)
+
+        small = within(-1.0, 1.0)
+        args = [(t(dtype, "n", batch, f"{count}*({hidden})"), plain)]
+        args += [] if constant else [(t(dtype, f"{count}*({hidden})", hidden), small)]
+        args += [(t(dtype, batch, hidden), small)] * 2 if cls is Lstm else [(t(dtype, f"{count}*({hidden})"), small), (t(dtype, batch, hidden), small)]
+        return Part(args, body, tol=TOL, atol=atol, label=f"{cls.OPERATION_NAME} {dtype} {hidden} {constant}")
+
+    module = Module([part("f32", "m", 20, "w", 1e-5), part("f64", 1, 7, "v", 1e-10), part("f32", 2, "m", None, 1e-4)], weights)
+    model, _ = module.compile()
+    for seed, (n, m) in enumerate([(1, 1), (0, 3), (2, 1), (5, 2), (9, 17), (3, 40)]):
+        module.check(model, {"n": n, "m": m}, seed)

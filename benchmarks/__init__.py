@@ -1,0 +1,1 @@
+"""Workloads, and one command that measures dhlo beside other compilers: python -m benchmarks."""

@@ -1,0 +1,115 @@
+"""The elementwise part of a step of recurrent layers, and the plain kernels around it: rows stored, copied, zeroed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dhlo.codegen import vmath
+from dhlo.codegen.builder import I64, LANES, PTR, Fn, KernelModule, V
+from dhlo.codegen.emit import Emitter, KernelArgs
+from dhlo.codegen.index import Index
+from dhlo.codegen.kernel import vectors
+from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS
+from dhlo.codegen.launch import kernel_fn, load_args
+from dhlo.types import DType
+
+__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_copy", "emit_store_rows", "emit_zero"]
+
+CHUNK = 256  # elements of a row that one item of a cell kernel covers
+CELL_GRAIN = 16
+Element = Callable[[Index], None]
+
+
+def _emitter(fn: Fn) -> Emitter:
+    """Loads and stores in register form, for a kernel whose arguments are known by position."""
+    return Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
+
+
+def emit_store_rows(module: KernelModule, dtype: DType) -> str:
+    """Emits (once) an epilogue of matrix products that stores tiles to a dense matrix; its arguments: address, columns."""
+    name = f"store_rows_{dtype}"
+    if name not in module.functions:
+        fn = Fn(module, name, EPILOGUE_ARGS)
+        eargs, tile, ld, _, m0, n0, mr, nr = fn.args
+        em = _emitter(fn)
+        y, n = fn.int_to_ptr(fn.load(eargs, I64)), fn.load(fn.gep(eargs, 1, I64), I64)
+        with fn.loop(0, mr) as lp:
+            row, to = fn.gep(tile, fn.mul(lp.iv, ld), dtype.register), fn.add(fn.mul(fn.add(m0, lp.iv), n), n0)
+
+            def body(c: Index) -> None:
+                x = fn.load(fn.gep(row, c.base, dtype.register), f"vector<{LANES}x{dtype.register}>")
+                em.store(x, y, dtype, em.plus(Index(to), c))
+
+            vectors(em, 0, nr, body)
+        fn.done()
+    return name
+
+
+def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
+    """Emits (once) one step of all rows: item (b, chunk) of [B, ceil(H / CHUNK)].
+
+    lstm: (gates [B, 4H], product [B, 4H], c [B, H] in and out, h out [B, H], H); gates i, f, g, o.
+    gru: (gates [B, 3H], product [B, 3H], bias [3H], h [B, H], h out [B, H], H); gates r, z, n.
+    """
+    name = f"{kind}_cell_{dtype}"
+    if name in module.functions:
+        return name
+    fn = kernel_fn(module, name)
+    em = _emitter(fn)
+    *p, hidden = load_args(fn, [*[PTR] * (4 if kind == "lstm" else 5), I64])
+    chunks = fn.ceildivu(hidden, CHUNK)
+    with fn.loop(fn.args[1], fn.args[2]) as item:
+        row, lo = fn.divu(item.iv, chunks), fn.mul(fn.remu(item.iv, chunks), CHUNK)
+        hi = fn.min(fn.add(lo, CHUNK), hidden)
+        state = Index(fn.mul(row, hidden))
+        parts = [Index(fn.mul(fn.add(fn.mul(row, 4 if kind == "lstm" else 3), k), hidden)) for k in range(4)]
+
+        def get(array: V, start: Index, i: Index) -> V:
+            return em.load_memory(array, dtype, em.plus(start, i))
+
+        def lstm(i: Index) -> None:
+            gates, product, c, h = p
+            gi, gf, gg, go = (fn.add(get(gates, k, i), get(product, k, i)) for k in parts)
+            keep = fn.mul(vmath.call(fn, "sigmoid", gf), get(c, state, i))
+            new = fn.fma(vmath.call(fn, "sigmoid", gi), vmath.call(fn, "tanh", gg), keep)
+            em.store(new, c, dtype, em.plus(state, i))
+            em.store(fn.mul(vmath.call(fn, "sigmoid", go), vmath.call(fn, "tanh", new)), h, dtype, em.plus(state, i))
+
+        def gru(i: Index) -> None:
+            gates, product, bias, h, out = p
+            x = [get(gates, k, i) for k in parts[:3]]
+            rest = [fn.add(get(product, k, i), get(bias, Index(fn.mul(hidden, n)), i)) for n, k in enumerate(parts[:3])]
+            r, z = (vmath.call(fn, "sigmoid", fn.add(x[k], rest[k])) for k in range(2))
+            new = vmath.call(fn, "tanh", fn.fma(r, rest[2], x[2]))
+            old = get(h, state, i)
+            em.store(fn.fma(z, fn.sub(old, new), new), out, dtype, em.plus(state, i))
+
+        vectors(em, lo, hi, lstm if kind == "lstm" else gru)
+    fn.done()
+    return name
+
+
+def emit_copy(module: KernelModule) -> str:
+    """Emits (once) a kernel that copies bytes: (from, to), item = one byte."""
+    return _bytes(module, "copy_bytes", 2)
+
+
+def emit_zero(module: KernelModule) -> str:
+    """Emits (once) a kernel that clears bytes: (to), item = one byte."""
+    return _bytes(module, "zero_bytes", 1)
+
+
+def _bytes(module: KernelModule, name: str, pointers: int) -> str:
+    if name not in module.functions:
+        fn = kernel_fn(module, name)
+        p = load_args(fn, [PTR] * pointers)
+        n = fn.sub(fn.args[2], fn.args[1])
+        to = fn.gep(p[-1], fn.args[1], "i8")
+        if pointers == 2:
+            src = fn.gep(p[0], fn.args[1], "i8")
+            fn.raw(f'"llvm.intr.memcpy"({to.name}, {src.name}, {n.name}) <{{isVolatile = false}}> : (!llvm.ptr, !llvm.ptr, i64) -> ()')
+        else:
+            zero = fn.const(0, "i8")
+            fn.raw(f'"llvm.intr.memset"({to.name}, {zero.name}, {n.name}) <{{isVolatile = false}}> : (!llvm.ptr, i8, i64) -> ()')
+        fn.done()
+    return name

@@ -1,0 +1,147 @@
+"""Steps of recurrent layers and grouped matrix products: the host walks through time or groups, each a matrix product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from dhlo.codegen.builder import BITS, I64, V
+from dhlo.codegen.kernel import where
+from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
+from dhlo.codegen.kernels.microkernel import unit
+from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_copy, emit_store_rows, emit_zero
+from dhlo.codegen.steps import GroupHost, Lowering, anchor_of, pack_matrix, view_pointer
+from dhlo.dialect import Kind, attr
+from dhlo.errors import CompileError
+from dhlo.ops.sequence import Lstm
+from dhlo.shape_infer.buffers import aligned
+from dhlo.shape_infer.symbols import as_expr, exact_floors
+from dhlo.types import from_mlir
+
+__all__ = ["GroupedMatmulStep", "RecurrentStep"]
+
+BYTES_GRAIN = 1 << 16
+
+
+class _Factor:
+    """The right side of products: one or more matrices [k, n], packed beforehand if they are constant, else at each use.
+    `transposed` matrices are stored [n, k]."""
+
+    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool) -> None:
+        v = op.operands[i]
+        self.type, self.view = from_mlir(v), low.view(group, v)
+        elem = self.type.dtype.name
+        if elem not in ("f32", "f64", "bf16"):
+            raise CompileError(f"{op.OPERATION_NAME} of {elem} has no kernel yet", where=where(op))
+        self.matmul, self.transposed = Matmul(elem, low.tiles), transposed
+        self.n, self.k = (self.type.shape[-2:] if transposed else tuple(reversed(self.type.shape[-2:])))
+        self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
+        value = low.constant_value(v)
+        self.packed: int | None = None
+        self.workspace: sympy.Expr = sympy.Integer(0)
+        if value is None or not value.numel():
+            self.workspace = aligned(self.bytes)
+        else:
+            key = ("packed_b", low.constant_key(v), transposed)
+            count = value.numel() // (value.shape[-1] * value.shape[-2])
+            self.packed = low.constants.add(key, count * int(self.bytes), lambda: self._pack(value))
+
+    def _pack(self, value: torch.Tensor) -> Any:
+        mats = value.detach().reshape(-1, *value.shape[-2:])
+        nr = self.matmul.spec.nr(self.matmul.elem)
+        return np.concatenate([pack_matrix(m.t() if self.transposed else m, nr).reshape(-1) for m in mats])
+
+    def prepare(self, host: GroupHost) -> None:
+        """Computes what launches need; call it outside loops."""
+        strides = [host.size(s) for s in self.view.strides[-2:]]
+        self.strides = [strides[1], strides[0]] if self.transposed else strides
+        self.sizes = host.size(self.n), host.size(self.k)
+        self.base = host.constant(self.packed) if self.packed is not None else view_pointer(host, self.view)
+        each = self.bytes * 8 // BITS[unit(self.matmul.elem)] if self.packed is not None else self.view.strides[0]
+        self.step = host.size(each) if self.type.rank == 3 else None
+        self.memory = None if self.packed is not None else host.workspace()
+
+    def multiply(self, host: GroupHost, a: V, rows: V, out: V, which: V | None = None) -> None:
+        """out [rows, n] = a [rows, k] times the matrix (number `which`)."""
+        fn, elem = host.fn, self.matmul.elem
+        n, k = self.sizes
+        b = self.base
+        if which is not None and self.step is not None:
+            b = fn.gep(b, fn.mul(which, self.step), unit(elem) if self.packed is not None else elem)
+        zero = fn.i64(0)
+        epilogue = fn.address_of(emit_store_rows(host.module, self.type.dtype))
+        self.matmul.emit_launch(
+            host, a=a, b=b, m=rows, n=n, k=k, a_strides=[zero, zero, k, fn.i64(1)],
+            b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides], epilogue=epilogue,
+            epilogue_args=host.array([out, n]), workspace=self.memory, packed=self.packed is not None)
+
+
+class GroupedMatmulStep:
+    """Rows sorted by group times the group's matrix: one product a group that has rows."""
+
+    def __init__(self, low: Lowering, group: Any) -> None:
+        self.op, self.group = anchor_of(group, Kind.OPAQUE), group
+        self.x, self.offsets = (low.view(group, self.op.operands[i]) for i in (0, 2))
+        self.w = _Factor(low, group, self.op, 1, transposed=False)
+        self.workspace = self.w.workspace
+
+    def emit(self, host: GroupHost) -> None:
+        fn, dtype = host.fn, self.w.type.dtype
+        self.w.prepare(host)
+        n, k = self.w.sizes
+        rows, groups = host.size(self.x.shape[0]), host.size(self.w.type.shape[0])
+        x, y, offsets = view_pointer(host, self.x), host.pointer(self.group.results[0]), view_pointer(host, self.offsets)
+        width = from_mlir(self.op.operands[2]).dtype
+        with fn.loop(0, groups, 1, [fn.const(0, I64)]) as lp:
+            start = lp.carried[0]
+            end = fn.cast(fn.load(fn.gep(offsets, lp.iv, width.name), width.name), I64)
+            end = fn.min(fn.max(end, start), rows)
+            with fn.when(fn.cmp("lt", start, end)):
+                self.w.multiply(host, fn.gep(x, fn.mul(start, k), dtype.name), fn.sub(end, start),
+                                fn.gep(y, fn.mul(start, n), dtype.name), lp.iv)
+            lp.yield_(end)
+        start = lp.results[0]
+        host.launch(emit_zero(host.module), [fn.gep(y, fn.mul(start, n), dtype.name)],
+                    fn.mul(fn.mul(fn.sub(rows, start), n), dtype.bytes), BYTES_GRAIN)
+
+
+class RecurrentStep:
+    """One direction of an LSTM or GRU layer: per step a product with the hidden state, then the cell."""
+
+    def __init__(self, low: Lowering, group: Any) -> None:
+        self.op, self.group = anchor_of(group, Kind.OPAQUE), group
+        self.kind = "lstm" if isinstance(self.op, Lstm) else "gru"
+        self.views = [low.view(group, v) for v in self.op.operands]
+        self.w = _Factor(low, group, self.op, 1, transposed=True)
+        self.gates = from_mlir(self.op.operands[0])
+        self.product = aligned(self.gates.with_shape(self.gates.shape[1:]).bytes)  # of one step
+        self.workspace = self.w.workspace + self.product
+
+    def emit(self, host: GroupHost) -> None:
+        fn, dtype, lstm = host.fn, self.gates.dtype, self.kind == "lstm"
+        self.w.prepare(host)
+        steps, batch, hidden = (host.size(e) for e in (*self.gates.shape[:2], self.w.k))
+        gates, _, third, fourth = ([view_pointer(host, v) for v in self.views[:4]])
+        h0, c0 = (third, fourth) if lstm else (fourth, None)
+        yields = list(list(self.group.operation.regions[0].blocks[0].operations)[-1].operands)
+        results = [host.pointer(self.group.results[yields.index(r)]) for r in self.op.results]
+        y, h = results[:2]
+        product = fn.gep(host.workspace(), host.size(self.w.workspace), "i8")
+        state = fn.mul(batch, hidden)
+        state_bytes, gate_elems = fn.mul(state, dtype.bytes), fn.mul(batch, self.w.sizes[0])
+        copy, cell = emit_copy(host.module), emit_cell(host.module, self.kind, dtype)
+        items = fn.mul(batch, fn.ceildivu(hidden, CHUNK))
+        if c0 is not None:
+            host.launch(copy, [c0, results[2]], state_bytes, BYTES_GRAIN)
+        with fn.loop(0, steps, 1, [h0]) as lp:
+            t = fn.sub(fn.sub(steps, 1), lp.iv) if attr(self.op, "reverse") else lp.iv
+            out = fn.gep(y, fn.mul(t, state), dtype.name)
+            self.w.multiply(host, lp.carried[0], batch, product)
+            now = fn.gep(gates, fn.mul(t, gate_elems), dtype.name)
+            args = [now, product, results[2], out] if lstm else [now, product, third, lp.carried[0], out]
+            host.launch(cell, [*args, hidden], items, CELL_GRAIN)
+            lp.yield_(out)
+        host.launch(copy, [lp.results[0], h], state_bytes, BYTES_GRAIN)

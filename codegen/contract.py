@@ -12,7 +12,7 @@ from dhlo.codegen.builder import I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel import Checks
 from dhlo.codegen.sizes import SizeEmitter
 from dhlo.errors import CompileError
-from dhlo.shape_infer.symbols import is_static, show, symbols_of
+from dhlo.shape_infer.symbols import is_static, spell, symbols_of
 from dhlo.types import TensorType
 
 __all__ = ["Argument", "Contract", "dtype_code"]
@@ -37,8 +37,9 @@ class Argument:
 class Contract:
     """Emits checks into a host function. `require` ends the call where a condition doesn't hold."""
 
-    def __init__(self, args: Sequence[Argument], ranges: Mapping[str, tuple[int | None, int | None]], checks: Checks) -> None:
-        self.args, self.ranges, self.checks = args, ranges, checks
+    def __init__(self, args: Sequence[Argument], ranges: Mapping[str, tuple[int | None, int | None]], checks: Checks,
+                 names: Mapping[str, str]) -> None:
+        self.args, self.ranges, self.checks, self.names = args, ranges, checks, names
 
     def emit(self, fn: Fn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
         """Emits everything; returns the pointers to the arguments' size arrays. Symbols land in `sizes.symbols`."""
@@ -92,7 +93,7 @@ class Contract:
 
     def _range(self, fn: Fn, name: str, at: tuple[int, int], value: V, require: Require) -> None:
         lo, hi = self.ranges.get(name, (0, None))
-        text = f"'{self.args[at[0]].name}' dim {at[1]} ({name})"
+        text = f"'{self.args[at[0]].name}' dim {at[1]} ({self.names.get(name, name)})"
         if lo is not None and lo > 0:
             self._check(fn, require, fn.cmp("ge", value, lo), "min", at[0], f"{text} must be at least {lo}", lo, value)
         if hi is not None:
@@ -102,8 +103,8 @@ class Contract:
         text = f"'{self.args[i].name}' dim {d}"
         if is_static(e):
             return f"{text} must be {e}"
-        parts = [f"{s} = '{self.args[source[s][0]].name}' dim {source[s][1]}" for s in sorted(symbols_of(e)) if s in source]
-        return f"{text} must be {show(e)}" + (f", where {', '.join(parts)}" if parts else "")
+        parts = [f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}" for s in sorted(symbols_of(e)) if s in source]
+        return f"{text} must be {spell(e, self.names)}" + (f", where {', '.join(parts)}" if parts else "")
 
     def _check(self, fn: Fn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:
         require(ok, self.checks.add(kind.upper(), text, i), fn.i64(expected), got)

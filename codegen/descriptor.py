@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dhlo.codegen import abi
 from dhlo.codegen.contract import dtype_code
 from dhlo.codegen.kernel import Checks
-from dhlo.shape_infer.symbols import is_static, show
+from dhlo.shape_infer.symbols import is_static, spell
 from dhlo.types import TensorType
 
 __all__ = ["Descriptor"]
@@ -30,6 +30,7 @@ class Descriptor:
     num_segments: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -71,6 +72,6 @@ class Descriptor:
         rows = []
         for n, (name, t) in enumerate(values):
             sizes = self._array(f"{kind}{n}.sizes", "i64", [f"i64 {int(s) if is_static(s) else -1}" for s in t.shape])
-            dims = self._array(f"{kind}{n}.dims", "ptr", [f"ptr {self._string(show(s))}" for s in t.shape])
+            dims = self._array(f"{kind}{n}.dims", "ptr", [f"ptr {self._string(spell(s, self.names))}" for s in t.shape])
             rows.append(f"{{ ptr {self._string(name)}, i64 {dtype_code(t)}, i64 {t.rank}, ptr {sizes}, ptr {dims} }}")
         return self._array(f"{kind}puts", "{ ptr, i64, i64, ptr, ptr }", rows)

@@ -225,6 +225,8 @@ def reduction_axes(op: Any, axes: dict[Any, tuple[int | None, ...]], domain: Seq
         return tuple(out)
     if isinstance(op, Reshape):
         src = from_mlir(op.operands[0]).shape
+        if known[0] == tuple(range(len(domain))):  # the whole domain is stored as it is
+            return known[0] if shape == src else None
         rest = [a for a, s in zip(known[0], src, strict=True) if s != 1]
         if [s for s in src if s != 1] != [s for s in shape if s != 1]:
             return None

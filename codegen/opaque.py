@@ -13,13 +13,13 @@ from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_copy, lower_scatter
 from dhlo.codegen.kernels.search import lower_histogram, lower_search_sorted
 from dhlo.codegen.kernels.sort import lower_sort, lower_topk
-from dhlo.codegen.sequence import GroupedMatmulStep, RecurrentStep
+from dhlo.codegen.sequence import FftStep, GroupedMatmulStep, RecurrentStep
 from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
-from dhlo.ops.sequence import GroupedMatmul, Gru, Lstm
+from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.types import from_mlir
 
 __all__ = ["opaque_step"]
@@ -35,7 +35,9 @@ LAUNCHES: dict[type[Op], Sequence[Lower]] = {
     TopK: [lower_topk],
 }
 
-STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {GroupedMatmul: GroupedMatmulStep, Gru: RecurrentStep, Lstm: RecurrentStep}
+STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {
+    Fft: FftStep, GroupedMatmul: GroupedMatmulStep, Gru: RecurrentStep, Lstm: RecurrentStep,
+}
 
 
 class _Launches:

@@ -1,4 +1,4 @@
-"""Steps of recurrent layers and grouped matrix products: the host walks through time or groups, each a matrix product."""
+"""Steps of several launches with data between them: recurrent layers, grouped matrix products, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from dhlo.codegen.builder import BITS, I64, V
 from dhlo.codegen.kernel import where
+from dhlo.codegen.kernels.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
 from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
 from dhlo.codegen.kernels.microkernel import unit
 from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_copy, emit_store_rows, emit_zero
@@ -18,10 +19,10 @@ from dhlo.dialect import Kind, attr
 from dhlo.errors import CompileError
 from dhlo.ops.sequence import Lstm
 from dhlo.shape_infer.buffers import aligned
-from dhlo.shape_infer.symbols import as_expr, exact_floors
+from dhlo.shape_infer.symbols import as_expr, exact_floors, is_static
 from dhlo.types import from_mlir
 
-__all__ = ["GroupedMatmulStep", "RecurrentStep"]
+__all__ = ["FftStep", "GroupedMatmulStep", "RecurrentStep"]
 
 BYTES_GRAIN = 1 << 16
 
@@ -145,3 +146,34 @@ class RecurrentStep:
             host.launch(cell, [*args, hidden], items, CELL_GRAIN)
             lp.yield_(out)
         host.launch(copy, [lp.results[0], h], state_bytes, BYTES_GRAIN)
+
+
+class FftStep:
+    """A Fourier transform: one pass a dim, with a table of roots that is constant where the length is static."""
+
+    def __init__(self, low: Lowering, group: Any) -> None:
+        op = anchor_of(group, Kind.OPAQUE)
+        x, dims = from_mlir(op.operands[0]), attr(op, "dims")
+        self.real = x.dtype.register
+        self.lengths = [x.shape[d] for d in dims]
+        self.passes = [low.once(group, f"pass{i}", lambda i=i: lower_fft(low, group, op, i)) for i in range(len(dims))]  # type: ignore[misc]
+        self.tables: list[int | None] = [None] * len(dims)
+        self.workspace: sympy.Expr = sympy.Integer(0)
+        self.offsets: list[sympy.Expr] = []
+        for i, n in enumerate(self.lengths):
+            self.offsets.append(self.workspace)
+            size = fft_table_bytes(n, self.real)
+            if is_static(n):
+                real, length = self.real, int(n)
+                self.tables[i] = low.constants.add(("fft_table", real, length), int(size), lambda n=length: fft_table(n, self.real))  # type: ignore[misc]
+            else:
+                self.workspace = self.workspace + aligned(size)
+
+    def emit(self, host: GroupHost) -> None:
+        for x, n, offset, constant in zip(self.passes, self.lengths, self.offsets, self.tables, strict=True):
+            if constant is not None:
+                table = host.constant(constant)
+            else:
+                table = host.fn.gep(host.workspace(), host.size(offset), "i8")
+                host.launch(emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n)))
+            host.launch(x.kernel, [table, *(host.slot(s) for s in x.slots)], host.size(x.count), host.size(x.grain), host.size(x.scratch))

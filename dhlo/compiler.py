@@ -77,14 +77,14 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         types = [from_mlir(v) for v in block.arguments]
         args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
         returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in states]
-        host = HostProgram(low, args, list(block.arguments), Contract(args, ranges, low.checks), layout, steps, returns)
+        host = HostProgram(low, args, list(block.arguments), Contract(args, ranges, low.checks, program.user_names), layout, steps, returns)
         host.emit_run(block)
         host.emit_plan()
         outputs = _output_names(program, [from_mlir(v) for v in returns])
         metadata = _metadata(program, block, layout, low, steps)
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
-                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes)
+                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes, program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
@@ -154,7 +154,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "flops": show(flops), "bytes": show(nbytes), "launches": steps[op.operation].launches})
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
-            "symbols": {n: [r.lo, r.hi] for n, r in program.symbols.items()},
+            "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
             "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)} for n, *_ in low.states.rows},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}

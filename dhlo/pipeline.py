@@ -12,6 +12,7 @@ from dhlo import mlir
 from dhlo.codegen.fuse import fuse
 from dhlo.errors import InternalError
 from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
@@ -34,11 +35,6 @@ class Pass:
         return (self.run.__doc__ or "").split(".")[0].strip()
 
 
-def cse(module: Any, weights: Weights) -> None:
-    """Merges equal ops and erases dead ones (upstream's cse)."""
-    mlir.PassManager.parse("builtin.module(cse)").run(module.operation)
-
-
 def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
     """A pass that needs no weights."""
     def run(module: Any, weights: Weights) -> None:
@@ -48,13 +44,13 @@ def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("cse", cse),
+    Pass("cse", plain(cse)),
     Pass("simplify", plain(simplify)),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),
-    Pass("cse-again", cse),
+    Pass("cse-again", plain(cse)),
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 
 import sympy
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy import functions as tsf
 
-__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "exact_floors", "is_static", "parse", "product", "show", "symbol", "symbols_of"]
+__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "exact_floors", "is_static", "parse", "product", "show", "spell", "symbol", "symbols_of"]
 
 Expr = sympy.Expr
 FloorDiv = tsf.FloorDiv
@@ -138,6 +139,11 @@ def as_expr(x: object) -> sympy.Expr:
     if isinstance(x, sympy.Basic):
         return _own(x)
     return _own(x.node.expr)  # type: ignore[attr-defined]
+
+
+def spell(e: sympy.Expr, names: Mapping[str, str]) -> str:
+    """An expression for people: symbols under the names that the user gave their dims, where there are any."""
+    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m.group(), m.group()), show(e))
 
 
 def is_static(x: Size) -> bool:

@@ -16,7 +16,8 @@ from dhlo.codegen.views import View
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
 from dhlo.types import DType, TensorType, from_mlir
 
-__all__ = ["Lines", "OpKernel", "block_count", "blocks_across", "grain_of", "lanes_at", "prefix", "register_of"]
+__all__ = ["Lines", "OpKernel", "block_count", "blocks_across", "grain_of", "lanes_at", "prefix", "register_of",
+           "while_loop"]
 
 MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
 
@@ -155,3 +156,16 @@ def prefix(fn: Fn, x: V, identity: V, combine: Callable[[V, V], V]) -> V:
         x = combine(moved, x)
         step *= 2
     return x
+
+
+def while_loop(fn: Fn, init: Sequence[V], going: Callable[[Sequence[V]], V], body: Callable[[Sequence[V]], Sequence[V]]) -> list[V]:
+    """Repeats `body` on carried values as long as `going` holds; returns the last ones."""
+    n, types = len(init), ", ".join(v.type for v in init)
+    name = fn.fresh(types).name
+    inside, after = ([fn.fresh(v.type) for v in init] for _ in range(2))
+    heads = ", ".join(f"{a.name} = {v.name}" for a, v in zip(inside, init, strict=True))
+    fn.raw(f"{name}{f':{n}' if n > 1 else ''} = scf.while ({heads}) : ({types}) -> ({types}) {{")
+    fn.raw(f"scf.condition({going(inside).name}) {', '.join(v.name for v in inside)} : {types}")
+    fn.raw(f"}} do {{\n^bb0({', '.join(f'{v.name}: {v.type}' for v in after)}):")
+    fn.raw(f"scf.yield {', '.join(v.name for v in body(after))} : {types}\n}}")
+    return [V(name if n == 1 else f"{name}#{k}", v.type) for k, v in enumerate(init)]

@@ -14,7 +14,7 @@ from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
 from dhlo.types import from_mlir
 from dhlo.ops.movement import Weight
-from dhlo.ops.sequence import GroupedMatmul, Gru, Lstm
+from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.shape_infer.symbols import evaluate, parse
 from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
 
@@ -240,3 +240,16 @@ def test_recurrent(cls: Any, reverse: bool) -> None:
     model, _ = module.compile()
     for seed, (n, m) in enumerate([(1, 1), (0, 3), (2, 1), (5, 2), (9, 17), (3, 40)]):
         module.check(model, {"n": n, "m": m}, seed)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_fft(inverse: bool) -> None:
+    def part(dtype: str, shape: Sequence[object], dims: Sequence[int]) -> Part:
+        def body(re: Any, im: Any) -> list[Any]:
+            return list(build(Fft, [re, im], {"dims": list(dims), "inverse": inverse}).results)
+
+        return Part([(t(dtype, *shape), plain)] * 2, body, tol=TOL, atol=2e-3 if dtype == "f32" else 1e-9, label=f"fft {dtype} {shape} {dims}")
+
+    parts = [part("f32", ["n", "m"], [1]), part("f64", ["n", "m"], [1]), part("f32", ["m", "n"], [0]), part("f32", ["n", 3, "m"], [0, 2]),
+             part("f64", ["n", "m"], [0, 1]), *(part("f32", ["n", k], [1]) for k in (1, 2, 8, 60, 128)), part("f64", [49, "m"], [0])]
+    check(parts, [(1, 1), (0, 3), (2, 1), (3, 15), (16, 17), (17, 64), (31, 5), (2, 1031), (7, 1024), (20, 90)])

@@ -1,0 +1,75 @@
+"""python -m benchmarks: measures workloads on peers, prints a table each, and on request rewrites those in the documents."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import measure, report
+from benchmarks.workloads import registry, select
+from dhlo.bench.peers import PEERS, installed
+
+_DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
+_DEFAULT_PEERS = ("eager", "inductor", "ort", "openvino", "dhlo")
+
+
+def _arguments() -> argparse.Namespace:
+    here = [p for p in _DEFAULT_PEERS if p in installed()]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--workload", help="names or first parts of names: w1,w4_rope; by default all")
+    parser.add_argument("--peer", default=",".join(here), help=f"of {','.join(PEERS)}; by default {','.join(here)}")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=45, help="seconds of timing for each workload, after compilation")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each peer, as far as the budget goes")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a peer may take to compile")
+    parser.add_argument("--results", type=Path, default=measure.RESULTS, help="where results are kept")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    parser.add_argument("--update-readme", action="store_true",
+                        help="rewrite the tables in README.md and docs/performance.md from the kept results")  # fmt: skip
+    parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
+    parser.add_argument("--list", action="store_true", help="list the workloads and their shapes")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit code 2 for unknown names, 1 if dhlo failed on a workload."""
+    a = _arguments()
+    known = registry(a.tiny)
+    try:
+        chosen = select(a.workload, known) if a.workload else list(known.values())
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    peers = a.peer.split(",")
+    if unknown := [p for p in peers if p not in PEERS]:
+        print(f"error: no peer '{unknown[0]}'; peers: {', '.join(PEERS)}", file=sys.stderr)
+        return 2
+    if a.list:
+        for w in chosen:
+            print(f"{w.name:22} {w.group:32} {' '.join(w.labels)}")
+        return 0
+    results = a.results / "tiny" if a.tiny else a.results
+    failed = False
+    for w in [] if a.report_only else chosen:
+        print(f"== {w.name} {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
+        result = measure.measure_workload(
+            w, peers, a.threads, budget=a.budget, rounds=a.rounds, timeout=a.timeout, tiny=a.tiny, results=results,
+            tell=lambda text: print(f"   {text}", file=sys.stderr, flush=True),
+        )  # fmt: skip
+        measure.save(result, results)
+        print(report.detail(result), flush=True)
+        failed |= "error" in result["peers"].get(report.OURS, {})
+    kept = measure.load(a.threads, results)
+    if kept and (a.report_only or len(chosen) > 1):
+        print(report.summary(kept))
+    if a.update_readme and kept:
+        readme, performance = _DOCUMENTS
+        report.insert(readme, report.summary(kept))
+        report.insert(performance, "\n".join(map(report.detail, kept)))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Measures workloads on peers, and keeps the results as JSON under benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.workloads import Workload
+from dhlo.bench.ceilings import Ceilings, machine, measure
+from dhlo.bench.turns import Request, take_turns
+
+__all__ = ["RESULTS", "Work", "load", "measure_workload", "save", "versions", "work_of"]
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+_TOLERANCE = {torch.bfloat16: 2e-2}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
+_DEFAULT_TOLERANCE = 1e-3
+_PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
+
+
+@dataclass
+class Work:
+    """What each shape of a workload takes at least: flops of products and convolutions (attention's aren't counted), and
+    bytes of weights, arguments and results, each moved once."""
+
+    shapes: list[list[int]]
+    flops: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _weight_bytes(module: nn.Module, tied_head: bool) -> int:
+    """Of embedding tables only a few rows are looked up, unless the output layer reads them."""
+    total = _nbytes(list({id(p): p for p in [*module.parameters(), *module.buffers()]}.values()))
+    tables = {id(m.weight): m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
+    return total if tied_head else total - _nbytes(list(tables.values()))
+
+
+def work_of(w: Workload, folder: Path) -> tuple[Work, Path]:
+    """A workload's work, and the file with its results at every shape, computed by PyTorch in double precision.
+
+    Both are kept in `folder`, and computed again where the shapes have changed.
+    """
+    facts, results = folder / f"{w.name}.json", folder / f"{w.name}.pt"
+    if facts.exists() and results.exists():
+        known = Work(**json.loads(facts.read_text()))
+        if known.shapes == [list(s) for s in w.shapes]:
+            return known, results
+
+    def widen(t: Any) -> Any:
+        return t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+
+    module = w.module()
+    work = Work([list(s) for s in w.shapes])
+    weights = _weight_bytes(module, w.tied_head)
+    wide, wanted = w.module().double(), []
+    with torch.no_grad():
+        for s in w.shapes:
+            arguments = w.arguments(s)
+            with FlopCounterMode(display=False) as counter:
+                module(*arguments)
+            exact = tree_leaves(wide(*tree_map(widen, arguments)))
+            wanted.append([t.float() if t.is_floating_point() else t for t in exact])
+            given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+            results_bytes = sum(t.numel() * (w.dtype.itemsize if t.is_floating_point() else t.element_size()) for t in exact)
+            work.flops.append(counter.get_total_flops())
+            work.bytes.append(weights + _nbytes(given) + results_bytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(wanted, results)
+    facts.write_text(json.dumps(asdict(work)))
+    return work, results
+
+
+def versions() -> dict[str, str]:
+    """Of Python packages that matter here, as far as they are installed."""
+    out = {}
+    for name in _PACKAGES:
+        try:
+            out[name] = metadata.version(name).split("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def measure_workload(
+    w: Workload, peers: Sequence[str], threads: int, *, budget: float = 45.0, rounds: int = 12, timeout: float = 600.0,
+    tiny: bool = False, results: Path = RESULTS, tell: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """One workload on the peers, as JSON values: shapes, work, floors, the machine, and for each peer its figures or error.
+
+    `budget` is in seconds, of timing after compilation; `timeout` of compilation.
+    """
+    work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
+    ceilings: Ceilings = measure(threads)
+    request = Request(
+        "benchmarks.workloads:subject", {"name": w.name, "tiny": tiny}, len(w.shapes), threads, wanted,
+        _TOLERANCE.get(w.dtype, _DEFAULT_TOLERANCE), budget, rounds, timeout, ROOT,
+    )  # fmt: skip
+    dtype = str(w.dtype).removeprefix("torch.")
+    return {
+        "workload": w.name,
+        "group": w.group,
+        "threads": threads,
+        "labels": w.labels,
+        "dtype": dtype,
+        "flops": work.flops,
+        "bytes": work.bytes,
+        "floor_ms": [1e3 * ceilings.floor_seconds(f, b, dtype) for f, b in zip(work.flops, work.bytes, strict=True)],
+        "ceilings": asdict(ceilings),
+        "machine": machine(),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d"),
+        "peers": take_turns(request, peers, tell),
+    }
+
+
+def save(result: dict[str, Any], results: Path = RESULTS) -> Path:
+    """Writes a result, replacing an earlier one of the same workload and thread count."""
+    results.mkdir(parents=True, exist_ok=True)
+    (results / ".gitignore").write_text("*\n")
+    path = results / f"{result['workload']}_t{result['threads']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def load(threads: int, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The kept results for a thread count, by name."""
+    return [json.loads(p.read_text()) for p in sorted(results.glob(f"*_t{threads}.json"))]

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.builder import KernelModule
-from dhlo.codegen.fuse import cost_of
+from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
 from dhlo.dialect import Kind

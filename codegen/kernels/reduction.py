@@ -13,7 +13,8 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.builder import I1, LANES, Fn, KernelModule, V, vec
-from dhlo.codegen.fuse import cost_of, reduction_axes
+from dhlo.codegen.fusion.cost import cost_of
+from dhlo.codegen.fusion.reductions import reduction_axes
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows
 from dhlo.codegen.kernels.loops import MIN_WORK, group_cost

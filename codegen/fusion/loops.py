@@ -1,0 +1,81 @@
+"""Which of the remaining values get a buffer: those become loop nests, the others are computed where they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.codegen.fusion.cost import worth_storing
+from dhlo.codegen.fusion.graph import Graph, Unit, kind_of
+from dhlo.codegen.views import View, same, strided
+from dhlo.dialect import Kind
+from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.types import from_mlir
+
+__all__ = ["acceptable_view", "make_loops"]
+
+BUFFER_KINDS = (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION, Kind.WINDOW, Kind.OPAQUE, Kind.SYMBOL, Kind.CONTROL)
+
+
+def make_loops(g: Graph) -> None:
+    """Decides which of the remaining on-demand values get a buffer, and makes loop nests of those."""
+    stored: set[Any] = set()
+    readers_of: dict[Any, set[int]] = {}
+    for n in range(len(g.ops) - 1, -1, -1):
+        op = g.ops[n]
+        free = n not in g.unit and kind_of(op).pullable
+        if free:
+            v = op.results[0]
+            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()))):
+                stored.add(v)
+                g.unit[n] = Unit(None, [n], [v])
+                free = False
+        # Who reads the operands: this op's unit, or whoever pulls this op.
+        readers = readers_of.get(op.results[0], set()) if free else {id(g.unit[n])} if n in g.unit else {-n - 1}
+        for v in g.inputs(n):
+            readers_of.setdefault(v, set()).update(readers)
+        if not free:
+            _demand_buffers(g, n, stored)
+
+
+def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> None:
+    """Marks what has to be in memory for op n to read it: the operand, or what it is an acceptable view of."""
+    op = g.ops[n]
+    kind = kind_of(op)
+    if kind not in BUFFER_KINDS:
+        return
+    operands = list(op.operands)[:3] if kind is Kind.ATTENTION else g.inputs(n)  # masks are computed in place
+    bases: set[Any] = set(operands)  # what the terminator gives must each have memory of its own
+
+    def in_memory(x: Any) -> bool:
+        p = g.producer(x)
+        return p is None or x in stored or not kind_of(g.ops[p]).pullable or p in g.unit or not isinstance(
+            g.ops[p], (Reshape, Transpose, Slice, Broadcast))
+
+    for k, v in enumerate(operands):
+        p = g.producer(v)
+        if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
+            continue
+        view = strided(v, in_memory)
+        ok = view is not None and acceptable_view(op, k, view)
+        if ok and n == len(g.ops) - 1:
+            ok = view.base not in bases and g.producer(view.base) is not None and same(from_mlir(view.base).numel, from_mlir(v).numel)
+            bases.add(view.base)
+        if not ok:
+            stored.add(v)
+            continue
+        q = g.producer(view.base)
+        if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
+            stored.add(view.base)
+
+
+def acceptable_view(op: Any, k: int, view: View) -> bool:
+    """Whether operand k of an op that reads memory may be this view."""
+    kind = kind_of(op)
+    if kind is Kind.ATTENTION:
+        return view.strides[3] == 1 or view.shape[3] == 1
+    if kind is Kind.MATMUL:
+        if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
+            return True
+        rows = [r for r in zip(view.shape[:-1], view.strides[:-1], strict=True) if r[0] != 1]
+        return all(same(a[1], b[1] * b[0]) for a, b in zip(rows, rows[1:], strict=False))
+    return view.is_dense

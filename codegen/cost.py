@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from dhlo.dialect import Kind, attr
-from dhlo.mlir import ir
+from dhlo.dialect import Kind, attr, defining
 from dhlo.shape_infer.symbols import product
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["group_cost"]
+__all__ = ["Cost", "group_cost"]
 
 
-def group_cost(group: Any) -> tuple[sympy.Expr, sympy.Expr]:
-    """(flops, bytes) of a group.
+@dataclass(frozen=True)
+class Cost:
+    """Flops: a multiply-add of a product, a convolution or attention is 2, a floating-point result of an elementwise op and
+    an element that is reduced is 1. Bytes: everything read once, of tables only what is looked up, and the results;
+    `weight_bytes` of them are the program's constants."""
 
-    Flops: a multiply-add of a product, a convolution or attention is 2, a floating-point result of an elementwise op and
-    an element that is reduced is 1. Bytes: everything read once, of tables only what is looked up, and the results.
-    """
+    flops: sympy.Expr
+    bytes: sympy.Expr
+    weight_bytes: sympy.Expr
+
+
+def group_cost(group: Any) -> Cost:
+    """The cost of a fused group."""
     ops = list(group.operation.regions[0].blocks[0].operations)
     inside = {op.operation for op in ops if getattr(op, "kind", None) is not Kind.WEIGHT}
     uses: dict[Any, list[tuple[Any, int]]] = {}
@@ -28,14 +35,16 @@ def group_cost(group: Any) -> tuple[sympy.Expr, sympy.Expr]:
         for i, v in enumerate(op.operands):
             uses.setdefault(v, []).append((op, i))
     flops = sum((_flops(op) for op in ops[:-1]), sympy.Integer(0))
-    read = sum(
-        (_elements_read(v, uses) * from_mlir(v).dtype.bytes for v in uses if not _made_by(v, inside)), sympy.Integer(0)
-    )
-    return flops, read + sum((from_mlir(v).bytes for v in ops[-1].operands), sympy.Integer(0))
-
-
-def _made_by(v: Any, ops: set[Any]) -> bool:
-    return not isinstance(v.owner, ir.Block) and v.owner.operation in ops
+    total = weights = sympy.Integer(0)
+    for v in uses:
+        owner = defining(v)
+        if owner is not None and owner.operation in inside:
+            continue
+        nbytes = _elements_read(v, uses) * from_mlir(v).dtype.bytes
+        total += nbytes
+        if owner is not None and owner.kind is Kind.WEIGHT:
+            weights += nbytes
+    return Cost(flops, total + sum((from_mlir(v).bytes for v in ops[-1].operands), sympy.Integer(0)), weights)
 
 
 def _elements_read(v: Any, uses: dict[Any, list[tuple[Any, int]]]) -> sympy.Expr:

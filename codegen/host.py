@@ -11,6 +11,7 @@ import sympy
 from dhlo.codegen import abi
 from dhlo.codegen.builder import F64, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.contract import Argument, Contract
+from dhlo.codegen.control import emit_cond, emit_while
 from dhlo.codegen.emit import Slot
 from dhlo.codegen.kernel import where
 from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
@@ -21,7 +22,7 @@ from dhlo.codegen.steps import Lowering
 from dhlo.codegen.views import dense_strides
 from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import CompileError, InternalError
-from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, yielded
+from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, While
 from dhlo.ops.movement import State, Weight
 from dhlo.shape_infer.buffers import Arrangement, Plan
 from dhlo.shape_infer.symbols import parse, symbols_of
@@ -38,7 +39,8 @@ class Layout:
 
     outputs: dict[Any, list[int]]
     arena: dict[Any, Any]  # value or group (its workspace) -> Buffer
-    alias: dict[Any, Any]  # value -> value with the same memory
+    alias: dict[Any, Any]  # value -> value whose memory it shows
+    offsets: dict[Any, sympy.Expr]  # value -> where in that memory it begins, in elements
     plans: list[tuple[int, Plan]]  # (segment, plan); segment 0 is known at the start
     ready: dict[int, list[int]]  # operation number -> plans that can be laid out after it
     launches: list[str] = field(default_factory=list)
@@ -103,22 +105,23 @@ class HostProgram:
         if v in self.pointers:
             return self.pointers[v]
         if v in self.layout.alias:
-            return self.pointer(self.layout.alias[v])
+            p, offset = self.pointer(self.layout.alias[v]), self.layout.offsets[v]
+            return p if offset == 0 else self.fn.gep(p, self.size(offset * from_mlir(v).dtype.bytes), I8)
         if isinstance(defining(v), State):
             return self.fn.gep(self._field("state", PTR), self.low.states.offset(attr(defining(v), "name_")), I8)
         if isinstance(defining(v), Weight):
             name = attr(defining(v), "name_")
             return self.constant(self.low.constants.add_tensor(name, self.low.weights[name]))
         if v in self.layout.arena:
-            return self._arena_pointer(v)
+            return self.arena_pointer(v)
         raise InternalError(f"no memory for {v}")
 
-    def _arena_pointer(self, key: Any) -> V:
+    def arena_pointer(self, key: Any) -> V:
         base, offset = self._offsets[self.layout.arena[key]]
         return self.fn.gep(base, offset, I8)
 
     def workspace(self) -> V:
-        return self._arena_pointer(self._current)
+        return self.arena_pointer(self._current)
 
     def slot(self, s: Slot) -> V:
         kind, what = s
@@ -136,23 +139,23 @@ class HostProgram:
         return self._cells[check]
 
     # ------------------------------------------------------------------ control flow
-    def _label(self, what: str) -> str:
+    def label(self, what: str) -> str:
         self._labels += 1
         return f"{what}{self._labels}"
 
     def require(self, ok: V, check: int, expected: V, got: V) -> None:
         """Ends the call with an error unless `ok`."""
         fn = self.fn
-        good, bad = self._label("ok"), self._label("bad")
+        good, bad = self.label("ok"), self.label("bad")
         fn.branch(ok, good, bad)
         fn.label(bad)
         r = fn.call_ptr(self._field("fail", PTR), [self.call, fn.i64(check), expected, got], I32)
         fn.ret(r)
         fn.label(good)
 
-    def _check_status(self) -> None:
+    def check_status(self) -> None:
         fn = self.fn
-        good, bad = self._label("ok"), self._label("bad")
+        good, bad = self.label("ok"), self.label("bad")
         s = fn.load(self.status, I32)
         fn.branch(fn.cmp("eq", s, 0), good, bad)
         fn.label(bad)
@@ -161,7 +164,7 @@ class HostProgram:
 
     def _non_null(self, p: V) -> None:
         fn = self.fn
-        good, bad = self._label("ok"), self._label("bad")
+        good, bad = self.label("ok"), self.label("bad")
         fn.branch(fn.cmp("ne", fn.ptr_to_int(p), 0), good, bad)
         fn.label(bad)
         fn.ret(fn.const(1, I32))
@@ -175,7 +178,7 @@ class HostProgram:
         arrays = self.contract.emit(fn, fn.args[1], self.sizes, self.require)
         self._stage_inputs(arrays)
         self._lay_out(self.layout.ready.get(-1, []))
-        self._block(block, {})
+        self.block(block, {})
         for check, cell in self._cells.items():
             flag = fn.load(fn.gep(cell, 2, I64), I64)
             self.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
@@ -190,7 +193,7 @@ class HostProgram:
             to = self.fn.gep(self._field("state", PTR), self.low.states.offset(name), I8)
             self.launch(emit_copy_flat(self.module), [self.pointer(v), to, self.fn.i64(size)], -(-size // BLOCK_BYTES), 8)
         if self.layout.updates:
-            self._check_status()
+            self.check_status()
 
     def _stage_inputs(self, arrays: Sequence[V]) -> None:
         """Arguments with gaps between elements are copied; dense ones are used where they are."""
@@ -223,7 +226,7 @@ class HostProgram:
             self.pointers[v] = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR)
         if total is None:
             return
-        plain, copy, join = self._label("dense"), self._label("stage"), self._label("staged")
+        plain, copy, join = self.label("dense"), self.label("stage"), self.label("staged")
         cells = [fn.alloca(1, PTR, 8) for _ in self.arguments]
         for cell, v in zip(cells, self.arguments, strict=True):
             fn.store(self.pointers[v], cell, 8)
@@ -237,7 +240,7 @@ class HostProgram:
             with fn.when(fn.not_(dense[i])):
                 self._copy_in(i, a, fn.gep(base, offsets[i], I8), arrays[i], cells[i], v)
         self.sizes.pop()
-        self._check_status()
+        self.check_status()
         fn.jump(join)
         fn.label(plain)
         fn.jump(join)
@@ -299,7 +302,7 @@ class HostProgram:
         return offsets, total
 
     # ------------------------------------------------------------------ operations
-    def _block(self, block: Any, bound: dict[Any, V]) -> None:
+    def block(self, block: Any, bound: dict[Any, V]) -> None:
         """All operations of a block; `bound` gives memory to values that a surrounding op owns."""
         self.pointers.update(bound)
         for op in list(block.operations)[:-1]:
@@ -319,15 +322,17 @@ class HostProgram:
                 zero = self.fn.i64(0)
                 self.require(self.fn.cmp("ne", x, 0), self.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
             elif isinstance(op, Cond):
-                self._cond(op)
+                emit_cond(self, op)
+            elif isinstance(op, While):
+                emit_while(self, op)
             elif not (op.kind.pullable or op.kind is Kind.WEIGHT):
                 raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
             self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
 
-    def _results(self, op: Any) -> None:
-        """Memory for results that are outputs of the model."""
+    def place_results(self, values: Sequence[Any]) -> None:
+        """Memory for those values that are outputs of the model."""
         fn = self.fn
-        for v in op.results:
+        for v in values:
             for index in self.layout.outputs.get(v, []):
                 shape = self._output_shape(index)
                 array = self.array([self.size(s) for s in shape])
@@ -340,10 +345,10 @@ class HostProgram:
         return from_mlir(self.returns[index]).shape
 
     def _group(self, op: Any) -> None:
-        self._results(op)
+        self.place_results(op.results)
         self._current = op.operation
         self.steps[op.operation].emit(self)
-        self._check_status()
+        self.check_status()
 
     def _item(self, op: Item) -> None:
         fn, t = self.fn, from_mlir(op.operands[0])
@@ -361,31 +366,16 @@ class HostProgram:
         x, dims = self.pointer(op.operands[0]), [self.size(s) for s in t.shape]
         n = self.size(t.numel)
         self.launch(count, [x, n, cell], 1, 1)
-        self._check_status()
+        self.check_status()
         self.sizes.symbols[attr(op, "symbol")] = fn.load(cell, I64)
         self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
         self.layout.ready.pop(self.layout.numbers[op.operation], None)
-        self._results(op)
+        self.place_results(op.results)
         self.launch(fill, [x, n, self.pointer(op.results[0]), *dims], 1, 1)
-        self._check_status()
+        self.check_status()
 
-    def _cond(self, op: Cond) -> None:
-        fn = self.fn
-        self._results(op)
-        results = [self.pointer(v) for v in op.results]
-        taken = fn.cmp("ne", fn.load(self.pointer(op.operands[0]), I8), 0)
-        labels = [self._label("then"), self._label("else"), self._label("join")]
-        fn.branch(taken, labels[0], labels[1])
-        for region, label in zip(op.regions, labels, strict=False):
-            fn.label(label)
-            self.sizes.push()
-            bound = {self._base(v): p for v, p in zip(yielded(region), results, strict=True)}
-            self._block(region.blocks[0], bound)
-            self.sizes.pop()
-            fn.jump(labels[2])
-        fn.label(labels[2])
-
-    def _base(self, v: Any) -> Any:
+    def base(self, v: Any) -> Any:
+        """The value whose memory `v` shows."""
         return self.layout.alias.get(v, v)
 
     # ------------------------------------------------------------------ plan

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import sympy
+
+from dhlo.codegen.control import Spare
 from dhlo.codegen.host import Layout
 from dhlo.codegen.views import strided
-from dhlo.dialect import Kind, attr, defining
+from dhlo.dialect import Kind, defining
 from dhlo.errors import InternalError
 from dhlo.mlir import ir
-from dhlo.ops.control import Cond, Group, Item, Nonzero, yielded
+from dhlo.ops.control import Cond, Group, While, new_symbols, yielded
 from dhlo.shape_infer.buffers import Buffer, aligned, plan_arena
 from dhlo.shape_infer.symbols import symbols_of
 from dhlo.types import from_mlir
@@ -35,7 +38,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     that are the new content of state, and not outputs."""
     ops = list(walk(block))
     numbers = {op.operation: n for n, op in enumerate(ops)}
-    alias = _aliases(ops)
+    alias, offsets = _aliases(ops)
     base = lambda v: alias.get(v, v)  # noqa: E731
     outputs: dict[Any, list[int]] = {}
     updates: list[tuple[str, Any]] = []
@@ -45,10 +48,12 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
             updates.append((states[i], base(v)))
         else:
             outputs.setdefault(base(v), []).append(i - sum(k < i for k in states))
-    bound = set(outputs) | {base(v) for op in ops if isinstance(op, Cond) for r in op.regions for v in yielded(r)}
+    control = _Control(block, ops, numbers, base)
+    bound = set(outputs) | control.bound
     last = _last_uses(ops, numbers, base) | {v: len(ops) for _, v in updates}
+    control.extend(last)
     arena: dict[Any, Buffer] = {}
-    defined = {attr(op, "symbol"): numbers[op.operation] for op in ops if isinstance(op, (Item, Nonzero))}
+    defined = control.defined
     epochs: dict[int, list[Buffer]] = {-1: []}
 
     def add(key: Any, b: Buffer) -> None:
@@ -57,10 +62,12 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
 
     for op in ops:
         n = numbers[op.operation]
-        if isinstance(op, (Group, Nonzero, Cond)):
-            for k, v in enumerate(op.results):
-                if v not in bound:
-                    add(v, Buffer(f"{op.OPERATION_NAME}{n}.{k}", aligned(from_mlir(v).bytes), n, max(n, last.get(v, n))))
+        end = control.ends.get(n, n) if isinstance(op, While) else n  # a loop's buffers are in use from its start to its end
+        for k, v in enumerate(op.results):
+            if op.kind in (Kind.GROUP, Kind.SYMBOL, Kind.CONTROL) and v not in bound and v not in control.late:
+                add(v, Buffer(f"{op.OPERATION_NAME}{n}.{k}", aligned(from_mlir(v).bytes), n, max(end, last.get(v, n))))
+            if isinstance(op, While):
+                add(Spare(v), Buffer(f"{op.OPERATION_NAME}{n}.{k}.spare", aligned(from_mlir(v).bytes), n, end))
         if isinstance(op, Group) and steps[op.operation].workspace != 0:
             add(op.operation, Buffer(f"workspace{n}", aligned(steps[op.operation].workspace), n, n))
     order = sorted(epochs)
@@ -69,7 +76,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
-    return Layout(outputs, arena, alias, plans, ready, numbers=numbers, updates=updates)
+    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=updates)
 
 
 def _sample(name: str, typical: int, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:
@@ -79,30 +86,82 @@ def _sample(name: str, typical: int, ranges: Mapping[str, tuple[int | None, int 
     return max(lo or 0, min(value, hi if hi is not None else value))
 
 
-def _aliases(ops: list[Any]) -> dict[Any, Any]:
-    """Views outside groups stand for the memory that they show."""
-    out: dict[Any, Any] = {}
+def _aliases(ops: list[Any]) -> tuple[dict[Any, Any], dict[Any, sympy.Expr]]:
+    """Views outside groups stand for the memory that they show, from an offset on."""
+    bases: dict[Any, Any] = {}
+    offsets: dict[Any, sympy.Expr] = {}
     for op in ops:
         if op.kind.pullable:
             v = op.results[0]
             view = strided(v, lambda x: defining(x) is None or not defining(x).kind.pullable)
-            if view is None or not view.is_dense or view.offset != 0:
+            if view is None or not view.is_dense:
                 raise InternalError(f"{op.OPERATION_NAME} outside a group is not a plain view")
-            out[v] = view.base
-    return out
+            bases[v], offsets[v] = view.base, view.offset
+    return bases, offsets
 
 
 def _last_uses(ops: list[Any], numbers: Mapping[Any, int], base: Any) -> dict[Any, int]:
     """The last operation that reads each value; a use after or inside a branch counts where it stands."""
     last: dict[Any, int] = {}
     for op in ops:
-        n = numbers[op.operation]
-        used = list(op.operands)
-        if isinstance(op, Group):
-            for inner in op.operation.regions[0].blocks[0].operations:
-                used += list(inner.operands)
-        if isinstance(op, Cond):
-            used += [v for r in op.regions for v in yielded(r)]
-        for v in used:
-            last[base(v)] = max(last.get(base(v), 0), n)
+        for v in _read(op):
+            last[base(v)] = max(last.get(base(v), 0), numbers[op.operation])
     return last
+
+
+def _read(op: Any) -> list[Any]:
+    """Values that an operation reads itself; what its regions read is theirs, unless it is a group."""
+    inside = op.operation.regions[0].blocks[0].operations if isinstance(op, Group) else []
+    return [*op.operands, *(v for inner in inside for v in inner.operands)]
+
+
+class _Control:
+    """What branches and loops mean for memory.
+
+    ends     number of the last operation in each of them, by its own number
+    defined  number of the operation that gives a symbol its value; those of the inputs' sizes are left out
+    bound    values that are written where the surrounding operation wants them
+    late     results of branches whose sizes only the branch knows: they stay where it computed them
+    """
+
+    def __init__(self, block: Any, ops: list[Any], numbers: Mapping[Any, int], base: Callable[[Any], Any]) -> None:
+        self.base, self.numbers = base, numbers
+        self.ops = [op for op in ops if isinstance(op, (Cond, While))]
+        self.ends = {numbers[op.operation]: max([numbers[op.operation], *(
+            numbers[x.operation] for r in op.regions for x in walk(r.blocks[0]))]) for op in self.ops}
+        self.defined: dict[str, int] = {}
+        self.late: set[Any] = set()
+        self.bound: set[Any] = set()
+        self._define(block, {s for v in block.arguments for e in from_mlir(v).shape for s in symbols_of(e)})
+        for op in self.ops:
+            for region in op.regions[1:] if isinstance(op, While) else op.regions:
+                self.bound |= {base(x) for v, x in zip(op.results, yielded(region), strict=True) if v not in self.late}
+
+    def _define(self, block: Any, known: set[str]) -> None:
+        known = set(known)
+        for op in list(block.operations)[:-1]:
+            if isinstance(op, (Cond, While)):
+                for region in op.regions:
+                    self._define(region.blocks[0], known)
+            names = new_symbols(op, known)
+            known |= set(names)
+            self.defined |= dict.fromkeys(names, self.numbers[op.operation])
+            if isinstance(op, Cond):
+                self.late |= {v for v in op.results if any(not symbols_of(e).isdisjoint(names) for e in from_mlir(v).shape)}
+
+    def extend(self, last: dict[Any, int]) -> None:
+        """Lengthens lifetimes: what regions give is read at their ends, what a loop reads from outside in each of its turns."""
+        for op in self.ops:
+            n, end = self.numbers[op.operation], self.ends[self.numbers[op.operation]]
+            if isinstance(op, While):
+                test = list(walk(op.regions[0].blocks[0]))
+                given = self.base(yielded(op.regions[0])[0])
+                last[given] = max(last.get(given, 0), *(self.numbers[x.operation] for x in test), n)
+                inside = [x for r in op.regions for x in walk(r.blocks[0])]
+                for v in {self.base(v) for x in inside for v in _read(x)}:
+                    made = defining(v)
+                    if made is not None and self.numbers.get(made.operation, -1) < n:
+                        last[v] = max(last.get(v, 0), end)
+            for v, region in ((v, r) for v in op.results if v in self.late for r in op.regions):
+                given = self.base(yielded(region)[list(op.results).index(v)])
+                last[given] = max(last.get(given, 0), last.get(v, 0), end)

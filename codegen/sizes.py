@@ -25,13 +25,16 @@ class SizeEmitter:
         self.fn = fn
         self.symbols: dict[str, V] = {}
         self._memo: list[dict[sympy.Basic, V]] = [{}]
+        self._outer: list[dict[str, V]] = []
 
     def push(self) -> None:
-        """Opens a branch: what is computed in it is forgotten by `pop`."""
+        """Opens a branch: what is computed or defined in it is forgotten by `pop`."""
         self._memo.append({})
+        self._outer.append(dict(self.symbols))
 
     def pop(self) -> None:
         self._memo.pop()
+        self.symbols = self._outer.pop()
 
     def emit(self, e: sympy.Basic | int) -> V:
         """The value of an expression as i64, or f64 if it isn't an integer."""

@@ -14,7 +14,7 @@ from dhlo import _runtime
 from dhlo.callspec import CallSpec, read_call, updates_of
 from dhlo.errors import CompileError, ModelFileError
 from dhlo.model import CompiledModel
-from dhlo.options import Options
+from dhlo.options import Options, cache_dir
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
@@ -52,12 +52,25 @@ def build(
     exported: torch.export.ExportedProgram, options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[Program, Artifact]:
     """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
-    from dhlo.compiler import compile_program
+    from dhlo.cache import Cache, program_key
+    from dhlo.codegen.llvm import host_target
+    from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
 
     progress("import")
     program = import_program(exported)
-    return program, compile_program(program, options, progress)
+    folder = options.cache if options.cache is not None else cache_dir()
+    if not folder or options.dump is not None:
+        return program, compile_program(program, options, progress)
+    cache, key = Cache(folder), program_key(program, host_target(), options.name)
+    artifact = cache.get(key)
+    if artifact is not None:
+        renumber(program)
+        return program, artifact
+    artifact = compile_program(program, options, progress)
+    progress("keep in the cache")
+    cache.put(key, artifact)
+    return program, artifact
 
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:

@@ -1,4 +1,4 @@
-"""The command line: dhlo compile, run, inspect, opt, flags."""
+"""The command line: dhlo compile, run, bench, inspect, opt, flags."""
 
 from __future__ import annotations
 
@@ -162,6 +162,58 @@ def run_command(
 
     run_file(
         model, inputs or [], shapes or [], repeat=repeat, profile=profile, output=output, seed=seed, threads=threads
+    )
+
+
+@app.command("bench")
+def bench_command(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL.pt2|MODEL.so", show_default=False, help="Other compilers take part only with a .pt2 file."
+        ),
+    ],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes, to measure at; may be repeated."
+        ),
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="NAME=LOW:HIGH[:STEP]",
+            help="Sizes to measure at: a size's name, or INPUT.DIM; a step of x2 doubles.",
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer", metavar="NAME,...", help="By default eager, inductor, ort, openvino and dhlo, if installed."
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds of timing, after compilation.")] = 10,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Show each kernel's time, rates and share of the machine's ceiling.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against size; needs matplotlib.")] = None,
+    modules: Imports = None,
+) -> None:
+    """Time a model beside other compilers; the shape changes at every call."""
+    from dhlo.commands.bench import bench_file
+
+    bench_file(
+        model,
+        shapes=shapes or [],
+        ranges=ranges or [],
+        peers=peers or [],
+        threads=threads,
+        budget=budget,
+        explained=explained,
+        plot=plot,
+        modules=modules or [],
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
 from dhlo.codegen import abi
 from dhlo.codegen.contract import Argument, Contract
@@ -28,7 +29,7 @@ from dhlo.pipeline import PASSES, Pass, run_passes
 from dhlo.shape_infer.symbols import show
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["Artifact", "PRODUCER", "compile_program"]
+__all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
 
 PRODUCER = "dhlo 0.1.0"
 
@@ -38,7 +39,7 @@ class Artifact:
     """A compiled program: object files, the constants they use, and texts for looking at."""
 
     objects: list[bytes]
-    constants: Constants
+    constants: Constants | StoredConstants
     inputs: list[tuple[str, TensorType]]
     outputs: list[tuple[str, TensorType]]
     planned: str  # the planned module
@@ -72,7 +73,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         steps = {op.operation: _Sited(low.lower(op)) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
         layout = lay_out(block, steps, ranges, states)
-        _renumber(program, states)
+        renumber(program)
         names = [s.name for s in program.inputs if s.type is not None]
         types = [from_mlir(v) for v in block.arguments]
         args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
@@ -92,8 +93,10 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
                     sorted(set(layout.launches)), metadata, llvm_ir, target)
 
 
-def _renumber(program: Program, states: Mapping[int, str]) -> None:
+def renumber(program: Program) -> None:
     """Results that are new state are not outputs of the binary; the others move up."""
+    states = [m.index for m in program.mutations if m.kind == "buffer"]
+
     def number(i: int) -> int:
         return i - sum(k < i for k in states)
 
@@ -149,9 +152,10 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
     for op in walk(block):
         if isinstance(op, Group):
             ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
-            flops, nbytes = group_cost(op)
+            cost = group_cost(op)
             groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results],
-                           "flops": show(flops), "bytes": show(nbytes), "launches": steps[op.operation].launches})
+                           "flops": show(cost.flops), "bytes": show(cost.bytes),
+                           "weight_bytes": show(cost.weight_bytes), "launches": steps[op.operation].launches})
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},

@@ -16,15 +16,17 @@ class Options:
     name      what the model calls itself
     progress  shows what is being done on the terminal
     dump      called with (pass name, module text) after every pass
+    cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     """
 
     name: str = "model"
     progress: bool = False
     dump: Callable[[str, str], None] | None = None
+    cache: str | None = None
 
 
 def cache_dir() -> str | None:
-    """DHLO_CACHE_DIR: where compiled kernels are kept between runs; unset or empty means nowhere."""
+    """DHLO_CACHE_DIR: where compiled programs are kept; unset or empty means nowhere."""
     return os.environ.get("DHLO_CACHE_DIR") or None
 
 

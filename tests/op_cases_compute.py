@@ -28,13 +28,23 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=_GEN, dtype=torch.float64).to(dtype)
 
 
-WEIGHTS = {"linear": _random(7, 5), "linear64": _random(7, 5, dtype=torch.float64), "conv": _random(8, 3, 3, 3), "conv1": _random(4, 1, 5),
-           "depth": _random(6, 1, 3, 3), "up": _random(3, 4, 3, 3), "grouped": _random(4, 2, 1, 3), "conv3": _random(2, 2, 3, 1, 2)}
+WEIGHTS = {
+    "linear": _random(7, 5),
+    "linear64": _random(7, 5, dtype=torch.float64),
+    "conv": _random(8, 3, 3, 3),
+    "conv1": _random(4, 1, 5),
+    "depth": _random(6, 1, 3, 3),
+    "up": _random(3, 4, 3, 3),
+    "grouped": _random(4, 2, 1, 3),
+    "conv3": _random(2, 2, 3, 1, 2),
+}
 
 
 def weight(name: str) -> Any:
     w = WEIGHTS[name]
-    return build(mv.Weight, [], {"name_": name}, results=[t("f64" if w.dtype == torch.float64 else "f32", *w.shape)]).results[0]
+    return build(
+        mv.Weight, [], {"name_": name}, results=[t("f64" if w.dtype == torch.float64 else "f32", *w.shape)]
+    ).results[0]
 
 
 # ---------------------------------------------------------------------------------------------------- reductions
@@ -49,18 +59,36 @@ def spread(x: Any, like: Any, dims: Sequence[int]) -> Any:
 
 
 def reduction(dtype: str, how: str, shape: Sequence[object], dims: Sequence[int], draw: Draw, **more: Any) -> Part:
-    return Part([(t(dtype, *shape), draw)], lambda x: [reduce(x, how, dims)], label=f"{how} {dtype} {list(shape)} {list(dims)}", **more)
+    return Part(
+        [(t(dtype, *shape), draw)],
+        lambda x: [reduce(x, how, dims)],
+        label=f"{how} {dtype} {list(shape)} {list(dims)}",
+        **more,
+    )
 
 
 def _reductions() -> list[Part]:
     parts = []
     for dims in (d for k in (1, 2, 3) for d in combinations(range(3), k)):
-        parts.append(reduction("f32", "sum", ["n", 3, "m"], dims, within(-1, 2), tol=SUMS, atol=1e-2, eager=lambda x, d=dims: [x.sum(d)]))
+        parts.append(
+            reduction(
+                "f32",
+                "sum",
+                ["n", 3, "m"],
+                dims,
+                within(-1, 2),
+                tol=SUMS,
+                atol=1e-2,
+                eager=lambda x, d=dims: [x.sum(d)],
+            )
+        )
         parts.append(reduction("f32", "max", ["n", "m", 2], dims, anything, tol=ANY_ZERO))
     for k, d in enumerate(ALL):
         hows = ["max", "min", "sum", "prod", "any", "all"] if d == "i1" else ["max", "min", "sum", "prod"]
         for how in hows:
-            draw = anything if how in ("max", "min") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
+            draw = (
+                anything if how in ("max", "min") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
+            )
             tol = SUMS if how == "sum" else ANY_ZERO
             parts.append(reduction(d, how, ["n", "m"], [(k + len(how)) % 2], draw, tol=tol))
     parts.append(reduction("f32", "sum", [], [], plain))
@@ -73,12 +101,19 @@ def softmax(dtype: str, shape: Sequence[object], dim: int) -> Part:
         e = build(ew.Exp, [build(ew.Sub, [x, spread(reduce(x, "max", [dim]), x, [dim])]).results[0]]).results[0]
         return [build(ew.Div, [e, spread(reduce(e, "sum", [dim]), x, [dim])]).results[0]]
 
-    return Part([(t(dtype, *shape), plain)], body, lambda x: [x.softmax(dim)], tol={"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2}, atol=1e-7,
-                label=f"softmax {dtype} {shape} {dim}")
+    return Part(
+        [(t(dtype, *shape), plain)],
+        body,
+        lambda x: [x.softmax(dim)],
+        tol={"f32": 1e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2},
+        atol=1e-7,
+        label=f"softmax {dtype} {shape} {dim}",
+    )
 
 
 def layernorm(dtype: str) -> Part:
     """Normalisation of the last dim; also gives the mean, and the reciprocal deviation."""
+
     def body(x: Any, gain: Any) -> list[Any]:
         size = build(mv.Full, [], {"value": "m"}, results=[from_mlir(x).with_shape(["n"])]).results[0]
         eps = build(mv.Full, [], {"value": "1e-5"}, results=[from_mlir(x).with_shape(["n"])]).results[0]
@@ -96,29 +131,48 @@ def layernorm(dtype: str) -> Part:
         r = (((x - mean[:, None]) ** 2).mean(1) + 1e-5).rsqrt()
         return [(x - mean[:, None]) * r[:, None] * gain, mean, r]
 
-    return Part([(t(dtype, "n", "m"), plain), (t(dtype, "m"), plain)], body, eager if dtype in ("f32", "f64") else None,
-                tol={"f32": 2e-4, "f64": 1e-11, "f16": 0.1, "bf16": 0.3}, atol=1e-5 if dtype in ("f32", "f64") else 0.1, label=f"layernorm {dtype}")
+    return Part(
+        [(t(dtype, "n", "m"), plain), (t(dtype, "m"), plain)],
+        body,
+        eager if dtype in ("f32", "f64") else None,
+        tol={"f32": 2e-4, "f64": 1e-11, "f16": 0.1, "bf16": 0.3},
+        atol=1e-5 if dtype in ("f32", "f64") else 0.1,
+        label=f"layernorm {dtype}",
+    )
 
 
 def wrapped_sum() -> Part:
     """A sum of unsigned bytes stays in their range before anything else is done with it."""
+
     def body(x: Any) -> list[Any]:
         s = reduce(x, "sum", [1])
         return [build(ew.Convert, [s], results=[from_mlir(s).with_dtype("i32")]).results[0]]
 
-    return Part([(t("ui8", "n", "m"), anything)], body, lambda x: [x.sum(1).to(torch.uint8).int()], label="ui8 sum, converted")
+    return Part(
+        [(t("ui8", "n", "m"), anything)], body, lambda x: [x.sum(1).to(torch.uint8).int()], label="ui8 sum, converted"
+    )
 
 
-REDUCE = [*_reductions(), wrapped_sum(), *(softmax(d, ["n", "m"], 1) for d in FLOATS), softmax("f32", ["n", "m"], 0), softmax("f32", [2, "m", 3], 1),
-          softmax("f32", ["n", 2, "m"], 2), *(layernorm(d) for d in FLOATS)]
+REDUCE = [
+    *_reductions(),
+    wrapped_sum(),
+    *(softmax(d, ["n", "m"], 1) for d in FLOATS),
+    softmax("f32", ["n", "m"], 0),
+    softmax("f32", [2, "m", 3], 1),
+    softmax("f32", ["n", 2, "m"], 2),
+    *(layernorm(d) for d in FLOATS),
+]
 
 
 # ---------------------------------------------------------------------------------------------------- products
 PRODUCT = {"f32": 1e-4, "f64": 1e-12, "bf16": 2e-2}
 
 
-def product(dtype: str, a: Sequence[object], b: Sequence[object], left: list[int] | None = None, right: list[int] | None = None) -> Part:
+def product(
+    dtype: str, a: Sequence[object], b: Sequence[object], left: list[int] | None = None, right: list[int] | None = None
+) -> Part:
     """A matrix product, its operands perhaps transposed; `left` and `right` are permutations."""
+
     def body(x: Any, y: Any) -> list[Any]:
         x = x if left is None else build(mv.Transpose, [x], {"perm": left}).results[0]
         y = y if right is None else build(mv.Transpose, [y], {"perm": right}).results[0]
@@ -127,8 +181,14 @@ def product(dtype: str, a: Sequence[object], b: Sequence[object], left: list[int
     def eager(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [torch.matmul(x if left is None else x.permute(left), y if right is None else y.permute(right))]
 
-    return Part([(t(dtype, *a), within(-1, 1)), (t(dtype, *b), within(-1, 1))], body, eager, tol=PRODUCT,
-                atol={"f32": 1e-4, "f64": 1e-12, "bf16": 0.3}[dtype], label=f"matmul {dtype} {a} {b}")
+    return Part(
+        [(t(dtype, *a), within(-1, 1)), (t(dtype, *b), within(-1, 1))],
+        body,
+        eager,
+        tol=PRODUCT,
+        atol={"f32": 1e-4, "f64": 1e-12, "bf16": 0.3}[dtype],
+        label=f"matmul {dtype} {a} {b}",
+    )
 
 
 def linear(name: str, dtype: str, shape: Sequence[object]) -> Part:
@@ -137,24 +197,43 @@ def linear(name: str, dtype: str, shape: Sequence[object]) -> Part:
 
     def body(x: Any, bias: Any) -> list[Any]:
         y = build(compute.Matmul, [x, build(mv.Transpose, [weight(name)], {"perm": [1, 0]}).results[0]]).results[0]
-        y = build(ew.Add, [y, build(mv.Broadcast, [bias], {"dims": [from_mlir(y).rank - 1]}, results=[from_mlir(y)]).results[0]]).results[0]
-        return [build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]]
+        y = build(
+            ew.Add,
+            [y, build(mv.Broadcast, [bias], {"dims": [from_mlir(y).rank - 1]}, results=[from_mlir(y)]).results[0]],
+        ).results[0]
+        return [
+            build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]
+        ]
 
-    return Part([(t(dtype, *shape), within(-1, 1)), (t(dtype, 7), plain)], body, lambda x, b: [(x @ w.t() + b).relu()], tol=PRODUCT, atol=1e-5,
-                label=f"linear {dtype}")
+    return Part(
+        [(t(dtype, *shape), within(-1, 1)), (t(dtype, 7), plain)],
+        body,
+        lambda x, b: [(x @ w.t() + b).relu()],
+        tol=PRODUCT,
+        atol=1e-5,
+        label=f"linear {dtype}",
+    )
 
 
 MATMUL = [
-    product("f32", ["n", "m"], ["m", 5]), product("f64", ["n", "m"], ["m", "n"]), product("f32", ["m", "n"], ["n", "m"]),
+    product("f32", ["n", "m"], ["m", 5]),
+    product("f64", ["n", "m"], ["m", "n"]),
+    product("f32", ["m", "n"], ["n", "m"]),
     product("bf16", ["n", "m"], ["m", 5]),
-    product("f32", ["n", 3, "m"], ["n", "m", 4]), product("f32", ["n", 2, 3, "m"], ["n", 2, "m", 1]),
-    product("f32", ["n", 3, "m"], ["m", 9]), product("f32", ["m", "n"], ["m", 3], left=[1, 0]),
+    product("f32", ["n", 3, "m"], ["n", "m", 4]),
+    product("f32", ["n", 2, 3, "m"], ["n", 2, "m", 1]),
+    product("f32", ["n", 3, "m"], ["m", 9]),
+    product("f32", ["m", "n"], ["m", 3], left=[1, 0]),
     product("f32", ["n", 3, 2, "m"], ["n", 4, 2, "m"], left=[0, 2, 1, 3], right=[0, 2, 3, 1]),
-    linear("linear", "f32", ["n", "m", 5]), linear("linear", "f32", ["n", 5]), linear("linear64", "f64", ["m", 5]),
+    linear("linear", "f32", ["n", "m", 5]),
+    linear("linear", "f32", ["n", 5]),
+    linear("linear64", "f64", ["m", 5]),
 ]
 
 
-def attention(dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False) -> Part:
+def attention(
+    dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False
+) -> Part:
     shape = [q[0], q[1], q[2], k[2]]
     args: list[Any] = [(t(dtype, *q), within(-1, 1)), (t(dtype, *k), within(-1, 1)), (t(dtype, *k), within(-1, 1))]
     if mask is not None:
@@ -163,8 +242,13 @@ def attention(dtype: str, q: Sequence[object], k: Sequence[object], mask: str | 
     def body(*v: Any) -> list[Any]:
         return [build(compute.Attention, v, {"scale": 0.25, "causal": causal}).results[0]]
 
-    return Part(args, body, tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}, atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-                label=f"attention {dtype} {q} {k} mask {mask} causal {causal}")
+    return Part(
+        args,
+        body,
+        tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
+        atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
+        label=f"attention {dtype} {q} {k} mask {mask} causal {causal}",
+    )
 
 
 ATTENTION = [
@@ -176,24 +260,51 @@ ATTENTION = [
 ]
 
 
-# ---------------------------------------------------------------------------------------------------- convolution, pooling
-def conv(x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f32", constant: bool = True, **given: Any) -> Part:
+# -------------------------------------------------------------------- convolution, pooling
+def conv(
+    x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f32", constant: bool = True, **given: Any
+) -> Part:
     n = len(x) - 2
     w = WEIGHTS[name].to(torch.float64 if dtype == "f64" else torch.float32)
-    attrs = {"stride": [1] * n, "padding": [0] * n, "dilation": [1] * n, "transposed": False, "output_padding": [0] * n, "groups": 1, **given}
+    attrs = {
+        "stride": [1] * n,
+        "padding": [0] * n,
+        "dilation": [1] * n,
+        "transposed": False,
+        "output_padding": [0] * n,
+        "groups": 1,
+        **given,
+    }
     args: list[Any] = [(t(dtype, *x), within(-1, 1))]
     if not constant:
         args.append((t(dtype, *w.shape), lambda _d, _s, _g: w))
 
     def body(*v: Any) -> list[Any]:
-        y = build(compute.Conv, [v[0], v[1] if len(v) > 1 else weight(name)], attrs, results=[t(dtype, *out)]).results[0]
-        return [build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]]
+        y = build(compute.Conv, [v[0], v[1] if len(v) > 1 else weight(name)], attrs, results=[t(dtype, *out)]).results[
+            0
+        ]
+        return [
+            build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]
+        ]
 
     def eager(x: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.ops.aten.convolution(x, w, None, *(attrs[k] for k in (
-            "stride", "padding", "dilation", "transposed", "output_padding", "groups"))).relu()]
+        return [
+            torch.ops.aten.convolution(
+                x,
+                w,
+                None,
+                *(attrs[k] for k in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")),
+            ).relu()
+        ]
 
-    return Part(args, body, eager, tol={"f32": 1e-4, "f64": 1e-12}, atol=1e-4 if dtype == "f32" else 1e-12, label=f"conv {x} {name} {given}")
+    return Part(
+        args,
+        body,
+        eager,
+        tol={"f32": 1e-4, "f64": 1e-12},
+        atol=1e-4 if dtype == "f32" else 1e-12,
+        label=f"conv {x} {name} {given}",
+    )
 
 
 CONV = [
@@ -205,23 +316,50 @@ CONV = [
     conv(["n", 6, "m + 1", 5], "depth", ["n", 6, "m + 1", 5], padding=[1, 1], groups=6),
     conv(["n", 4, "m + 1", 5], "grouped", ["n", 4, "m + 1", 3], groups=2),
     conv(["n", 2, "m + 3", 3, 4], "conv3", ["n", 2, "m + 1", 3, 3]),
-    conv(["n", 3, "m + 1", 4], "up", ["n", 4, "2*m + 2", 8], transposed=True, stride=[2, 2], padding=[1, 1], output_padding=[1, 1]),
+    conv(
+        ["n", 3, "m + 1", 4],
+        "up",
+        ["n", 4, "2*m + 2", 8],
+        transposed=True,
+        stride=[2, 2],
+        padding=[1, 1],
+        output_padding=[1, 1],
+    ),
 ]
 
 
-def pool(x: Sequence[object], out: Sequence[object], how: str, window: list[int], dtype: str = "f32", **given: Any) -> Part:
+def pool(
+    x: Sequence[object], out: Sequence[object], how: str, window: list[int], dtype: str = "f32", **given: Any
+) -> Part:
     n = len(window)
-    attrs = {"how": how, "window": window, "stride": window, "padding": [0] * n, "dilation": [1] * n, "count_pad": False, "divisor": 0, **given}
-    return Part([(t(dtype, *x), anything if how == "max" else plain)],
-                lambda v: build(compute.Pool, [v], attrs, results=[t(dtype, *out)]).results, tol=ANY_ZERO if how == "max" else SUMS, atol=1e-5,
-                label=f"pool {how} {dtype} {x} {window} {given}")
+    attrs = {
+        "how": how,
+        "window": window,
+        "stride": window,
+        "padding": [0] * n,
+        "dilation": [1] * n,
+        "count_pad": False,
+        "divisor": 0,
+        **given,
+    }
+    return Part(
+        [(t(dtype, *x), anything if how == "max" else plain)],
+        lambda v: build(compute.Pool, [v], attrs, results=[t(dtype, *out)]).results,
+        tol=ANY_ZERO if how == "max" else SUMS,
+        atol=1e-5,
+        label=f"pool {how} {dtype} {x} {window} {given}",
+    )
 
 
 def adaptive(x: Sequence[object], out: Sequence[object], how: str, dtype: str = "f32") -> Part:
     n = len(x) - 2
-    return Part([(t(dtype, *x), plain)],
-                lambda v: build(compute.AdaptivePool, [v], {"how": how, "spatial": n}, results=[t(dtype, *out)]).results, tol=SUMS, atol=1e-5,
-                label=f"adaptive {how} {x} {out}")
+    return Part(
+        [(t(dtype, *x), plain)],
+        lambda v: build(compute.AdaptivePool, [v], {"how": how, "spatial": n}, results=[t(dtype, *out)]).results,
+        tol=SUMS,
+        atol=1e-5,
+        label=f"adaptive {how} {x} {out}",
+    )
 
 
 POOL = [
@@ -232,13 +370,18 @@ POOL = [
     pool(["n", 2, "m + 1", 5], ["n", 2, "m + 1", 3], "avg", [3, 3], stride=[1, 2], padding=[1, 1]),
     pool(["n", 2, 4, "m + 2", 3], ["n", 2, 2, "m + 1", 1], "max", [2, 2, 3], stride=[2, 1, 3]),
 ]
-ADAPTIVE = [adaptive(["n", 2, "m + 1", 5], ["n", 2, 3, 4], "avg"), adaptive(["n", 2, "m + 1", 5], ["n", 2, 1, 1], "avg", "f16"),
-            adaptive(["n", 2, "m + 1", 5], ["n", 2, 3, 2], "max"), adaptive(["n", 2, "m + 1"], ["n", 2, "m + 1"], "avg", "f64")]
+ADAPTIVE = [
+    adaptive(["n", 2, "m + 1", 5], ["n", 2, 3, 4], "avg"),
+    adaptive(["n", 2, "m + 1", 5], ["n", 2, 1, 1], "avg", "f16"),
+    adaptive(["n", 2, "m + 1", 5], ["n", 2, 3, 2], "max"),
+    adaptive(["n", 2, "m + 1"], ["n", 2, "m + 1"], "avg", "f64"),
+]
 
 
 # ---------------------------------------------------------------------------------------------------- control
 def item(dtype: str, symbol: str) -> Part:
     """A number of the data becomes a size (or, for floats, a value)."""
+
     def body(x: Any) -> list[Any]:
         build(control.Item, [x], {"symbol": symbol})
         shape = [3] if dtype in ("f32", "f64") else [symbol]
@@ -248,11 +391,17 @@ def item(dtype: str, symbol: str) -> Part:
         n = x.item()
         return [torch.full([3], n, dtype=torch.float64) if isinstance(n, float) else torch.full([int(n)], int(n))]
 
-    return Part([(t(dtype), plain if dtype in ("f32", "f64") else within(0, 1) if dtype == "i1" else within(0, 99))], body, eager, label=f"item {dtype}")
+    return Part(
+        [(t(dtype), plain if dtype in ("f32", "f64") else within(0, 1) if dtype == "i1" else within(0, 99))],
+        body,
+        eager,
+        label=f"item {dtype}",
+    )
 
 
 def nonzero(dtype: str, shape: Sequence[object], symbol: str) -> Part:
     """Positions, and arithmetic on them."""
+
     def body(x: Any) -> list[Any]:
         y = build(control.Nonzero, [x], {"symbol": symbol}, results=[t("i64", symbol, len(shape))]).results[0]
         return [y, build(ew.Add, [y, y]).results[0], reduce(y, "sum", [0])]
@@ -261,11 +410,22 @@ def nonzero(dtype: str, shape: Sequence[object], symbol: str) -> Part:
         y = x.nonzero()
         return [y, y + y, y.sum(0)]
 
-    return Part([(t(dtype, *shape), within(-1, 1) if dtype in INTS and dtype != "ui8" else anything if dtype in FLOATS else plain)], body, eager, label=f"nonzero {dtype} {shape}")
+    return Part(
+        [
+            (
+                t(dtype, *shape),
+                within(-1, 1) if dtype in INTS and dtype != "ui8" else anything if dtype in FLOATS else plain,
+            )
+        ],
+        body,
+        eager,
+        label=f"nonzero {dtype} {shape}",
+    )
 
 
 def branch(other: Callable[[Any], Any]) -> Part:
     """Either branch, with different work, one of them a plain view of what is outside."""
+
     def body(p: Any, x: Any) -> list[Any]:
         ty = from_mlir(x)
         op = build(control.Cond, [p], results=[ty, ty.with_shape(["n"])], regions=2)
@@ -281,6 +441,7 @@ def branch(other: Callable[[Any], Any]) -> Part:
 
 def repeated() -> Part:
     """x is doubled and counted until the count is reached."""
+
     def body(count: Any, x: Any) -> list[Any]:
         start = build(mv.Full, [], {"value": "0"}, results=[t("i64")]).results[0]
         op = build(control.While, [start, x], results=[t("i64"), from_mlir(x)], regions=2)
@@ -293,8 +454,12 @@ def repeated() -> Part:
             build(control.Yield, [build(ew.Add, [i, one]).results[0], build(ew.Add, [y, y]).results[0]])
         return list(op.results)
 
-    return Part([(t("i64"), within(-1, 5)), (t("f32", "n", "m"), anything)], body,
-                lambda k, x: [k.clamp(min=0), x * 2.0 ** max(0, int(k))], label="while")
+    return Part(
+        [(t("i64"), within(-1, 5)), (t("f32", "n", "m"), anything)],
+        body,
+        lambda k, x: [k.clamp(min=0), x * 2.0 ** max(0, int(k))],
+        label="while",
+    )
 
 
 def asserted() -> Part:
@@ -303,15 +468,39 @@ def asserted() -> Part:
         build(control.AssertTensor, [ok], {"message": "not ok"})
         return [build(ew.Neg, [x]).results[0]]
 
-    return Part([(t("f32", "n"), anything), (t("i1"), lambda _d, s, _g: torch.ones(s, dtype=torch.bool))], body, lambda x, _: [-x], label="assert")
+    return Part(
+        [(t("f32", "n"), anything), (t("i1"), lambda _d, s, _g: torch.ones(s, dtype=torch.bool))],
+        body,
+        lambda x, _: [-x],
+        label="assert",
+    )
 
 
 COND = [branch(lambda x: x), branch(lambda x: build(ew.Add, [x, x]).results[0])]
 CONTROL = {
-    "dhlo.item": [item("i64", "u0"), item("i32", "u1"), item("ui8", "u2"), item("i1", "u3"), item("f32", "zuf0"), item("f64", "zuf1")],
+    "dhlo.item": [
+        item("i64", "u0"),
+        item("i32", "u1"),
+        item("ui8", "u2"),
+        item("i1", "u3"),
+        item("f32", "zuf0"),
+        item("f64", "zuf1"),
+    ],
     "dhlo.nonzero": [nonzero("i1", ["n", "m"], "u0"), nonzero("i64", ["m"], "u1"), nonzero("f32", ["n", 2, "m"], "u2")],
-    "dhlo.cond": COND, "dhlo.yield": COND[:1], "dhlo.group": COND[1:], "dhlo.while": [repeated()], "dhlo.assert": [asserted()], "dhlo.assert_tensor": [asserted()],
+    "dhlo.cond": COND,
+    "dhlo.yield": COND[:1],
+    "dhlo.group": COND[1:],
+    "dhlo.while": [repeated()],
+    "dhlo.assert": [asserted()],
+    "dhlo.assert_tensor": [asserted()],
 }
 
-CASES: dict[str, list[Part]] = {"dhlo.reduce": REDUCE, "dhlo.matmul": MATMUL, "dhlo.attention": ATTENTION, "dhlo.conv": CONV, "dhlo.pool": POOL,
-                                "dhlo.adaptive_pool": ADAPTIVE, **CONTROL}
+CASES: dict[str, list[Part]] = {
+    "dhlo.reduce": REDUCE,
+    "dhlo.matmul": MATMUL,
+    "dhlo.attention": ATTENTION,
+    "dhlo.conv": CONV,
+    "dhlo.pool": POOL,
+    "dhlo.adaptive_pool": ADAPTIVE,
+    **CONTROL,
+}

@@ -1,4 +1,4 @@
-"""Cases of the elementwise ops for tests/test_ops.py: every dtype, special values, and a chain of views around the op."""
+"""Cases of the elementwise ops: every dtype, special values, and a chain of views around the op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dhlo.dialect import OPS, Kind, build
 from dhlo.ops import elementwise as ew
 from dhlo.ops.movement import Broadcast, Concat, Pad, Reshape, Reverse, Slice, Take, Transpose
 from dhlo.types import TensorType, from_mlir
-from tests.programs import Draw, Part, anything, index_below, moderate, plain, t, within
+from tests.programs import Draw, Part, anything, index_below, moderate, t, within
 
 __all__ = ["CASES"]
 
@@ -20,26 +20,57 @@ ALL = [*FLOATS, *INTS, "i1"]
 # Functions whose result isn't a correctly rounded operation: a few units in the last place.
 TOLERANCE = {"f32": 1e-6, "f64": 2e-14, "f16": 1.0e-3, "bf16": 8e-3}
 
-# Others that may differ from PyTorch: it rounds sqrt of vectors less well, and floor division of narrow floats at every step.
+# Others that may differ from PyTorch: it rounds sqrt of vectors less well, and floor division of narrow floats at
+# every step.
 ANY_ZERO = dict.fromkeys(FLOATS, 0.0)
 TOLERANCES: dict[type, dict[str, float]] = {
-    ew.Sqrt: {"f32": 2.5e-7, "f64": 5e-16}, ew.FloorDiv: {"f16": 2e-3, "bf16": 8e-3}, ew.Maximum: ANY_ZERO, ew.Minimum: ANY_ZERO,
-    ew.Digamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12}, ew.Lgamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12},
-    ew.Pow: TOLERANCE, ew.Atan2: TOLERANCE,
+    ew.Sqrt: {"f32": 2.5e-7, "f64": 5e-16},
+    ew.FloorDiv: {"f16": 2e-3, "bf16": 8e-3},
+    ew.Maximum: ANY_ZERO,
+    ew.Minimum: ANY_ZERO,
+    ew.Digamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12},
+    ew.Lgamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12},
+    ew.Pow: TOLERANCE,
+    ew.Atan2: TOLERANCE,
 }
 
 ROOTS = {ew.Digamma: 1e-6, ew.Lgamma: 1e-6}  # near whose zeros only the absolute error is small
 
 DTYPES_OF: dict[type, Sequence[str]] = {
-    ew.Add: ALL, ew.Sub: FLOATS + INTS, ew.Mul: ALL, ew.Div: FLOATS, ew.FloorDiv: FLOATS + INTS, ew.TruncDiv: FLOATS + INTS,
-    ew.Remainder: FLOATS + INTS, ew.Fmod: FLOATS + INTS, ew.Pow: FLOATS + INTS, ew.Maximum: ALL, ew.Minimum: ALL, ew.Atan2: FLOATS,
-    ew.And: INTS + ["i1"], ew.Or: INTS + ["i1"], ew.Xor: INTS + ["i1"], ew.ShiftLeft: INTS, ew.ShiftRight: INTS, ew.Copy: ALL,
-    ew.Neg: FLOATS + INTS, ew.Abs: FLOATS + INTS, ew.Sign: ALL, ew.Not: INTS + ["i1"], ew.Eq: ALL, ew.Ne: ALL, ew.Lt: ALL, ew.Le: ALL,
-    ew.Gt: ALL, ew.Ge: ALL, ew.Select: ALL,
+    ew.Add: ALL,
+    ew.Sub: FLOATS + INTS,
+    ew.Mul: ALL,
+    ew.Div: FLOATS,
+    ew.FloorDiv: FLOATS + INTS,
+    ew.TruncDiv: FLOATS + INTS,
+    ew.Remainder: FLOATS + INTS,
+    ew.Fmod: FLOATS + INTS,
+    ew.Pow: FLOATS + INTS,
+    ew.Maximum: ALL,
+    ew.Minimum: ALL,
+    ew.Atan2: FLOATS,
+    ew.And: INTS + ["i1"],
+    ew.Or: INTS + ["i1"],
+    ew.Xor: INTS + ["i1"],
+    ew.ShiftLeft: INTS,
+    ew.ShiftRight: INTS,
+    ew.Copy: ALL,
+    ew.Neg: FLOATS + INTS,
+    ew.Abs: FLOATS + INTS,
+    ew.Sign: ALL,
+    ew.Not: INTS + ["i1"],
+    ew.Eq: ALL,
+    ew.Ne: ALL,
+    ew.Lt: ALL,
+    ew.Le: ALL,
+    ew.Gt: ALL,
+    ew.Ge: ALL,
+    ew.Select: ALL,
 }
 # Values other than `anything`: (operand, dtype kind) -> draw
 DRAWS: dict[tuple[type, int], Draw] = {
-    (ew.ShiftLeft, 1): within(0, 70), (ew.ShiftRight, 1): within(0, 70),
+    (ew.ShiftLeft, 1): within(0, 70),
+    (ew.ShiftRight, 1): within(0, 70),
     # PyTorch's own remainders of vectors give NaN where the quotient is huge.
     **{(cls, k): moderate for cls in (ew.Fmod, ew.Remainder) for k in (0, 1)},
 }
@@ -73,14 +104,20 @@ def _chain(cls: Any, dtype: str, tol: Any) -> Part:
     """The op between views that are all computed inside its loops."""
     sources = [t("f32", "m", "n"), t("f32", "m"), t("f32", "n + 2", "2*m")]
     kinds = _types(cls, dtype)
-    args = [(sources[k].with_dtype(d), _draw(cls, k)) for k, d in enumerate(kinds)] + [(t("i64", "n"), index_below("d0"))]
+    args = [(sources[k].with_dtype(d), _draw(cls, k)) for k, d in enumerate(kinds)] + [
+        (t("i64", "n"), index_below("d0"))
+    ]
 
     def body(*values: Any) -> list[Any]:
         *xs, index = values
         shape = from_mlir(xs[0]).with_shape(["n", "m"])
-        views = [lambda x: build(Transpose, [x], {"perm": [1, 0]}),
-                 lambda x: build(Broadcast, [x], {"dims": [1]}, results=[shape.with_dtype(from_mlir(x).dtype)]),
-                 lambda x: build(Slice, [x], {"starts": ["1", "0"], "steps": [1, 2]}, results=[shape.with_dtype(from_mlir(x).dtype)])]
+        views = [
+            lambda x: build(Transpose, [x], {"perm": [1, 0]}),
+            lambda x: build(Broadcast, [x], {"dims": [1]}, results=[shape.with_dtype(from_mlir(x).dtype)]),
+            lambda x: build(
+                Slice, [x], {"starts": ["1", "0"], "steps": [1, 2]}, results=[shape.with_dtype(from_mlir(x).dtype)]
+            ),
+        ]
         y = build(cls, [view(x).results[0] for view, x in zip(views, xs, strict=False)]).results[0]
         return after(y, index)
 
@@ -95,8 +132,11 @@ def after(y: Any, index: Any) -> list[Any]:
     back = build(Reverse, [y], {"dims": [1]}).results[0]
     joined = build(Concat, [y, back, y], {"dim": 1})
     taken = build(Take, [y, index], {"dims": [0], "at": 0}).results[0]
-    halves = build(Reshape, [build(Reshape, [taken], results=[ty.with_shape(["m*n"])]).results[0]],
-                   results=[ty.with_shape(["m", "n"])])
+    halves = build(
+        Reshape,
+        [build(Reshape, [taken], results=[ty.with_shape(["m*n"])]).results[0]],
+        results=[ty.with_shape(["m", "n"])],
+    )
     return [padded.results[0], joined.results[0], halves.results[0]]
 
 
@@ -120,6 +160,6 @@ def _convert() -> list[Part]:
     return parts
 
 
-CASES: dict[str, list[Part]] = {name: _convert() if cls is ew.Convert else _cases(cls)
-                                for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE}
-_ = plain
+CASES: dict[str, list[Part]] = {
+    name: _convert() if cls is ew.Convert else _cases(cls) for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE
+}

@@ -16,16 +16,26 @@ from tests.programs import Draw, Part, anything, index_below, moderate, plain, p
 __all__ = ["CASES", "NOT_YET"]
 
 # No kernel yet: compiling them is an error that names the op and its place.
-NOT_YET = {"dhlo.while", "dhlo.scatter", "dhlo.searchsorted", "dhlo.histogram", "dhlo.unique",
-           "dhlo.grouped_matmul", "dhlo.lstm", "dhlo.gru", "dhlo.fft"}
+NOT_YET = {"dhlo.while", "dhlo.unique"}
 NUMBERS = FLOATS + INTS
 SUMS = {"f32": 2e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2}
 
 
-def case(cls: Any, args: Sequence[tuple[TensorType, Draw]], attrs: dict[str, Any], eager: Callable[..., Sequence[torch.Tensor]] | None = None,
-         results: Sequence[TensorType] | None = None, **more: Any) -> Part:
-    return Part(args, lambda *v: build(cls, v, attrs, results=results).results, eager,
-                label=f"{cls.OPERATION_NAME} {[str(ty) for ty, _ in args]} {attrs}", **more)
+def case(
+    cls: Any,
+    args: Sequence[tuple[TensorType, Draw]],
+    attrs: dict[str, Any],
+    eager: Callable[..., Sequence[torch.Tensor]] | None = None,
+    results: Sequence[TensorType] | None = None,
+    **more: Any,
+) -> Part:
+    return Part(
+        args,
+        lambda *v: build(cls, v, attrs, results=results).results,
+        eager,
+        label=f"{cls.OPERATION_NAME} {[str(ty) for ty, _ in args]} {attrs}",
+        **more,
+    )
 
 
 def repeated(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
@@ -35,8 +45,11 @@ def repeated(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
 
 
 ARGREDUCE = [
-    *(case(compute.ArgReduce, [(t(d, "n", "m + 1"), repeated if k % 2 else anything)], {"how": how, "dim": 1})
-      for k, d in enumerate(NUMBERS) for how in ("max", "min")),
+    *(
+        case(compute.ArgReduce, [(t(d, "n", "m + 1"), repeated if k % 2 else anything)], {"how": how, "dim": 1})
+        for k, d in enumerate(NUMBERS)
+        for how in ("max", "min")
+    ),
     case(compute.ArgReduce, [(t("f32", 7, "m"), repeated)], {"how": "max", "dim": 0}),
     case(compute.ArgReduce, [(t("f32", "n", 3, "m"), plain)], {"how": "min", "dim": 1}, lambda x: [x.argmin(1)]),
 ]
@@ -49,40 +62,100 @@ def _scan_draw(d: str, how: str) -> Draw:
 
 
 SCAN = [
-    *(case(compute.Scan, [(t(d, "n", "m"), _scan_draw(d, how))], {"how": how, "dim": k % 2},
-           tol={**SUMS, "f16": 2e-2, "bf16": 0.3} if how == "sum" else ANY_ZERO)
-      for k, d in enumerate(NUMBERS) for how in ("sum", "prod", "max", "min") if not (d in ("f16", "bf16") and how == "sum")),
-    case(compute.Scan, [(t("f32", "n", 3, "m"), within(0, 1))], {"how": "sum", "dim": 1}, lambda x: [x.cumsum(1)], tol=SUMS),
+    *(
+        case(
+            compute.Scan,
+            [(t(d, "n", "m"), _scan_draw(d, how))],
+            {"how": how, "dim": k % 2},
+            tol={**SUMS, "f16": 2e-2, "bf16": 0.3} if how == "sum" else ANY_ZERO,
+        )
+        for k, d in enumerate(NUMBERS)
+        for how in ("sum", "prod", "max", "min")
+        if not (d in ("f16", "bf16") and how == "sum")
+    ),
+    case(
+        compute.Scan,
+        [(t("f32", "n", 3, "m"), within(0, 1))],
+        {"how": "sum", "dim": 1},
+        lambda x: [x.cumsum(1)],
+        tol=SUMS,
+    ),
     case(compute.Scan, [(t("bf16", "n", 3, "m"), within(0, 1))], {"how": "sum", "dim": 1}, tol=SUMS),
 ]
 SORT = [
-    *(case(lookup.Sort, [(t(d, "n", "m"), repeated if k % 2 else anything)], {"dim": 1, "descending": bool(k % 3)}) for k, d in enumerate(ALL)),
+    *(
+        case(lookup.Sort, [(t(d, "n", "m"), repeated if k % 2 else anything)], {"dim": 1, "descending": bool(k % 3)})
+        for k, d in enumerate(ALL)
+    ),
     case(lookup.Sort, [(t("f32", "n", 3, "m"), repeated)], {"dim": 0, "descending": False}),
 ]
 TOPK = [
-    *(case(lookup.TopK, [(t(d, "n", "m + 3"), repeated if k % 2 else anything)], {"dim": 1, "largest": bool(k % 3)},
-           results=[t(d, "n", 3), t("i64", "n", 3)]) for k, d in enumerate(NUMBERS)),
-    case(lookup.TopK, [(t("f32", "n + 1", "m"), repeated)], {"dim": 0, "largest": True}, results=[t("f32", 1, "m"), t("i64", 1, "m")]),
+    *(
+        case(
+            lookup.TopK,
+            [(t(d, "n", "m + 3"), repeated if k % 2 else anything)],
+            {"dim": 1, "largest": bool(k % 3)},
+            results=[t(d, "n", 3), t("i64", "n", 3)],
+        )
+        for k, d in enumerate(NUMBERS)
+    ),
+    case(
+        lookup.TopK,
+        [(t("f32", "n + 1", "m"), repeated)],
+        {"dim": 0, "largest": True},
+        results=[t("f32", 1, "m"), t("i64", 1, "m")],
+    ),
     case(lookup.TopK, [(t("f32", "n"), plain)], {"dim": 0, "largest": False}, results=[t("f32", "n"), t("i64", "n")]),
 ]
 ROWS = index_below("7")
 
 
 def _unique_rows(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
-    return torch.randperm(7, generator=g)[:shape[0]]
+    return torch.randperm(7, generator=g)[: shape[0]]
 
 
 SCATTER = [
-    *(case(lookup.Scatter, [(t(d, 7, "m"), plain), (t("i64", 5), _unique_rows), (t(d, 5, "m"), plain)], {"dims": [0], "at": 0, "how": "set"})
-      for d in ALL),
-    *(case(lookup.Scatter, [(t(d, 7, "m"), powers if how == "mul" and d in FLOATS else plain), (t("i64", "n"), ROWS),
-                            (t(d, "n", "m"), powers if how == "mul" and d in FLOATS else moderate if how in ("max", "min") else plain)],
-           {"dims": [0], "at": 0, "how": how}, tol=SUMS, atol=0.3 if d in ("f16", "bf16") else 1e-4)
-      for d in ("f32", "f64", "i64", "i32", "ui8") for how in ("add", "mul", "max", "min")),
-    case(lookup.Scatter, [(t("f32", "n", 7), plain), (t("i64", "m"), ROWS), (t("f32", "n", "m"), plain)], {"dims": [1], "at": 1, "how": "add"},
-         lambda x, i, s: [x.index_add(1, i % 7, s)], tol=SUMS, atol=1e-4),
-    case(lookup.Scatter, [(t("f32", 7, "n", 7), plain), (t("i64", "m"), ROWS), (t("i64", "m"), ROWS), (t("f32", "m", "n"), plain)],
-         {"dims": [0, 2], "at": 0, "how": "add"}, tol=SUMS, atol=1e-4),
+    *(
+        case(
+            lookup.Scatter,
+            [(t(d, 7, "m"), plain), (t("i64", 5), _unique_rows), (t(d, 5, "m"), plain)],
+            {"dims": [0], "at": 0, "how": "set"},
+        )
+        for d in ALL
+    ),
+    *(
+        case(
+            lookup.Scatter,
+            [
+                (t(d, 7, "m"), powers if how == "mul" and d in FLOATS else plain),
+                (t("i64", "n"), ROWS),
+                (
+                    t(d, "n", "m"),
+                    powers if how == "mul" and d in FLOATS else moderate if how in ("max", "min") else plain,
+                ),
+            ],
+            {"dims": [0], "at": 0, "how": how},
+            tol=SUMS,
+            atol=0.3 if d in ("f16", "bf16") else 1e-4,
+        )
+        for d in ("f32", "f64", "i64", "i32", "ui8")
+        for how in ("add", "mul", "max", "min")
+    ),
+    case(
+        lookup.Scatter,
+        [(t("f32", "n", 7), plain), (t("i64", "m"), ROWS), (t("f32", "n", "m"), plain)],
+        {"dims": [1], "at": 1, "how": "add"},
+        lambda x, i, s: [x.index_add(1, i % 7, s)],
+        tol=SUMS,
+        atol=1e-4,
+    ),
+    case(
+        lookup.Scatter,
+        [(t("f32", 7, "n", 7), plain), (t("i64", "m"), ROWS), (t("i64", "m"), ROWS), (t("f32", "m", "n"), plain)],
+        {"dims": [0, 2], "at": 0, "how": "add"},
+        tol=SUMS,
+        atol=1e-4,
+    ),
 ]
 
 
@@ -91,36 +164,94 @@ def _ascending(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
 
 
 SEARCHSORTED = [
-    *(case(lookup.SearchSorted, [(t(d, "m"), _ascending), (t(d, "n", 3), plain)], {"right": bool(k % 2)},
-           lambda e, x, r=bool(k % 2): [torch.searchsorted(e, x, right=r)]) for k, d in enumerate(["f32", "f64", "i64", "i32", "i16", "i8", "ui8"])),
+    *(
+        case(
+            lookup.SearchSorted,
+            [(t(d, "m"), _ascending), (t(d, "n", 3), plain)],
+            {"right": bool(k % 2)},
+            lambda e, x, r=bool(k % 2): [torch.searchsorted(e, x, right=r)],
+        )
+        for k, d in enumerate(["f32", "f64", "i64", "i32", "i16", "i8", "ui8"])
+    ),
     case(lookup.SearchSorted, [(t("f32", "n", "m"), _ascending), (t("f32", "n", 5), plain)], {"right": False}),
 ]
-HISTOGRAM = [case(lookup.Histogram, [(t("f32", "n + 1", "m"), plain)], {"bins": 4, "low": -1.0, "high": 1.0}),
-             case(lookup.Histogram, [(t("f64", "n + 1"), plain)], {"bins": 7, "low": 0.0, "high": 0.0})]
-UNIQUE = [case(lookup.Unique, [(t(d, "n", "m"), within(0, 9) if d != "i1" else plain)], {"symbol": f"u{k}"},
-               results=[t(d, f"u{k}"), t("i64", "n", "m"), t("i64", f"u{k}")]) for k, d in enumerate(["i64", "i32", "ui8", "i1"])]
+HISTOGRAM = [
+    case(lookup.Histogram, [(t("f32", "n + 1", "m"), plain)], {"bins": 4, "low": -1.0, "high": 1.0}),
+    case(lookup.Histogram, [(t("f64", "n + 1"), plain)], {"bins": 7, "low": 0.0, "high": 0.0}),
+]
+UNIQUE = [
+    case(
+        lookup.Unique,
+        [(t(d, "n", "m"), within(0, 9) if d != "i1" else plain)],
+        {"symbol": f"u{k}"},
+        results=[t(d, f"u{k}"), t("i64", "n", "m"), t("i64", f"u{k}")],
+    )
+    for k, d in enumerate(["i64", "i32", "ui8", "i1"])
+]
 
 
 def _offsets(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
     return torch.tensor([0, 1, 1]).to(d.torch)
 
 
-GROUPED = [case(sequence.GroupedMatmul, [(t(d, "n + 1", 4), within(-1, 1)), (t(d, 3, 4, 5), within(-1, 1)), (t(i, 3), _offsets)], {},
-                tol={"f32": 1e-5, "f64": 1e-13}, atol=1e-6) for d, i in (("f32", "i64"), ("f64", "i32"))]
+GROUPED = [
+    case(
+        sequence.GroupedMatmul,
+        [(t(d, "n + 1", 4), within(-1, 1)), (t(d, 3, 4, 5), within(-1, 1)), (t(i, 3), _offsets)],
+        {},
+        tol={"f32": 1e-5, "f64": 1e-13},
+        atol=1e-6,
+    )
+    for d, i in (("f32", "i64"), ("f64", "i32"))
+]
 RNN = {"f32": 1e-4, "f64": 1e-11}
 
 
 def _recurrent(cls: Any, gates: int, biased: bool) -> list[Part]:
-    return [case(cls, [(t(d, "n", "m", 3 * gates), within(-1, 1)), (t(d, 3 * gates, 3), within(-1, 1)),
-                       *([(t(d, 3 * gates), within(-1, 1))] if biased else []), *[(t(d, "m", 3), within(-1, 1))] * (1 if biased else 2)],
-                 {"reverse": reverse}, tol=RNN, atol=1e-5) for d in ("f32", "f64") for reverse in (False, True)]
+    return [
+        case(
+            cls,
+            [
+                (t(d, "n", "m", 3 * gates), within(-1, 1)),
+                (t(d, 3 * gates, 3), within(-1, 1)),
+                *([(t(d, 3 * gates), within(-1, 1))] if biased else []),
+                *[(t(d, "m", 3), within(-1, 1))] * (1 if biased else 2),
+            ],
+            {"reverse": reverse},
+            tol=RNN,
+            atol=1e-5,
+        )
+        for d in ("f32", "f64")
+        for reverse in (False, True)
+    ]
 
 
-FFT = [case(sequence.Fft, [(t(d, *shape), within(-1, 1))] * 2, {"dims": dims, "inverse": inverse}, tol={"f32": 1e-4, "f64": 1e-11}, atol=1e-3)
-       for d, shape, dims, inverse in (("f32", ["n", 8], [1], False), ("f64", ["n", "m + 1"], [1], True), ("f32", [4, "m + 1", 6], [1, 2], False))]
+FFT = [
+    case(
+        sequence.Fft,
+        [(t(d, *shape), within(-1, 1))] * 2,
+        {"dims": dims, "inverse": inverse},
+        tol={"f32": 1e-4, "f64": 1e-11},
+        atol=1e-3,
+    )
+    for d, shape, dims, inverse in (
+        ("f32", ["n", 8], [1], False),
+        ("f64", ["n", "m + 1"], [1], True),
+        ("f32", [4, "m + 1", 6], [1, 2], False),
+    )
+]
 
 CASES: dict[str, list[Part]] = {
-    "dhlo.argreduce": ARGREDUCE, "dhlo.scan": SCAN, "dhlo.sort": SORT, "dhlo.topk": TOPK, "dhlo.scatter": SCATTER,
-    "dhlo.searchsorted": SEARCHSORTED, "dhlo.histogram": HISTOGRAM, "dhlo.unique": UNIQUE, "dhlo.grouped_matmul": GROUPED,
-    "dhlo.lstm": _recurrent(sequence.Lstm, 4, False), "dhlo.gru": _recurrent(sequence.Gru, 3, True), "dhlo.fft": FFT,
+    "dhlo.argreduce": ARGREDUCE,
+    "dhlo.scan": SCAN,
+    "dhlo.sort": SORT,
+    "dhlo.topk": TOPK,
+    "dhlo.scatter": SCATTER,
+    "dhlo.searchsorted": SEARCHSORTED,
+    "dhlo.histogram": HISTOGRAM,
+    "dhlo.unique": UNIQUE,
+    "dhlo.grouped_matmul": GROUPED,
+    "dhlo.lstm": _recurrent(sequence.Lstm, 4, False),
+    "dhlo.gru": _recurrent(sequence.Gru, 3, True),
+    "dhlo.fft": FFT,
 }

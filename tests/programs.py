@@ -68,13 +68,15 @@ class Module:
         arguments, results, self.counts = list(block.arguments), [], []
         with ir.InsertionPoint(block):
             for k, p in enumerate(self.parts):
-                mine, arguments = arguments[:len(p.args)], arguments[len(p.args):]
+                mine, arguments = arguments[: len(p.args)], arguments[len(p.args) :]
                 with ir.Location.file(SOURCE, self.line + k, 1):
                     out = list(p.body(*mine))
                 self.counts.append(len(out))
                 results += out
             func.ReturnOp(results)
-        f.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([x.mlir() for x in types], [v.type for v in results]))
+        f.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get([x.mlir() for x in types], [v.type for v in results])
+        )
         assert module.operation.verify()
         self.results = len(results)
         return module
@@ -89,14 +91,23 @@ class Module:
             copy = ir.Module.parse(self.module.operation.get_asm(enable_debug_info=True))
         types = [ty for p in self.parts for ty, _ in p.args]
         names = sorted({s.name for ty in types for e in ty.shape for s in e.free_symbols})
-        return Program(self.context, copy, dict(self.weights), [InputSpec(f"x{i}", ty) for i, ty in enumerate(types)],
-                       [OutputSpec(f"y{i}", i) for i in range(self.results)], None, None,
-                       {n: self.ranges.get(n, Range(0, None)) for n in names})
+        return Program(
+            self.context,
+            copy,
+            dict(self.weights),
+            [InputSpec(f"x{i}", ty) for i, ty in enumerate(types)],
+            [OutputSpec(f"y{i}", i) for i in range(self.results)],
+            None,
+            None,
+            {n: self.ranges.get(n, Range(0, None)) for n in names},
+        )
 
     def compile(self) -> tuple[CompiledModel, Artifact]:
         program = self.program()
         artifact = compile_program(program, Options())
-        return CompiledModel(_load_artifact(artifact), CallSpec(program.inputs, program.outputs, None, None, []), artifact), artifact
+        return CompiledModel(
+            _load_artifact(artifact), CallSpec(program.inputs, program.outputs, None, None, []), artifact
+        ), artifact
 
     def draw(self, env: Env, seed: int) -> list[torch.Tensor]:
         g = torch.Generator().manual_seed(seed)
@@ -107,13 +118,16 @@ class Module:
             return interp.run(self.module, inputs, self.weights)
 
     def check(self, model: Callable[..., Any], env: Env, seed: int = 0) -> None:
-        """Compares one call with the reference semantics, and with PyTorch where a part says how; inputs with gaps every other time."""
+        """Compares one call with the reference semantics, and with PyTorch where a part says how.
+
+        Inputs have gaps between elements every other time.
+        """
         inputs = self.draw(env, seed)
         got = model(*[spread(x) if seed % 2 else x for x in inputs])
         got = [got] if isinstance(got, torch.Tensor) else list(got)
         want = self.interpret(inputs)
         for p, n in zip(self.parts, self.counts, strict=True):
-            mine, inputs = inputs[:len(p.args)], inputs[len(p.args):]
+            mine, inputs = inputs[: len(p.args)], inputs[len(p.args) :]
             results, got = got[:n], got[n:]
             oracles, want = [want[:n]], want[n:]
             if p.eager is not None:
@@ -125,12 +139,20 @@ class Module:
 
 def compare(a: torch.Tensor, b: torch.Tensor, p: Part, what: str) -> None:
     """Integers and bools exactly; floats exactly or within the part's tolerance."""
-    assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: {a.dtype} {list(a.shape)} is not {b.dtype} {list(b.shape)}"
+    assert a.dtype == b.dtype and a.shape == b.shape, (
+        f"{what}: {a.dtype} {list(a.shape)} is not {b.dtype} {list(b.shape)}"
+    )
     tol = None if p.tol is None else p.tol.get(dtype_name(a.dtype))
-    if a.dtype == torch.bfloat16:  # the processor's conversion flushes what is below the smallest normal number, and so does PyTorch at times
+    if (
+        a.dtype == torch.bfloat16
+    ):  # the processor's conversion flushes what is below the smallest normal number, and so does PyTorch at times
         a, b = (torch.where(x.abs() <= 2 * torch.finfo(x.dtype).tiny, x * 0, x) for x in (a, b))
     if a.is_floating_point():
-        same = (a == b) & (a.signbit() == b.signbit()) if tol is None else (a == b) | ((a - b).abs() <= p.atol + tol * b.abs())
+        same = (
+            (a == b) & (a.signbit() == b.signbit())
+            if tol is None
+            else (a == b) | ((a - b).abs() <= p.atol + tol * b.abs())
+        )
         same |= a.isnan() & b.isnan()
     else:
         same = a == b
@@ -162,7 +184,21 @@ def anything(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
         return x
     if d.is_float:
         info = torch.finfo(d.torch)
-        special = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, info.max, info.min, info.tiny, 1.0, -1.0, 0.5, 2.0, 3.0]
+        special = [
+            float("nan"),
+            float("inf"),
+            -float("inf"),
+            -0.0,
+            0.0,
+            info.max,
+            info.min,
+            info.tiny,
+            1.0,
+            -1.0,
+            0.5,
+            2.0,
+            3.0,
+        ]
     else:
         info = torch.iinfo(d.torch)
         special = [info.min, info.max, 0, 1, info.max - 1, info.min + 1, *([-1] if d.name != "ui8" else [])]
@@ -199,18 +235,22 @@ def mostly_true(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
 
 def within(lo: float, hi: float) -> Draw:
     """Uniform values of an interval; integers include both ends."""
+
     def make(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
         if not d.is_float:
             return torch.randint(int(lo), int(hi) + 1, shape, generator=g).to(d.torch)
         return (torch.rand(shape, generator=g, dtype=torch.float64) * (hi - lo) + lo).to(d.torch)
+
     return make
 
 
 def index_below(size: str) -> Draw:
-    """Positions in a dim whose size is an expression of the index's own sizes d0, d1, ...; half of them counted from the end."""
+    """Positions in a dim whose size is an expression of the index's own sizes d0, d1, ...; half count from the end."""
+
     def make(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
         n = evaluate(parse(size), {f"d{k}": s for k, s in enumerate(shape)})
         if not n or 0 in shape:
             return torch.zeros(shape, dtype=d.torch)
         return torch.randint(0 if d.name == "ui8" else -n, n, shape, generator=g).to(d.torch)
+
     return make

@@ -36,7 +36,7 @@ def make_blocks(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The program's IR at each stage, by the name of the block on the page, in the page's order."""
     names: dict[str, object] = {"torch": torch}
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(source, names)  # noqa: S102
+    exec(source, names)
     exported = names["exported"]
     assert isinstance(exported, torch.export.ExportedProgram)
     functions: dict[str, str] = {}
@@ -53,10 +53,16 @@ def make_blocks(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     simplified = shorten(after["own-results"]).splitlines()
     product = next(n for n, line in enumerate(simplified) if "dhlo.matmul" in line)
     (softmax,) = (text for name, text in functions.items() if name.startswith("reduce_"))
-    return {"type": re.findall(r"tensor<.*?>>", imported)[0], "imported": shorten(imported),
-            "simplified": "\n".join([*simplified[:product + 1], "    ..."]), "planned": shorten(compiled.planned),
-            "kernel": inner_loop(softmax), "contract": first_check(functions["dhlo_run"]), "launch": launch(functions["dhlo_run"]),
-            "signature": compiled.signature.rstrip()}
+    return {
+        "type": re.findall(r"tensor<.*?>>", imported)[0],
+        "imported": shorten(imported),
+        "simplified": "\n".join([*simplified[: product + 1], "    ..."]),
+        "planned": shorten(compiled.planned),
+        "kernel": inner_loop(softmax),
+        "contract": first_check(functions["dhlo_run"]),
+        "launch": launch(functions["dhlo_run"]),
+        "signature": compiled.signature.rstrip(),
+    }
 
 
 def shorten(text: str) -> str:
@@ -78,7 +84,7 @@ def inner_loop(kernel: str) -> str:
     for n in starts:
         indent = re.match(r" *", lines[n])[0]  # type: ignore[index]
         end = next(k for k in range(n + 1, len(lines)) if lines[k] == indent + "}")
-        body = lines[n:end + 1]
+        body = lines[n : end + 1]
         if sum("@vm_exp" in line for line in body) == 1:
             return "\n".join(line.removeprefix(indent) for line in body)
     raise AssertionError("the kernel has no such loop")
@@ -90,7 +96,7 @@ def first_check(run: str) -> str:
     first = next(n for n, line in enumerate(lines) if "cond_br" in line)
     start = max(n for n in range(first) if "%inputs" in lines[n])
     end = next(n for n in range(first, len(lines)) if lines[n].startswith("^ok"))
-    return "\n".join(lines[start:end + 1])
+    return "\n".join(lines[start : end + 1])
 
 
 def launch(run: str) -> str:
@@ -98,4 +104,4 @@ def launch(run: str) -> str:
     lines = [line.removeprefix("  ") for line in run.splitlines()]
     start = next(n for n, line in enumerate(lines) if "addressof @reduce_" in line)
     end = next(n for n in range(start, len(lines)) if "llvm.call" in lines[n])
-    return "\n".join(lines[start:end + 1])
+    return "\n".join(lines[start : end + 1])

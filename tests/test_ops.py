@@ -61,8 +61,10 @@ def test_index_out_of_range_fails_the_call(lookups: tuple[Module, CompiledModel]
 @pytest.fixture(scope="module")
 def lookups() -> tuple[Module, CompiledModel]:
     """Two lookups, one of single elements and one of rows."""
-    chosen = [op_cases_movement.take("f32", [7], [("i64", ["n"], op_cases_movement.ROWS)], [0], 0, lambda x, i: [x[i]]),
-              op_cases_movement.take("f32", [7, "m"], [("i64", ["n"], op_cases_movement.ROWS)], [0], 0, lambda x, i: [x[i]])]
+    chosen = [
+        op_cases_movement.take("f32", [7], [("i64", ["n"], op_cases_movement.ROWS)], [0], 0, lambda x, i: [x[i]]),
+        op_cases_movement.take("f32", [7, "m"], [("i64", ["n"], op_cases_movement.ROWS)], [0], 0, lambda x, i: [x[i]]),
+    ]
     module = Module(chosen)
     return module, module.compile()[0]
 

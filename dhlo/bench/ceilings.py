@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +20,12 @@ from dhlo import _runtime
 from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.llvm import Jit, compile_object, host_target, lower_to_llvm_ir
 
-__all__ = ["Ceilings", "cache_bytes", "machine", "measure", "processors"]
+__all__ = ["Ceilings", "cache_bytes", "machine", "measure", "processors", "raise_priority"]
 
 _LANES = 16
 _STEPS = 1000  # multiply-adds of each chain in a call
 _UNROLL = 8  # vectors that one step of the reading loop takes
-_ROUNDS = 5
+_ROUNDS = 9
 _ROUND_SECONDS = 0.02
 _DRAM_BYTES = 256 << 20
 _LEVELS = ("l2", "l3", "dram")
@@ -194,9 +197,24 @@ class _Code:
         return threads * nbytes / t / 1e9
 
 
+def raise_priority() -> None:
+    """Of this process, where the user may: else any other job's time slice falls into the measurement."""
+    try:
+        os.nice(-20)
+        Path("/proc/self/autogroup").write_text("-20")
+    except OSError:
+        pass
+
+
 @functools.cache
 def measure(threads: int) -> Ceilings:
-    """Measures the machine with that many threads, in about two seconds."""
+    """Measures the machine with that many threads, in a process of its own and about three seconds."""
+    command = [sys.executable, "-m", "dhlo.bench.ceilings", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Ceilings(**json.loads(done.stdout))
+
+
+def _measure_here(threads: int) -> Ceilings:
     code = _Code(threads)
     f32 = code.gflops("fma", threads, 2)
     sizes = cache_bytes()
@@ -214,3 +232,8 @@ def measure(threads: int) -> Ceilings:
         rates["l3"],
         rates["dram"],
     )
+
+
+if __name__ == "__main__":
+    raise_priority()
+    print(json.dumps(asdict(_measure_here(int(sys.argv[1])))))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dhlo.bench.ceilings import processors
+from dhlo.bench.ceilings import processors, raise_priority
 from dhlo.bench.peers import PEERS, Peer
 from dhlo.bench.subject import Subject
 
@@ -62,15 +62,6 @@ def pin_busiest(run: Callable[[], object], cpus: Sequence[int]) -> None:
             os.sched_setaffinity(thread, {cpu})
 
 
-def _raise_priority() -> None:
-    """Where the user may: else any other job delays every barrier."""
-    try:
-        os.nice(-20)
-        Path("/proc/self/autogroup").write_text("-20")
-    except OSError:
-        pass
-
-
 def _first_calls(peer: Peer, subject: Subject, reference: str | None, tolerance: float) -> tuple[list[Any], list[float], list[float]]:
     """Native arguments, milliseconds of the first call, and error at every shape. Raises ValueError on wrong results."""
     wanted = torch.load(reference) if reference else None
@@ -101,7 +92,7 @@ def main() -> None:
 
     spec = json.loads(sys.argv[1])
     cpus = processors()[: spec["threads"]]
-    _raise_priority()
+    raise_priority()
     if spec["threads"] == 1:
         os.sched_setaffinity(0, cpus)
     torch.set_num_threads(spec["threads"])

@@ -1,11 +1,12 @@
 """Ops that the host program acts on: data-dependent sizes, assertions, branches, and the fused groups of the planned module."""
 
 # ruff: noqa: E704
+from collections.abc import Container
 from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, attr, result_types
 from dhlo.mlir import ext, ir
 
 Args = list[torch.Tensor]
@@ -115,4 +116,13 @@ def yielded(region: Any) -> list[Any]:
     return list(ops[-1].operands)
 
 
-__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["yielded"]
+def new_symbols(op: Any, known: Container[str]) -> list[str]:
+    """Symbols that get their value when `op` runs; those in `known` had one before. A branch defines the sizes of its results in
+    which its regions differ."""
+    if isinstance(op, Cond):
+        names = {s.name for t in result_types(op) for e in t.shape for s in e.free_symbols if s.name not in known}
+        return sorted(names)
+    return [attr(op, "symbol")] if getattr(op, "kind", None) is Kind.SYMBOL and "symbol" in op.attributes else []
+
+
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["new_symbols", "yielded"]

@@ -23,7 +23,9 @@ TESTED = [p for p in PASSES if not p.name.endswith("-again")]
 
 
 def test_every_pass_has_an_input() -> None:
-    assert sorted(p.name for p in TESTED) == sorted(f.stem for f in HERE.glob("*.mlir") if not f.stem.endswith(".golden"))
+    assert sorted(p.name for p in TESTED) == sorted(
+        f.stem for f in HERE.glob("*.mlir") if not f.stem.endswith(".golden")
+    )
 
 
 @pytest.mark.parametrize("tested", TESTED, ids=lambda p: p.name)
@@ -62,34 +64,55 @@ def walk(block: Any) -> Iterator[Any]:
 def weights_of(module: Any) -> dict[str, torch.Tensor]:
     """Numbers for every weight of a module."""
     torch.manual_seed(0)
-    return {op.attributes["name_"].value: torch.randn([int(s) for s in from_mlir(op.results[0]).shape])
-            for op in walk(module.body) if op.operation.name == "dhlo.weight"}
+    return {
+        op.attributes["name_"].value: torch.randn([int(s) for s in from_mlir(op.results[0]).shape])
+        for op in walk(module.body)
+        if op.operation.name == "dhlo.weight"
+    }
 
 
 def inputs(types: list[TensorType], n: int) -> list[torch.Tensor]:
     """Arguments for sizes that differ from symbol to symbol."""
     env = {s: n + k for k, s in enumerate(sorted({s for t in types for e in t.shape for s in symbols_of(e)}))}
     shapes = [[evaluate(e, env) for e in t.shape] for t in types]
-    return [torch.rand(s) if t.dtype.is_float else torch.ones(s).to(t.dtype.torch) for s, t in zip(shapes, types, strict=True)]
+    return [
+        torch.rand(s) if t.dtype.is_float else torch.ones(s).to(t.dtype.torch)
+        for s, t in zip(shapes, types, strict=True)
+    ]
 
 
 T, U = '!t = tensor<?xf32, #dhlo.shape<["n"]>>', '!u = tensor<?xf64, #dhlo.shape<["n"]>>'
 INVALID = {
     "operands of two dtypes": ('%y = "dhlo.add"(%x, %u) : (!t, !u) -> !t', "dhlo.add: operands have different dtypes"),
     "a wrong result type": ('%y = "dhlo.exp"(%x) : (!t) -> !u', "dhlo.exp: result type must be"),
-    "no permutation": ('%y = "dhlo.transpose"(%x) {perm = [1]} : (!t) -> !t', "dhlo.transpose: [1] does not permute 1 dims"),
-    "static sizes that differ": ('%y = "dhlo.broadcast"(%c) {dims = [0]} : (tensor<3xf32>) -> tensor<4xf32>',
-                                 "dhlo.broadcast: operand dim 0 of size 3 can't become 4"),
-    "an unknown reduction": ('%y = "dhlo.reduce"(%x) {how = "mean", dims = [0]} : (!t) -> tensor<f32>', "unknown reduction 'mean'"),
-    "a reduction of numbers as truth": ('%y = "dhlo.reduce"(%x) {how = "any", dims = [0]} : (!t) -> tensor<f32>', "any wants a bool"),
-    "a number as a condition": ('"dhlo.assert_tensor"(%c) {message = "m"} : (tensor<3xf32>) -> ()', "assert_tensor wants a bool"),
+    "no permutation": (
+        '%y = "dhlo.transpose"(%x) {perm = [1]} : (!t) -> !t',
+        "dhlo.transpose: [1] does not permute 1 dims",
+    ),
+    "static sizes that differ": (
+        '%y = "dhlo.broadcast"(%c) {dims = [0]} : (tensor<3xf32>) -> tensor<4xf32>',
+        "dhlo.broadcast: operand dim 0 of size 3 can't become 4",
+    ),
+    "an unknown reduction": (
+        '%y = "dhlo.reduce"(%x) {how = "mean", dims = [0]} : (!t) -> tensor<f32>',
+        "unknown reduction 'mean'",
+    ),
+    "a reduction of numbers as truth": (
+        '%y = "dhlo.reduce"(%x) {how = "any", dims = [0]} : (!t) -> tensor<f32>',
+        "any wants a bool",
+    ),
+    "a number as a condition": (
+        '"dhlo.assert_tensor"(%c) {message = "m"} : (tensor<3xf32>) -> ()',
+        "assert_tensor wants a bool",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", INVALID)
 def test_verifier_names_op_and_line(case: str) -> None:
     line, message = INVALID[case]
-    text = f'{T}\n{U}\nmodule {{\n  func.func @main(%x: !t, %u: !u, %c: tensor<3xf32>) {{\n    {line}\n    return\n  }}\n}}\n'
+    head = f"{T}\n{U}\nmodule {{\n  func.func @main(%x: !t, %u: !u, %c: tensor<3xf32>) {{"
+    text = f"{head}\n    {line}\n    return\n  }}\n}}\n"
     with mlir.context(), pytest.raises(mlir.ir.MLIRError) as error:
         mlir.ir.Module.parse(text)
     assert message in str(error.value) and '"-":5:' in str(error.value)

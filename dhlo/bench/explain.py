@@ -1,0 +1,118 @@
+"""Where a model's time goes: each kernel's time, rates, and share of what the machine can do."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dhlo import _runtime
+from dhlo.bench.ceilings import Ceilings
+from dhlo.shape_infer.symbols import evaluate, parse
+
+__all__ = ["KernelTime", "explain", "sizes_of"]
+
+_SECONDS = 0.3
+_FEWEST_CALLS = 5
+_ELEMENT = re.compile(r"tensor<(?:[\d?]+x)*([a-z]+\d+)")
+
+
+@dataclass
+class KernelTime:
+    """Launches that work together (a product and the packing before it, say) at all places of one call that use them.
+
+    `floor` is the least time that the machine's ceilings allow; it, flops and bytes are None where sizes depend on data or
+    the launches belong to no group.
+    """
+
+    kernels: str
+    launches: int = 0
+    seconds: float = 0.0
+    flops: float | None = 0.0
+    bytes: float | None = 0.0
+    floor: float | None = 0.0
+
+    def add(self, launches: int, seconds: float, work: tuple[float, float, float] | None) -> None:
+        """Counts one place; `work` is (flops, bytes, floor)."""
+        self.launches += launches
+        self.seconds += seconds
+        if work is None or self.flops is None or self.bytes is None or self.floor is None:
+            self.flops = self.bytes = self.floor = None
+        else:
+            self.flops, self.bytes, self.floor = self.flops + work[0], self.bytes + work[1], self.floor + work[2]
+
+
+def sizes_of(inputs: Sequence[_runtime.Value], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """The symbols' values at the inputs' shapes."""
+    return {
+        d: size
+        for v, shape in zip(inputs, shapes, strict=True)
+        for d, size in zip(v["dims"], shape, strict=True)
+        if parse(d).is_Symbol
+    }
+
+
+def explain(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ceilings) -> list[KernelTime]:
+    """Runs the model some times with these inputs; the most expensive kernels first. Times are medians over the calls.
+
+    Raises ValueError where the inputs break the model's contract.
+    """
+    times = _site_times(model, tensors)
+    names = model.launches
+    sizes = sizes_of(model.inputs, [t.shape for t in tensors])
+    rows: dict[str, KernelTime] = {}
+
+    def add(sites: Sequence[int], work: tuple[float, float, float] | None) -> None:
+        ran = [s for s in sites if s in times]
+        if ran:
+            key = " + ".join(names[s] for s in ran)
+            rows.setdefault(key, KernelTime(key)).add(len(ran), sum(times[s] for s in ran), work)
+
+    grouped: set[int] = set()
+    for group in json.loads(model.metadata)["groups"]:
+        sites = range(*group.get("launches", (0, 0)))
+        grouped |= set(sites)
+        add(sites, _work(group, sizes, ceilings, model.constants_bytes))
+    for site in set(range(len(names))) - grouped:
+        add([site], None)
+    return sorted(rows.values(), key=lambda r: -r.seconds)
+
+
+def _site_times(model: _runtime.Model, tensors: Sequence[torch.Tensor]) -> dict[int, float]:
+    """Median seconds of every launch site that ran."""
+    session = _runtime.Session(model, profile=True)
+    session(list(tensors))
+    samples: dict[int, list[float]] = {}
+    start, calls = time.monotonic(), 0
+    while calls < _FEWEST_CALLS or time.monotonic() - start < _SECONDS:
+        session.set_profile(True, reset=True)
+        session(list(tensors))
+        for site, (_, count, nanoseconds) in enumerate(session.profile):
+            if count:
+                samples.setdefault(site, []).append(nanoseconds / 1e9)
+        calls += 1
+    return {site: statistics.median(t) for site, t in samples.items()}
+
+
+def _work(
+    group: Mapping[str, Any], sizes: Mapping[str, int], ceilings: Ceilings, constants: int
+) -> tuple[float, float, float] | None:
+    """Flops, bytes and least seconds of a group; None where they depend on data.
+
+    Weights come from the level in which all of the model's fit, as every call reads them all; the rest from where the
+    group's own bytes fit.
+    """
+    try:
+        flops, nbytes, weights = (evaluate(parse(group[k]), sizes) for k in ("flops", "bytes", "weight_bytes"))
+    except KeyError:
+        return None
+    elements = [m[1] for r in group["results"] if (m := _ELEMENT.match(r))]
+    arithmetic = ceilings.floor_seconds(flops, 0, elements[0] if elements else "f32")
+    moving = ceilings.floor_seconds(0, weights, resident=constants) + ceilings.floor_seconds(0, nbytes - weights)
+    return flops, nbytes, max(arithmetic, moving)

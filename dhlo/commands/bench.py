@@ -1,0 +1,311 @@
+"""`dhlo bench`: a model beside other compilers at chosen shapes, and where its time goes."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dhlo import _runtime
+from dhlo.api import compile as compile_model
+from dhlo.api import open_model
+from dhlo.bench.ceilings import machine, measure, processors
+from dhlo.bench.explain import KernelTime, explain
+from dhlo.bench.peers import PEERS, installed
+from dhlo.bench.turns import Request, take_turns
+from dhlo.callspec import read_call
+from dhlo.commands.compile import read_program
+from dhlo.commands.console import console, print_table
+from dhlo.commands.run import generate
+from dhlo.commands.shapes import assignments, complete_shapes
+from dhlo.errors import ContractError, DhloError
+from dhlo.frontend.program import InputSpec
+from dhlo.shape_infer.symbols import parse, show
+
+if TYPE_CHECKING:
+    from dhlo._runtime import Value
+
+__all__ = ["bench_file", "parse_range"]
+
+_USUAL = ("eager", "inductor", "ort", "openvino", "dhlo")
+_MOST_POINTS = 200
+_TOLERANCE, _NARROW_TOLERANCE = 1e-3, 2e-2  # the second for float types of 16 bits
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape of every tensor input. `size` is the value of the size that is varied, if one is."""
+
+    label: str
+    shapes: list[tuple[int, ...]]
+    size: int | None
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model under test: its tensor inputs, the leaves of a call, and how they are nested."""
+
+    path: Path
+    values: list[Value]
+    leaves: list[InputSpec]
+    in_spec: Any
+    exported: torch.export.ExportedProgram | None
+
+    def tensors(self, point: Point) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return [
+            generate(shape, getattr(torch, v["dtype"]), generator)
+            for v, shape in zip(self.values, point.shapes, strict=True)
+        ]
+
+    def arguments(self, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(self.tensors(point))
+        numbers: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool}
+        flat = [
+            s.constant if s.type is None else next(rest) if s.scalar is None else numbers[s.scalar](next(rest).item())
+            for s in self.leaves
+        ]
+        if self.in_spec is None:
+            return tuple(flat), {}
+        args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
+        return args, kwargs
+
+
+def bench_file(
+    path: Path,
+    *,
+    shapes: Sequence[str],
+    ranges: Sequence[str],
+    peers: Sequence[str],
+    threads: int,
+    budget: float,
+    explained: bool,
+    plot: Path | None,
+    modules: Sequence[str],
+) -> None:
+    """Prints times by shape for each peer; on request explains them kernel by kernel and draws them.
+
+    Raises ContractError for shapes that the model doesn't take, DhloError for peers that there aren't.
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise DhloError("--plot needs matplotlib, which isn't installed (pip install matplotlib)")
+    threads = threads or len(processors())
+    os.environ["DHLO_NUM_THREADS"] = str(threads)
+    model = _open(path, modules)
+    points = _points(model.values, shapes, ranges)
+    chosen = _choose(peers, model.exported is not None)
+    facts = _compare(model, points, chosen, threads, budget)
+    _print_times(points, facts, threads)
+    if explained:
+        native = open_model(path, threads) if model.exported is None else compile_model(model.exported).native
+        for p in points:
+            _print_kernels(p, _explain(native, model.tensors(p), threads))
+    if plot is not None:
+        _plot(points, facts, plot)
+
+
+def _open(path: Path, modules: Sequence[str]) -> _Model:
+    if path.suffix != ".pt2":
+        import json
+
+        native = open_model(path)
+        call = read_call(json.loads(native.metadata).get("call"), native.inputs, native.outputs)
+        return _Model(path, native.inputs, call.inputs, call.in_spec, None)
+    from dhlo.frontend import import_program
+
+    exported = read_program(path, modules)
+    program = import_program(exported)
+    values: list[Value] = [
+        {
+            "name": s.name,
+            "dtype": str(s.type.dtype.torch).removeprefix("torch."),
+            "sizes": (),
+            "dims": tuple(map(show, s.type.shape)),
+        }
+        for s in program.inputs
+        if s.type is not None
+    ]
+    return _Model(path, values, program.inputs, program.in_spec, exported)
+
+
+def _choose(peers: Sequence[str], has_program: bool) -> list[str]:
+    """The peers to run. Raises DhloError for those that are unknown, not installed, or need a program."""
+    wanted = [n for text in peers for n in text.split(",") if n]
+    here = [n for n in installed() if has_program or PEERS[n].from_file]
+    if not wanted:
+        return [n for n in _USUAL if n in here]
+    for n in wanted:
+        if n not in PEERS:
+            raise DhloError(f"there is no peer '{n}'; peers: {', '.join(PEERS)}")
+        if n not in installed():
+            raise DhloError(f"peer '{n}' needs packages that aren't installed: {', '.join(PEERS[n].needs)}")
+        if n not in here:
+            raise DhloError(f"peer '{n}' needs the exported program (.pt2), not a model file")
+    return wanted
+
+
+# ---------------------------------------------------------------------- shapes
+def parse_range(text: str) -> tuple[str, list[int]]:
+    """`s0=1:512:64` as a name and sizes from 1 to at most 512 in steps of 64 (by default 1), `s0=1:512:x2` by factors.
+
+    Raises ContractError on anything else.
+    """
+    name, equals, value = text.partition("=")
+    low, *rest = value.split(":")
+    if not equals or not 1 <= len(rest) <= 2 or not all(x.isdecimal() for x in (low, rest[0])):
+        raise ContractError(f"'{text}' is not a range: NAME=LOW:HIGH, NAME=LOW:HIGH:STEP or NAME=LOW:HIGH:xFACTOR")
+    step = rest[1] if len(rest) == 2 else "1"
+    factor = step.startswith("x")
+    amount = step.removeprefix("x")
+    if not amount.isdecimal() or int(amount) < (2 if factor else 1) or (factor and int(low) == 0):
+        raise ContractError(f"'{text}': a range advances by a positive step, or from 1 on by a factor of at least 2")
+    sizes, n = [], int(low)
+    while n <= int(rest[0]) and len(sizes) <= _MOST_POINTS:
+        sizes.append(n)
+        n = n * int(amount) if factor else n + int(amount)
+    return name, sizes
+
+
+def _symbol(name: str, values: Sequence[Value]) -> str:
+    """The size symbol that `name` means: itself, or `input.dim`."""
+    base, dot, dim = name.rpartition(".")
+    for v in values:
+        if dot and v["name"] == base and dim.isdecimal() and int(dim) < len(v["dims"]):
+            symbol = v["dims"][int(dim)]
+            if not parse(symbol).is_Symbol:
+                raise ContractError(f"'{name}' is {symbol}, not a size of its own")
+            return symbol
+    return name
+
+
+def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str]) -> list[Point]:
+    """Every shape combined with every size of the ranges. Raises ContractError where they don't fit the model."""
+    parsed = [parse_range(r) for r in ranges]
+    out = []
+    for text in shapes or [""]:
+        fixed = assignments([t for t in text.split(",") if t], values)
+        for sizes in itertools.product(*(s for _, s in parsed)):
+            given = dict(zip((_symbol(n, values) for n, _ in parsed), map(str, sizes), strict=True))
+            both = {_symbol(n, values) if n not in {v["name"] for v in values} else n: t for n, t in fixed.items()} | given
+            label = ", ".join([*([text] if text else []), *(f"{n}={s}" for (n, _), s in zip(parsed, sizes, strict=True))])
+            full = complete_shapes(values, both)
+            out.append(Point(label or "its only shape", full, sizes[0] if len(parsed) == 1 else None))
+    if not out or len(out) > _MOST_POINTS:
+        raise ContractError(f"{len(out)} shapes; from 1 to {_MOST_POINTS} can be measured together")
+    return out
+
+
+# ---------------------------------------------------------------------- measuring
+def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float) -> dict[str, Any]:
+    arguments = [model.arguments(p) for p in points]
+    with tempfile.TemporaryDirectory(prefix="dhlo-bench-") as folder:
+        inputs, reference = Path(folder) / "arguments.pt", None
+        torch.save(arguments, inputs)
+        tolerance = _TOLERANCE
+        if model.exported is not None:
+            reference = Path(folder) / "results.pt"
+            eager = model.exported.module(check_guards=False)
+            with torch.no_grad():
+                wanted = [[t for t in pytree.tree_leaves(eager(*a, **k)) if isinstance(t, torch.Tensor)] for a, k in arguments]
+            torch.save(wanted, reference)
+            if any(t.is_floating_point() and t.dtype.itemsize == 2 for r in wanted for t in r):
+                tolerance = _NARROW_TOLERANCE
+        request = Request(
+            "dhlo.bench.subject:from_files",
+            {"program": str(model.path), "arguments": str(inputs), "labels": [p.label for p in points]},
+            len(points),
+            threads,
+            reference,
+            tolerance,
+            budget,
+        )
+        with console().status("compiling"):
+            return take_turns(request, peers)
+
+
+def _explain(native: _runtime.Model, tensors: list[torch.Tensor], threads: int) -> list[KernelTime]:
+    try:
+        return explain(native, tensors, measure(threads))
+    except ValueError as e:
+        raise ContractError(str(e)) from None
+
+
+# ---------------------------------------------------------------------- showing
+def _print_times(points: Sequence[Point], facts: dict[str, Any], threads: int) -> None:
+    ran = [n for n, f in facts.items() if "median_ms" in f]
+    others = [n for n in ran if n != "dhlo"]
+
+    def cells(i: int) -> list[str]:
+        times = {n: facts[n]["median_ms"][i] for n in ran}
+        best = min((times[n] for n in others), default=None)
+        ratio = [] if "dhlo" not in times or best is None else [f"{best / times['dhlo']:.2f}x"]
+        return [points[i].label, *(f"{times[n] * 1e3:.1f}" for n in ran), *ratio]
+
+    head = ["shape", *ran, *(["over the best other"] if "dhlo" in ran and others else [])]
+    print_table(
+        f"median us, {threads} threads of {machine()}", head, (cells(i) for i in range(len(points))), right=head[1:]
+    )
+    for n, f in facts.items():
+        if "error" in f:
+            console().print(f"{n} fails: {f['error']}", markup=False)
+        else:
+            console().print(f"{n}: compiled in {f['compile_s']:.1f} s, {f['n']} samples at each shape", markup=False)
+
+
+def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
+    everything = sum(r.seconds for r in rows) or 1.0
+
+    def rate(work: float | None, r: KernelTime) -> str:
+        return f"{work / r.seconds / 1e9:.1f}" if work and r.seconds else ""
+
+    head = ("kernels", "launches", "us in all", "us each", "share", "GFLOP/s", "GB/s", "of the ceiling")
+    print_table(
+        f"kernels at {point.label}: {everything * 1e6:.1f} us",
+        head,
+        (
+            (
+                r.kernels,
+                r.launches,
+                f"{r.seconds * 1e6:.1f}",
+                f"{r.seconds * 1e6 / r.launches:.1f}",
+                f"{r.seconds / everything:.1%}",
+                rate(r.flops, r),
+                rate(r.bytes, r),
+                f"{r.floor / r.seconds:.0%}" if r.floor and r.seconds else "",
+            )
+            for r in rows
+        ),
+        right=head[1:],
+    )
+
+
+def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path) -> None:
+    """Latency against the varied size, or against the shapes in order; a line for each peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    by_size = all(p.size is not None for p in points)
+    x = [p.size if p.size is not None else i for i, p in enumerate(points)] if by_size else list(range(len(points)))
+    for name, f in facts.items():
+        if "median_ms" in f:
+            axes.plot(x, f["median_ms"], marker=".", label=name)
+    axes.set_yscale("log")
+    axes.set_ylabel("median latency, ms")
+    if not by_size:
+        axes.set_xticks(x, [p.label for p in points], rotation=45, ha="right")
+    axes.set_xlabel("size" if by_size else "shape")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)

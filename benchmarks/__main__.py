@@ -1,4 +1,4 @@
-"""python -m benchmarks: measures workloads on peers, prints a table each, and on request rewrites those in the documents."""
+"""python -m benchmarks: measures workloads on peers, prints a table each, and rewrites the documents on request."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workload", help="names or first parts of names: w1,w4_rope; by default all")
     parser.add_argument("--peer", default=",".join(here), help=f"of {','.join(PEERS)}; by default {','.join(here)}")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=45, help="seconds of timing for each workload, after compilation")
+    parser.add_argument(
+        "--budget", type=float, default=45, help="seconds of timing for each workload, after compilation"
+    )
     parser.add_argument("--rounds", type=int, default=12, help="turns of each peer, as far as the budget goes")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a peer may take to compile")
     parser.add_argument("--results", type=Path, default=measure.RESULTS, help="where results are kept")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
-    parser.add_argument("--update-readme", action="store_true",
-                        help="rewrite the tables in README.md and docs/performance.md from the kept results")  # fmt: skip
+    parser.add_argument(
+        "--update-readme",
+        action="store_true",
+        help="rewrite the tables in README.md and docs/performance.md from the kept results",
+    )
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument("--list", action="store_true", help="list the workloads and their shapes")
     return parser.parse_args()
@@ -55,9 +60,16 @@ def main() -> int:
     for w in [] if a.report_only else chosen:
         print(f"== {w.name} {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
         result = measure.measure_workload(
-            w, peers, a.threads, budget=a.budget, rounds=a.rounds, timeout=a.timeout, tiny=a.tiny, results=results,
+            w,
+            peers,
+            a.threads,
+            budget=a.budget,
+            rounds=a.rounds,
+            timeout=a.timeout,
+            tiny=a.tiny,
+            results=results,
             tell=lambda text: print(f"   {text}", file=sys.stderr, flush=True),
-        )  # fmt: skip
+        )
         measure.save(result, results)
         print(report.detail(result), flush=True)
         failed |= "error" in result["peers"].get(report.OURS, {})

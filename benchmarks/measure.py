@@ -30,8 +30,8 @@ _PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
 
 @dataclass
 class Work:
-    """What each shape of a workload takes at least: flops of products and convolutions (attention's aren't counted), and
-    bytes of weights, arguments and results, each moved once."""
+    """What each shape of a workload takes at least: flops of products and convolutions (attention's aren't counted),
+    and bytes of weights, arguments and results, each moved once."""
 
     shapes: list[list[int]]
     flops: list[int] = field(default_factory=list)
@@ -75,9 +75,9 @@ def work_of(w: Workload, folder: Path) -> tuple[Work, Path]:
             exact = tree_leaves(wide(*tree_map(widen, arguments)))
             wanted.append([t.float() if t.is_floating_point() else t for t in exact])
             given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
-            results_bytes = sum(t.numel() * (w.dtype.itemsize if t.is_floating_point() else t.element_size()) for t in exact)
+            sizes = [w.dtype.itemsize if t.is_floating_point() else t.element_size() for t in exact]
             work.flops.append(counter.get_total_flops())
-            work.bytes.append(weights + _nbytes(given) + results_bytes)
+            work.bytes.append(weights + _nbytes(given) + sum(t.numel() * n for t, n in zip(exact, sizes, strict=True)))
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(wanted, results)
     facts.write_text(json.dumps(asdict(work)))
@@ -96,19 +96,35 @@ def versions() -> dict[str, str]:
 
 
 def measure_workload(
-    w: Workload, peers: Sequence[str], threads: int, *, budget: float = 45.0, rounds: int = 12, timeout: float = 600.0,
-    tiny: bool = False, results: Path = RESULTS, tell: Callable[[str], None] = lambda _: None,
+    w: Workload,
+    peers: Sequence[str],
+    threads: int,
+    *,
+    budget: float = 45.0,
+    rounds: int = 12,
+    timeout: float = 600.0,
+    tiny: bool = False,
+    results: Path = RESULTS,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """One workload on the peers, as JSON values: shapes, work, floors, the machine, and for each peer its figures or error.
+    """One workload on the peers, as JSON values: shapes, work, floors, the machine, and each peer's figures or error.
 
     `budget` is in seconds, of timing after compilation; `timeout` of compilation.
     """
     work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
     ceilings: Ceilings = measure(threads)
     request = Request(
-        "benchmarks.workloads:subject", {"name": w.name, "tiny": tiny}, len(w.shapes), threads, wanted,
-        _TOLERANCE.get(w.dtype, _DEFAULT_TOLERANCE), budget, rounds, timeout, ROOT,
-    )  # fmt: skip
+        "benchmarks.workloads:subject",
+        {"name": w.name, "tiny": tiny},
+        len(w.shapes),
+        threads,
+        wanted,
+        _TOLERANCE.get(w.dtype, _DEFAULT_TOLERANCE),
+        budget,
+        rounds,
+        timeout,
+        ROOT,
+    )
     dtype = str(w.dtype).removeprefix("torch.")
     return {
         "workload": w.name,

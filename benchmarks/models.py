@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Decoder", "Ids", "MixtureOfExperts", "Pixels", "Prefill", "chain", "function", "resnet18", "rmsnorm_residual", "rope"]
+__all__ = [
+    "Decoder",
+    "Ids",
+    "MixtureOfExperts",
+    "Pixels",
+    "Prefill",
+    "chain",
+    "function",
+    "resnet18",
+    "rmsnorm_residual",
+    "rope",
+]
 
 
 class Ids(nn.Module):
@@ -47,12 +58,12 @@ class _Unary(nn.Module):
 
 
 class _Binary(_Unary):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
+    def forward(self, x: Tensor, y: Tensor) -> Any:  # type: ignore[override]
         return self.fn(x, y)
 
 
 class _Ternary(_Unary):
-    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Any:
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Any:  # type: ignore[override]
         return self.fn(x, y, z)
 
 
@@ -82,11 +93,17 @@ def chain(x: Tensor, y: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- decoder
 class Decoder(nn.Module):
-    """A decoder with grouped-query attention, rotary positions and a tied output layer; with caches, one decoding step."""
+    """A decoder with grouped-query attention, rotary positions and a tied output layer; with caches, one step."""
 
     def __init__(
-        self, layers: int = 12, width: int = 768, heads: int = 12, kv_heads: int = 4, depth: int = 64,
-        hidden: int = 2048, vocabulary: int = 32000,
+        self,
+        layers: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        kv_heads: int = 4,
+        depth: int = 64,
+        hidden: int = 2048,
+        vocabulary: int = 32000,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.depth = heads, kv_heads, depth
@@ -97,16 +114,25 @@ class Decoder(nn.Module):
             return nn.Linear(i, o, bias=False)
 
         self.layers = nn.ModuleList(
-            nn.ModuleDict({
-                "n1": nn.RMSNorm(width, eps=1e-6), "q": linear(width, heads * depth),
-                "k": linear(width, kv_heads * depth), "v": linear(width, kv_heads * depth),
-                "qn": nn.RMSNorm(depth, eps=1e-6), "kn": nn.RMSNorm(depth, eps=1e-6),
-                "o": linear(heads * depth, width), "n2": nn.RMSNorm(width, eps=1e-6),
-                "gate": linear(width, hidden), "up": linear(width, hidden), "down": linear(hidden, width),
-            })
+            nn.ModuleDict(
+                {
+                    "n1": nn.RMSNorm(width, eps=1e-6),
+                    "q": linear(width, heads * depth),
+                    "k": linear(width, kv_heads * depth),
+                    "v": linear(width, kv_heads * depth),
+                    "qn": nn.RMSNorm(depth, eps=1e-6),
+                    "kn": nn.RMSNorm(depth, eps=1e-6),
+                    "o": linear(heads * depth, width),
+                    "n2": nn.RMSNorm(width, eps=1e-6),
+                    "gate": linear(width, hidden),
+                    "up": linear(width, hidden),
+                    "down": linear(hidden, width),
+                }
+            )
             for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.inv_freq: Tensor
         self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(0, depth, 2).float() / depth))
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -120,6 +146,7 @@ class Decoder(nn.Module):
         f = torch.cat((f, f), -1)
         cos, sin = f.cos(), f.sin()
         new_keys, new_values = [], []
+        m: Any
         for i, m in enumerate(self.layers):
             h = m["n1"](x)
             q = m["qn"](m["q"](h).view(batch, tokens, self.heads, self.depth)).transpose(1, 2)
@@ -149,8 +176,8 @@ class Prefill(Decoder):
 
 # ---------------------------------------------------------------------- mixture of experts
 class MixtureOfExperts(nn.Module):
-    """A block of gated experts of which each token takes `topk`. `loop` gathers the tokens of one expert after the other,
-    so sizes depend on data; otherwise every expert sees every token."""
+    """A block of gated experts of which each token takes `topk`. `loop` gathers the tokens of one expert after the
+    other, so sizes depend on data; otherwise every expert sees every token."""
 
     def __init__(self, experts: int, topk: int, hidden: int, loop: bool, width: int = 512) -> None:
         super().__init__()
@@ -191,7 +218,11 @@ class _Block(nn.Module):
 def resnet18(width: int = 64, classes: int = 1000) -> nn.Module:
     """ResNet-18 whose first stage has `width` channels."""
     w = [width << k for k in range(4)]
-    plan = [(w[0], w[0], 1), (w[0], w[0], 1), *(s for k in range(3) for s in ((w[k], w[k + 1], 2), (w[k + 1], w[k + 1], 1)))]
+    plan = [
+        (w[0], w[0], 1),
+        (w[0], w[0], 1),
+        *(s for k in range(3) for s in ((w[k], w[k + 1], 2), (w[k + 1], w[k + 1], 1))),
+    ]
     stem = (nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(w[3], classes))
     return nn.Sequential(*stem, *(_Block(*p) for p in plan), *head)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dhlo.bench.peers import PEERS
+
 __all__ = ["BEGIN", "END", "detail", "insert", "summary"]
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
@@ -33,15 +35,21 @@ def times(result: Result, figure: str = "median_ms") -> dict[str, list[float]]:
     return {n: p[figure] for n, p in result["peers"].items() if figure in p}
 
 
-def speedups(result: Result, figure: str = "median_ms") -> tuple[list[float], list[float]]:
-    """By shape: how many times faster than eager and than the best other peer; empty where there is nothing to compare."""
+def _ratio(by_peer: dict[str, list[float]], names: Iterable[str]) -> list[float]:
+    """By shape: how many times faster dhlo is than the fastest of the named peers; empty where none of them ran."""
+    others = [by_peer[n] for n in names if n in by_peer]
+    if OURS not in by_peer or not others:
+        return []
+    return [min(t) / ours for ours, *t in zip(by_peer[OURS], *others, strict=True)]
+
+
+def speedups(result: Result, figure: str = "median_ms") -> tuple[list[float], list[float], list[float]]:
+    """By shape: how many times faster than eager, than the best other peer that takes every shape, and than the best
+    peer that was compiled for that shape alone; empty where nothing is to compare."""
     by_peer = times(result, figure)
-    ours = by_peer.pop(OURS, None)
-    if ours is None or not by_peer:
-        return [], []
-    best = [min(t) for t in zip(*by_peer.values(), strict=True)]
-    eager = by_peer.get("eager", [])
-    return [a / b for a, b in zip(eager, ours, strict=False)], [a / b for a, b in zip(best, ours, strict=True)]
+    specialised = [n for n in by_peer if n in PEERS and PEERS[n].specialised]
+    general = [n for n in by_peer if n not in specialised and n != OURS]
+    return _ratio(by_peer, ["eager"]), _ratio(by_peer, general), _ratio(by_peer, specialised)
 
 
 def geomean(xs: Sequence[float]) -> str:
@@ -51,21 +59,35 @@ def geomean(xs: Sequence[float]) -> str:
 def detail(result: Result) -> str:
     """One workload: a row a shape with the median milliseconds of every peer, the floor, and how dhlo compares."""
     by_peer = times(result)
-    eager, best = speedups(result)
+    eager, best, special = speedups(result)
     names = list(by_peer)
-    head = ["shape", *names, "floor", "over eager", "over the best other", "floor / dhlo"]
+    ratios = {"over eager": eager, "over the best other": best} | (
+        {"over the best specialised": special} if special else {}
+    )
+    head = ["shape", *names, "floor", *ratios, "floor / dhlo"]
     rows = []
     for i, label in enumerate(result["labels"]):
         fastest = min((t[i] for t in by_peer.values()), default=0.0)
         cells = [number(by_peer[n][i]) if by_peer[n][i] > fastest else f"**{number(by_peer[n][i])}**" for n in names]
         share = f"{result['floor_ms'][i] / by_peer[OURS][i]:.0%}" if OURS in by_peer else "–"
-        rows.append([label, *cells, number(result["floor_ms"][i]), *(f"{s[i]:.2f}" if s else "–" for s in (eager, best)), share])
+        rows.append(
+            [
+                label,
+                *cells,
+                number(result["floor_ms"][i]),
+                *(f"{s[i]:.2f}" if s else "–" for s in ratios.values()),
+                share,
+            ]
+        )
     lines = [f"### {result['workload']}, {result['threads']} thread{'s' * (result['threads'] > 1)}", ""]
     lines += _table(head, rows)
     if best:
         worst = min(range(len(best)), key=best.__getitem__)
-        lines += ["", f"Geometric mean {geomean(eager)} over eager, {geomean(best)} over the best other peer; "
-                      f"worst shape {result['labels'][worst]}: {best[worst]:.2f}."]  # fmt: skip
+        lines += [
+            "",
+            f"Geometric mean {geomean(eager)} over eager, {geomean(best)} over the best other peer; "
+            f"worst shape {result['labels'][worst]}: {best[worst]:.2f}.",
+        ]
     compiles = [f"{n} {p['compile_s']:.1f} s" for n, p in result["peers"].items() if "compile_s" in p]
     lines += ["", "Compiling: " + (", ".join(compiles) or "none") + "."]
     lines += [f"`{n}` fails: {p['error']}" for n, p in result["peers"].items() if "error" in p]
@@ -77,26 +99,45 @@ def summary(results: Sequence[Result]) -> str:
     groups: dict[str, list[Result]] = {}
     for r in results:
         groups.setdefault(r["group"], []).append(r)
-    rows = []
-    for name, members in sorted(groups.items()):
-        eager = [x for r in members for x in speedups(r)[0]]
-        named = [
-            (x, f"{_suffix(r, members)}{label}")
-            for r in members for x, label in zip(speedups(r)[1], r["labels"], strict=False)
-        ]  # fmt: skip
-        ours = [r["peers"][OURS] for r in members if "compile_s" in r["peers"].get(OURS, {})]
-        if not ours:
-            rows.append([name, "fails", "–", "–", "–", "–"])
-            continue
-        worst = min(named, default=None)
-        sizes = [p["code_bytes"] for p in ours if p.get("code_bytes")]
-        rows.append([
-            name, geomean(eager), geomean([x for x, _ in named]),
-            f"{worst[0]:.2f} ({worst[1]})" if worst else "–",
-            f"{max(p['compile_s'] for p in ours):.1f}", f"{max(sizes) / 1024:.0f}" if sizes else "–",
-        ])  # fmt: skip
-    head = ["workload", "over eager", "over the best other peer", "worst shape, over the best", "compiling, s", "code, KB"]
+    rows = [_group_row(name, members) for name, members in sorted(groups.items())]
+    keep = [i for i, title in enumerate(_COLUMNS) if title != _SPECIALISED or any(r[i] != "–" for r in rows)]
+    head, rows = [_COLUMNS[i] for i in keep], [[r[i] for i in keep] for r in rows]
     return "\n".join([_conditions(results), "", *_table(head, rows)])
+
+
+_SPECIALISED = "over the best specialised to the shape"
+_COLUMNS = (
+    "workload",
+    "over eager",
+    "over the best other peer",
+    "worst shape, over the best",
+    _SPECIALISED,
+    "compiling, s",
+    "code, KB",
+)
+
+
+def _group_row(name: str, members: Sequence[Result]) -> list[str]:
+    """Workloads of one group; of compile times and code sizes, the largest."""
+    ours = [r["peers"][OURS] for r in members if "median_ms" in r["peers"].get(OURS, {})]
+    if not ours:
+        return [name, "fails", *["–"] * (len(_COLUMNS) - 2)]
+    eager, best, special = ([x for r in members for x in speedups(r)[k]] for k in range(3))
+    named = [
+        (x, _suffix(r, members) + label) for r in members for x, label in zip(speedups(r)[1], r["labels"], strict=False)
+    ]
+    worst = min(named, default=None)
+    sizes = [p["code_bytes"] for p in ours if p.get("code_bytes")]
+    failed = "" if len(ours) == len(members) else f" ({len(members) - len(ours)} of {len(members)} fail)"
+    return [
+        name + failed,
+        geomean(eager),
+        geomean(best),
+        f"{worst[0]:.2f} ({worst[1]})" if worst else "–",
+        geomean(special),
+        f"{max(p['compile_s'] for p in ours):.1f}",
+        f"{max(sizes) / 1024:.0f}" if sizes else "–",
+    ]
 
 
 def _suffix(result: Result, members: Sequence[Result]) -> str:
@@ -110,7 +151,7 @@ def _conditions(results: Sequence[Result]) -> str:
     peers = sorted({n for x in results for n in times(x)} - {OURS})
     versions = ", ".join(f"{n} {v}" for n, v in r["versions"].items())
     return (
-        f"Speed-ups (higher is better, geometric means over all shapes, the shape changes at every call) on {r['threads']} "
+        f"Speed-ups (geometric means over all shapes; the shape changes at every call) on {r['threads']} "
         f"thread{'s' * (r['threads'] > 1)} of {r['machine']}: {c['f32_gflops']:.0f} GFLOP/s of f32 multiply-adds, "
         f"{c['bf16_gflops']:.0f} of bf16, {c['l3_gbs']:.0f} GB/s from L3, {c['dram_gbs']:.0f} GB/s from memory. "
         f"Other peers: {', '.join(peers) or 'none'}; {versions}; {r['date']}. "

@@ -121,7 +121,9 @@ class ConvStep:
             raise CompileError(f"convolution of {self.x} with {w} has no kernel yet", where=where(op),
                                hint="channels and kernel must be static, elements f32 or f64")
         self.view = low.view(group, op.operands[0])
-        get = lambda n: attr(op, n)  # noqa: E731
+        def get(n: str) -> Any:
+            return attr(op, n)
+
         channels, kernel, groups = int(self.x.shape[1]), tuple(int(s) for s in w.shape[2:]), get("groups")
         self.conv: Conv | ConvTranspose
         self.workspace = sympy.Integer(0)
@@ -199,7 +201,9 @@ class PoolStep:
 
 def _pool(op: Any, x: TensorType, out: TensorType) -> Pool:
     """The pooling whose output sizes are those of the result type: rounded down, or up."""
-    get = lambda n: attr(op, n)  # noqa: E731
+    def get(n: str) -> Any:
+        return attr(op, n)
+
     n = len(get("window"))
     for ceil in (False, True):
         pool = Pool(get("how"), tuple(get("window")), tuple(get("stride")), tuple(get("padding")), tuple(get("dilation")), ceil,

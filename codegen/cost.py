@@ -17,8 +17,8 @@ __all__ = ["Cost", "group_cost"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Flops: a multiply-add of a product, a convolution or attention is 2, a floating-point result of an elementwise op and
-    an element that is reduced is 1. Bytes: everything read once, of tables only what is looked up, and the results;
+    """Flops: a multiply-add of a product, a convolution or attention is 2, a floating-point result of an elementwise op
+    and an element that is reduced is 1. Bytes: everything read once, of tables only what is looked up, and the results;
     `weight_bytes` of them are the program's constants."""
 
     flops: sympy.Expr
@@ -74,7 +74,9 @@ def _no_more(result: TensorType, source: TensorType) -> bool:
 # ---------------------------------------------------------------------- arithmetic
 def _flops(op: Any) -> sympy.Expr:
     count = _COSTS.get(getattr(op, "kind", None))
-    return sympy.Integer(0) if count is None else count(op, [from_mlir(v) for v in op.operands], from_mlir(op.results[0]))
+    return (
+        sympy.Integer(0) if count is None else count(op, [from_mlir(v) for v in op.operands], from_mlir(op.results[0]))
+    )
 
 
 def _attention(op: Any, args: list[TensorType], out: TensorType) -> sympy.Expr:
@@ -85,7 +87,7 @@ def _attention(op: Any, args: list[TensorType], out: TensorType) -> sympy.Expr:
 
 
 def _convolution(op: Any, args: list[TensorType], out: TensorType) -> sympy.Expr:
-    """The weight of an output channel (transposed: of an input channel) holds a multiply-add for each of its elements."""
+    """The weights of an output channel (transposed: of an input channel) are a multiply-add each."""
     return 2 * (args[0] if attr(op, "transposed") else out).numel * product(args[1].shape[1:])
 
 

@@ -111,7 +111,7 @@ class Emitter(IndexMath):
             part = idx[k].part
             n = len(part[2]) if part else 0
             if part and part[1] == 0 and tuple(shape[k:k + n]) == part[2] and all(
-                    idx[k + j].part is not None and idx[k + j].part[0] is part[0] and idx[k + j].part[1] == j for j in range(n)):
+                    p is not None and p[0] is part[0] and p[1] == j for j, p in enumerate(i.part for i in idx[k:k + n])):
                 merged.append((part[0], product(part[2])))
                 k += n
             else:

@@ -111,8 +111,8 @@ class IndexMath:
         size = fn.splat(fn.i64(n))
         # Exact for positions below 2**52: the quotient is at least half a unit away from any rounding boundary.
         real = fn.div(fn.add(fn.cast(x, F64), 0.5), fn.cast(size, F64))
-        q = fn.cast(real, I64)
-        return Index(0, vec=q), Index(0, vec=fn.sub(x, fn.mul(q, size)))
+        whole = fn.cast(real, I64)
+        return Index(0, vec=whole), Index(0, vec=fn.sub(x, fn.mul(whole, size)))
 
     def in_range(self, i: Index, n: V | int) -> V:
         """0 <= position < n: one bit, or one a lane."""

@@ -39,7 +39,10 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ops = list(walk(block))
     numbers = {op.operation: n for n, op in enumerate(ops)}
     alias, offsets = _aliases(ops)
-    base = lambda v: alias.get(v, v)  # noqa: E731
+
+    def base(v: Any) -> Any:
+        return alias.get(v, v)
+
     outputs: dict[Any, list[int]] = {}
     updates: list[tuple[str, Any]] = []
     returned = list(list(block.operations)[-1].operands)
@@ -71,7 +74,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
         if isinstance(op, Group) and steps[op.operation].workspace != 0:
             add(op.operation, Buffer(f"workspace{n}", aligned(steps[op.operation].workspace), n, n))
     order = sorted(epochs)
-    samples = [lambda name, typical=t: _sample(name, typical, ranges) for t in (8, 48, 512)]  # type: ignore[misc]
+    samples = [lambda name, typical=t: _sample(name, typical, ranges) for t in (8, 48, 512)]
     plans = [(0 if e == -1 else FIRST_DYNAMIC_SEGMENT + k, plan_arena(epochs[e], samples)) for k, e in enumerate(order)]
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):

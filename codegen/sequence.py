@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 
 from dhlo.codegen.builder import BITS, I64, V
 from dhlo.codegen.kernel import where
+from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.kernels.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
 from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
 from dhlo.codegen.kernels.microkernel import unit
-from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_copy, emit_store_rows, emit_zero
+from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_store_rows, emit_zero
 from dhlo.codegen.steps import GroupHost, Lowering, anchor_of, pack_matrix, view_pointer
 from dhlo.dialect import Kind, attr
 from dhlo.errors import CompileError
@@ -22,13 +24,21 @@ from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.symbols import as_expr, exact_floors, is_static
 from dhlo.types import from_mlir
 
-__all__ = ["FftStep", "GroupedMatmulStep", "RecurrentStep"]
+__all__ = ["FftStep", "GroupedMatmulStep", "RecurrentStep", "emit_copy"]
 
 BYTES_GRAIN = 1 << 16
 
 
+def emit_copy(host: GroupHost, src: V, dst: V, nbytes: V) -> None:
+    """Copies dense memory."""
+    fn = host.fn
+    host.launch(
+        emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), BYTES_GRAIN // BLOCK_BYTES
+    )
+
+
 class _Factor:
-    """The right side of products: one or more matrices [k, n], packed beforehand if they are constant, else at each use.
+    """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
     `transposed` matrices are stored [n, k]."""
 
     def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool) -> None:
@@ -38,7 +48,7 @@ class _Factor:
         if elem not in ("f32", "f64", "bf16"):
             raise CompileError(f"{op.OPERATION_NAME} of {elem} has no kernel yet", where=where(op))
         self.matmul, self.transposed = Matmul(elem, low.tiles), transposed
-        self.n, self.k = (self.type.shape[-2:] if transposed else tuple(reversed(self.type.shape[-2:])))
+        self.n, self.k = self.type.shape[-2:] if transposed else tuple(reversed(self.type.shape[-2:]))
         self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
         value = low.constant_value(v)
         self.packed: int | None = None
@@ -75,9 +85,19 @@ class _Factor:
         zero = fn.i64(0)
         epilogue = fn.address_of(emit_store_rows(host.module, self.type.dtype))
         self.matmul.emit_launch(
-            host, a=a, b=b, m=rows, n=n, k=k, a_strides=[zero, zero, k, fn.i64(1)],
-            b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides], epilogue=epilogue,
-            epilogue_args=host.array([out, n]), workspace=self.memory, packed=self.packed is not None)
+            host,
+            a=a,
+            b=b,
+            m=rows,
+            n=n,
+            k=k,
+            a_strides=[zero, zero, k, fn.i64(1)],
+            b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides],
+            epilogue=epilogue,
+            epilogue_args=host.array([out, n]),
+            workspace=self.memory,
+            packed=self.packed is not None,
+        )
 
 
 class GroupedMatmulStep:
@@ -94,19 +114,32 @@ class GroupedMatmulStep:
         self.w.prepare(host)
         n, k = self.w.sizes
         rows, groups = host.size(self.x.shape[0]), host.size(self.w.type.shape[0])
-        x, y, offsets = view_pointer(host, self.x), host.pointer(self.group.results[0]), view_pointer(host, self.offsets)
+        x, y, offsets = (
+            view_pointer(host, self.x),
+            host.pointer(self.group.results[0]),
+            view_pointer(host, self.offsets),
+        )
         width = from_mlir(self.op.operands[2]).dtype
         with fn.loop(0, groups, 1, [fn.const(0, I64)]) as lp:
             start = lp.carried[0]
             end = fn.cast(fn.load(fn.gep(offsets, lp.iv, width.name), width.name), I64)
             end = fn.min(fn.max(end, start), rows)
             with fn.when(fn.cmp("lt", start, end)):
-                self.w.multiply(host, fn.gep(x, fn.mul(start, k), dtype.name), fn.sub(end, start),
-                                fn.gep(y, fn.mul(start, n), dtype.name), lp.iv)
+                self.w.multiply(
+                    host,
+                    fn.gep(x, fn.mul(start, k), dtype.name),
+                    fn.sub(end, start),
+                    fn.gep(y, fn.mul(start, n), dtype.name),
+                    lp.iv,
+                )
             lp.yield_(end)
         start = lp.results[0]
-        host.launch(emit_zero(host.module), [fn.gep(y, fn.mul(start, n), dtype.name)],
-                    fn.mul(fn.mul(fn.sub(rows, start), n), dtype.bytes), BYTES_GRAIN)
+        host.launch(
+            emit_zero(host.module),
+            [fn.gep(y, fn.mul(start, n), dtype.name)],
+            fn.mul(fn.mul(fn.sub(rows, start), n), dtype.bytes),
+            BYTES_GRAIN,
+        )
 
 
 class RecurrentStep:
@@ -125,7 +158,7 @@ class RecurrentStep:
         fn, dtype, lstm = host.fn, self.gates.dtype, self.kind == "lstm"
         self.w.prepare(host)
         steps, batch, hidden = (host.size(e) for e in (*self.gates.shape[:2], self.w.k))
-        gates, _, third, fourth = ([view_pointer(host, v) for v in self.views[:4]])
+        gates, _, third, fourth = [view_pointer(host, v) for v in self.views[:4]]
         h0, c0 = (third, fourth) if lstm else (fourth, None)
         yields = list(list(self.group.operation.regions[0].blocks[0].operations)[-1].operands)
         results = [host.pointer(self.group.results[yields.index(r)]) for r in self.op.results]
@@ -133,10 +166,10 @@ class RecurrentStep:
         product = fn.gep(host.workspace(), host.size(self.w.workspace), "i8")
         state = fn.mul(batch, hidden)
         state_bytes, gate_elems = fn.mul(state, dtype.bytes), fn.mul(batch, self.w.sizes[0])
-        copy, cell = emit_copy(host.module), emit_cell(host.module, self.kind, dtype)
+        cell = emit_cell(host.module, self.kind, dtype)
         items = fn.mul(batch, fn.ceildivu(hidden, CHUNK))
         if c0 is not None:
-            host.launch(copy, [c0, results[2]], state_bytes, BYTES_GRAIN)
+            emit_copy(host, c0, results[2], state_bytes)
         with fn.loop(0, steps, 1, [h0]) as lp:
             t = fn.sub(fn.sub(steps, 1), lp.iv) if attr(self.op, "reverse") else lp.iv
             out = fn.gep(y, fn.mul(t, state), dtype.name)
@@ -145,7 +178,7 @@ class RecurrentStep:
             args = [now, product, results[2], out] if lstm else [now, product, third, lp.carried[0], out]
             host.launch(cell, [*args, hidden], items, CELL_GRAIN)
             lp.yield_(out)
-        host.launch(copy, [lp.results[0], h], state_bytes, BYTES_GRAIN)
+        emit_copy(host, lp.results[0], h, state_bytes)
 
 
 class FftStep:
@@ -164,8 +197,8 @@ class FftStep:
             self.offsets.append(self.workspace)
             size = fft_table_bytes(n, self.real)
             if is_static(n):
-                real, length = self.real, int(n)
-                self.tables[i] = low.constants.add(("fft_table", real, length), int(size), lambda n=length: fft_table(n, self.real))  # type: ignore[misc]
+                key, make = ("fft_table", self.real, int(n)), partial(fft_table, int(n), self.real)
+                self.tables[i] = low.constants.add(key, int(size), make)
             else:
                 self.workspace = self.workspace + aligned(size)
 
@@ -175,5 +208,13 @@ class FftStep:
                 table = host.constant(constant)
             else:
                 table = host.fn.gep(host.workspace(), host.size(offset), "i8")
-                host.launch(emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n)))
-            host.launch(x.kernel, [table, *(host.slot(s) for s in x.slots)], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+                host.launch(
+                    emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n))
+                )
+            host.launch(
+                x.kernel,
+                [table, *(host.slot(s) for s in x.slots)],
+                host.size(x.count),
+                host.size(x.grain),
+                host.size(x.scratch),
+            )

@@ -57,15 +57,15 @@ class SizeEmitter:
     def _emit(self, e: sympy.Basic) -> V:
         fn = self.fn
         if e.is_Integer:
-            return fn.const(int(e), I64)  # type: ignore[call-overload]
+            return fn.const(int(e), I64)
         if e.is_Symbol:
-            if e.name not in self.symbols:  # type: ignore[attr-defined]
+            if e.name not in self.symbols:
                 raise InternalError(f"size symbol {e} is used before it is known")
-            return self.symbols[e.name]  # type: ignore[attr-defined]
+            return self.symbols[e.name]
         if isinstance(e, (BooleanTrue, BooleanFalse)):
             return fn.const(int(bool(e)), I64)
         if e.is_Number:
-            return fn.const(float(e), F64)  # type: ignore[arg-type]
+            return fn.const(float(e), F64)
         if isinstance(e, sympy.core.relational.Relational):
             a, b = self._same(e.args[0], e.args[1])
             return fn.cast(fn.cmp(_COMPARE[type(e)], a, b), I64)
@@ -89,10 +89,10 @@ class SizeEmitter:
 
     def _pow(self, e: sympy.Basic) -> V:
         base, exp = e.args
-        if exp.is_Integer and int(exp) > 0:  # type: ignore[call-overload]
+        if exp.is_Integer and int(exp) > 0:
             b = self.emit(base)
             out = b
-            for _ in range(int(exp) - 1):  # type: ignore[call-overload]
+            for _ in range(int(exp) - 1):
                 out = self.fn.mul(out, b)
             return out
         if exp == sympy.Rational(1, 2):
@@ -107,8 +107,8 @@ class SizeEmitter:
 
     def _floordiv(self, e: sympy.Basic) -> V:
         a, b = self.emit(e.args[0]), e.args[1]
-        if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:  # type: ignore[call-overload]
-            return self.fn.divu(a, int(b))  # type: ignore[call-overload]
+        if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:
+            return self.fn.divu(a, int(b))
         bv = self.emit(b)
         return self.fn.floordiv(a, self.fn.select(self.fn.cmp("eq", bv, 0), self.fn.const(1, I64), bv))
 
@@ -120,7 +120,7 @@ class SizeEmitter:
 
     def _piecewise(self, e: sympy.Basic) -> V:
         out: V | None = None
-        for value, cond in reversed(e.args):  # type: ignore[misc]
+        for value, cond in reversed(e.args):
             v = self.emit(value)
             if out is None:
                 out = v

@@ -33,7 +33,16 @@ from dhlo.types import from_mlir
 
 __all__ = ["GroupHost", "Lowering", "Step", "pack_matrix"]
 
-Bound = TypeVar("Bound", bound=Any)  # a dataclass with `slots` and `lookups`
+
+
+class Bindable(Protocol):
+    """Something made for one group that fits others with other buffers: a dataclass with these fields."""
+
+    slots: list[Slot]
+    lookups: dict[int, Any]
+
+
+Bound = TypeVar("Bound", bound=Bindable)
 
 
 class GroupHost(HostContext, Protocol):
@@ -89,6 +98,9 @@ class Lowering:
     def lower(self, group: Any) -> Step:
         """Raises CompileError where a group has no kernel for its dtypes or sizes."""
         anchor = ir.StringAttr(group.operation.attributes["anchor"]).value
+        for op in group.operation.regions[0].blocks[0].operations:
+            if any(from_mlir(v).dtype.is_complex for v in [*op.operands, *op.results]):
+                raise CompileError(f"{op.OPERATION_NAME} of complex numbers has no kernel yet", where=where(op))
         if anchor in ("loops", "reduction"):
             lower = lower_loops if anchor == "loops" else lower_reduction
             return LaunchStep(self.once(group, "kernel", lambda: lower(self.module, group, self.checks)))
@@ -110,9 +122,11 @@ class Lowering:
         if key not in self._known:
             self._known[key] = (structure, make())
         made_for, made = self._known[key]
+        bound: Bound = made
         if made_for is structure:
-            return made
-        return replace(made, slots=structure.rebind(made.slots, made_for, self.checks.index_check, made.lookups))
+            return bound
+        slots = structure.rebind(bound.slots, made_for, self.checks.index_check, bound.lookups)
+        return replace(bound, slots=slots)  # type: ignore[type-var]
 
     # ------------------------------------------------------------------ constants
     def constant_value(self, v: Any) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ class Structure:
         outside: dict[Any, int] = {}
         rows: list[Any] = [str(group.operation.attributes["anchor"])]
         for op in body:
-            operands = []
+            operands: list[Any] = []
             for v in op.operands:
                 if v in local:
                     operands.append(local[v])

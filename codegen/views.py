@@ -33,7 +33,8 @@ class View:
 
 
 def same(a: sympy.Expr, b: sympy.Expr) -> bool:
-    return a == b or (a - b).expand() == 0
+    """Equal as expressions."""
+    return bool(a == b or (a - b).expand() == 0)
 
 
 def dense_strides(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:

@@ -41,7 +41,7 @@ class StoredConstants:
         with self.path.open("rb", buffering=0) as f:
             at = 0
             while at < self.bytes:
-                n = f.readinto(memoryview(memory)[at:self.bytes])
+                n = f.readinto(memory.data[at:self.bytes])
                 if not n:
                     raise OSError(f"{self.path} ends after {at} of {self.bytes} bytes")
                 at += n
@@ -72,7 +72,7 @@ def program_key(program: Program, target: TargetSpec, name: str) -> str:
              str(program.out_spec), target.triple, target.cpu, target.features, target.optimize, name, _compiler_version())
     h.update(repr(parts).encode())
     for key, t in program.weights.items():
-        h.update(f"{key} {t.dtype} {tuple(t.shape)} {_runtime.hash64(raw(t))}".encode())
+        h.update(f"{key} {t.dtype} {tuple(t.shape)} {_runtime.hash64(raw(t).data)}".encode())
     return h.hexdigest()
 
 
@@ -89,10 +89,12 @@ class Cache:
         try:
             data = (entry / _CODE).read_bytes()
             if int.from_bytes(data[:8], "little") != _runtime.hash64(data[8:]):
+                shutil.rmtree(entry, ignore_errors=True)  # damaged: make room for a good one
                 return None
             artifact: Any = pickle.loads(data[8:])  # noqa: S301  (the user's own folder)
             os.utime(entry)
-            return replace(artifact, constants=StoredConstants(entry / _CONSTANTS))
+            found: Artifact = replace(artifact, constants=StoredConstants(entry / _CONSTANTS))
+            return found
         except (OSError, pickle.UnpicklingError, EOFError, AttributeError):
             return None
 
@@ -106,7 +108,7 @@ class Cache:
         try:
             with (part / _CONSTANTS).open("wb") as f:
                 for chunk in artifact.constants.chunks():
-                    f.write(memoryview(chunk))
+                    f.write(chunk.data)
             code = pickle.dumps(replace(artifact, constants=None))  # type: ignore[arg-type]
             (part / _CODE).write_bytes(_runtime.hash64(code).to_bytes(8, "little") + code)
             part.rename(self.folder / key)

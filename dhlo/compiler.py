@@ -26,7 +26,7 @@ from dhlo.ops.control import Group
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
-from dhlo.shape_infer.symbols import show
+from dhlo.shape_infer.symbols import spell
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
@@ -154,8 +154,9 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
             ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
             cost = group_cost(op)
             groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results],
-                           "flops": show(cost.flops), "bytes": show(cost.bytes),
-                           "weight_bytes": show(cost.weight_bytes), "launches": steps[op.operation].launches})
+                           "flops": spell(cost.flops, program.user_names), "bytes": spell(cost.bytes, program.user_names),
+                           "weight_bytes": spell(cost.weight_bytes, program.user_names),
+                           "launches": steps[op.operation].launches})
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},

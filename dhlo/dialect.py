@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import sympy
 import torch
@@ -15,11 +15,11 @@ from dhlo.types import TensorType, from_mlir
 __all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "defining", "load", "operand_types", "result_types", "to_attr"]
 
 
-class DHLO(ext.Dialect, name="dhlo"):
+class DHLO(ext.Dialect, name="dhlo"):  # type: ignore[call-arg,misc]
     """Operators over tensors with symbolic shapes; see docs/architecture.md."""
 
 
-class ShapeAttr(DHLO.Attribute, name="shape"):
+class ShapeAttr(DHLO.Attribute, name="shape"):  # type: ignore[call-arg,misc,name-defined]
     """Tensor encoding that holds the symbolic size of every dim: #dhlo.shape<["batch", "2*seq + 1", "64"]>."""
 
     dims: ir.ArrayAttr
@@ -49,13 +49,32 @@ class Kind(enum.Enum):
         return self in (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.SOURCE, Kind.GATHER)
 
 
-Tensor = ext.Operand[ir.RankedTensorType]
-Out = ext.Result[ir.RankedTensorType]
-Variadic = Sequence[ext.Operand[ir.RankedTensorType]]
+if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
+    Tensor: TypeAlias = Any
+    Out: TypeAlias = Any
+    Variadic: TypeAlias = Any
+
+    class OpView:
+        OPERATION_NAME: ClassVar[str]
+        _ODS_OPERAND_SEGMENTS: ClassVar[list[int] | None]
+        _ODS_RESULT_SEGMENTS: ClassVar[list[int] | None]
+        operation: Any
+        operands: Any
+        results: Any
+        regions: Any
+        attributes: Any
+        location: Any
+
+        def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None) -> None: ...
+else:
+    Tensor = ext.Operand[ir.RankedTensorType]
+    Out = ext.Result[ir.RankedTensorType]
+    Variadic = Sequence[ext.Operand[ir.RankedTensorType]]
+    OpView = DHLO.Operation
 OPS: dict[str, type["Op"]] = {}
 
 
-class Op(DHLO.Operation):
+class Op(OpView):
     """Base of all ops. A subclass states its operands, results and attributes as annotations and supplies the hooks:
 
     kind        what the op is to fusion
@@ -70,7 +89,7 @@ class Op(DHLO.Operation):
     explicit = False  # result types are given by the builder
 
     @classmethod
-    def __init_subclass__(cls, *, name=None, traits=None, **kwargs):  # type: ignore[no-untyped-def]
+    def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None, **kwargs: Any) -> None:
         if name is not None and traits is None and cls.kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP):
             traits = [ext.Pure]
         super().__init_subclass__(name=name, traits=traits, **kwargs)

@@ -146,7 +146,7 @@ class _Machine:
             self._results(op, self._compute(op, cls, args))
 
     def _compute(self, op: Any, cls: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-        if cls is movement.Weight:
+        if cls is movement.Weight or cls is movement.State:
             return [self.weights[attr(op, "name_")]]
         if cls is control.Cond:
             return self._branch(op, bool(args[0]))

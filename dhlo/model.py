@@ -113,7 +113,7 @@ class CompiledModel:
         if list(value.shape) != meta["shape"] or str(value.dtype)[6:] != meta["dtype"]:
             raise ContractError(f"state '{name}' is {meta['dtype']}{meta['shape']}, got {str(value.dtype)[6:]}{list(value.shape)}")
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        self._session().write_state(name, raw.numpy())
+        self._session().write_state(name, raw.numpy().data)
 
     def reset_state(self) -> None:
         """Puts all buffers of this thread's session back to what they were when the program was exported."""

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import sympy
 from sympy.printing.str import StrPrinter
@@ -13,9 +14,9 @@ from torch.utils._sympy import functions as tsf
 
 __all__ = ["Expr", "FloorDiv", "Size", "as_expr", "FloorDiv", "ceil_div", "evaluate", "exact_floors", "is_static", "parse", "product", "show", "spell", "symbol", "symbols_of"]
 
-Expr = sympy.Expr
-FloorDiv = tsf.FloorDiv
-Size = sympy.Expr | int
+Expr: TypeAlias = sympy.Expr
+FloorDiv: Any = tsf.FloorDiv
+Size: TypeAlias = sympy.Expr | int
 
 
 @functools.cache
@@ -42,7 +43,7 @@ _FUNCTIONS: dict[str, object] = {
 }
 
 
-class _Printer(StrPrinter):
+class _Printer(StrPrinter):  # type: ignore[misc]
     """Calls instead of infix where Python's operators would parse to something else."""
 
     printmethod = "_dhlo"  # torch's functions print themselves through sympy's own hook

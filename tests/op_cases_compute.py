@@ -439,8 +439,8 @@ def branch(other: Callable[[Any], Any]) -> Part:
     return Part([(t("i1"), plain), (t("f32", "n", "m"), plain)], body, tol={"f32": 1e-6}, label="cond")
 
 
-def repeated() -> Part:
-    """x is doubled and counted until the count is reached."""
+def repeated(soft: bool = False) -> Part:
+    """x is doubled (or goes through a softmax) and counted until the count is reached."""
 
     def body(count: Any, x: Any) -> list[Any]:
         start = build(mv.Full, [], {"value": "0"}, results=[t("i64")]).results[0]
@@ -451,15 +451,37 @@ def repeated() -> Part:
         with ir.InsertionPoint(blocks[1]):
             i, y = blocks[1].arguments
             one = build(mv.Full, [], {"value": "1"}, results=[t("i64")]).results[0]
-            build(control.Yield, [build(ew.Add, [i, one]).results[0], build(ew.Add, [y, y]).results[0]])
+            new = softmax("f32", ["n", "m"], 1).body(y)[0] if soft else build(ew.Add, [y, y]).results[0]
+            build(control.Yield, [build(ew.Add, [i, one]).results[0], new])
         return list(op.results)
 
-    return Part(
-        [(t("i64"), within(-1, 5)), (t("f32", "n", "m"), anything)],
-        body,
-        lambda k, x: [k.clamp(min=0), x * 2.0 ** max(0, int(k))],
-        label="while",
-    )
+    def eager(k: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        for _ in range(int(k)):
+            x = x.softmax(1) if soft else x + x
+        return [k.clamp(min=0), x]
+
+    args = [(t("i64"), within(-1, 5)), (t("f32", "n", "m"), plain if soft else anything)]
+    return Part(args, body, eager, tol={"f32": 1e-5} if soft else None, atol=1e-7, label="while")
+
+
+def sized_branch(symbol: str) -> Part:
+    """A result with as many rows as the branch that was taken gives it."""
+
+    def body(p: Any, x: Any) -> list[Any]:
+        ty = from_mlir(x).with_shape([symbol, "m"])
+        op = build(control.Cond, [p], results=[ty], regions=2)
+        for region, twice in zip(op.operation.regions, (True, False), strict=True):
+            with ir.InsertionPoint(ir.Block.create_at_start(region, [])):
+                y = build(mv.Concat, [x, x], {"dim": 0}).results[0] if twice else build(ew.Neg, [x]).results[0]
+                build(control.Yield, [y])
+        y = op.results[0]
+        return [y, build(ew.Add, [y, y]).results[0]]
+
+    def eager(p: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.cat([x, x]) if p else -x
+        return [y, y + y]
+
+    return Part([(t("i1"), plain), (t("f32", "n", "m"), anything)], body, eager, label="cond with sizes")
 
 
 def asserted() -> Part:
@@ -476,7 +498,7 @@ def asserted() -> Part:
     )
 
 
-COND = [branch(lambda x: x), branch(lambda x: build(ew.Add, [x, x]).results[0])]
+COND = [sized_branch("u0"), branch(lambda x: x), branch(lambda x: build(ew.Add, [x, x]).results[0])]
 CONTROL = {
     "dhlo.item": [
         item("i64", "u0"),
@@ -490,7 +512,7 @@ CONTROL = {
     "dhlo.cond": COND,
     "dhlo.yield": COND[:1],
     "dhlo.group": COND[1:],
-    "dhlo.while": [repeated()],
+    "dhlo.while": [repeated(), repeated(soft=True)],
     "dhlo.assert": [asserted()],
     "dhlo.assert_tensor": [asserted()],
 }

@@ -16,7 +16,7 @@ from tests.programs import Draw, Part, anything, index_below, moderate, plain, p
 __all__ = ["CASES", "NOT_YET"]
 
 # No kernel yet: compiling them is an error that names the op and its place.
-NOT_YET = {"dhlo.while", "dhlo.unique"}
+NOT_YET = {"dhlo.unique"}
 NUMBERS = FLOATS + INTS
 SUMS = {"f32": 2e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2}
 

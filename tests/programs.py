@@ -11,9 +11,9 @@ import torch
 from dhlo import interp
 from dhlo.api import _load_artifact
 from dhlo.callspec import CallSpec
-from dhlo.compiler import Artifact, compile_program
+from dhlo.compiler import Artifact, compile_program, renumber
 from dhlo.dialect import load
-from dhlo.frontend.program import InputSpec, OutputSpec, Program, Range
+from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.mlir import func, ir
 from dhlo.model import CompiledModel
 from dhlo.options import Options
@@ -52,6 +52,7 @@ class Module:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
     line: int = 1
+    updates: Mapping[int, str] = field(default_factory=dict)  # result number -> weight whose new content it is
 
     def __post_init__(self) -> None:
         self.context = ir.Context()
@@ -96,18 +97,19 @@ class Module:
             copy,
             dict(self.weights),
             [InputSpec(f"x{i}", ty) for i, ty in enumerate(types)],
-            [OutputSpec(f"y{i}", i) for i in range(self.results)],
+            [OutputSpec(f"y{i}", i) for i in range(self.results) if i not in self.updates],
             None,
             None,
             {n: self.ranges.get(n, Range(0, None)) for n in names},
+            mutations=[Mutation("buffer", name, i) for i, name in self.updates.items()],
         )
 
     def compile(self) -> tuple[CompiledModel, Artifact]:
         program = self.program()
         artifact = compile_program(program, Options())
-        return CompiledModel(
-            _load_artifact(artifact), CallSpec(program.inputs, program.outputs, None, None, []), artifact
-        ), artifact
+        renumber(program)
+        call = CallSpec(program.inputs, program.outputs, None, None, [])
+        return CompiledModel(_load_artifact(artifact), call, artifact), artifact
 
     def draw(self, env: Env, seed: int) -> list[torch.Tensor]:
         g = torch.Generator().manual_seed(seed)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
-from dhlo.dialect import OPS
+from dhlo.dialect import OPS, TypeError_, build
 from dhlo.errors import CompileError, ContractError
 from dhlo.model import CompiledModel
+from dhlo.ops import compute
+from dhlo.ops import elementwise as ew
+from dhlo.ops import movement as mv
+from dhlo.types import TensorType, from_mlir
 from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_cases_opaque
-from tests.programs import SOURCE, Module
+from tests.programs import SOURCE, Module, Part, plain, t
 
 CASES = {**op_cases_elementwise.CASES, **op_cases_movement.CASES, **op_cases_compute.CASES, **op_cases_opaque.CASES}
 NOT_YET = op_cases_opaque.NOT_YET
+ELSEWHERE = {"dhlo.state"}  # has a test of its own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS}
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]
 
@@ -23,7 +31,7 @@ def _one_thread() -> None:
 
 
 def test_every_op_has_cases() -> None:
-    assert sorted(OPS) == sorted(CASES) and set(CASES) >= NOT_YET
+    assert sorted(OPS) == sorted([*CASES, *ELSEWHERE]) and set(CASES) >= NOT_YET
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - NOT_YET))
@@ -82,3 +90,61 @@ def test_failed_assertions_leave_the_model_usable() -> None:
     with pytest.raises(ContractError, match="float32"):
         model(x.double(), ok)
     assert torch.equal(model(x, ok), -x)
+
+
+def typed(cls: Any, types: Sequence[TensorType], attrs: dict[str, Any], out: TensorType | None = None) -> Part:
+    results = None if out is None else [out]
+    return Part([(ty, plain) for ty in types], lambda *v: build(cls, v, attrs, results=results).results)
+
+
+WINDOW = {"how": "max", "window": [2], "stride": [2], "padding": [0], "dilation": [1], "count_pad": False, "divisor": 0}
+CONV = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
+# Dtypes and sizes for which an op that has a kernel has none yet.
+UNSUPPORTED = {
+    "matmul of integers": typed(compute.Matmul, [t("i64", "n", "m"), t("i64", "m", 5)], {}),
+    "attention of f64": typed(compute.Attention, [t("f64", "n", 2, "m", 16)] * 3, {"scale": 0.25, "causal": False}),
+    "attention of any head size": typed(
+        compute.Attention, [t("f32", "n", 2, 3, "m")] * 3, {"scale": 0.25, "causal": False}
+    ),
+    "pooling of integers": typed(compute.Pool, [t("i64", "n", 2, "2*m + 2")], WINDOW, t("i64", "n", 2, "m + 1")),
+    "convolution of any channels": typed(
+        compute.Conv, [t("f32", "n", "m", 8), t("f32", 4, "m", 3)], CONV, t("f32", "n", 4, 6)
+    ),
+    "complex arithmetic": typed(ew.Add, [t("complex<f32>", "n")] * 2, {}),
+    "a complex view": typed(mv.Transpose, [t("complex<f64>", "n", "m")], {"perm": [1, 0]}),
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_dtypes_and_sizes_are_errors(case: str) -> None:
+    with pytest.raises(CompileError, match=rf"has no kernel yet\n  at {SOURCE}:41"):
+        Module([UNSUPPORTED[case]], line=41).compile()
+
+
+@pytest.mark.parametrize(
+    ("cls", "dtype"), [(ew.Sin, "i64"), (ew.Div, "i32"), (ew.Sub, "i1"), (ew.And, "f32"), (ew.ShiftLeft, "f64")]
+)
+def test_meaningless_dtypes_are_rejected(cls: Any, dtype: str) -> None:
+    with pytest.raises(TypeError_, match="no such operation"):
+        Module([typed(cls, [t(dtype, "n")] * (1 if cls is ew.Sin else 2), {})])
+
+
+def test_state_is_kept_between_calls_and_starts_as_the_weight() -> None:
+    def body(x: Any) -> list[Any]:
+        ty = from_mlir(x)
+        total = build(ew.Add, [x, build(mv.Weight, [], {"name_": "w"}, results=[ty]).results[0]]).results[0]
+        return [build(ew.Neg, [total]).results[0], total]
+
+    start = torch.arange(5, dtype=torch.float32)
+    module = Module([Part([(t("f32", 5), plain)], body)], {"w": start.clone()}, updates={1: "w"})
+    model, artifact = module.compile()
+    assert '"dhlo.state"' in artifact.planned
+    want = start.clone()
+    for k in range(3):
+        x = torch.full((5,), float(k + 1))
+        want = want + x
+        got = model(x)
+        assert torch.equal(got, -want)
+    with pytest.raises(ContractError):
+        model(torch.ones(6))
+    assert torch.equal(model(torch.zeros(5)), -want)

@@ -17,15 +17,12 @@ def build_groups(g: Graph, block: Any) -> None:
     """Replaces units by `dhlo.group` ops: each gets its members and copies of what it pulls in; then orders everything."""
     units = list({id(u): u for u in g.unit.values()}.values())
     order = _schedule(g, units)
-    terminator = g.ops[-1] if not hasattr(g.ops[-1], "kind") or g.ops[-1].OPERATION_NAME == "dhlo.yield" else None
-    made: list[Any] = []
+    terminator = g.ops[-1]
     for item in order:
         if isinstance(item, Unit):
-            made.append(_build_group(g, item, terminator))
+            _build_group(g, item, terminator)
         elif g.ops[item] != terminator:
-            op = g.ops[item].operation
-            op.move_before(terminator.operation)
-            made.append(op)
+            g.ops[item].operation.move_before(terminator.operation)
     for n in range(len(g.ops) - 1, -1, -1):  # what was pulled everywhere is used no more
         op = g.ops[n]
         if n not in g.unit and kind_of(op).pullable and not any(True for _ in op.results[0].uses):
@@ -46,7 +43,10 @@ def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
                 lone.append(p)
     for n in lone:
         item_of[n] = n
-    position = lambda item: item.ops[-1] if isinstance(item, Unit) else item  # noqa: E731
+
+    def position(item: Any) -> int:
+        return int(item.ops[-1]) if isinstance(item, Unit) else int(item)
+
     done: list[Any] = []
     state: dict[int, int] = {}
     needs_cache: dict[int, list[Any]] = {}
@@ -82,7 +82,7 @@ def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
                 state[id(current) if isinstance(current, Unit) else current] = 2
                 done.append(current)
 
-    items = sorted([*units, *lone], key=position)
+    items: list[Any] = sorted([*units, *lone], key=position)
     for item in items:
         if state.get(id(item) if isinstance(item, Unit) else item) != 2:
             visit(item)
@@ -124,7 +124,7 @@ def _build_group(g: Graph, unit: Unit, before: Any) -> Any:
 
 
 def _within(op: Any, body: Any) -> bool:
-    return op.operation.block == body
+    return bool(op.operation.block == body)
 
 
 def _pull(g: Graph, n: int, inside: set[int], end: Any, copies: dict[int, Any]) -> None:

@@ -56,11 +56,12 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> None:
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
             continue
         view = strided(v, in_memory)
-        ok = view is not None and acceptable_view(op, k, view)
-        if ok and n == len(g.ops) - 1:
-            ok = view.base not in bases and g.producer(view.base) is not None and same(from_mlir(view.base).numel, from_mlir(v).numel)
+        if view is not None and acceptable_view(op, k, view) and n == len(g.ops) - 1:
+            owned = view.base not in bases and g.producer(view.base) is not None
             bases.add(view.base)
-        if not ok:
+            if not owned or not same(from_mlir(view.base).numel, from_mlir(v).numel):
+                view = None
+        if view is None or not acceptable_view(op, k, view):
             stored.add(v)
             continue
         q = g.producer(view.base)
@@ -72,7 +73,7 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
     """Whether operand k of an op that reads memory may be this view."""
     kind = kind_of(op)
     if kind is Kind.ATTENTION:
-        return view.strides[3] == 1 or view.shape[3] == 1
+        return bool(view.strides[3] == 1 or view.shape[3] == 1)
     if kind is Kind.MATMUL:
         if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
             return True

@@ -72,6 +72,7 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
         outside = [g.producer(v) for v in u.operands if v not in axes]
         if any(p is not None and (g.above[p] | 1 << p) & inside for p in outside):
             continue
+        new: tuple[int | None, ...] | None
         if isinstance(u, Reduce):
             new = kept if sibling or (attr(u, "dims") == dims and axes[u.operands[0]] == full) else None
         else:

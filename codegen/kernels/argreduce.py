@@ -19,7 +19,7 @@ WAYS = 4  # independent vectors along a line
 
 
 class _ArgReduce(OpKernel):
-    """Keeps the best value and its place lane by lane; starting from the worst value at place 0, only better ones replace it."""
+    """Keeps the best value and its place lane by lane: from the worst value at place 0 on, better ones replace it."""
 
     def __init__(self, low: Any, group: Any, op: Any) -> None:
         super().__init__(low, group, op)
@@ -53,7 +53,7 @@ class _ArgReduce(OpKernel):
             with fn.loop(0, wide, LANES * WAYS, init * WAYS) as lp, self.em.scope():
                 out: list[V] = []
                 for w in range(WAYS):
-                    out += body(fn.add(lp.iv, w * LANES), lp.carried[2 * w:2 * w + 2])
+                    out += body(fn.add(lp.iv, w * LANES), lp.carried[2 * w : 2 * w + 2])
                 lp.yield_(*out)
             best = self._first(lp.results)
             best = lanes_at(self, wide, n, best, body)
@@ -68,7 +68,7 @@ class _ArgReduce(OpKernel):
         fn = self.fn
         best = list(pairs[:2])
         for w in range(1, WAYS):
-            v, place = pairs[2 * w:2 * w + 2]
+            v, place = pairs[2 * w : 2 * w + 2]
             same = fn.not_(fn.or_(self.better(v, best[0]), self.better(best[0], v)))
             take = fn.or_(self.better(v, best[0]), fn.and_(same, fn.cmp("lt", place, best[1])))
             best = [fn.select(take, v, best[0]), fn.select(take, place, best[1])]

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms of any length along a dim: Stockham's algorithm, LANES lines side by side.
 
-A line of n = p1 p2 ... elements takes one pass a factor: 4 and 2 have butterflies of their own, odd primes p take p^2 / p products
-an element. Roots of unity and factors come in a table that is constant for static n, and made by a kernel otherwise.
+A line of n = p1 p2 ... elements takes one stage a factor: 4 and 2 have butterflies of their own, an odd prime p takes p
+products an element. Roots of unity and factors come in a table, constant for static n and made by a kernel otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fft_table(n: int, real: str) -> npt.NDArray[np.uint8]:
             factors.append(p)
             rest //= p
     header = np.zeros(HEADER, np.int64)
-    header[0], header[1:1 + len(factors)] = len(factors), factors
+    header[0], header[1 : 1 + len(factors)] = len(factors), factors
     angle = 2 * np.pi * np.arange(n) / max(n, 1)
     roots = np.concatenate([np.cos(angle), -np.sin(angle)]).astype({"f32": np.float32, "f64": np.float64}[real])
     return np.concatenate([header.view(np.uint8), roots.view(np.uint8)])
@@ -87,7 +87,10 @@ def emit_fft_table(module: KernelModule, real: str) -> str:
     cos = fn.gep(table, HEADER, I64)
     with fn.loop(0, n) as lp:
         a, b = (fn.mul(i, 2) for i in (fn.remu(lp.iv, FINE), fn.divu(lp.iv, FINE)))
-        x, y = ((fn.load(fn.gep(p, i, F64), F64), fn.load(fn.gep(p, fn.add(i, 1), F64), F64)) for p, i in ((near, a), (far, b)))
+        x, y = (
+            (fn.load(fn.gep(p, i, F64), F64), fn.load(fn.gep(p, fn.add(i, 1), F64), F64))
+            for p, i in ((near, a), (far, b))
+        )
         re, im = _times(fn, x, y)
         fn.store(fn.cast(re, real), fn.gep(cos, lp.iv, real))
         fn.store(fn.cast(im, real), fn.gep(cos, fn.add(n, lp.iv), real))
@@ -151,6 +154,7 @@ class _Fft(OpKernel):
                     self.transform(lambda i: Index(0, vec=fn.add(start, fn.splat(i))))
             count = ceil_div(lines.outer, LANES)
         else:
+
             def body(start: V, _: V) -> None:
                 self.transform(lambda i: Index(fn.add(start, fn.mul(i, self.size(lines.inner))), 1))
 
@@ -176,6 +180,7 @@ class _Fft(OpKernel):
                 def run() -> list[V]:
                     self.stage(width, *args)
                     return []
+
                 return run
 
             fn.if_else(fn.cmp("eq", p, 4), case(4), lambda: fn.if_else(fn.cmp("eq", p, 2), case(2), case(0), []), [])
@@ -194,6 +199,7 @@ class _Fft(OpKernel):
         with fn.loop(0, m) as row:
             twiddles = [self.root(fn.mul(fn.mul(row.iv, j), turn)) for j in range(1, width)]
             with fn.loop(0, stride) as lp:
+
                 def read(k: V | int) -> Complex:
                     return self.get(src, fn.add(lp.iv, fn.mul(stride, fn.add(row.iv, fn.mul(m, k)))))
 
@@ -218,7 +224,9 @@ class _Fft(OpKernel):
         odd2 = (fn.neg(d[1]), d[0]) if self.inverse else (d[1], fn.neg(d[0]))
         return [add(even, odd), add(even2, odd2), sub(even, odd), sub(even2, odd2)]
 
-    def products(self, p: V, turn: V, read: Callable[[V | int], Complex], write: Callable[[V | int, Complex], None]) -> None:
+    def products(
+        self, p: V, turn: V, read: Callable[[V | int], Complex], write: Callable[[V | int, Complex], None]
+    ) -> None:
         """A transform of p elements by definition."""
         fn, per = self.fn, self.fn.divu(self.n, p)
         zero = fn.const(0, vec(self.real))
@@ -232,6 +240,6 @@ class _Fft(OpKernel):
 
 
 def lower_fft(low: Any, group: Any, op: Any, number: int) -> Launch:
-    """The pass along the op's dim `number`; the first reads the operands, later ones work on the results in place. The launch
-    takes the table's address before its slots."""
+    """The pass along the op's dim `number`; the first reads the operands, later ones work on the results in place. The
+    launch takes the table's address before its slots."""
     return _Fft(low, group, op, number).lower()

@@ -16,8 +16,17 @@ from dhlo.codegen.views import View
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
 from dhlo.types import DType, TensorType, from_mlir
 
-__all__ = ["Lines", "OpKernel", "block_count", "blocks_across", "grain_of", "lanes_at", "prefix", "register_of",
-           "while_loop"]
+__all__ = [
+    "Lines",
+    "OpKernel",
+    "block_count",
+    "blocks_across",
+    "grain_of",
+    "lanes_at",
+    "prefix",
+    "register_of",
+    "while_loop",
+]
 
 MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
 
@@ -32,7 +41,7 @@ class Lines:
 
     @staticmethod
     def of(t: TensorType, dim: int) -> Lines:
-        return Lines(product(t.shape[:dim]), t.shape[dim], product(t.shape[dim + 1:]))
+        return Lines(product(t.shape[:dim]), t.shape[dim], product(t.shape[dim + 1 :]))
 
     @property
     def contiguous(self) -> bool:
@@ -70,11 +79,6 @@ class OpKernel(GroupKernel):
         outer, c = fn.divu(item, inner), fn.remu(item, inner)
         return fn.add(fn.mul(fn.mul(outer, self.size(lines.n)), inner), c)
 
-    def element(self, start: V, i: V | int, lines: Lines) -> Index:
-        """Position of element i of the line that starts at `start`."""
-        step = self.em.mul(i, self.em.size(lines.inner))
-        return Index(self.em.add(start, step))
-
     def elements(self, start: V, i: V | int, lines: Lines) -> Index:
         """Positions of LANES elements of a line from i on."""
         em, fn = self.em, self.fn
@@ -106,8 +110,10 @@ def grain_of(work: sympy.Expr | int) -> sympy.Expr:
     return FloorDiv(sympy.Integer(MIN_WORK), work + 1) + 1
 
 
-def lanes_at(k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[[V, Sequence[V]], Sequence[V]]) -> list[V]:
-    """Runs `body(i, carried)` for vectors of positions i..i+LANES-1 of [lo, hi), the last perhaps under a mask (`k.em.mask`)."""
+def lanes_at(
+    k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[[V, Sequence[V]], Sequence[V]]
+) -> list[V]:
+    """Runs `body(i, carried)` for vectors of positions from i on of [lo, hi), the last perhaps under `k.em.mask`."""
     fn, em = k.fn, k.em
     lo = fn.i64(lo)
     full = fn.add(lo, fn.and_(fn.max(fn.sub(hi, lo), 0), -LANES))
@@ -122,8 +128,8 @@ def lanes_at(k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[
 
 
 def blocks_across(k: OpKernel, lines: Lines, body: Callable[[V, V], None]) -> None:
-    """Runs `body` for the kernel's items, each a vector of LANES neighbouring lines, with the position of element 0 of the first
-    of them and the number of that line; lanes past the last line are masked."""
+    """Runs `body` for the kernel's items, each a vector of LANES neighbouring lines, with the position of element 0 of
+    the first of them and the number of that line; lanes past the last line are masked."""
     fn, em = k.fn, k.em
     inner = k.size(lines.inner)
     per_row = fn.ceildivu(inner, LANES)
@@ -158,7 +164,9 @@ def prefix(fn: Fn, x: V, identity: V, combine: Callable[[V, V], V]) -> V:
     return x
 
 
-def while_loop(fn: Fn, init: Sequence[V], going: Callable[[Sequence[V]], V], body: Callable[[Sequence[V]], Sequence[V]]) -> list[V]:
+def while_loop(
+    fn: Fn, init: Sequence[V], going: Callable[[Sequence[V]], V], body: Callable[[Sequence[V]], Sequence[V]]
+) -> list[V]:
     """Repeats `body` on carried values as long as `going` holds; returns the last ones."""
     n, types = len(init), ", ".join(v.type for v in init)
     name = fn.fresh(types).name

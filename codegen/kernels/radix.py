@@ -21,8 +21,8 @@ def digits(key: str) -> int:
 
 
 def key_of(fn: Fn, x: V, key: str, *, descending: bool) -> V:
-    """Keys of register values: unsigned integers in ascending (or descending) order of the values. Both zeros have one key, NaN
-    counts as largest."""
+    """Keys of register values: unsigned integers in ascending (or descending) order of the values. Both zeros have one
+    key, NaN counts as largest."""
     top = BITS[key] - 1
     if x.is_float:
         bits = fn.bitcast(fn.add(x, 0.0), key)  # -0 + 0 is 0
@@ -34,13 +34,19 @@ def key_of(fn: Fn, x: V, key: str, *, descending: bool) -> V:
 
 
 def emit_radix_sort(module: KernelModule, key: str) -> str:
-    """Emits (once) `i64 sort(keys, positions, keys2, positions2, counts, n)`: sorts n keys (unsigned) and i32 positions, stable.
-    The result is in the first pair of arrays, or in the second if the function returns 1. `counts` has room for BUCKETS i32 a
-    digit. Digits that all keys share cost nothing."""
+    """Emits (once) `i64 sort(keys, positions, keys2, positions2, counts, n)`: sorts n unsigned keys and i32 positions,
+    stable. The result is in the first pair of arrays, or in the second if the function returns 1. `counts` has room for
+    BUCKETS i32 a digit. Digits that all keys share cost nothing."""
     name = f"radix_sort_{key}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("keys", PTR), ("pos", PTR), ("keys2", PTR), ("pos2", PTR), ("counts", PTR), ("n", I64)], I64, noinline=True)
+    fn = Fn(
+        module,
+        name,
+        [("keys", PTR), ("pos", PTR), ("keys2", PTR), ("pos2", PTR), ("counts", PTR), ("n", I64)],
+        I64,
+        noinline=True,
+    )
     keys, pos, keys2, pos2, counts, n = fn.args
     none = fn.const(0, vec(I32))
     with fn.loop(0, digits(key) * BUCKETS, LANES) as lp:

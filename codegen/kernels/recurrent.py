@@ -1,11 +1,9 @@
-"""The elementwise part of a step of recurrent layers, and the plain kernels around it: rows stored, copied, zeroed."""
+"""The elementwise part of a step of recurrent layers, and what stores and clears rows around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dhlo.codegen import vmath
-from dhlo.codegen.builder import I64, LANES, PTR, Fn, KernelModule, V
+from dhlo.codegen.builder import I8, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.emit import Emitter, KernelArgs
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import vectors
@@ -13,11 +11,10 @@ from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS
 from dhlo.codegen.launch import kernel_fn, load_args
 from dhlo.types import DType
 
-__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_copy", "emit_store_rows", "emit_zero"]
+__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_store_rows", "emit_zero"]
 
 CHUNK = 256  # elements of a row that one item of a cell kernel covers
 CELL_GRAIN = 16
-Element = Callable[[Index], None]
 
 
 def _emitter(fn: Fn) -> Emitter:
@@ -26,7 +23,7 @@ def _emitter(fn: Fn) -> Emitter:
 
 
 def emit_store_rows(module: KernelModule, dtype: DType) -> str:
-    """Emits (once) an epilogue of matrix products that stores tiles to a dense matrix; its arguments: address, columns."""
+    """Emits (once) an epilogue of matrix products that stores tiles to a dense matrix; arguments: address, columns."""
     name = f"store_rows_{dtype}"
     if name not in module.functions:
         fn = Fn(module, name, EPILOGUE_ARGS)
@@ -37,7 +34,7 @@ def emit_store_rows(module: KernelModule, dtype: DType) -> str:
             row, to = fn.gep(tile, fn.mul(lp.iv, ld), dtype.register), fn.add(fn.mul(fn.add(m0, lp.iv), n), n0)
 
             def body(c: Index) -> None:
-                x = fn.load(fn.gep(row, c.base, dtype.register), f"vector<{LANES}x{dtype.register}>")
+                x = fn.load(fn.gep(row, c.base, dtype.register), vec(dtype.register))
                 em.store(x, y, dtype, em.plus(Index(to), c))
 
             vectors(em, 0, nr, body)
@@ -89,27 +86,14 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
     return name
 
 
-def emit_copy(module: KernelModule) -> str:
-    """Emits (once) a kernel that copies bytes: (from, to), item = one byte."""
-    return _bytes(module, "copy_bytes", 2)
-
-
 def emit_zero(module: KernelModule) -> str:
     """Emits (once) a kernel that clears bytes: (to), item = one byte."""
-    return _bytes(module, "zero_bytes", 1)
-
-
-def _bytes(module: KernelModule, name: str, pointers: int) -> str:
+    name = "zero_flat"
     if name not in module.functions:
         fn = kernel_fn(module, name)
-        p = load_args(fn, [PTR] * pointers)
-        n = fn.sub(fn.args[2], fn.args[1])
-        to = fn.gep(p[-1], fn.args[1], "i8")
-        if pointers == 2:
-            src = fn.gep(p[0], fn.args[1], "i8")
-            fn.raw(f'"llvm.intr.memcpy"({to.name}, {src.name}, {n.name}) <{{isVolatile = false}}> : (!llvm.ptr, !llvm.ptr, i64) -> ()')
-        else:
-            zero = fn.const(0, "i8")
-            fn.raw(f'"llvm.intr.memset"({to.name}, {zero.name}, {n.name}) <{{isVolatile = false}}> : (!llvm.ptr, i8, i64) -> ()')
+        (to,) = load_args(fn, [PTR])
+        n, first, zero = fn.sub(fn.args[2], fn.args[1]), fn.gep(to, fn.args[1], I8), fn.const(0, I8)
+        operands = f"{first.name}, {zero.name}, {n.name}"
+        fn.raw(f'"llvm.intr.memset"({operands}) <{{isVolatile = false}}> : (!llvm.ptr, i8, i64) -> ()')
         fn.done()
     return name

@@ -7,7 +7,16 @@ from typing import Any
 from dhlo.codegen.builder import LANES, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
-from dhlo.codegen.kernels.lines import Lines, OpKernel, block_count, blocks_across, grain_of, lanes_at, prefix, register_of
+from dhlo.codegen.kernels.lines import (
+    Lines,
+    OpKernel,
+    block_count,
+    blocks_across,
+    grain_of,
+    lanes_at,
+    prefix,
+    register_of,
+)
 from dhlo.codegen.kernels.reduction import combine, identity_of
 from dhlo.dialect import attr
 from dhlo.types import DTYPES, DType, from_mlir
@@ -32,7 +41,7 @@ class _Scan(OpKernel):
         self.identity = identity_of(how, DTYPES["i8"] if self.dtype.is_bool else self.dtype)
 
     def join(self, a: V, b: V) -> V:
-        """Combines what came before with what comes after. Of equal floats the later stays (it shows for zeros), NaN stays."""
+        """Combines what came before with what comes after. Of equal floats the later stays (see zeros); NaN stays."""
         fn = self.fn
         if self.how not in ("max", "min") or not a.is_float:
             return combine(fn, self.how, a, b)

@@ -1,4 +1,4 @@
-"""Writes by index: a copy of the operand, then the source combined into the places that indices name."""
+"""Writes by index: the source combined into the places of a tensor that indices name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import LANES, V
-from dhlo.codegen.emit import memory_type
+from dhlo.codegen.builder import V
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish, vectors
 from dhlo.codegen.kernels.lines import OpKernel, grain_of
@@ -16,32 +15,17 @@ from dhlo.codegen.kernels.reduction import combine
 from dhlo.dialect import attr
 from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import ceil_div, product
-from dhlo.types import DTYPES, from_mlir
+from dhlo.types import from_mlir
 
-__all__ = ["lower_copy", "lower_scatter"]
+__all__ = ["lower_scatter"]
 
 CHUNK = 1024  # elements of a row that one item covers
-COPY_BLOCK = 4096
-
-
-def lower_copy(low: Any, group: Any, op: Any) -> Launch:
-    """Copies operand 0 to result 0."""
-    k = OpKernel(low, group, op)
-    fn, em, t = k.fn, k.em, from_mlir(op.operands[0])
-    src, dst, n = k.operand(0), k.result(0), k.size(t.numel)
-    kind = DTYPES["i8"] if memory_type(t.dtype) == "i8" else t.dtype
-
-    def move(i: Index) -> None:
-        em.store(em.load_memory(src, kind, i), dst, kind, i)
-
-    vectors(em, fn.mul(k.begin, COPY_BLOCK), fn.min(fn.mul(k.end, COPY_BLOCK), n), move)
-    return Launch(finish(k, "copy"), k.args.slots, ceil_div(t.numel, COPY_BLOCK), sympy.Integer(8))
 
 
 class _Scatter(OpKernel):
-    """Dims that aren't indexed are shared out among items, each of which goes through all indices in order. So results don't
-    depend on the number of threads, and of several writes to a place the last wins. Trailing dims that aren't indexed are rows,
-    handled a vector at a time."""
+    """Dims that aren't indexed are shared out among items, each of which goes through all indices in order. So results
+    don't depend on the number of threads, and of several writes to a place the last wins. Trailing dims that aren't
+    indexed are rows, handled a vector at a time."""
 
     def __init__(self, low: Any, group: Any, op: Any) -> None:
         super().__init__(low, group, op)
@@ -56,8 +40,8 @@ class _Scatter(OpKernel):
         trailing = 0
         while trailing < len(rest) - self.at and rest[-1 - trailing] == len(self.shape) - 1 - trailing:
             trailing += 1
-        self.before, self.after = rest[:self.at], rest[self.at:len(rest) - trailing]
-        self.row = self.sizes(rest[len(rest) - trailing:])
+        self.before, self.after = rest[: self.at], rest[self.at : len(rest) - trailing]
+        self.row = self.sizes(rest[len(rest) - trailing :])
 
     def sizes(self, dims: Sequence[int]) -> sympy.Expr:
         return product([self.shape[d] for d in dims])
@@ -84,7 +68,7 @@ class _Scatter(OpKernel):
             at.update(zip(dims, em.split(i, [self.shape[d] for d in dims]), strict=True))
         for d, p, dtype in zip(self.dims, self.indices, self.index_types, strict=True):
             at[d] = em.lookup(em.load_memory(p, dtype, Index(place)), self.shape[d], self.op)
-        solid = self.shape[:len(self.dims) + len(self.before) + len(self.after)]
+        solid = self.shape[: len(self.dims) + len(self.before) + len(self.after)]
         y = em.times(em.flatten([at[d] for d in range(len(solid))], solid), em.size(self.row))
         flat = em.plus(em.times(a, em.size(self.places)), Index(place))
         flat = em.plus(em.times(flat, em.size(self.sizes(self.after))), b)

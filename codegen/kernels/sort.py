@@ -1,4 +1,4 @@
-"""Sorted lines and their best elements: by rank for short lines, by radix for long ones, through a filter where few are wanted."""
+"""Sorted lines and their best elements: short lines by rank, long ones by radix, a filter where few are wanted."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class _Sort(OpKernel):
             if is_static(n):
                 (self.by_rank if int(n) <= SHORT else self.by_radix)(start, to)
             else:
+
                 def short() -> list[V]:
                     self.by_rank(start, to)
                     return []
@@ -108,8 +109,15 @@ class _Sort(OpKernel):
 
             after = fn.add(i, LANES)
             rank = count(fn.i64(0), i, zero, lambda o, j: fn.cmp("ule", o, mine))
-            rank = count(i, after, rank, lambda o, j: fn.or_(fn.cmp("ult", o, mine), fn.and_(
-                fn.cmp("eq", o, mine), fn.cmp("lt", fn.splat(fn.cast(j, I32)), position))))
+            rank = count(
+                i,
+                after,
+                rank,
+                lambda o, j: fn.or_(
+                    fn.cmp("ult", o, mine),
+                    fn.and_(fn.cmp("eq", o, mine), fn.cmp("lt", fn.splat(fn.cast(j, I32)), position)),
+                ),
+            )
             rank = count(after, padded, rank, lambda o, j: fn.cmp("ult", o, mine))
             fn.store(rank, fn.gep(self.pos2, i, I32))
             return []
@@ -122,6 +130,7 @@ class _Sort(OpKernel):
 
     def output(self, start: V, to: V, pos: V) -> None:
         """Writes the k elements whose positions are given."""
+
         def body(j: V, _: Sequence[V]) -> list[V]:
             fn, em = self.fn, self.em
             at = fn.cast(fn.load(fn.gep(pos, j, I32), vec(I32)), I64)
@@ -168,8 +177,8 @@ class _Sort(OpKernel):
         return fn.load(fn.gep(self.keys, fn.sub(k, 1), self.key), self.key)
 
     def filter(self, start: V, room: V, n: V) -> V:
-        """Goes through the rest of the line, collecting what beats the k-th best of what was sorted last. Returns the number of
-        candidates."""
+        """Goes through the rest of the line, collecting what beats the k-th best of what was sorted last. Returns the
+        number of candidates."""
         fn, k = self.fn, self.size(self.k)
         lanes = fn.alloca(LANES, self.key)
 

@@ -1,4 +1,4 @@
-"""The distinct values of a tensor: one kernel sorts and numbers them, another writes values and counts once their number is known."""
+"""The distinct values of a tensor: one kernel sorts and numbers them, another writes them out with their counts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def unique_scratch(dtype: DType, n: sympy.Expr) -> sympy.Expr:
 def emit_unique(module: KernelModule, dtype: DType) -> tuple[str, str]:
     """Emits (once) both kernels and returns their symbols; each runs as a single item, of fewer than 2**31 elements.
 
-    find: (x, elements, inverse, cell) stores to inverse (i64) the number of each element's value, values being numbered in
-    ascending order, and to the i64 cell how many there are. Every NaN is a value of its own, the last ones.
+    find: (x, elements, inverse, cell) stores to inverse (i64) the number of each element's value, in ascending order of
+    values, and to the i64 cell how many there are. Every NaN is a value of its own, after all others.
     fill: (x, elements, inverse, distinct, values, counts) stores the values and how often they occur (i64).
     """
     find, fill = f"unique_find_{dtype}", f"unique_fill_{dtype}"

@@ -34,7 +34,7 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of `threads` threads together: multiply-add rates in GFLOP/s (`bf16` equals `f32` where the CPU has no instruction
+    """Of `threads` threads together: multiply-add rates in GFLOP/s (bf16's is f32's where the CPU has no instruction
     for it) and read bandwidths in GB/s of the second and third cache level and of memory."""
 
     threads: int
@@ -58,7 +58,7 @@ class Ceilings:
         return self.f32_gflops / 2 if dtype in ("f64", "float64") else self.f32_gflops
 
     def floor_seconds(self, flops: float, nbytes: float, dtype: str = "f32", resident: float | None = None) -> float:
-        """The least time for that arithmetic and those bytes, which live where `resident` bytes (by default `nbytes`) fit."""
+        """The least time for that arithmetic and those bytes, lying where `resident` bytes fit (default: `nbytes`)."""
         return max(flops / self.gflops(dtype), nbytes / self.gbs(nbytes if resident is None else resident)) / 1e9
 
 
@@ -121,9 +121,7 @@ def _emit_read(module: KernelModule) -> None:
         here = fn.gep(data, loop.iv, F32)
         for i in range(_UNROLL):
             fn.prefetch(fn.gep(here, 1024 + i * _LANES, F32))  # a page ahead, which the hardware doesn't cross
-        loop.yield_(
-            *(fn.add(c, fn.load(fn.gep(here, i * _LANES, F32), ty)) for i, c in enumerate(loop.carried))
-        )
+        loop.yield_(*(fn.add(c, fn.load(fn.gep(here, i * _LANES, F32), ty)) for i, c in enumerate(loop.carried)))
     total = loop.results[0]
     for x in loop.results[1:]:
         total = fn.add(total, x)

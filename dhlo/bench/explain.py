@@ -27,8 +27,8 @@ _ELEMENT = re.compile(r"tensor<(?:[\d?]+x)*([a-z]+\d+)")
 class KernelTime:
     """Launches that work together (a product and the packing before it, say) at all places of one call that use them.
 
-    `floor` is the least time that the machine's ceilings allow; it, flops and bytes are None where sizes depend on data or
-    the launches belong to no group.
+    `floor` is the least time that the machine's ceilings allow; it, flops and bytes are None where sizes depend on data
+    or the launches belong to no group.
     """
 
     kernels: str

@@ -6,11 +6,13 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.dlpack import from_dlpack
 
 from dhlo.bench.subject import Arguments, Subject
 from dhlo.errors import CompileError
@@ -23,13 +25,14 @@ PEERS: dict[str, type[Peer]] = {}
 class Peer:
     """One way to run a subject on `threads` threads. Construction compiles; it raises whatever the peer raises.
 
-        native = peer.prepare(arguments)   # outside the timed region
-        result = peer.call(native)         # timed
-        peer.tensors(result)               # for checking
+    native = peer.prepare(arguments)   # outside the timed region
+    result = peer.call(native)         # timed
+    peer.tensors(result)               # for checking
     """
 
     needs: ClassVar[tuple[str, ...]] = ()  # modules that must be installed
     from_file: ClassVar[bool] = False  # works where only a compiled model is at hand
+    specialised: ClassVar[bool] = False  # compiles each shape for itself, outside the timed region
 
     def __init_subclass__(cls, peer: str) -> None:
         PEERS[peer] = cls
@@ -85,6 +88,7 @@ class Inductor(Eager, peer="inductor"):
     """torch.compile(dynamic=True), compiled at the example shape and again when a guard fails."""
 
     config: ClassVar[Mapping[str, bool]] = {}
+    dynamic: ClassVar[bool] = True
 
     def build(self) -> None:
         import torch._dynamo.config
@@ -93,7 +97,8 @@ class Inductor(Eager, peer="inductor"):
         for name, value in {"force_disable_caches": True, **self.config}.items():
             setattr(config, name, value)
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
-        self.fn = torch.compile(self._module(), dynamic=True)
+        torch._dynamo.config.recompile_limit = max(64, len(self.subject.labels) + 1)
+        self.fn = torch.compile(self._module(), dynamic=self.dynamic)
         args, kwargs = self.subject.arguments(self.subject.example)
         self.fn(*args, **kwargs)
 
@@ -102,6 +107,14 @@ class InductorFreeze(Inductor, peer="inductor_freeze"):
     """Inductor with the weights as constants."""
 
     config: ClassVar[Mapping[str, bool]] = {"freezing": True}
+
+
+class InductorStatic(Inductor, peer="inductor_static"):
+    """Inductor for each shape by itself, with constant weights and its autotuned products."""
+
+    config: ClassVar[Mapping[str, bool]] = {"freezing": True, "max_autotune": True}
+    dynamic: ClassVar[bool] = False
+    specialised: ClassVar[bool] = True
 
 
 class Aoti(Eager, peer="aoti"):
@@ -131,7 +144,7 @@ class Dhlo(Eager, peer="dhlo"):
         if self.subject.model_file is not None:
             self.fn = dhlo.load(self.subject.model_file)
         else:
-            self.fn = dhlo.compile(self._exported())
+            self.fn = dhlo.compile(self._exported(), cache="")
 
     def code_bytes(self) -> int | None:
         return None if self.subject.model_file is not None else int(self.fn._compiled().code_bytes)
@@ -148,12 +161,11 @@ class Ort(Peer, peer="ort"):
     needs: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
 
     def build(self) -> None:
-        import onnxruntime
-
+        onnxruntime: Any = import_module("onnxruntime")
         path = str(Path(tempfile.mkdtemp(prefix="dhlo-bench-")) / "model.onnx")
-        torch.onnx.export(
-            self._exported(), dynamo=True, optimize=True, external_data=True, verbose=False
-        ).save(path, external_data=True)
+        converted = torch.onnx.export(self._exported(), dynamo=True, optimize=True, external_data=True, verbose=False)
+        assert converted is not None
+        converted.save(path, external_data=True)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
@@ -185,8 +197,7 @@ class Ort(Peer, peer="ort"):
         import numpy as np
 
         return [
-            torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.from_dlpack(r._ortvalue.to_dlpack())
-            for r in result
+            torch.from_numpy(r) if isinstance(r, np.ndarray) else from_dlpack(r._ortvalue.to_dlpack()) for r in result
         ]
 
 
@@ -196,12 +207,16 @@ class OpenVino(Peer, peer="openvino"):
     needs: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def build(self) -> None:
-        import openvino
-
+        openvino: Any = import_module("openvino")
         leaves = _leaves(self.subject.arguments(self.subject.example))
         self.bf16 = any(t.dtype == torch.bfloat16 for t in leaves)
+        self.model = openvino.convert_model(self._exported())
+        self._compile(self.model)
+
+    def _compile(self, model: Any) -> None:
+        openvino: Any = import_module("openvino")
         self.compiled = openvino.Core().compile_model(
-            openvino.convert_model(self._exported()),
+            model,
             "CPU",
             {
                 "PERFORMANCE_HINT": "LATENCY",
@@ -212,7 +227,7 @@ class OpenVino(Peer, peer="openvino"):
         self.request = self.compiled.create_infer_request()
 
     def prepare(self, arguments: Arguments) -> Any:
-        import openvino
+        openvino: Any = import_module("openvino")
 
         def tensor(t: torch.Tensor) -> Any:
             if t.dtype == torch.bfloat16:
@@ -235,3 +250,19 @@ class OpenVino(Peer, peer="openvino"):
             x = torch.frombuffer(data, dtype=torch.bfloat16) if is_bf16 else torch.from_numpy(t.data.copy())
             out.append(x.view(tuple(t.shape)))
         return out
+
+
+class OpenVinoStatic(OpenVino, peer="openvino_static"):
+    """OpenVINO for each shape by itself."""
+
+    specialised: ClassVar[bool] = True
+
+    def prepare(self, arguments: Arguments) -> Any:
+        model = self.model.clone()
+        model.reshape({i: list(t.shape) for i, t in enumerate(_leaves(arguments))})
+        self._compile(model)
+        return self.request, super().prepare(arguments)
+
+    def call(self, native: Any) -> Any:
+        request, inputs = native
+        return request.infer(inputs, share_inputs=True, share_outputs=True)

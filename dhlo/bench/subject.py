@@ -40,5 +40,9 @@ def from_files(program: str, arguments: str, labels: list[str]) -> Subject:
         return Subject(labels, lambda i: saved[i], model_file=path)
     exported = read_program(path)
     return Subject(
-        labels, lambda i: saved[i], lambda: exported.module(check_guards=False), lambda: exported, example=len(saved) // 2
+        labels,
+        lambda i: saved[i],
+        lambda: exported.module(check_guards=False),
+        lambda: exported,
+        example=len(saved) // 2,
     )

@@ -58,12 +58,21 @@ class _Worker:
         }
         threads = str(request.threads)
         paths = [str(p) for p in (request.path, *map(Path, sys.path)) if p is not None and p.name]
-        env = dict(os.environ, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, TOKENIZERS_PARALLELISM="false",
-                   PYTHONPATH=os.pathsep.join(paths))
+        env = dict(
+            os.environ,
+            OMP_NUM_THREADS=threads,
+            MKL_NUM_THREADS=threads,
+            TOKENIZERS_PARALLELISM="false",
+            PYTHONPATH=os.pathsep.join(paths),
+        )
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dhlo.bench.worker", json.dumps(spec)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=env,
         )
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], request.timeout)
@@ -107,7 +116,7 @@ class _Worker:
 
 
 def take_turns(request: Request, peers: Sequence[str], tell: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """For each peer either {"error": why} or compile_s, code_bytes, first_ms, errors, and by shape median_ms, min_ms, n."""
+    """By peer: either {"error": why} or compile_s, code_bytes, first_ms, errors, n, and by shape median_ms, min_ms."""
     facts: dict[str, Any] = {}
     live: dict[str, _Worker] = {}
     try:
@@ -120,8 +129,8 @@ def take_turns(request: Request, peers: Sequence[str], tell: Callable[[str], Non
                 facts[name] = {"error": str(e)}
                 tell(f"{name} fails: {e}")
         times = {name: [list[float]() for _ in range(request.shapes)] for name in live}
-        for name, e in _rounds(request, live, times).items():
-            facts[name] = {"error": e}
+        for name, why in _rounds(request, live, times).items():
+            facts[name] = {"error": why}
     finally:
         for worker in live.values():
             worker.stop()

@@ -27,8 +27,8 @@ _SETTLE_SECONDS = 0.3
 
 
 def scaled_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest difference, over the largest finite magnitude of `want`; infinite where shapes or non-finite values
-    differ."""
+    """The largest difference, over the largest finite magnitude of `want`; infinite where shapes or the places of
+    non-finite values differ."""
     if got.shape != want.shape:
         return float("inf")
     got, want = got.double(), want.double()
@@ -62,8 +62,10 @@ def pin_busiest(run: Callable[[], object], cpus: Sequence[int]) -> None:
             os.sched_setaffinity(thread, {cpu})
 
 
-def _first_calls(peer: Peer, subject: Subject, reference: str | None, tolerance: float) -> tuple[list[Any], list[float], list[float]]:
-    """Native arguments, milliseconds of the first call, and error at every shape. Raises ValueError on wrong results."""
+def _first_calls(
+    peer: Peer, subject: Subject, reference: str | None, tolerance: float
+) -> tuple[list[Any], list[float], list[float]]:
+    """Native arguments, milliseconds of the first call, and error, by shape. Raises ValueError on wrong results."""
     wanted = torch.load(reference) if reference else None
     native, first, errors = [], [], []
     for i, label in enumerate(subject.labels):

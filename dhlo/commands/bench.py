@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from dhlo.commands.run import generate
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.errors import ContractError, DhloError
 from dhlo.frontend.program import InputSpec
-from dhlo.shape_infer.symbols import parse, show
+from dhlo.shape_infer.symbols import parse, spell
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value
@@ -114,8 +116,6 @@ def bench_file(
 
 def _open(path: Path, modules: Sequence[str]) -> _Model:
     if path.suffix != ".pt2":
-        import json
-
         native = open_model(path)
         call = read_call(json.loads(native.metadata).get("call"), native.inputs, native.outputs)
         return _Model(path, native.inputs, call.inputs, call.in_spec, None)
@@ -128,7 +128,7 @@ def _open(path: Path, modules: Sequence[str]) -> _Model:
             "name": s.name,
             "dtype": str(s.type.dtype.torch).removeprefix("torch."),
             "sizes": (),
-            "dims": tuple(map(show, s.type.shape)),
+            "dims": tuple(spell(d, program.user_names) for d in s.type.shape),
         }
         for s in program.inputs
         if s.type is not None
@@ -167,7 +167,8 @@ def parse_range(text: str) -> tuple[str, list[int]]:
     amount = step.removeprefix("x")
     if not amount.isdecimal() or int(amount) < (2 if factor else 1) or (factor and int(low) == 0):
         raise ContractError(f"'{text}': a range advances by a positive step, or from 1 on by a factor of at least 2")
-    sizes, n = [], int(low)
+    sizes: list[int] = []
+    n = int(low)
     while n <= int(rest[0]) and len(sizes) <= _MOST_POINTS:
         sizes.append(n)
         n = n * int(amount) if factor else n + int(amount)
@@ -193,18 +194,25 @@ def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str
     for text in shapes or [""]:
         fixed = assignments([t for t in text.split(",") if t], values)
         for sizes in itertools.product(*(s for _, s in parsed)):
-            given = dict(zip((_symbol(n, values) for n, _ in parsed), map(str, sizes), strict=True))
-            both = {_symbol(n, values) if n not in {v["name"] for v in values} else n: t for n, t in fixed.items()} | given
-            label = ", ".join([*([text] if text else []), *(f"{n}={s}" for (n, _), s in zip(parsed, sizes, strict=True))])
-            full = complete_shapes(values, both)
-            out.append(Point(label or "its only shape", full, sizes[0] if len(parsed) == 1 else None))
+            varied = {_symbol(n, values): str(size) for (n, _), size in zip(parsed, sizes, strict=True)}
+            full = complete_shapes(values, {_symbol(n, values): t for n, t in fixed.items()} | varied)
+            dims = [x for v, shape in zip(values, full, strict=True) for x in zip(v["dims"], shape, strict=False)]
+            if any(varied.get(d, str(n)) != str(n) for d, n in dims):
+                raise ContractError(
+                    f"'{text}' fixes a size that --range varies; give the others alone, e.g. {values[0]['name']}.0=2"
+                )
+            label = [t for t in (text, *(f"{n}={size}" for (n, _), size in zip(parsed, sizes, strict=True))) if t]
+            size = sizes[0] if len(parsed) == 1 else None
+            out.append(Point(", ".join(label) or "its only shape", full, size))
     if not out or len(out) > _MOST_POINTS:
         raise ContractError(f"{len(out)} shapes; from 1 to {_MOST_POINTS} can be measured together")
     return out
 
 
 # ---------------------------------------------------------------------- measuring
-def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float) -> dict[str, Any]:
+def _compare(
+    model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float
+) -> dict[str, Any]:
     arguments = [model.arguments(p) for p in points]
     with tempfile.TemporaryDirectory(prefix="dhlo-bench-") as folder:
         inputs, reference = Path(folder) / "arguments.pt", None
@@ -214,7 +222,8 @@ def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threa
             reference = Path(folder) / "results.pt"
             eager = model.exported.module(check_guards=False)
             with torch.no_grad():
-                wanted = [[t for t in pytree.tree_leaves(eager(*a, **k)) if isinstance(t, torch.Tensor)] for a, k in arguments]
+                results = [pytree.tree_leaves(eager(*a, **k)) for a, k in arguments]
+            wanted = [[t for t in r if isinstance(t, torch.Tensor)] for r in results]
             torch.save(wanted, reference)
             if any(t.is_floating_point() and t.dtype.itemsize == 2 for r in wanted for t in r):
                 tolerance = _NARROW_TOLERANCE
@@ -251,13 +260,18 @@ def _print_times(points: Sequence[Point], facts: dict[str, Any], threads: int) -
 
     head = ["shape", *ran, *(["over the best other"] if "dhlo" in ran and others else [])]
     print_table(
-        f"median us, {threads} threads of {machine()}", head, (cells(i) for i in range(len(points))), right=head[1:]
+        f"median us, {threads} thread{'s' * (threads > 1)} of {machine()}",
+        head,
+        (cells(i) for i in range(len(points))),
+        right=head[1:],
     )
     for n, f in facts.items():
         if "error" in f:
             console().print(f"{n} fails: {f['error']}", markup=False)
         else:
             console().print(f"{n}: compiled in {f['compile_s']:.1f} s, {f['n']} samples at each shape", markup=False)
+    if "error" in facts.get("dhlo", {}):
+        raise DhloError(f"dhlo failed: {facts['dhlo']['error']}")
 
 
 def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
@@ -275,7 +289,7 @@ def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
                 r.kernels,
                 r.launches,
                 f"{r.seconds * 1e6:.1f}",
-                f"{r.seconds * 1e6 / r.launches:.1f}",
+                f"{r.seconds * 1e6 / r.launches:.2f}",
                 f"{r.seconds / everything:.1%}",
                 rate(r.flops, r),
                 rate(r.bytes, r),
@@ -289,11 +303,8 @@ def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
 
 def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path) -> None:
     """Latency against the varied size, or against the shapes in order; a line for each peer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    import_module("matplotlib").use("Agg")
+    pyplot: Any = import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(8, 5))
     by_size = all(p.size is not None for p in points)
     x = [p.size if p.size is not None else i for i, p in enumerate(points)] if by_size else list(range(len(points)))

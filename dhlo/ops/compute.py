@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import is_static
-from dhlo.types import from_mlir
+from dhlo.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
@@ -26,7 +26,7 @@ class Reduce(Op, name="reduce"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if attrs["how"] not in REDUCTIONS:
             raise TypeError_(f"unknown reduction {attrs['how']!r}")
         if attrs["how"] in ("any", "all") and not operands[0].dtype.is_bool:
@@ -60,7 +60,7 @@ class ArgReduce(Op, name="argreduce"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d != attrs["dim"]]).with_dtype("i64")]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -77,7 +77,7 @@ class Scan(Op, name="scan"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs): return [operands[0]]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return [operands[0]]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         how, dim = attr(self, "how"), attr(self, "dim")
@@ -96,7 +96,7 @@ class Matmul(Op, name="matmul"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         a, b = operands
         if a.rank < 2 or b.rank < 2 or (b.rank > 2 and b.rank != a.rank) or a.dtype != b.dtype:
             raise TypeError_(f"can't multiply {a} with {b}")
@@ -123,7 +123,7 @@ class Attention(Op, name="attention"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         q, _, v = operands[:3]
         if any(t.rank != 4 for t in operands[:3]):
             raise TypeError_("attention wants tensors of rank 4")
@@ -154,7 +154,9 @@ class Conv(Op, name="conv"):
     y: Out
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        g = lambda n: attr(self, n)  # noqa: E731
+        def g(n: str) -> Any:
+            return attr(self, n)
+
         return [torch.ops.aten.convolution(args[0], args[1], None, g("stride"), g("padding"), g("dilation"), g("transposed"),
                                            g("output_padding"), g("groups"))]
 
@@ -176,7 +178,9 @@ class Pool(Op, name="pool"):
     y: Out
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        g = lambda n: attr(self, n)  # noqa: E731
+        def g(n: str) -> Any:
+            return attr(self, n)
+
         x, n = args[0], len(g("window"))
         want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
         for ceil in (False, True):

@@ -8,6 +8,7 @@ import torch
 
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, attr, result_types
 from dhlo.mlir import ext, ir
+from dhlo.types import TensorType
 
 Args = list[torch.Tensor]
 
@@ -20,7 +21,7 @@ class Item(Op, name="item"):
     symbol: ir.StringAttr
 
     @classmethod
-    def infer(cls, operands, attrs): return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
 
 
 class Nonzero(Op, name="nonzero"):
@@ -33,7 +34,7 @@ class Nonzero(Op, name="nonzero"):
     y: Out
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         return None if results[0].rank == 2 and results[0].shape[1] == operands[0].rank else "result must be [n, rank of the operand]"
 
     def reference(self, args: Args, sizes: Any) -> Args: return [args[0].nonzero()]
@@ -47,7 +48,7 @@ class Assert(Op, name="assert"):
     message: ir.StringAttr
 
     @classmethod
-    def infer(cls, operands, attrs): return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
 
 
 class AssertTensor(Op, name="assert_tensor"):
@@ -58,7 +59,7 @@ class AssertTensor(Op, name="assert_tensor"):
     message: ir.StringAttr
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0].dtype.name != "i1":
             raise TypeError_("assert_tensor wants a bool")
         return []
@@ -87,7 +88,7 @@ class While(Op, name="while"):
                        "cond_": ext.Region, "body": ext.Region}
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         return None if len(operands) == len(results) else "results must be as many as operands"
 
 
@@ -98,7 +99,7 @@ class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
     __annotations__ = {f"x{i}": Tensor | None for i in range(MAX_LIST)}
 
     @classmethod
-    def infer(cls, operands, attrs): return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
 
 
 class Group(Op, name="group"):

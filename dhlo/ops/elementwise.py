@@ -26,18 +26,26 @@ class Elementwise(Op):
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         equal_shapes(operands, "operands")
+        if not all(_group(t) in cls.takes for t in operands):
+            raise TypeError_(f"no such operation on {', '.join(map(str, operands))}")
         if len({t.dtype for t in operands}) > 1 and cls.same_dtype:
             raise TypeError_(f"operands have different dtypes: {', '.join(map(str, operands))}")
         return [operands[0].with_dtype(cls.result_dtype(operands, attrs))]
 
+    takes = "fibc"  # floats, integers, bools, complex numbers
     same_dtype = True
     predicate_result = False  # the result is bool
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return [self.torch(*args).to(DTYPES[str(self.results[0].type.element_type)].torch)]
 
-    def torch(self, *args: Any) -> Any: raise NotImplementedError
-    def emit(self, fn: Fn, *args: V) -> V: raise NotImplementedError
+    def torch(self, *args: Any, **kwargs: Any) -> Any: raise NotImplementedError
+    def emit(self, *args: Any, **kwargs: Any) -> V: raise NotImplementedError
+
+
+def _group(t: TensorType) -> str:
+    """The letter of a dtype in `takes`."""
+    return "f" if t.dtype.is_float else "c" if t.dtype.is_complex else "b" if t.dtype.is_bool else "i"
 
 
 class Unary(Elementwise):
@@ -53,37 +61,43 @@ class Binary(Elementwise):
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
 class Add(Binary, name="add"):
-    def torch(self, a, b): return a + b
-    def emit(self, fn, a, b): return fn.or_(a, b) if a.elem == I1 else fn.add(a, b)
+    def torch(self, a: Any, b: Any) -> Any: return a + b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b) if a.elem == I1 else fn.add(a, b)
 
 
 class Sub(Binary, name="sub"):
-    def torch(self, a, b): return a - b
-    def emit(self, fn, a, b): return fn.sub(a, b)
+    takes = "fic"
+
+    def torch(self, a: Any, b: Any) -> Any: return a - b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.sub(a, b)
 
 
 class Mul(Binary, name="mul"):
-    def torch(self, a, b): return a * b
-    def emit(self, fn, a, b): return fn.and_(a, b) if a.elem == I1 else fn.mul(a, b)
+    def torch(self, a: Any, b: Any) -> Any: return a * b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b) if a.elem == I1 else fn.mul(a, b)
 
 
 class Div(Binary, name="div"):
     """True division of floats."""
 
-    def torch(self, a, b): return a / b
-    def emit(self, fn, a, b): return fn.div(a, b)
+    takes = "fc"
+
+    def torch(self, a: Any, b: Any) -> Any: return a / b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.div(a, b)
 
 
 class FloorDiv(Binary, name="floordiv"):
     """Division rounded to minus infinity (aten.div, rounding_mode="floor"). Integer division by zero gives 0."""
 
-    def torch(self, a, b):
+    takes = "fi"
+
+    def torch(self, a: Any, b: Any) -> Any:
         if a.is_floating_point():
             return torch.div(a, b, rounding_mode="floor")
         q = torch.div(a, _harmless(b), rounding_mode="floor")
         return torch.where(b == 0, torch.zeros_like(a), torch.where(_is_minus_one(b), -a, q))
 
-    def emit(self, fn, a, b):
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:  # as ATen: (a - mod) / b, then the nearest integer
             mod = vmath.call(fn, "fmod", a, b)
             q = fn.div(fn.sub(a, mod), b)
@@ -126,13 +140,15 @@ def _zero(fn: Fn, like: V) -> V: return fn.const(0.0, like.type)
 class TruncDiv(Binary, name="truncdiv"):
     """Division rounded to zero (aten.div, rounding_mode="trunc"). Integer division by zero gives 0."""
 
-    def torch(self, a, b):
+    takes = "fi"
+
+    def torch(self, a: Any, b: Any) -> Any:
         if a.is_floating_point():
             return torch.div(a, b, rounding_mode="trunc")
         q = torch.div(a, _harmless(b), rounding_mode="trunc")
         return torch.where(b == 0, torch.zeros_like(a), torch.where(_is_minus_one(b), -a, q))
 
-    def emit(self, fn, a, b):
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:
             return fn.unary("trunc", round_to(fn, fn.div(a, b), str(self.results[0].type.element_type)))
         return _quotient(fn, a, b, fn.div(a, _divisor(fn, b)))
@@ -141,12 +157,14 @@ class TruncDiv(Binary, name="truncdiv"):
 class Remainder(Binary, name="remainder"):
     """Remainder with the sign of the divisor (aten.remainder). Integer remainder by zero gives 0."""
 
-    def torch(self, a, b):
+    takes = "fi"
+
+    def torch(self, a: Any, b: Any) -> Any:
         if a.is_floating_point():
             return torch.remainder(a, b)
         return torch.remainder(a, _harmless(b))
 
-    def emit(self, fn, a, b):
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:
             m = vmath.call(fn, "fmod", a, b)
             wrong = fn.and_(fn.cmp("ne", m, 0.0), fn.xor(fn.cmp("lt", m, 0.0), fn.cmp("lt", b, 0.0)))
@@ -160,12 +178,14 @@ class Remainder(Binary, name="remainder"):
 class Fmod(Binary, name="fmod"):
     """Remainder with the sign of the dividend (aten.fmod). Integer remainder by zero gives 0."""
 
-    def torch(self, a, b):
+    takes = "fi"
+
+    def torch(self, a: Any, b: Any) -> Any:
         if a.is_floating_point():
             return torch.fmod(a, b)
         return torch.fmod(a, _harmless(b))
 
-    def emit(self, fn, a, b):
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:
             return vmath.call(fn, "fmod", a, b)
         return fn.rem(a, _divisor(fn, b))
@@ -174,9 +194,11 @@ class Fmod(Binary, name="fmod"):
 class Pow(Binary, name="pow"):
     """a ** b; integers by repeated squaring (a negative exponent gives 0 unless a is 1 or -1, as ATen)."""
 
-    def torch(self, a, b): return torch.pow(a, b)
+    takes = "fic"
 
-    def emit(self, fn, a, b):
+    def torch(self, a: Any, b: Any) -> Any: return torch.pow(a, b)
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:
             return vmath.call(fn, "pow", a, b)
         result, base, exp = fn.const(1, a.type), a, b
@@ -192,47 +214,61 @@ class Pow(Binary, name="pow"):
 
 
 class Maximum(Binary, name="maximum"):
-    def torch(self, a, b): return torch.maximum(a, b)
-    def emit(self, fn, a, b): return fn.or_(a, b) if a.elem == I1 else fn.max(a, b)
+    takes = "fib"
+
+    def torch(self, a: Any, b: Any) -> Any: return torch.maximum(a, b)
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b) if a.elem == I1 else fn.max(a, b)
 
 
 class Minimum(Binary, name="minimum"):
-    def torch(self, a, b): return torch.minimum(a, b)
-    def emit(self, fn, a, b): return fn.and_(a, b) if a.elem == I1 else fn.min(a, b)
+    takes = "fib"
+
+    def torch(self, a: Any, b: Any) -> Any: return torch.minimum(a, b)
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b) if a.elem == I1 else fn.min(a, b)
 
 
 class Atan2(Binary, name="atan2"):
-    def torch(self, a, b): return torch.atan2(a, b)
-    def emit(self, fn, a, b): return vmath.call(fn, "atan2", a, b)
+    takes = "f"
+
+    def torch(self, a: Any, b: Any) -> Any: return torch.atan2(a, b)
+    def emit(self, fn: Fn, a: V, b: V) -> V: return vmath.call(fn, "atan2", a, b)
 
 
 class And(Binary, name="and"):
     """Bitwise and."""
 
-    def torch(self, a, b): return a & b
-    def emit(self, fn, a, b): return fn.and_(a, b)
+    takes = "ib"
+
+    def torch(self, a: Any, b: Any) -> Any: return a & b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b)
 
 
 class Or(Binary, name="or"):
     """Bitwise or."""
 
-    def torch(self, a, b): return a | b
-    def emit(self, fn, a, b): return fn.or_(a, b)
+    takes = "ib"
+
+    def torch(self, a: Any, b: Any) -> Any: return a | b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b)
 
 
 class Xor(Binary, name="xor"):
     """Bitwise exclusive or."""
 
-    def torch(self, a, b): return a ^ b
-    def emit(self, fn, a, b): return fn.xor(a, b)
+    takes = "ib"
+
+    def torch(self, a: Any, b: Any) -> Any: return a ^ b
+    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.xor(a, b)
 
 
 class ShiftLeft(Binary, name="shl"):
     """Left shift; 0 where the count is not in [0, bits)."""
 
-    def torch(self, a, b): return a << b
+    takes = "i"
 
-    def emit(self, fn, a, b):
+    def torch(self, a: Any, b: Any) -> Any: return a << b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         bits = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}[a.elem]
         bad = fn.or_(fn.cmp("lt", b, 0), fn.cmp("ge", b, bits))
         return fn.select(bad, fn.const(0, a.type), fn.shl(a, fn.select(bad, fn.const(0, b.type), b)))
@@ -241,9 +277,11 @@ class ShiftLeft(Binary, name="shl"):
 class ShiftRight(Binary, name="shr"):
     """Arithmetic right shift; the sign where the count is not in [0, bits)."""
 
-    def torch(self, a, b): return a >> b
+    takes = "i"
 
-    def emit(self, fn, a, b):
+    def torch(self, a: Any, b: Any) -> Any: return a >> b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         bits = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}[a.elem]
         bad = fn.or_(fn.cmp("lt", b, 0), fn.cmp("ge", b, bits))
         return fn.shr(a, fn.select(bad, fn.const(bits - 1, b.type), b))
@@ -253,26 +291,30 @@ class ShiftRight(Binary, name="shr"):
 class Copy(Unary, name="copy"):
     """The operand in memory of its own."""
 
-    def torch(self, x): return x.clone()
-    def emit(self, fn, x): return x
+    def torch(self, x: Any) -> Any: return x.clone()
+    def emit(self, fn: Fn, x: V) -> V: return x
 
 
 class Neg(Unary, name="neg"):
-    def torch(self, x): return -x
-    def emit(self, fn, x): return fn.neg(x)
+    takes = "fic"
+
+    def torch(self, x: Any) -> Any: return -x
+    def emit(self, fn: Fn, x: V) -> V: return fn.neg(x)
 
 
 class Abs(Unary, name="abs"):
-    def torch(self, x): return x.abs()
-    def emit(self, fn, x): return fn.unary("fabs", x) if x.is_float else fn.select(fn.cmp("lt", x, 0), fn.neg(x), x)
+    takes = "fic"
+
+    def torch(self, x: Any) -> Any: return x.abs()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("fabs", x) if x.is_float else fn.select(fn.cmp("lt", x, 0), fn.neg(x), x)
 
 
 class Sign(Unary, name="sign"):
     """-1, 0 or 1; NaN gives 0 as in aten.sign."""
 
-    def torch(self, x): return x.sign()
+    def torch(self, x: Any) -> Any: return x.sign()
 
-    def emit(self, fn, x):
+    def emit(self, fn: Fn, x: V) -> V:
         if x.elem == I1:
             return x
         zero, one, minus = (fn.const(v, x.type) for v in (0, 1, -1))
@@ -282,56 +324,72 @@ class Sign(Unary, name="sign"):
 class Not(Unary, name="not"):
     """Bitwise not; logical not of bools."""
 
-    def torch(self, x): return ~x
-    def emit(self, fn, x): return fn.not_(x)
+    takes = "ib"
+
+    def torch(self, x: Any) -> Any: return ~x
+    def emit(self, fn: Fn, x: V) -> V: return fn.not_(x)
 
 
 class Sqrt(Unary, name="sqrt"):
-    def torch(self, x): return x.sqrt()
-    def emit(self, fn, x): return fn.unary("sqrt", x)
+    takes = "fc"
+
+    def torch(self, x: Any) -> Any: return x.sqrt()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("sqrt", x)
 
 
 class Floor(Unary, name="floor"):
-    def torch(self, x): return x.floor()
-    def emit(self, fn, x): return fn.unary("floor", x)
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return x.floor()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("floor", x)
 
 
 class Ceil(Unary, name="ceil"):
-    def torch(self, x): return x.ceil()
-    def emit(self, fn, x): return fn.unary("ceil", x)
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return x.ceil()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("ceil", x)
 
 
 class Round(Unary, name="round"):
     """To the nearest integer, ties to even."""
 
-    def torch(self, x): return x.round()
-    def emit(self, fn, x): return fn.unary("roundeven", x)
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return x.round()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("roundeven", x)
 
 
 class Trunc(Unary, name="trunc"):
-    def torch(self, x): return x.trunc()
-    def emit(self, fn, x): return fn.unary("trunc", x)
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return x.trunc()
+    def emit(self, fn: Fn, x: V) -> V: return fn.unary("trunc", x)
 
 
 class IsNan(Unary, name="isnan"):
+    takes = "fc"
     predicate_result = True
 
-    def torch(self, x): return x.isnan()
-    def emit(self, fn, x): return fn.cmp("uno", x, x)
+    def torch(self, x: Any) -> Any: return x.isnan()
+    def emit(self, fn: Fn, x: V) -> V: return fn.cmp("uno", x, x)
 
 
 class IsInf(Unary, name="isinf"):
+    takes = "fc"
     predicate_result = True
 
-    def torch(self, x): return x.isinf()
-    def emit(self, fn, x): return fn.cmp("eq", fn.unary("fabs", x), float("inf"))
+    def torch(self, x: Any) -> Any: return x.isinf()
+    def emit(self, fn: Fn, x: V) -> V: return fn.cmp("eq", fn.unary("fabs", x), float("inf"))
 
 
 class MathOp(Unary):
     """A function of codegen/vmath.py, of the same name as the op."""
 
-    def torch(self, x): return getattr(torch, type(self).OPERATION_NAME.removeprefix("dhlo."))(x)
-    def emit(self, fn, x): return vmath.call(fn, type(self).OPERATION_NAME.removeprefix("dhlo."), x)
+    takes = "fc"
+
+    def torch(self, x: Any) -> Any: return getattr(torch, type(self).OPERATION_NAME.removeprefix("dhlo."))(x)
+    def emit(self, fn: Fn, x: V) -> V: return vmath.call(fn, type(self).OPERATION_NAME.removeprefix("dhlo."), x)
 
 
 class Exp(MathOp, name="exp"): pass
@@ -369,9 +427,9 @@ class Compare(Binary):
     predicate_result = True
     predicate = ""
 
-    def torch(self, a, b): return getattr(torch, self.predicate)(a, b)
+    def torch(self, a: Any, b: Any) -> Any: return getattr(torch, self.predicate)(a, b)
 
-    def emit(self, fn, a, b):
+    def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.elem == I1:  # i1 is signed: true would be -1
             a, b = fn.cast(a, "i8"), fn.cast(b, "i8")
         return fn.cmp(self.predicate, a, b)
@@ -395,13 +453,13 @@ class Select(Elementwise, name="select"):
     y: Out
 
     @classmethod
-    def result_dtype(cls, operands, attrs):
+    def result_dtype(cls, operands: list[TensorType], attrs: dict[str, Any]) -> str:
         if operands[0].dtype.name != "i1" or operands[1].dtype != operands[2].dtype:
             raise TypeError_("select wants a bool and two tensors of one dtype")
         return operands[1].dtype.name
 
-    def torch(self, c, a, b): return torch.where(c, a, b)
-    def emit(self, fn, c, a, b): return fn.select(c, a, b)
+    def torch(self, c: Any, a: Any, b: Any) -> Any: return torch.where(c, a, b)
+    def emit(self, fn: Fn, c: V, a: V, b: V) -> V: return fn.select(c, a, b)
 
 
 class Convert(Elementwise, name="convert"):
@@ -412,12 +470,12 @@ class Convert(Elementwise, name="convert"):
     y: Out
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         return None if operands[0].shape == results[0].shape else "shapes differ"
 
-    def torch(self, x): return x
+    def torch(self, x: Any) -> Any: return x
 
-    def emit(self, fn, x):
+    def emit(self, fn: Fn, x: V) -> V:
         src, dst = (DTYPES[str(t.type.element_type)] for t in (self.operands[0], self.results[0]))
         if dst.is_int and src.is_float:
             wide = fn.cast(x, "i64" if dst.name == "i64" else "i32")

@@ -28,14 +28,14 @@ class Reshape(Movement, name="reshape"):
     explicit = True
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         a, b = operands[0].numel, results[0].numel
         return f"{a} elements can't become {b}" if is_static(a) and is_static(b) and a != b else None
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return [args[0].reshape([sizes(s) for s in from_mlir(self.results[0]).shape])]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         return em.value(self.operands[0], em.reindex(idx, dst.shape, src.shape))
 
@@ -46,7 +46,7 @@ class Transpose(Movement, name="transpose"):
     perm: ir.ArrayAttr
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         perm = attrs["perm"]
         if sorted(perm) != list(range(operands[0].rank)):
             raise TypeError_(f"{perm} does not permute {operands[0].rank} dims")
@@ -55,7 +55,7 @@ class Transpose(Movement, name="transpose"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [args[0].permute(attr(self, "perm"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         src = [None] * len(idx)
         for i, p in enumerate(attr(self, "perm")):
             src[p] = idx[i]
@@ -69,7 +69,7 @@ class Broadcast(Movement, name="broadcast"):
     explicit = True
 
     @classmethod
-    def check(cls, operands, results, attrs):
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         dims = attrs["dims"]
         if len(dims) != operands[0].rank or sorted(set(dims)) != dims:
             return f"dims {dims} must name a result dim, in order, for each of {operands[0].rank} operand dims"
@@ -87,7 +87,7 @@ class Broadcast(Movement, name="broadcast"):
             view[d] = args[0].shape[i]
         return [args[0].reshape(view).expand(shape)]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         dims = attr(self, "dims")
         return em.value(self.operands[0], [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)])
@@ -109,7 +109,7 @@ class Slice(Movement, name="slice"):
             x = x[(slice(None),) * d + (slice(None, None, step),)]
         return [x]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         starts, steps = exprs(attr(self, "starts")), attr(self, "steps")
         return em.value(self.operands[0], [em.shift(em.scale(i, k), s) for i, s, k in zip(idx, starts, steps, strict=True)])
 
@@ -120,11 +120,11 @@ class Reverse(Movement, name="reverse"):
     dims: ir.ArrayAttr
 
     @classmethod
-    def infer(cls, operands, attrs): return [operands[0]]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return [operands[0]]
 
     def reference(self, args: Args, sizes: Any) -> Args: return [args[0].flip(attr(self, "dims"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         dims, shape = attr(self, "dims"), from_mlir(self.operands[0]).shape
         return em.value(self.operands[0], [em.shift(em.scale(i, -1), shape[d] - 1) if d in dims else i for d, i in enumerate(idx)])
 
@@ -142,7 +142,7 @@ class Pad(Movement, name="pad"):
         y[tuple(slice(sizes(lo), sizes(lo) + n) for lo, n in zip(exprs(attr(self, "low")), args[0].shape, strict=True))] = args[0]
         return [y]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         low, shape = exprs(attr(self, "low")), from_mlir(self.operands[0]).shape
         out = from_mlir(self.results[0])
         src, inside = [], None
@@ -169,7 +169,7 @@ class Concat(Op, name="concat"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         d, first = attrs["dim"], operands[0]
         for t in operands:
             if t.rank != first.rank or t.dtype != first.dtype:
@@ -180,7 +180,7 @@ class Concat(Op, name="concat"):
 
     def reference(self, args: Args, sizes: Any) -> Args: return [torch.cat(args, attr(self, "dim"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         d, lo = attr(self, "dim"), parse("0")
         pieces = []
         for x in self.operands:
@@ -206,7 +206,7 @@ class Full(Op, name="full"):
             value = sizes(parse(text), exact=True)
         return [torch.full([sizes(s) for s in out.shape], value, dtype=out.dtype.torch)]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         return em.scalar(attr(self, "value"), from_mlir(self.results[0]).dtype)
 
 
@@ -235,12 +235,15 @@ class Iota(Op, name="iota"):
         out = from_mlir(self.results[0])
         shape = [sizes(s) for s in out.shape]
         d = attr(self, "dim")
-        get = lambda t: number(t) if number(t) is not None else sizes(parse(t), exact=True)  # noqa: E731
+
+        def get(text: str) -> Any:
+            return number(text) if number(text) is not None else sizes(parse(text), exact=True)
+
         start, step = get(attr(self, "start")), get(attr(self, "step"))
         line = (torch.arange(shape[d], dtype=torch.float64 if out.dtype.is_float else torch.int64) * step + start).to(out.dtype.torch)
         return [line.reshape([-1 if i == d else 1 for i in range(len(shape))]).expand(shape)]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         return em.iota(idx[attr(self, "dim")], attr(self, "start"), attr(self, "step"), from_mlir(self.results[0]).dtype)
 
 
@@ -275,7 +278,7 @@ class Take(Op, name="take"):
     y: Out
 
     @classmethod
-    def infer(cls, operands, attrs):
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         x, index = operands[0], operands[1:]
         dims, at = attrs["dims"], attrs["at"]
         if len(index) != len(dims) or any(not i.dtype.is_int for i in index):
@@ -291,7 +294,7 @@ class Take(Op, name="take"):
         order = [*range(n, n + at), *range(n), *range(n + at, y.dim())]
         return [y.permute(order)]
 
-    def pull(self, em: Any, idx: list[Any]) -> V:
+    def pull(self, em: Any, idx: list[Any]) -> Any:
         dims, at = attr(self, "dims"), attr(self, "at")
         x, index = self.operands[0], list(self.operands)[1:]
         src_shape = from_mlir(x).shape

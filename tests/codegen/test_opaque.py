@@ -1,21 +1,27 @@
-"""Kernels of ops that stand alone: running combinations, ordering, writing by index; against reference semantics and PyTorch."""
+"""Kernels of ops that stand alone (running combinations, ordering, writing by index) against reference semantics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import sympy
 import torch
 
+import dhlo
+from dhlo.codegen.builder import I64, KernelModule
+from dhlo.codegen.kernels.unique import emit_unique, unique_scratch
 from dhlo.dialect import build
 from dhlo.errors import ContractError
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
-from dhlo.types import from_mlir
 from dhlo.ops.movement import Weight
 from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.shape_infer.symbols import evaluate, parse
+from dhlo.types import DTYPES, from_mlir
+from tests.codegen.harness import TestHost
 from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
 
 SIZES = [(1, 1), (0, 3), (2, 1), (1, 2), (3, 15), (16, 17), (17, 64), (31, 5), (2, 1031)]
@@ -42,12 +48,22 @@ def few(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
     return x
 
 
-def op(cls: Any, attrs: dict[str, Any], shape: Sequence[object], dtype: str, draw: Draw,
-       eager: Callable[..., Sequence[torch.Tensor]] | None = None, tol: Any = None, atol: float = 0.0) -> Part:
+def op(
+    cls: Any,
+    attrs: dict[str, Any],
+    shape: Sequence[object],
+    dtype: str,
+    draw: Draw,
+    eager: Callable[..., Sequence[torch.Tensor]] | None = None,
+    tol: Any = None,
+    atol: float = 0.0,
+) -> Part:
     def body(x: Any) -> list[Any]:
         return list(build(cls, [x], attrs).results)
 
-    return Part([(t(dtype, *shape), draw)], body, eager, tol, atol, label=f"{cls.OPERATION_NAME} {attrs} {dtype} {list(shape)}")
+    return Part(
+        [(t(dtype, *shape), draw)], body, eager, tol, atol, label=f"{cls.OPERATION_NAME} {attrs} {dtype} {list(shape)}"
+    )
 
 
 @pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
@@ -57,9 +73,27 @@ def test_scan(how: str) -> None:
         if d == "i1" and how in ("sum", "prod"):
             continue
         floats = d in ("f32", "f64", "f16", "bf16")
-        draw = plain if how == "sum" else within(0.9, 1.1) if how == "prod" and floats else anything if how != "prod" else within(0, 2)
+        draw = (
+            plain
+            if how == "sum"
+            else within(0.9, 1.1)
+            if how == "prod" and floats
+            else anything
+            if how != "prod"
+            else within(0, 2)
+        )
         for shape, dim in SHAPES if d in ("f32", "i64") else SHAPES[:2]:
-            parts.append(op(Scan, {"how": how, "dim": dim}, shape, d, draw, tol=TOL if how in ("sum", "prod") else None, atol=1e-10))
+            parts.append(
+                op(
+                    Scan,
+                    {"how": how, "dim": dim},
+                    shape,
+                    d,
+                    draw,
+                    tol=TOL if how in ("sum", "prod") else None,
+                    atol=1e-10,
+                )
+            )
     check(parts)
 
 
@@ -69,9 +103,9 @@ def test_argreduce(how: str) -> None:
     for d in ALL:
         if d == "i1":
             continue
-        for shape, dim in SHAPES if d in ("f32", "i64") else SHAPES[:2]:
-            for draw in (anything, few):
-                parts.append(op(ArgReduce, {"how": how, "dim": dim}, shape, d, draw))
+        for k, (shape, dim) in enumerate(SHAPES if d in ("f32", "i64") else SHAPES[:2]):
+            parts.append(op(ArgReduce, {"how": how, "dim": dim}, shape, d, few if k == 1 else anything))
+    parts += [op(ArgReduce, {"how": how, "dim": 1}, ["n", "m"], d, few) for d in ("f32", "bf16", "i64")]
     check(parts, [s for s in SIZES if 0 not in s])
 
 
@@ -82,9 +116,9 @@ LONG = [*SIZES, (3, 129), (2, 700), (140, 3)]
 def test_sort(descending: bool) -> None:
     parts = []
     for d in ALL:
-        for shape, dim in SHAPES if d in ("f32", "i64") else SHAPES[:1]:
-            for draw in (anything, few):
-                parts.append(op(Sort, {"dim": dim, "descending": descending}, shape, d, draw))
+        for k, (shape, dim) in enumerate(SHAPES if d in ("f32", "i64") else SHAPES[:1]):
+            draw = anything if (k + descending) % 2 else few
+            parts.append(op(Sort, {"dim": dim, "descending": descending}, shape, d, draw))
     parts.append(op(Sort, {"dim": 1, "descending": descending}, ["n", 64], "f32", anything))
     parts.append(op(Sort, {"dim": 0, "descending": descending}, [200, "m"], "bf16", few))
     check(parts, LONG)
@@ -102,41 +136,63 @@ def topk(shape: Sequence[object], dim: int, k: object, largest: bool, dtype: str
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk(largest: bool) -> None:
     ordered = lambda d, shape, g: anything(d, shape, g).sort(-1, descending=not largest)[0]  # noqa: E731  (the filter's worst case)
-    parts = [topk(["n", 64], 1, 8, largest, "f32", few), topk(["n", "m+9"], 1, 9, largest, "f32", anything),
-             topk(["n", "m"], 1, "m", largest, "i64", few), topk(["n+20", "m"], 0, 20, largest, "bf16", few),
-             topk(["n", "m+3000"], 1, 50, largest, "f32", plain), topk(["n", "m+3000"], 1, 50, largest, "i64", ordered),
-             topk(["n", "m+3000"], 1, 7, largest, "f32", few), topk(["n", "m+3000", 2], 1, 1, largest, "f16", anything),
-             topk(["n", "m"], 1, 0, largest, "f32", plain), topk(["n", "4*m"], 1, "m", largest, "f64", anything)]
+    parts = [
+        topk(["n", 64], 1, 8, largest, "f32", few),
+        topk(["n", "m+9"], 1, 9, largest, "f32", anything),
+        topk(["n", "m"], 1, "m", largest, "i64", few),
+        topk(["n+20", "m"], 0, 20, largest, "bf16", few),
+        topk(["n", "m+3000"], 1, 50, largest, "f32", plain),
+        topk(["n", "m+3000"], 1, 50, largest, "i64", ordered),
+        topk(["n", "m+3000"], 1, 7, largest, "f32", few),
+        topk(["n", "m+3000", 2], 1, 1, largest, "f16", anything),
+        topk(["n", "m"], 1, 0, largest, "f32", plain),
+        topk(["n", "4*m"], 1, "m", largest, "f64", anything),
+    ]
     check(parts, LONG)
 
 
-def scatter(how: str, dtype: str, x: Sequence[object], index: Sequence[object], dims: Sequence[int], at: int, *, below: str,
-            draw: Draw = plain, unique: bool = False, index_type: str = "i64") -> Part:
-    """`below` is the size of the indexed dims, as an expression over the index's dims d0, d1 ...; `unique` indices don't repeat."""
+def scatter(
+    how: str,
+    dtype: str,
+    x: Sequence[object],
+    index: Sequence[object],
+    dims: Sequence[int],
+    at: int,
+    *,
+    below: str,
+    draw: Draw = plain,
+    unique: bool = False,
+    index_type: str = "i64",
+) -> Part:
+    """`below` is the size of the indexed dims, as an expression over the index's dims d0, d1 ...; `unique` ones don't
+    repeat."""
     rest = [s for d, s in enumerate(x) if d not in dims]
 
     def places(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
         i = index_below(below)(d, shape, g)
         if unique and i.numel():
             n = evaluate(parse(below), {f"d{k}": s for k, s in enumerate(shape)})
-            i = torch.randperm(n, generator=g)[:i.numel()].reshape(shape) - n * torch.randint(0, 2, shape, generator=g)
+            i = torch.randperm(n, generator=g)[: i.numel()].reshape(shape) - n * torch.randint(0, 2, shape, generator=g)
         return i.to(d.torch)
 
     def body(*args: Any) -> list[Any]:
         return [build(Scatter, list(args), {"dims": list(dims), "at": at, "how": how}).results[0]]
 
     src = [*rest[:at], *index, *rest[at:]]
-    return Part([(t(dtype, *x), draw), *[(t(index_type, *index), places)] * len(dims), (t(dtype, *src), draw)], body, tol=TOL, atol=1e-5,
-                label=f"scatter {how} {dtype} {x} {index} {dims} {at}")
+    return Part(
+        [(t(dtype, *x), draw), *[(t(index_type, *index), places)] * len(dims), (t(dtype, *src), draw)],
+        body,
+        tol=TOL,
+        atol=1e-5,
+        label=f"scatter {how} {dtype} {x} {index} {dims} {at}",
+    )
 
 
 @pytest.mark.parametrize("how", ["set", "add", "mul", "max", "min"])
 def test_scatter(how: str) -> None:
     once = how == "set"
     parts = []
-    for d in ALL:
-        if d == "i1" and how in ("mul", "max", "min"):
-            continue
+    for d in ALL if how in ("set", "add") else ("f32", "bf16", "i64", "ui8"):
         draw = within(0, 2) if how == "mul" and d not in ("f16", "bf16") else plain
         parts.append(scatter(how, d, ["2*n", "m"], ["n"], [0], 0, below="2*d0", draw=draw, unique=once))
     if not once:
@@ -165,7 +221,9 @@ def test_scatter_out_of_range(bad: int) -> None:
     model, _ = Module([scatter("add", "f32", ["n", 40], ["m"], [0], 0, below="d0")]).compile()
     with pytest.raises(ContractError, match="out of range"):
         model(torch.zeros(3, 40), torch.tensor([0, bad]), torch.zeros(2, 40))
-    assert torch.equal(model(torch.zeros(3, 40), torch.tensor([0, 2]), torch.ones(2, 40)).sum(1), torch.tensor([40.0, 0, 40]))
+    assert torch.equal(
+        model(torch.zeros(3, 40), torch.tensor([0, 2]), torch.ones(2, 40)).sum(1), torch.tensor([40.0, 0, 40])
+    )
 
 
 def ascending(d: Any, shape: list[int], g: torch.Generator) -> torch.Tensor:
@@ -177,15 +235,23 @@ def test_searchsorted(right: bool) -> None:
     def body(edges: Any, x: Any) -> list[Any]:
         return [build(SearchSorted, [edges, x], {"right": right}).results[0]]
 
-    parts = [Part([(t(d, "m"), ascending), (t(d, "n", 7), few)], body, label=f"searchsorted {d}") for d in ALL if d != "i1"]
-    parts += [Part([(t(d, "n", "m"), ascending), (t(d, "n", "n+5"), few)], body, label=f"searchsorted lines {d}") for d in ("f32", "i64")]
+    parts = [
+        Part([(t(d, "m"), ascending), (t(d, "n", 7), few)], body, label=f"searchsorted {d}") for d in ALL if d != "i1"
+    ]
+    parts += [
+        Part([(t(d, "n", "m"), ascending), (t(d, "n", "n+5"), few)], body, label=f"searchsorted lines {d}")
+        for d in ("f32", "i64")
+    ]
     parts += [Part([(t("f32", "m"), ascending), (t("f32"), few)], body, label="searchsorted scalar")]
     check(parts, [*SIZES, (5, 0)])
 
 
 def test_histogram() -> None:
-    parts = [op(Histogram, {"bins": bins, "low": lo, "high": hi}, ["n", "m"], d, plain)
-             for d in ("f32", "f64") for bins, lo, hi in ((10, 0.0, 0.0), (1, -2.0, 2.0), (7, -3.5, 4.25), (100, 0.0, 1.0))]
+    parts = [
+        op(Histogram, {"bins": bins, "low": lo, "high": hi}, ["n", "m"], d, plain)
+        for d in ("f32", "f64")
+        for bins, lo, hi in ((10, 0.0, 0.0), (1, -2.0, 2.0), (7, -3.5, 4.25), (100, 0.0, 1.0))
+    ]
     check(parts)
 
 
@@ -202,14 +268,33 @@ def test_grouped_matmul() -> None:
             w = rest[0]
         else:
             v = weights["w" if from_mlir(x).dtype.name == "f32" else "u"]
-            w = build(Weight, [], {"name_": "w" if v.dtype == torch.float32 else "u"}, results=[t(from_mlir(x).dtype.name, *v.shape)]).results[0]
+            w = build(
+                Weight,
+                [],
+                {"name_": "w" if v.dtype == torch.float32 else "u"},
+                results=[t(from_mlir(x).dtype.name, *v.shape)],
+            ).results[0]
         return [build(GroupedMatmul, [x, w, rest[-1]]).results[0]]
 
     tol = {"f32": 1e-5, "f64": 1e-12, "bf16": 2e-2}
-    parts = [Part([(t("f32", "n", 9), plain), (t("i32", 6), offsets)], body, tol=tol, atol=1e-4, label="constant"),
-             Part([(t("bf16", "n", 8), plain), (t("i64", 5), offsets)], body, tol=tol, atol=0.1, label="constant bf16"),
-             Part([(t("f32", "m", "n"), plain), (t("f32", 4, "n", 33), plain), (t("i64", 4), offsets)], body, tol=tol, atol=1e-3, label="argument"),
-             Part([(t("f64", "m", 3), plain), (t("f64", "n", 3, "m"), plain), (t("i32", "n"), offsets)], body, tol=tol, atol=1e-9, label="groups")]
+    parts = [
+        Part([(t("f32", "n", 9), plain), (t("i32", 6), offsets)], body, tol=tol, atol=1e-4, label="constant"),
+        Part([(t("bf16", "n", 8), plain), (t("i64", 5), offsets)], body, tol=tol, atol=0.1, label="constant bf16"),
+        Part(
+            [(t("f32", "m", "n"), plain), (t("f32", 4, "n", 33), plain), (t("i64", 4), offsets)],
+            body,
+            tol=tol,
+            atol=1e-3,
+            label="argument",
+        ),
+        Part(
+            [(t("f64", "m", 3), plain), (t("f64", "n", 3, "m"), plain), (t("i32", "n"), offsets)],
+            body,
+            tol=tol,
+            atol=1e-9,
+            label="groups",
+        ),
+    ]
     module = Module(parts, weights)
     model, _ = module.compile()
     for seed, (n, m) in enumerate([(1, 1), (0, 3), (2, 0), (3, 15), (16, 17), (31, 5)]):
@@ -233,10 +318,16 @@ def test_recurrent(cls: Any, reverse: bool) -> None:
         small = within(-1.0, 1.0)
         args = [(t(dtype, "n", batch, f"{count}*({hidden})"), plain)]
         args += [] if constant else [(t(dtype, f"{count}*({hidden})", hidden), small)]
-        args += [(t(dtype, batch, hidden), small)] * 2 if cls is Lstm else [(t(dtype, f"{count}*({hidden})"), small), (t(dtype, batch, hidden), small)]
+        args += (
+            [(t(dtype, batch, hidden), small)] * 2
+            if cls is Lstm
+            else [(t(dtype, f"{count}*({hidden})"), small), (t(dtype, batch, hidden), small)]
+        )
         return Part(args, body, tol=TOL, atol=atol, label=f"{cls.OPERATION_NAME} {dtype} {hidden} {constant}")
 
-    module = Module([part("f32", "m", 20, "w", 1e-5), part("f64", 1, 7, "v", 1e-10), part("f32", 2, "m", None, 1e-4)], weights)
+    module = Module(
+        [part("f32", "m", 20, "w", 1e-5), part("f64", 1, 7, "v", 1e-10), part("f32", 2, "m", None, 1e-4)], weights
+    )
     model, _ = module.compile()
     for seed, (n, m) in enumerate([(1, 1), (0, 3), (2, 1), (5, 2), (9, 17), (3, 40)]):
         module.check(model, {"n": n, "m": m}, seed)
@@ -248,8 +339,113 @@ def test_fft(inverse: bool) -> None:
         def body(re: Any, im: Any) -> list[Any]:
             return list(build(Fft, [re, im], {"dims": list(dims), "inverse": inverse}).results)
 
-        return Part([(t(dtype, *shape), plain)] * 2, body, tol=TOL, atol=2e-3 if dtype == "f32" else 1e-9, label=f"fft {dtype} {shape} {dims}")
+        return Part(
+            [(t(dtype, *shape), plain)] * 2,
+            body,
+            tol=TOL,
+            atol=2e-3 if dtype == "f32" else 1e-9,
+            label=f"fft {dtype} {shape} {dims}",
+        )
 
-    parts = [part("f32", ["n", "m"], [1]), part("f64", ["n", "m"], [1]), part("f32", ["m", "n"], [0]), part("f32", ["n", 3, "m"], [0, 2]),
-             part("f64", ["n", "m"], [0, 1]), *(part("f32", ["n", k], [1]) for k in (1, 2, 8, 60, 128)), part("f64", [49, "m"], [0])]
+    parts = [
+        part("f32", ["n", "m"], [1]),
+        part("f64", ["n", "m"], [1]),
+        part("f32", ["m", "n"], [0]),
+        part("f32", ["n", 3, "m"], [0, 2]),
+        part("f64", ["n", "m"], [0, 1]),
+        *(part("f32", ["n", k], [1]) for k in (1, 2, 8, 60, 128)),
+        part("f64", [49, "m"], [0]),
+    ]
     check(parts, [(1, 1), (0, 3), (2, 1), (3, 15), (16, 17), (17, 64), (31, 5), (2, 1031), (7, 1024), (20, 90)])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "i8", "ui8", "i1", "bf16"])
+def test_unique(dtype: str) -> None:
+    module = KernelModule()
+    host = TestHost(module)
+    d, n = DTYPES[dtype], sympy.Symbol("n", integer=True)
+    find, fill = emit_unique(module, d)
+    x, inverse, cell, values, counts = (host.pointer(p) for p in ("x", "inverse", "cell", "values", "counts"))
+    size, scratch = host.size("n"), host.size("scratch")
+    host.launch(find, [x, size, inverse, cell], 1, 1, scratch)
+    host.launch(fill, [x, size, inverse, host.fn.load(cell, I64), values, counts], 1, 1)
+    program = host.build()
+    for seed, count in enumerate((0, 1, 2, 15, 16, 17, 100, 2000)):
+        data = few(d, [count], torch.Generator().manual_seed(seed))
+        raw = data.view(torch.uint8).numpy() if count else np.zeros(1, np.uint8)
+        places, found, numbers = np.empty(count + 1, np.int64), np.zeros(1, np.int64), np.full(count + 1, -1, np.int64)
+        out = np.full((count + 1) * d.bytes, 0x55, np.uint8)
+        program(
+            x=raw,
+            n=count,
+            inverse=places,
+            cell=found,
+            values=out,
+            counts=numbers,
+            scratch=int(unique_scratch(d, n).subs(n, count)),
+        )
+        want = torch.unique(data, sorted=True, return_inverse=True, return_counts=True)
+        distinct = int(found[0])
+        assert distinct == want[0].numel()
+        got = torch.from_numpy(out[: distinct * d.bytes]).view(d.torch) if distinct else want[0]
+        assert torch.equal(got.nan_to_num(9), want[0].nan_to_num(9))
+        assert torch.equal(got[torch.from_numpy(places[:count])].nan_to_num(9), data.nan_to_num(9))
+        assert numbers[:distinct].tolist() == want[2].tolist() and numbers[distinct] == -1
+        assert (out[distinct * d.bytes :] == 0x55).all()
+        if not data.is_floating_point():
+            assert torch.equal(torch.from_numpy(places[:count]), want[1])
+
+
+class Mixed(torch.nn.Module):
+    """What real models do with these ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 16, bidirectional=True, batch_first=True)
+        self.gru = torch.nn.GRU(4, 8)
+        self.edges = torch.nn.Buffer(torch.linspace(-2, 2, 11))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
+        best, experts = x.softmax(-1).topk(4)
+        order = index.argsort(stable=True)
+        routed = torch.zeros_like(x).scatter(1, experts, best)
+        summed = torch.zeros_like(x).index_add(0, index, x)
+        steps = x.view(-1, 3, 4)
+        spectrum = torch.fft.fft(x, dim=-1).imag
+        return [
+            x.cumsum(0),
+            x.cumsum(1),
+            x.cumprod(1),
+            x.argmax(-1),
+            x.argmin(0),
+            best,
+            experts,
+            order,
+            x[order],
+            routed,
+            summed,
+            torch.bucketize(x, self.edges),
+            x.sort(stable=True, dim=0, descending=True)[0],
+            self.lstm(steps)[0],
+            self.gru(steps.transpose(0, 1))[1],
+            spectrum,
+            torch.histc(x, 5, -1.0, 1.0),
+            x.index_put((index,), x * 2, accumulate=True),
+            x.msort(),
+        ]
+
+
+def test_exported_module() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    module = Mixed().eval()
+    n = torch.export.Dim("n", min=1, max=4096)
+    program = torch.export.export(module, (torch.randn(6, 12), torch.arange(6)), dynamic_shapes=({0: n}, {0: n}))
+    model = dhlo.compile(program)
+    for rows in (1, 2, 7, 16, 33, 300):
+        x, index = torch.randn(rows, 12), torch.randint(0, rows, (rows,))
+        for k, (got, want) in enumerate(zip(model(x, index), module(x, index), strict=True)):
+            assert got.dtype == want.dtype and got.shape == want.shape, k
+            torch.testing.assert_close(
+                got, want, rtol=1e-5, atol=2e-4, msg=lambda text, k=k: f"output {k} at {rows} rows: {text}"
+            )

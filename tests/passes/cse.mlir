@@ -5,6 +5,7 @@ module {
     %a = "dhlo.mul"(%x, %y) : (!t, !t) -> !t
     %b = "dhlo.mul"(%x, %y) : (!t, !t) -> !t
     %dead = "dhlo.exp"(%b) : (!t) -> !t
+    %dead2 = "dhlo.reduce"(%dead) {how = "sum", dims = [1]} : (!t) -> tensor<?xf32, #dhlo.shape<["n"]>>
     %c = "dhlo.add"(%a, %b) : (!t, !t) -> !t
     return %c : !t
   }

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Workload:
     make: Callable[[], nn.Module]
     inputs: Callable[..., tuple[Any, ...]]
     dynamic_shapes: Any
-    shapes: list[Shape]
+    shapes: Sequence[Shape]
     export_shape: Shape
     dtype: torch.dtype = torch.float32
     export_options: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +139,14 @@ def _encoders(tiny: bool) -> Iterator[Workload]:
         from transformers import T5Config, T5EncoderModel
 
         full: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
-        small: dict[str, Any] = {"vocab_size": 97, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+        small: dict[str, Any] = {
+            "vocab_size": 97,
+            "d_model": 32,
+            "d_kv": 16,
+            "d_ff": 48,
+            "num_layers": 1,
+            "num_heads": 2,
+        }
         return models.Ids(T5EncoderModel(T5Config(**(small if tiny else full))))
 
     shapes = [(1, 7), (1, 23), (1, 64), (1, 128), (1, 200), (1, 384), (2, 100), (4, 64), (8, 37), (3, 300)]
@@ -159,7 +167,15 @@ def _encoders(tiny: bool) -> Iterator[Workload]:
 
 
 def _decoders(tiny: bool) -> Iterator[Workload]:
-    small: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "depth": 8, "hidden": 48, "vocabulary": 97}
+    small: dict[str, Any] = {
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "depth": 8,
+        "hidden": 48,
+        "vocabulary": 97,
+    }
     config = small if tiny else {"layers": 12, "kv_heads": 4, "depth": 64, "vocabulary": 32000}
 
     def decode_inputs(past: int) -> tuple[Any, ...]:
@@ -203,7 +219,7 @@ def _experts(tiny: bool) -> Iterator[Workload]:
             yield Workload(
                 f"w3_{name}_{form}",
                 f"W3 mixture of experts, {form}",
-                lambda e=experts, k=topk, h=hidden, f=loop: models.MixtureOfExperts(e, k, h, f, width),
+                partial(models.MixtureOfExperts, experts, topk, hidden, loop, width),
                 lambda t: (randn(t, width),),
                 ({0: _ROWS},),
                 tokens,
@@ -256,12 +272,16 @@ def _memory_bound(tiny: bool) -> Iterator[Workload]:
         yield Workload(
             "w4_" + name,
             "W4 memory-bound kernels",
-            lambda fn=fn: models.function(fn),
+            partial(models.function, fn),
             inputs,
             dims,
             rope_shapes if is_rope else shapes,
             (9, 4) if tiny else (129, 16) if is_rope else (129, 1000),
         )
+
+
+def _matrix(columns: int, dtype: torch.dtype, rows: int) -> tuple[torch.Tensor]:
+    return (randn(rows, columns).to(dtype),)
 
 
 def _linear(tiny: bool) -> Iterator[Workload]:
@@ -271,8 +291,8 @@ def _linear(tiny: bool) -> Iterator[Workload]:
             yield Workload(
                 f"w5_{tag}_{k}x{n}",
                 f"W5 linear, {tag}",
-                lambda k=k, n=n, dtype=dtype: nn.Linear(k, n, bias=False).to(dtype),
-                lambda m, k=k, dtype=dtype: (randn(m, k).to(dtype),),
+                partial(nn.Linear, k, n, bias=False, dtype=dtype),
+                partial(_matrix, k, dtype),
                 ({0: _ROWS},),
                 rows,
                 (7,) if tiny else (31,),

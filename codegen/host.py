@@ -30,6 +30,7 @@ from dhlo.types import from_mlir
 
 __all__ = ["HostProgram", "Layout"]
 
+_SHARED_ARGS = 48  # arguments of nearly every launch
 STAGING_SEGMENT = 1  # dense copies of arguments that came with gaps
 
 
@@ -67,6 +68,7 @@ class HostProgram:
         self._cells: dict[int, V] = {}
         self._offsets: dict[Any, tuple[V, V]] = {}
         self._service: dict[str, V] = {}
+        self._args: V | None = None
 
     # ------------------------------------------------------------------ HostContext
     @property
@@ -85,13 +87,23 @@ class HostProgram:
         fn = self.fn
         number = len(self.layout.launches)
         self.layout.launches.append(kernel)
-        r = fn.call_ptr(self._field("launch", PTR), [self.call, fn.address_of(kernel), self.array(list(args)), fn.i64(count),
+        r = fn.call_ptr(self._field("launch", PTR), [self.call, fn.address_of(kernel), self._shared_array(args), fn.i64(count),
                                                      fn.i64(grain), fn.i64(scratch), fn.i64(number)], I32)
         assert r is not None
         fn.store(fn.or_(fn.load(self.status, I32), r), self.status)
 
+    def _shared_array(self, values: Sequence[V]) -> V:
+        """An array that lives until the next launch or output: one for all, so that the stack stays small."""
+        if len(values) > _SHARED_ARGS:
+            return self.array(list(values))
+        if self._args is None:
+            self._args = self.fn.alloca(_SHARED_ARGS, I64, 8)
+        for i, v in enumerate(values):
+            self.fn.store(v, self.fn.gep(self._args, i, I64), 8)
+        return self._args
+
     def array(self, values: list[V]) -> V:
-        """An argument array on the stack."""
+        """An argument array of its own on the stack."""
         p = self.fn.alloca(max(1, len(values)), I64, 8)
         for i, v in enumerate(values):
             self.fn.store(v, self.fn.gep(p, i, I64), 8)
@@ -335,7 +347,7 @@ class HostProgram:
         for v in values:
             for index in self.layout.outputs.get(v, []):
                 shape = self._output_shape(index)
-                array = self.array([self.size(s) for s in shape])
+                array = self._shared_array([self.size(s) for s in shape])
                 p = fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
                 assert p is not None
                 self._non_null(p)
@@ -388,7 +400,7 @@ class HostProgram:
         for index, v in enumerate(self.returns):
             shape = from_mlir(v).shape
             if all(symbols_of(s) <= known for s in shape):
-                array = self.array([self.size(s) for s in shape])
+                array = self._shared_array([self.size(s) for s in shape])
                 fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
         arena, peak, partial = fn.const(0, I64), fn.const(0, I64), 0
         for _, plan in self.layout.plans:

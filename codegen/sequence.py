@@ -32,9 +32,7 @@ BYTES_GRAIN = 1 << 16
 def emit_copy(host: GroupHost, src: V, dst: V, nbytes: V) -> None:
     """Copies dense memory."""
     fn = host.fn
-    host.launch(
-        emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), BYTES_GRAIN // BLOCK_BYTES
-    )
+    host.launch(emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), BYTES_GRAIN // BLOCK_BYTES)
 
 
 class _Factor:
@@ -208,9 +206,7 @@ class FftStep:
                 table = host.constant(constant)
             else:
                 table = host.fn.gep(host.workspace(), host.size(offset), "i8")
-                host.launch(
-                    emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n))
-                )
+                host.launch(emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n)))
             host.launch(
                 x.kernel,
                 [table, *(host.slot(s) for s in x.slots)],

@@ -1,11 +1,12 @@
 """Discrete Fourier transforms of any length along a dim: Stockham's algorithm, LANES lines side by side.
 
-A line of n = p1 p2 ... elements takes one stage a factor: 4 and 2 have butterflies of their own, an odd prime p takes p
-products an element. Roots of unity and factors come in a table, constant for static n and made by a kernel otherwise.
+A line of n = p1 p2 ... elements takes one stage a factor: 4, 3 and 2 have butterflies of their own, another prime p takes
+p products an element. Roots of unity and factors come in a table, constant for static n and made by a kernel otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from dhlo.codegen import vmath
 from dhlo.codegen.builder import BITS, F64, I64, LANES, PTR, KernelModule, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
+from dhlo.codegen.kernels.attention_common import transpose16
 from dhlo.codegen.kernels.lines import Lines, OpKernel, block_count, blocks_across, grain_of, while_loop
 from dhlo.codegen.launch import kernel_fn, load_args
 from dhlo.dialect import attr
@@ -87,10 +89,7 @@ def emit_fft_table(module: KernelModule, real: str) -> str:
     cos = fn.gep(table, HEADER, I64)
     with fn.loop(0, n) as lp:
         a, b = (fn.mul(i, 2) for i in (fn.remu(lp.iv, FINE), fn.divu(lp.iv, FINE)))
-        x, y = (
-            (fn.load(fn.gep(p, i, F64), F64), fn.load(fn.gep(p, fn.add(i, 1), F64), F64))
-            for p, i in ((near, a), (far, b))
-        )
+        x, y = ((fn.load(fn.gep(p, i, F64), F64), fn.load(fn.gep(p, fn.add(i, 1), F64), F64)) for p, i in ((near, a), (far, b)))
         re, im = _times(fn, x, y)
         fn.store(fn.cast(re, real), fn.gep(cos, lp.iv, real))
         fn.store(fn.cast(im, real), fn.gep(cos, fn.add(n, lp.iv), real))
@@ -148,10 +147,9 @@ class _Fft(OpKernel):
         if lines.contiguous:
             with fn.loop(self.begin, self.end) as item:
                 first = fn.mul(item.iv, LANES)
-                line = fn.add(fn.splat(first), fn.iota())
-                start = fn.mul(line, fn.splat(self.n))
-                with self.em.scope(fn.tail_mask(fn.sub(self.size(lines.outer), first))):
-                    self.transform(lambda i: Index(0, vec=fn.add(start, fn.splat(i))))
+                start = fn.mul(fn.add(fn.splat(first), fn.iota()), fn.splat(self.n))
+                left = fn.sub(self.size(lines.outer), first)
+                self.transform(lambda i: Index(0, vec=fn.add(start, fn.splat(i))), left, first)
             count = ceil_div(lines.outer, LANES)
         else:
 
@@ -163,13 +161,49 @@ class _Fft(OpKernel):
         scratch = 4 * LANES * (BITS[self.real] // 8) * lines.n
         return Launch(finish(self, "fft"), self.args.slots, count, grain_of(lines.n * LANES * 8), scratch)
 
-    def transform(self, place: Callable[[V], Index]) -> None:
-        """LANES lines whose element i is at `place(i)`: in, all stages, out."""
+    def transform(self, place: Callable[[V], Index], left: V | None = None, first: V | None = None) -> None:
+        """LANES lines whose element i is at `place(i)`: in, all stages, out. Lines of neighbouring elements start with
+        line `first`, and `left` of them exist."""
         fn, em = self.fn, self.em
-        with fn.loop(0, self.n) as lp, em.scope():
+        whole = fn.const(0, I64)
+        if first is not None and left is not None:
+            whole = fn.and_(self.n, -LANES)
+            self.blocks_in(whole, first, left)
+        with fn.loop(whole, self.n) as lp, em.scope(None if left is None else fn.tail_mask(left)):
             at = place(lp.iv)
             x = [em.load_memory(p, self.dtype, at) for p in self.src]
             self.put(self.buffers[:2], lp.iv, (x[0], x[1]))
+        out = self.stages()
+        if first is not None and left is not None:
+            self.blocks_out(out, whole, first, left)
+        with fn.loop(whole, self.n) as lp, em.scope(None if left is None else fn.tail_mask(left)):
+            at = place(lp.iv)
+            for x_, p_ in zip(self.get(out, lp.iv), self.dst, strict=True):
+                em.store(x_, p_, self.dtype, at)
+
+    def blocks_in(self, whole: V, first: V, left: V) -> None:
+        """Transposes the elements before `whole` of LANES lines into the buffers; missing lines repeat the last."""
+        fn, em = self.fn, self.em
+        starts = [fn.mul(fn.add(first, fn.min(fn.sub(left, 1), r)), self.n) for r in range(LANES)]
+        with fn.loop(0, whole, LANES) as lp:
+            for src, buffer in zip(self.src, self.buffers[:2], strict=True):
+                rows = [em.load_memory(src, self.dtype, Index(fn.add(s, lp.iv), 1)) for s in starts]
+                for r, x in enumerate(transpose16(fn, rows)):
+                    fn.store(x, fn.gep(buffer, fn.mul(fn.add(lp.iv, r), LANES), self.real))
+
+    def blocks_out(self, out: Sequence[V], whole: V, first: V, left: V) -> None:
+        """Transposes the elements before `whole` back."""
+        fn, em = self.fn, self.em
+        with fn.loop(0, whole, LANES) as lp:
+            for dst, buffer in zip(self.dst, out, strict=True):
+                at = [fn.gep(buffer, fn.mul(fn.add(lp.iv, r), LANES), self.real) for r in range(LANES)]
+                for r, x in enumerate(transpose16(fn, [fn.load(p, vec(self.real)) for p in at])):
+                    with fn.when(fn.cmp("lt", fn.const(r, I64), left)):
+                        em.store(x, dst, self.dtype, Index(fn.add(fn.mul(fn.add(first, r), self.n), lp.iv), 1))
+
+    def stages(self) -> Sequence[V]:
+        """All stages; returns the buffers that hold the result."""
+        fn = self.fn
         one = fn.const(1, I64)
         with fn.loop(0, fn.load(self.table, I64), 1, [self.n, one, *self.buffers]) as lp:
             current, stride, *buffers = lp.carried
@@ -183,13 +217,15 @@ class _Fft(OpKernel):
 
                 return run
 
-            fn.if_else(fn.cmp("eq", p, 4), case(4), lambda: fn.if_else(fn.cmp("eq", p, 2), case(2), case(0), []), [])
+            def two() -> list[V]:
+                return fn.if_else(fn.cmp("eq", p, 2), case(2), case(0), [])
+
+            def three() -> list[V]:
+                return fn.if_else(fn.cmp("eq", p, 3), case(3), two, [])
+
+            fn.if_else(fn.cmp("eq", p, 4), case(4), three, [])
             lp.yield_(fn.divu(current, p), fn.mul(stride, p), *buffers[2:], *buffers[:2])
-        out = lp.results[2:4]
-        with fn.loop(0, self.n) as lp, em.scope():
-            at = place(lp.iv)
-            for x_, p_ in zip(self.get(out, lp.iv), self.dst, strict=True):
-                em.store(x_, p_, self.dtype, at)
+        return lp.results[2:4]
 
     # ------------------------------------------------------------------ stages
     def stage(self, width: int, p: V, current: V, stride: V, src: Sequence[V], dst: Sequence[V]) -> None:
@@ -214,19 +250,23 @@ class _Fft(OpKernel):
                     self.products(p, fn.mul(row.iv, turn), read, write)
 
     def butterfly(self, x: Sequence[Complex]) -> list[Complex]:
-        """A transform of 2 or 4 elements."""
+        """A transform of 2, 3 or 4 elements."""
         fn = self.fn
         add: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.add(a[0], b[0]), fn.add(a[1], b[1]))  # noqa: E731
         sub: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.sub(a[0], b[0]), fn.sub(a[1], b[1]))  # noqa: E731
         if len(x) == 2:
             return [add(x[0], x[1]), sub(x[0], x[1])]
+        if len(x) == 3:
+            both, d = add(x[1], x[2]), sub(x[1], x[2])
+            middle = fn.sub(x[0][0], fn.mul(both[0], 0.5)), fn.sub(x[0][1], fn.mul(both[1], 0.5))
+            side = math.sqrt(0.75) * (1 if self.inverse else -1)
+            turned = fn.mul(d[1], -side), fn.mul(d[0], side)
+            return [add(x[0], both), add(middle, turned), sub(middle, turned)]
         even, odd, even2, d = add(x[0], x[2]), add(x[1], x[3]), sub(x[0], x[2]), sub(x[1], x[3])
         odd2 = (fn.neg(d[1]), d[0]) if self.inverse else (d[1], fn.neg(d[0]))
         return [add(even, odd), add(even2, odd2), sub(even, odd), sub(even2, odd2)]
 
-    def products(
-        self, p: V, turn: V, read: Callable[[V | int], Complex], write: Callable[[V | int, Complex], None]
-    ) -> None:
+    def products(self, p: V, turn: V, read: Callable[[V | int], Complex], write: Callable[[V | int, Complex], None]) -> None:
         """A transform of p elements by definition."""
         fn, per = self.fn, self.fn.divu(self.n, p)
         zero = fn.const(0, vec(self.real))

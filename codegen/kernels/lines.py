@@ -110,9 +110,7 @@ def grain_of(work: sympy.Expr | int) -> sympy.Expr:
     return FloorDiv(sympy.Integer(MIN_WORK), work + 1) + 1
 
 
-def lanes_at(
-    k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[[V, Sequence[V]], Sequence[V]]
-) -> list[V]:
+def lanes_at(k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[[V, Sequence[V]], Sequence[V]]) -> list[V]:
     """Runs `body(i, carried)` for vectors of positions from i on of [lo, hi), the last perhaps under `k.em.mask`."""
     fn, em = k.fn, k.em
     lo = fn.i64(lo)
@@ -164,9 +162,7 @@ def prefix(fn: Fn, x: V, identity: V, combine: Callable[[V, V], V]) -> V:
     return x
 
 
-def while_loop(
-    fn: Fn, init: Sequence[V], going: Callable[[Sequence[V]], V], body: Callable[[Sequence[V]], Sequence[V]]
-) -> list[V]:
+def while_loop(fn: Fn, init: Sequence[V], going: Callable[[Sequence[V]], V], body: Callable[[Sequence[V]], Sequence[V]]) -> list[V]:
     """Repeats `body` on carried values as long as `going` holds; returns the last ones."""
     n, types = len(init), ", ".join(v.type for v in init)
     name = fn.fresh(types).name

@@ -33,9 +33,7 @@ def lower_search_sorted(low: Any, group: Any, op: Any) -> Launch:
     lines, width = (sympy.Integer(1), x_t.numel) if edges_t.rank == 1 else (product(x_t.shape[:-1]), x_t.shape[-1])
     chunks = ceil_div(width, CHUNK)
     bits = fn.sub(64, fn.op(I64, f'"llvm.intr.ctlz"({n.name}) <{{is_zero_poison = false}}> : (i64) -> i64'))
-    before = (
-        "gt" if attr(op, "right") else "ge"
-    )  # an edge that isn't after (or at) the value stands before it; so NaN comes last
+    before = "gt" if attr(op, "right") else "ge"  # an edge that isn't after (or at) the value stands before it; so NaN comes last
 
     def search(start: V, value: V) -> V:
         def step(at: V, half: V, active: V) -> V:

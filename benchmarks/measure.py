@@ -95,6 +95,12 @@ def versions() -> dict[str, str]:
     return out
 
 
+def _prepare(results: Path) -> None:
+    """Makes the folder of results, which git leaves alone."""
+    results.mkdir(parents=True, exist_ok=True)
+    (results / ".gitignore").write_text("*\n")
+
+
 def measure_workload(
     w: Workload,
     peers: Sequence[str],
@@ -111,6 +117,7 @@ def measure_workload(
 
     `budget` is in seconds, of timing after compilation; `timeout` of compilation.
     """
+    _prepare(results)
     work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
     ceilings: Ceilings = measure(threads)
     request = Request(
@@ -145,8 +152,7 @@ def measure_workload(
 
 def save(result: dict[str, Any], results: Path = RESULTS) -> Path:
     """Writes a result, replacing an earlier one of the same workload and thread count."""
-    results.mkdir(parents=True, exist_ok=True)
-    (results / ".gitignore").write_text("*\n")
+    _prepare(results)
     path = results / f"{result['workload']}_t{result['threads']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

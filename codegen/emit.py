@@ -51,19 +51,21 @@ class Emitter(IndexMath):
         self.args, self.members, self.check_of = args, members, check_of
         self.leaves: dict[Any, Leaf] = {}
         self.mask: V | None = None
+        self.partial = False  # no lane may be active
         self._memo: list[dict[Any, V]] = [{}]
 
     # ------------------------------------------------------------------ scopes
     @contextmanager
-    def scope(self, mask: V | None = None) -> Iterator[None]:
-        """Values found inside are forgotten after it; `mask` narrows the active lanes."""
-        old = self.mask
+    def scope(self, mask: V | None = None, *, partial: bool = False) -> Iterator[None]:
+        """Values found inside are forgotten after it; `mask` narrows the active lanes, perhaps (`partial`) to none."""
+        old, was_partial = self.mask, self.partial
+        self.partial = partial or was_partial
         if mask is not None:
             self.mask = mask if old is None else self.fn.and_(mask, old)
         self._memo.append({})
         yield
         self._memo.pop()
-        self.mask = old
+        self.mask, self.partial = old, was_partial
 
     def size(self, expr: sympy.Expr | int) -> V | int:
         """A size: an int, or an argument of the kernel that the host computes."""
@@ -132,7 +134,10 @@ class Emitter(IndexMath):
     def load_memory(self, p: V, dtype: DType, at: Index) -> V:
         fn, mem = self.fn, memory_type(dtype)
         if at.uniform:
-            return self._to_register(fn.load(fn.gep(p, at.base, mem), mem), dtype)
+            q = fn.gep(p, at.base, mem)
+            if self.partial and self.mask is not None:  # any address that can be read, where no lane wants the value
+                q = fn.select(fn.reduce("or", self.mask), q, self.args.array)
+            return self._to_register(fn.load(q, mem), dtype)
         zero = fn.const(0, vec(mem))
         if at.vec is None and at.step == 1:
             q = fn.gep(p, at.base, mem)
@@ -205,7 +210,7 @@ class Emitter(IndexMath):
         """`inside()` where `cond` holds (nothing is loaded elsewhere), else `other`."""
         fn = self.fn
         if cond.lanes:
-            with self.scope(cond):
+            with self.scope(cond, partial=True):
                 x = inside()
             return fn.select(cond, x if x.lanes else fn.splat(x), other if other.lanes else fn.splat(other))
         ty = vec(other.elem) if not other.lanes else other.type
@@ -225,9 +230,9 @@ class Emitter(IndexMath):
         x = self.fn.i64(i.base) if i.uniform else self.lanes(i)
         cond = self.fn.cmp("lt", x, self.size(bound))
         if cond.lanes:
-            with self.scope(cond):
+            with self.scope(cond, partial=True):
                 a = self.value(v, idx)
-            with self.scope(self.fn.not_(cond)):
+            with self.scope(self.fn.not_(cond), partial=True):
                 b = self.piecewise(i, pieces[1:])
             return self.fn.select(cond, a if a.lanes else self.fn.splat(a), b if b.lanes else self.fn.splat(b))
 

@@ -98,6 +98,9 @@ def _aliases(ops: list[Any]) -> tuple[dict[Any, Any], dict[Any, sympy.Expr]]:
             v = op.results[0]
             view = strided(v, lambda x: defining(x) is None or not defining(x).kind.pullable)
             if view is None or not view.is_dense:
+                users = [getattr(u.owner.operation.opview, "kind", Kind.CONTROL) for u in v.uses]
+                if users and all(kind.pullable for kind in users):
+                    continue  # only a step on the way to another view
                 raise InternalError(f"{op.OPERATION_NAME} outside a group is not a plain view")
             bases[v], offsets[v] = view.base, view.offset
     return bases, offsets

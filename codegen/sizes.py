@@ -87,6 +87,13 @@ class SizeEmitter:
             first = op(first, v)
         return first
 
+    def _mul(self, e: sympy.Basic) -> V:
+        """A quotient of integers stands for a division without remainder."""
+        top, bottom = e.as_numer_denom()
+        if bottom == 1 or not (top.is_integer and bottom.is_integer):
+            return self._fold(e, self.fn.mul)
+        return self._floordiv(tsf.FloorDiv(top, bottom, evaluate=False))
+
     def _pow(self, e: sympy.Basic) -> V:
         base, exp = e.args
         if exp.is_Integer and int(exp) > 0:
@@ -138,7 +145,7 @@ class SizeEmitter:
 
 _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     sympy.Add: lambda s, e: s._fold(e, s.fn.add),
-    sympy.Mul: lambda s, e: s._fold(e, s.fn.mul),
+    sympy.Mul: SizeEmitter._mul,
     sympy.Pow: SizeEmitter._pow,
     tsf.FloorDiv: SizeEmitter._floordiv,
     tsf.CleanDiv: SizeEmitter._floordiv,

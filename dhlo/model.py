@@ -36,7 +36,7 @@ class CompiledModel:
         self._artifact = artifact
         self._local = threading.local()
         self._plain_in = all(s.type is not None and s.scalar is None for s in self._inputs) and _is_flat(self._in_spec, len(self._inputs))
-        self._plain_out = _plain(self._out_spec, self._outputs)
+        self._plain_out = None if self._updates else _plain(self._out_spec, self._outputs)  # updated inputs are results too
 
     # ------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -227,7 +227,8 @@ class OpBuilder:
         top, bottom = product(left), product(right)
         if bottom == 0:
             return as_expr(0)
-        q = sympy.cancel(top / bottom) if not (top.has(sympy.Function) or bottom.has(sympy.Function)) else top / bottom
+        opaque = {f: sympy.Dummy() for f in (top / bottom).atoms(sympy.Function)}  # to cancel, rounded parts are mere names
+        q = sympy.cancel((top / bottom).xreplace(opaque)).xreplace({d: f for f, d in opaque.items()})
         if sympy.denom(sympy.together(q)) == 1:
             return sympy.expand(q) if q.is_Add or not right else q
         return as_expr(_floordiv(top, bottom))

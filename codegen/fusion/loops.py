@@ -35,14 +35,19 @@ def make_loops(g: Graph) -> None:
             readers_of.setdefault(v, set()).update(readers)
         if not free:
             _demand_buffers(g, n, stored)
+    while any([_demand_buffers(g, n, stored) for n in range(len(g.ops))]):  # what was stored since may stand in the way of a view
+        for n in [n for n, op in enumerate(g.ops) if n not in g.unit and op.results and op.results[0] in stored]:
+            g.unit[n] = Unit(None, [n], [g.ops[n].results[0]])
 
 
-def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> None:
-    """Marks what has to be in memory for op n to read it: the operand, or what it is an acceptable view of."""
+def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
+    """Marks what has to be in memory for op n to read it: the operand, or what it is an acceptable view of. Says whether any of
+    it wasn't marked yet."""
     op = g.ops[n]
     kind = kind_of(op)
     if kind not in BUFFER_KINDS:
-        return
+        return False
+    before = len(stored)
     operands = list(op.operands)[:3] if kind is Kind.ATTENTION else g.inputs(n)  # masks are computed in place
     bases: set[Any] = set(operands)  # what the terminator gives must each have memory of its own
 
@@ -67,6 +72,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> None:
         q = g.producer(view.base)
         if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
             stored.add(view.base)
+    return len(stored) > before
 
 
 def acceptable_view(op: Any, k: int, view: View) -> bool:

@@ -125,7 +125,8 @@ class Aoti(Eager, peer="aoti"):
         import torch._inductor.config as config
 
         config.force_disable_caches = True
-        path = str(Path(tempfile.mkdtemp(prefix="dhlo-bench-")) / "model.pt2")
+        self.folder = tempfile.TemporaryDirectory(prefix="dhlo-bench-")
+        path = str(Path(self.folder.name) / "model.pt2")
         torch._inductor.aoti_compile_and_package(
             self._exported(), package_path=path, inductor_configs={"freezing": True}
         )
@@ -162,7 +163,8 @@ class Ort(Peer, peer="ort"):
 
     def build(self) -> None:
         onnxruntime: Any = import_module("onnxruntime")
-        path = str(Path(tempfile.mkdtemp(prefix="dhlo-bench-")) / "model.onnx")
+        self.folder = tempfile.TemporaryDirectory(prefix="dhlo-bench-")
+        path = str(Path(self.folder.name) / "model.onnx")
         converted = torch.onnx.export(self._exported(), dynamo=True, optimize=True, external_data=True, verbose=False)
         assert converted is not None
         converted.save(path, external_data=True)

@@ -81,7 +81,7 @@ class HostProgram:
         return self._service[name]
 
     def size(self, e: sympy.Expr | int) -> V:
-        return self.sizes.emit(e)
+        return self.sizes.whole(e)
 
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None:
         fn = self.fn

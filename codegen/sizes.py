@@ -47,6 +47,11 @@ class SizeEmitter:
         self._memo[-1][e] = v
         return v
 
+    def whole(self, e: sympy.Basic | int) -> V:
+        """The value of a size as i64; where it is written as a quotient, that is one without remainder."""
+        v = self.emit(e)
+        return v if v.type == I64 else self.fn.cast(self.fn.unary("roundeven", v), I64)
+
     def real(self, e: sympy.Basic) -> V:
         return self.fn.cast(self.emit(e), F64)
 
@@ -86,13 +91,6 @@ class SizeEmitter:
         for v in rest:
             first = op(first, v)
         return first
-
-    def _mul(self, e: sympy.Basic) -> V:
-        """A quotient of integers stands for a division without remainder."""
-        top, bottom = e.as_numer_denom()
-        if bottom == 1 or not (top.is_integer and bottom.is_integer):
-            return self._fold(e, self.fn.mul)
-        return self._floordiv(tsf.FloorDiv(top, bottom, evaluate=False))
 
     def _pow(self, e: sympy.Basic) -> V:
         base, exp = e.args
@@ -145,7 +143,7 @@ class SizeEmitter:
 
 _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     sympy.Add: lambda s, e: s._fold(e, s.fn.add),
-    sympy.Mul: SizeEmitter._mul,
+    sympy.Mul: lambda s, e: s._fold(e, s.fn.mul),
     sympy.Pow: SizeEmitter._pow,
     tsf.FloorDiv: SizeEmitter._floordiv,
     tsf.CleanDiv: SizeEmitter._floordiv,

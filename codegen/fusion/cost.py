@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
 from dhlo.codegen.fusion.graph import Graph, kind_of
 from dhlo.dialect import Kind
 from dhlo.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.types import from_mlir
 
-__all__ = ["cost_of", "subtree_cost", "worth_storing"]
+__all__ = ["cost_of", "reads_fewer", "subtree_cost", "worth_storing"]
 
 # How many simple operations an op costs a vector of elements; what isn't listed counts as one, movement and constants as none.
 COST = {"exp": 8, "log": 8, "pow": 16, "tanh": 8, "erf": 8, "sin": 10, "cos": 10, "sigmoid": 8, "div": 3, "sqrt": 3, "rsqrt": 4,
@@ -39,11 +41,17 @@ def _is_repeated(g: Graph, v: Any) -> bool:
         user = g.ops[u]
         if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
             return True
-        if isinstance(user, Take) and user.operands[0] == v:
+        if isinstance(user, Take) and user.operands[0] == v and not reads_fewer(user):
             return True
         if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit and _is_repeated(g, user.results[0]):
             return True
     return False
+
+
+def reads_fewer(take: Any) -> bool:
+    """The lookup reads no more elements than its table has, whatever the sizes: picking one of each row, say."""
+    table, out = from_mlir(take.operands[0]).numel, from_mlir(take.results[0]).numel
+    return out != 0 and bool(sympy.cancel(table / out).as_numer_denom()[1] == 1)
 
 
 def subtree_cost(g: Graph, op: Any, depth: int = 12) -> int:

@@ -18,7 +18,6 @@ class Unit:
     anchor: Kind | None
     ops: list[int]
     outputs: list[Any] = field(default_factory=list)
-    views: list[int] = field(default_factory=list)
 
 
 class Graph:
@@ -30,6 +29,7 @@ class Graph:
         self._by_value = {v: n for n, op in enumerate(self.ops) for v in op.results}
         self._silent = [n for n, op in enumerate(self.ops) if not op.results]
         self.unit: dict[int, Unit] = {}
+        self.stored: dict[Any, Any] = {}  # value -> the group result that holds it, once the group is made
         self.above = [0] * len(self.ops)
         self.refresh(0)
 

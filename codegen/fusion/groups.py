@@ -115,6 +115,7 @@ def _build_group(g: Graph, unit: Unit, before: Any) -> Any:
         _pull(g, n, inside, end, copies)
         g.ops[n].operation.move_before(end.operation)
     for out, result in zip(unit.outputs, group.results, strict=True):
+        g.stored[out] = result
         members = {g.ops[n].operation for n in inside}
         for use in list(out.uses):
             user = use.owner.operation.opview
@@ -132,16 +133,20 @@ def _pull(g: Graph, n: int, inside: set[int], end: Any, copies: dict[int, Any]) 
     op = g.ops[n]
     for k, v in enumerate(op.operands):
         p = g.producer(v)
-        if p is None or p in inside or p in g.unit or not kind_of(g.ops[p]).pullable:
-            continue
-        op.operation.operands[k] = _copy(g, p, end, copies)
+        if p is not None and p not in inside and _is_on_demand(g, p, v):
+            op.operation.operands[k] = _copy(g, p, end, copies)
+
+
+def _is_on_demand(g: Graph, p: int, v: Any) -> bool:
+    """Whether v, made by op p, is computed where it is read: it's in no unit, or its unit doesn't store it."""
+    return kind_of(g.ops[p]).pullable and (p not in g.unit or v not in g.unit[p].outputs)
 
 
 def _copy(g: Graph, p: int, end: Any, copies: dict[int, Any]) -> Any:
     if p not in copies:
         src = g.ops[p]
-        new = [(_copy(g, q, end, copies) if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable
-                else v) for v, q in ((v, g.producer(v)) for v in src.operands)]
+        new = [_copy(g, q, end, copies) if q is not None and _is_on_demand(g, q, v) else g.stored.get(v, v)
+               for v, q in ((v, g.producer(v)) for v in src.operands)]
         with ir.InsertionPoint(end.operation):
             c = src.operation.clone()
         for k, v in enumerate(new):

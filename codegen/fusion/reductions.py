@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dhlo.codegen.fusion.cost import cost_of, reads_fewer
 from dhlo.codegen.fusion.graph import Graph, Unit, bits, kind_of
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
-from dhlo.ops.movement import Broadcast, Reshape
+from dhlo.ops.movement import Broadcast, Reshape, Take
 from dhlo.types import from_mlir
 
 __all__ = ["grow_reductions", "reduction_axes"]
@@ -83,8 +84,47 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
         axes[u.results[0]] = new
         if new == full or isinstance(u, Reduce):
             _absorb_producers(g, u, taken, axes, domain, full)
+    again = _leave_to_lookups(g, taken, axes, full)
     ops = sorted(taken)
-    return Unit(Kind.REDUCTION, ops, _open(g, ops))
+    outputs = [v for v in _open(g, ops) if v not in again]
+    for v in again:
+        outputs += [x for x in _needed_again(g, v, taken) if x not in outputs]
+    return Unit(Kind.REDUCTION, ops, sorted(outputs, key=lambda v: g.producer(v) or 0))
+
+
+def _leave_to_lookups(g: Graph, taken: set[int], axes: dict[Any, tuple[int | None, ...]], full: tuple[int, ...]) -> set[Any]:
+    """Values of the whole domain that only lookups of fewer elements read need no memory: the log-softmax of which one entry a
+    row is picked, say. Such ops leave the unit; returns the values that the unit computes for itself and its readers again."""
+    left: set[int] = set()
+    again: set[Any] = set()
+    for n in sorted(taken, reverse=True):
+        op = g.ops[n]
+        v = op.results[0]
+        if not kind_of(op).pullable or axes.get(v) != full:
+            continue
+        outside = [u for u in g.users(v) if u not in taken]
+        if not outside or not all(u in left or isinstance(g.ops[u], Take) and g.ops[u].operands[0] == v and reads_fewer(g.ops[u])
+                                  for u in outside):
+            continue
+        if len(outside) == len(g.users(v)):
+            taken.discard(n)
+        elif cost_of(op) <= 1:
+            again.add(v)
+        else:
+            continue
+        left.add(n)
+    return again
+
+
+def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
+    """What computing v outside of the unit reads from it."""
+    p = g.producer(v)
+    out: list[Any] = []
+    for x in g.ops[p].operands if p is not None else []:
+        q = g.producer(x)
+        if q in taken:
+            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and cost_of(g.ops[q]) <= 1 else [x]  # type: ignore[index]
+    return out
 
 
 def _absorb_producers(g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any],

@@ -223,17 +223,19 @@ class Emitter(IndexMath):
         return fn.if_else(cond, then, lambda: [other if other.lanes else fn.splat(other)], [ty])[0]
 
     def piecewise(self, i: Index, pieces: list[tuple[sympy.Expr, Any, list[Index]]]) -> V:
-        """The value of the first piece whose upper bound is above `i`."""
-        bound, v, idx = pieces[0]
+        """The value of the first piece whose upper bound is above `i`, found by halving."""
+        _, v, idx = pieces[0]
         if len(pieces) == 1:
             return self.value(v, idx)
+        left, right = pieces[:len(pieces) // 2], pieces[len(pieces) // 2:]
+        bound = left[-1][0]
         x = self.fn.i64(i.base) if i.uniform else self.lanes(i)
         cond = self.fn.cmp("lt", x, self.size(bound))
         if cond.lanes:
             with self.scope(cond, partial=True):
-                a = self.value(v, idx)
+                a = self.piecewise(i, left)
             with self.scope(self.fn.not_(cond), partial=True):
-                b = self.piecewise(i, pieces[1:])
+                b = self.piecewise(i, right)
             return self.fn.select(cond, a if a.lanes else self.fn.splat(a), b if b.lanes else self.fn.splat(b))
 
         def side(get: Callable[[], V]) -> Callable[[], list[V]]:
@@ -244,7 +246,7 @@ class Emitter(IndexMath):
             return run
 
         dtype = from_mlir(v).dtype
-        return self.fn.if_else(cond, side(lambda: self.value(v, idx)), side(lambda: self.piecewise(i, pieces[1:])),
+        return self.fn.if_else(cond, side(lambda: self.piecewise(i, left)), side(lambda: self.piecewise(i, right)),
                                [vec(dtype.register)])[0]
 
     def constant(self, value: float | int, dtype: DType) -> V:

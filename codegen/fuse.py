@@ -10,11 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.codegen.fusion.epilogues import grow_epilogues
-from dhlo.codegen.fusion.graph import Graph
+from dhlo.codegen.fusion.graph import Graph, kind_of
 from dhlo.codegen.fusion.groups import build_groups
 from dhlo.codegen.fusion.loops import make_loops
 from dhlo.codegen.fusion.reductions import grow_reductions
 from dhlo.dialect import Kind
+from dhlo.ops.control import new_symbols
+from dhlo.shape_infer.symbols import symbols_of
+from dhlo.types import from_mlir
 
 __all__ = ["fuse"]
 
@@ -23,16 +26,19 @@ def fuse(module: Any) -> None:
     """Rewrites every function (and the regions of control-flow ops) of the module into groups."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
-            _fuse_block(block)
+            _fuse_block(block, {s for v in block.arguments for e in from_mlir(v).shape for s in symbols_of(e)})
 
 
-def _fuse_block(block: Any) -> None:
+def _fuse_block(block: Any, known: set[str]) -> None:
+    """`known` are the symbols that have a value where the block begins."""
+    defined = set(known)
     for op in list(block.operations):
-        if op.kind is Kind.CONTROL if hasattr(op, "kind") else False:
+        if kind_of(op) is Kind.CONTROL:
             for region in op.regions:
                 for inner in region.blocks:
-                    _fuse_block(inner)
-    g = Graph(block)
+                    _fuse_block(inner, defined)
+        defined |= set(new_symbols(op, defined))
+    g = Graph(block, known)
     grow_epilogues(g)
     grow_reductions(g)
     make_loops(g)

@@ -12,7 +12,6 @@ from dhlo.codegen.host import Layout
 from dhlo.codegen.views import strided
 from dhlo.dialect import Kind, defining
 from dhlo.errors import InternalError
-from dhlo.mlir import ir
 from dhlo.ops.control import Cond, Group, While, new_symbols, yielded
 from dhlo.shape_infer.buffers import Buffer, aligned, plan_arena
 from dhlo.shape_infer.symbols import symbols_of

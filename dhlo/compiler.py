@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,7 +59,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
                     target: TargetSpec | None = None) -> Artifact:
     """Compiles an imported program. `progress` is told what is being done."""
     target = target or host_target()
-    with program.context:
+    with program.context, _deep_recursion(program.module):
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
             if options.dump is not None:
@@ -102,6 +104,18 @@ def renumber(program: Program) -> None:
 
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
     program.mutations = [replace(m, index=number(m.index)) for m in program.mutations if m.kind != "buffer"]
+
+
+@contextmanager
+def _deep_recursion(module: Any) -> Iterator[None]:
+    """Values are computed by recursion over what they are made of: room for the longest chain that the module can hold."""
+    ops = sum(1 for f in module.body.operations for block in f.operation.regions[0].blocks for _ in block.operations)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 1000 + 20 * ops))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class _Sited:

@@ -163,9 +163,13 @@ class _Machine:
         return out
 
     def _enter(self, block: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs a block on values for its arguments."""
+        """Runs a block on values for its arguments; symbols that it defines are new in each turn of a loop."""
         self.values.update(zip(block.arguments, args, strict=True))
-        return self.block(block)
+        outer = dict(self.symbols)
+        out = self.block(block)
+        if len(self.symbols) > len(outer):
+            self.symbols, self.cache = outer, {}
+        return out
 
     def _branch(self, op: Any, pred: bool) -> list[torch.Tensor]:
         out = self.block(op.regions[0 if pred else 1].blocks[0])

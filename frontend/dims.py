@@ -150,14 +150,17 @@ class Dims:
         """Drops the branches of max and min that can be proved not to be taken."""
         if not isinstance(e, sympy.Basic) or not e.has(sympy.Max, sympy.Min):
             return e
-        e = e.func(*[self.fold(a, at_least) for a in e.args]) if e.args else e
+        args = [self.fold(a, at_least) for a in e.args]
+        if any(a is not b for a, b in zip(args, e.args, strict=True)):  # building a max or min anew is slow
+            e = e.func(*args)
         if isinstance(e, sympy.Max | sympy.Min):
             big, keep = isinstance(e, sympy.Max), list(e.args)
             for a in list(keep):
                 others = [x for x in keep if x is not a]
                 if any(self.nonnegative((x - a) if big else (a - x), at_least) for x in others):
                     keep = others
-            e = (sympy.Max if big else sympy.Min)(*keep)
+            if len(keep) < len(e.args):
+                e = (sympy.Max if big else sympy.Min)(*keep)
         return e
 
     def simplify(self, e: Any) -> Expr:

@@ -42,8 +42,7 @@ def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:
         if k in taken or k in g.unit or getattr(op, "kind", None) is not Kind.ELEMENTWISE or from_mlir(op.results[0]).shape != shape:
             continue
         inside = bits(taken)
-        if any(g.producer(v) not in taken and g.producer(v) is not None and (
-                g.above[g.producer(v)] | 1 << g.producer(v)) & inside for v in op.operands):  # type: ignore[index,operator]
+        if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):
             continue
         taken.add(k)
         frontier = sorted({*frontier, *g.users(op.results[0])} - taken)

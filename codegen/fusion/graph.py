@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dhlo.dialect import Kind
+from dhlo.ops.control import new_symbols
+from dhlo.shape_infer.symbols import symbols_of
+from dhlo.types import from_mlir
 
 __all__ = ["Graph", "Unit", "bits", "kind_of"]
 
@@ -23,13 +27,17 @@ class Unit:
 class Graph:
     """A block's ops by number, with what each depends on as bit sets; merged units depend on what any of their ops does."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, known: set[str]) -> None:
+        """`known` are the symbols that have a value where the block begins."""
         self.ops = [op for op in block.operations]
         # Operations hash by content, which changes as operands do; values hash by identity.
         self._by_value = {v: n for n, op in enumerate(self.ops) for v in op.results}
         self._silent = [n for n, op in enumerate(self.ops) if not op.results]
         self.unit: dict[int, Unit] = {}
         self.stored: dict[Any, Any] = {}  # value -> the group result that holds it, once the group is made
+        self._users: dict[Any, list[int]] = {}
+        self._definers = _definers(self.ops, known)
+        self.sources = [self._sources(n) for n in range(len(self.ops))]
         self.above = [0] * len(self.ops)
         self.refresh(0)
 
@@ -52,7 +60,20 @@ class Graph:
                     found += captures(inner)
         return found
 
+    def _sources(self, n: int) -> list[int]:
+        """Ops that have to run before op n: those that make its operands, and those that define the symbols it mentions."""
+        found = {p for v in self.inputs(n) if (p := self.producer(v)) is not None}
+        if self._definers:
+            found |= {d for s in _mentioned(self.ops[n]) if (d := self._definers.get(s, n)) != n}
+        return sorted(found)
+
     def users(self, v: Any) -> list[int]:
+        """Ops that read a value of the block, themselves or in a region; as long as no group is made."""
+        if v not in self._users:
+            self._users[v] = self._find_users(v)
+        return self._users[v]
+
+    def _find_users(self, v: Any) -> list[int]:
         out = []
         for use in v.uses:
             op = use.owner.operation
@@ -66,14 +87,9 @@ class Graph:
 
     def refresh(self, start: int) -> None:
         """Recomputes dependencies of ops from `start` on."""
-        for n in range(start, len(self.ops)):
-            bits = 0
-            for v in self.inputs(n):
-                p = self.producer(v)
-                if p is not None:
-                    bits |= self.above[p] | (1 << p)
-            self.above[n] = bits
-        for _ in range(2):  # a unit's members share their dependencies; twice settles chains of units
+        self._propagate(start)
+        changed = True
+        while changed:  # a unit's members share their dependencies, and pass them on
             changed = False
             for u in {id(u): u for u in self.unit.values()}.values():
                 bits = 0
@@ -82,15 +98,35 @@ class Graph:
                 for n in u.ops:
                     if self.above[n] != bits:
                         self.above[n], changed = bits, True
-            if not changed:
-                break
-            for n in range(start, len(self.ops)):
-                bits = self.above[n]
-                for v in self.inputs(n):
-                    p = self.producer(v)
-                    if p is not None:
-                        bits |= self.above[p] | (1 << p)
-                self.above[n] = bits
+            if changed:
+                self._propagate(start)
+
+    def _propagate(self, start: int) -> None:
+        for n in range(start, len(self.ops)):
+            bits = self.above[n]
+            for p in self.sources[n]:
+                bits |= self.above[p] | (1 << p)
+            self.above[n] = bits
+
+
+def _definers(ops: list[Any], known: set[str]) -> dict[str, int]:
+    """The number of the op that gives each symbol its value."""
+    out: dict[str, int] = {}
+    for n, op in enumerate(ops):
+        out |= dict.fromkeys(new_symbols(op, known | set(out)), n)
+    return out
+
+
+def _mentioned(op: Any) -> set[str]:
+    """Names in the attributes and result types of an op and of what is in its regions."""
+    texts = [str(op.attributes[name]) for name in op.attributes]
+    names = set(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
+    names |= {s for v in op.results for e in from_mlir(v).shape for s in symbols_of(e)}
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                names |= _mentioned(inner)
+    return names
 
 
 def captures(op: Any) -> list[Any]:

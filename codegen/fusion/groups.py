@@ -56,11 +56,9 @@ def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
         if n in needs_cache:
             return needs_cache[n]
         out: list[Any] = []
-        for v in g.inputs(n):
-            p = g.producer(v)
-            if p is not None:
-                out += [item_of[p]] if p in item_of else needs(p)
-        needs_cache[n] = out
+        for p in g.sources[n]:
+            out += [item_of[p]] if p in item_of else needs(p)
+        needs_cache[n] = out = _dedupe(out)
         return out
 
     def visit(item: Any) -> None:

@@ -9,6 +9,7 @@ from dhlo.codegen.fusion.cost import cost_of, reads_fewer
 from dhlo.codegen.fusion.graph import Graph, Unit, bits, kind_of
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
+from dhlo.ops.control import MAX_LIST
 from dhlo.ops.movement import Broadcast, Reshape, Take
 from dhlo.types import from_mlir
 
@@ -70,8 +71,7 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
                 Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION):
             continue
         inside = bits(taken)
-        outside = [g.producer(v) for v in u.operands if v not in axes]
-        if any(p is not None and (g.above[p] | 1 << p) & inside for p in outside):
+        if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):
             continue
         new: tuple[int | None, ...] | None
         if isinstance(u, Reduce):
@@ -84,6 +84,8 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
         axes[u.results[0]] = new
         if new == full or isinstance(u, Reduce):
             _absorb_producers(g, u, taken, axes, domain, full)
+    while len(_open(g, sorted(taken))) > MAX_LIST:
+        taken.remove(max(taken))
     again = _leave_to_lookups(g, taken, axes, full)
     ops = sorted(taken)
     outputs = [v for v in _open(g, ops) if v not in again]

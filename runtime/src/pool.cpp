@@ -22,6 +22,7 @@ namespace {
 constexpr int64_t kWorkerSpin = 40'000;  // ns that an idle worker waits before it parks
 constexpr int64_t kCallerSpin =
     100'000;                       // ns that the caller waits for chunks in progress before it yields its processor
+constexpr int kUnhelpedLaunches = 3;  // in a row, before workers are moved off the caller's processor
 constexpr int kCallerYields = 64;  // and how often it yields before it parks
 
 void pause_briefly() {
@@ -118,6 +119,8 @@ std::shared_ptr<Pool> Pool::get(int64_t threads) {
 
 Pool::Pool(int64_t threads) : threads_(threads), spans_(new Span[threads]), starts_(new Start[threads]) {
   handles_.reserve(static_cast<size_t>(threads));  // so that starting threads allocates nothing of ours
+  CPU_ZERO(&processors_);
+  sched_getaffinity(0, sizeof processors_, &processors_);
 }
 
 Pool::~Pool() {
@@ -130,6 +133,7 @@ Pool::~Pool() {
 void Pool::after_fork() {
   handles_.clear();
   started_ = false;
+  avoided_ = -1;
   parked_.store(0);
   done_.store(0);
   caller_parked_.store(false);
@@ -217,6 +221,19 @@ void Pool::wait_for_chunks(uint32_t chunks) {
   caller_parked_.store(false);
 }
 
+// A kernel that wakes a thread on its waker's processor, while others are taken, would leave workers waiting there for
+// as long as the caller runs. So keep them off the processor that the caller is on.
+void Pool::keep_apart() {
+  unhelped_ = 0;
+  const int here = sched_getcpu();
+  if (here < 0 || here == avoided_) return;
+  cpu_set_t others = processors_;
+  CPU_CLR(static_cast<size_t>(here), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  for (pthread_t handle : handles_) pthread_setaffinity_np(handle, sizeof others, &others);
+  avoided_ = here;
+}
+
 bool Pool::run(const Launch& launch) {
   if (busy_.exchange(true, std::memory_order_acquire)) return false;
   if (!started_) start_threads();
@@ -230,6 +247,8 @@ bool Pool::run(const Launch& launch) {
   if (parked_.load() > 0) futex_wake(signal_, static_cast<int>(std::min(threads_, chunks) - 1));
   const int64_t own = run_claimed(0);
   wait_for_chunks(static_cast<uint32_t>(chunks - own));
+  unhelped_ = own == chunks && chunks > 1 ? unhelped_ + 1 : 0;
+  if (unhelped_ >= kUnhelpedLaunches) keep_apart();
   busy_.store(false, std::memory_order_release);
   return true;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstdint>
@@ -71,6 +72,7 @@ class Pool {
   bool claim(Span& span, int64_t* chunk);
   int64_t run_claimed(int64_t worker);
   void wait_for_chunks(uint32_t chunks);
+  void keep_apart();
 
   const int64_t threads_;
   std::unique_ptr<Span[]> spans_;
@@ -78,6 +80,9 @@ class Pool {
   std::vector<pthread_t> handles_;
   bool started_ = false;  // guarded by busy_
   uint32_t epoch_ = 0;    // guarded by busy_
+  cpu_set_t processors_;  // that this process may use
+  int unhelped_ = 0;      // launches in a row that no worker took part in; guarded by busy_
+  int avoided_ = -1;      // processor that workers keep off; guarded by busy_
   Launch launch_{};       // written by the caller that holds busy_ while no chunk is claimed
 
   alignas(128) std::atomic<bool> busy_{false};

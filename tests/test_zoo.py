@@ -1,0 +1,76 @@
+"""Real models (a folder with a zoo.py, named by DHLO_ZOO): each program, compiled once, serves all its input sets as eager
+does."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import dhlo
+
+_FOLDER = os.environ.get("DHLO_ZOO")
+
+
+def _zoo() -> Any:
+    spec = importlib.util.spec_from_file_location("zoo", Path(_FOLDER or "") / "zoo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ZOO = _zoo() if _FOLDER else None
+NAMES = list(ZOO.REGISTRY) if ZOO else []
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(ZOO is None, reason="DHLO_ZOO names no folder")]
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor)]
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal up to rounding, relative to the largest element."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    low = want.dtype in (torch.bfloat16, torch.float16)
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    got, want = got.to(wide), want.to(wide)
+    finite = want[want.isfinite()].abs()
+    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    torch.testing.assert_close(
+        got, want, rtol=2e-2 if low else 1e-3, atol=(1e-2 if low else 1e-4) * scale, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model(name: str) -> None:
+    assert ZOO is not None
+    entry = ZOO.REGISTRY[name]
+    if "known_fail" in entry.tags:
+        pytest.skip("does not export")
+    try:
+        case = ZOO.build(name)
+        exported = ZOO.export(case, **entry.recipe)
+    except ImportError as e:
+        pytest.skip(str(e))
+    pristine = copy.deepcopy(case.module)
+    model = dhlo.compile(exported)
+    for args, kwargs in [(case.args, case.kwargs), *case.others]:
+        given = copy.deepcopy((args, kwargs))
+        with torch.no_grad():
+            want = copy.deepcopy(pristine)(*given[0], **given[1])
+        model.reset_state()
+        taken = copy.deepcopy((args, kwargs))
+        got = model(*taken[0], **taken[1])
+        assert len(_tensors(got)) == len(_tensors(want))
+        for g, w in zip(_tensors(got), _tensors(want), strict=True):
+            assert_close(g, w)
+        for g, w in zip(_tensors(taken), _tensors(given), strict=True):  # arguments that the program changes
+            assert_close(g, w)
+    assert model.counters["compilations"] == 1

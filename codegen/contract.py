@@ -47,10 +47,12 @@ class Contract:
         for i, a in enumerate(self.args):
             base = fn.gep(inputs, i * abi.TENSOR_BYTES, "i8")
             rank = fn.cast(fn.load(fn.gep(base, abi.TENSOR["rank"], "i8"), I32), I64)
-            self._check(fn, require, fn.cmp("eq", rank, a.type.rank), "rank", i, f"'{a.name}' must have rank {a.type.rank}", a.type.rank, rank)
+            self._check(fn, require, fn.cmp("eq", rank, a.type.rank), "rank", i,
+                        f"'{a.name}' must have rank {a.type.rank}", a.type.rank, rank)
             code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
             want = dtype_code(a.type)
-            self._check(fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code)
+            self._check(fn, require, fn.cmp("eq", code, want), "dtype", i,
+                        f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code)
             arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
         dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]
         loaded = {(i, d): fn.load(fn.gep(arrays[i], d, I64), I64) for i, d, _ in dims}
@@ -103,7 +105,8 @@ class Contract:
         text = f"'{self.args[i].name}' dim {d}"
         if is_static(e):
             return f"{text} must be {e}"
-        parts = [f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}" for s in sorted(symbols_of(e)) if s in source]
+        parts = [f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}"
+                 for s in sorted(symbols_of(e)) if s in source]
         return f"{text} must be {spell(e, self.names)}" + (f", where {', '.join(parts)}" if parts else "")
 
     def _check(self, fn: Fn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:

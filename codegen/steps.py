@@ -232,7 +232,8 @@ class MatmulStep:
             b_strides += [host.size(s) for s in self.b.strides[-2:]]
         epilogue, eargs = epilogue_args(host, self.epilogue)
         self.matmul.emit_launch(
-            host, a=view_pointer(host, self.a), b=host.constant(self.packed) if self.packed is not None else view_pointer(host, self.b),
+            host, a=view_pointer(host, self.a),
+            b=host.constant(self.packed) if self.packed is not None else view_pointer(host, self.b),
             m=host.size(m), n=host.size(shape[-1]), k=host.size(k), a_strides=strides, b_strides=b_strides,
             batch=[host.size(n) for n in batch], epilogue=epilogue, epilogue_args=eargs,
             workspace=None if self.packed is not None else host.workspace(), packed=self.packed is not None)

@@ -34,7 +34,7 @@ class Structure:
         self.key = tuple(rows)
         self.buffers = [*outside, *group.results]
 
-    def rebind(self, slots: Sequence[Slot], made_for: "Structure", check_of: Callable[[Any], int],
+    def rebind(self, slots: Sequence[Slot], made_for: Structure, check_of: Callable[[Any], int],
                lookups: dict[int, Any]) -> list[Slot]:
         """The arguments of a kernel that was written for another group, for this one. `lookups` says which op a check of the
         other group is about."""

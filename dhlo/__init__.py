@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dhlo.api import compile, load  # noqa: A004
+    from dhlo.api import compile, load
     from dhlo.errors import CompileError, ContractError, DhloError, InternalError, ModelFileError, UnsupportedError
     from dhlo.model import CompiledModel
     from dhlo.options import Options

@@ -91,7 +91,7 @@ class Cache:
             if int.from_bytes(data[:8], "little") != _runtime.hash64(data[8:]):
                 shutil.rmtree(entry, ignore_errors=True)  # damaged: make room for a good one
                 return None
-            artifact: Any = pickle.loads(data[8:])  # noqa: S301  (the user's own folder)
+            artifact: Any = pickle.loads(data[8:])
             os.utime(entry)
             found: Artifact = replace(artifact, constants=StoredConstants(entry / _CONSTANTS))
             return found

@@ -13,8 +13,8 @@ from typing import Any
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
 from dhlo.codegen import abi
-from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.constants import Constants
+from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.cost import group_cost
 from dhlo.codegen.descriptor import Descriptor
 from dhlo.codegen.host import HostProgram
@@ -80,7 +80,8 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         types = [from_mlir(v) for v in block.arguments]
         args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
         returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in states]
-        host = HostProgram(low, args, list(block.arguments), Contract(args, ranges, low.checks, program.user_names), layout, steps, returns)
+        contract = Contract(args, ranges, low.checks, program.user_names)
+        host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
         host.emit_run(block)
         host.emit_plan()
         outputs = _output_names(program, [from_mlir(v) for v in returns])
@@ -171,10 +172,12 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "flops": spell(cost.flops, program.user_names), "bytes": spell(cost.bytes, program.user_names),
                            "weight_bytes": spell(cost.weight_bytes, program.user_names),
                            "launches": steps[op.operation].launches})
-    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
+    updates = updates_of(program.inputs, program.mutations)
+    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
     return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
-            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)} for n, *_ in low.states.rows},
+            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
+                       for n, *_ in low.states.rows},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
                                         for _, plan in layout.plans for b in plan.buffers]}

@@ -12,7 +12,8 @@ from dhlo.mlir import ext, ir
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, show
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "defining", "load", "operand_types", "result_types", "to_attr"]
+__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "defining", "load", "operand_types",
+           "result_types", "to_attr"]
 
 
 class DHLO(ext.Dialect, name="dhlo"):  # type: ignore[call-arg,misc]
@@ -107,7 +108,7 @@ class Op(OpView):
     def reference(self, args: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
         raise InternalError(f"{self.OPERATION_NAME} has no reference semantics")
 
-    def verify_invariants(op) -> bool:  # noqa: N805
+    def verify_invariants(op) -> bool:
         cls = type(op)
         operands, results = operand_types(op), result_types(op)
         attrs = {name: attr(op, name) for name in op.attributes}

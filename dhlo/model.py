@@ -35,7 +35,8 @@ class CompiledModel:
         self._updates = list(call.updates)
         self._artifact = artifact
         self._local = threading.local()
-        self._plain_in = all(s.type is not None and s.scalar is None for s in self._inputs) and _is_flat(self._in_spec, len(self._inputs))
+        tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
+        self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
         self._plain_out = None if self._updates else _plain(self._out_spec, self._outputs)  # updated inputs are results too
 
     # ------------------------------------------------------------------ calls
@@ -75,8 +76,8 @@ class CompiledModel:
         order = list(kw_spec.context or [])
         if sorted(order) != sorted(kwargs):
             missing, extra = sorted(set(order) - set(kwargs)), sorted(set(kwargs) - set(order))
-            raise ContractError("keyword arguments don't match the exported program's" + (f"; missing: {', '.join(missing)}" if missing else "")
-                                + (f"; unknown: {', '.join(extra)}" if extra else ""))
+            what = [f"; {k}: {', '.join(v)}" for k, v in (("missing", missing), ("unknown", extra)) if v]
+            raise ContractError("keyword arguments don't match the exported program's" + "".join(what))
         leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
         if len(leaves) != len(self._inputs) or spec != self._in_spec:
             raise ContractError(f"arguments of structure {spec} given, the program was exported with {self._in_spec}")
@@ -141,7 +142,8 @@ class CompiledModel:
 
     def plan(self, *shapes: Any, **kwargs: Any) -> _runtime.Plan:
         """Output shapes, arena bytes and launches for arguments (tensors, or shapes as lists of ints) without running."""
-        if len(shapes) == 1 and not kwargs and isinstance(shapes[0], (list, tuple)) and shapes[0] and not isinstance(shapes[0][0], int):
+        one_list = len(shapes) == 1 and not kwargs and isinstance(shapes[0], (list, tuple))
+        if one_list and shapes[0] and not isinstance(shapes[0][0], int):
             shapes = tuple(shapes[0])
         try:
             return self._model.plan(list(shapes) if not kwargs else self._flatten(shapes, kwargs))

@@ -79,7 +79,7 @@ class Importer:
         )
         symbols = self._symbols(types)
         i64 = ir.IntegerType.get_signless(64)
-        bound: Any = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)  # noqa: E731
+        bound: Any = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)
         module.operation.attributes["dhlo.symbols"] = ir.DictAttr.get(
             {n: ir.ArrayAttr.get([bound(r.lo), bound(r.hi)]) for n, r in symbols.items()}
         )
@@ -281,7 +281,7 @@ class Importer:
         return Ref(self.weight(name, value))
 
     def _call(self, node: Any, env: dict[Any, Any]) -> Any:
-        fetch: Any = lambda n: env[n]  # noqa: E731
+        fetch: Any = lambda n: env[n]
         args = torch.fx.map_arg(node.args, fetch)
         kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
         target = node.target

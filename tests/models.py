@@ -139,7 +139,8 @@ class _Block(nn.Module):
 
 def resnet18(full: bool) -> Model:
     w = 64 if full else 8
-    plan = ((w, w, 1), (w, w, 1), (w, 2 * w, 2), (2 * w, 2 * w, 1), (2 * w, 4 * w, 2), (4 * w, 4 * w, 1), (4 * w, 8 * w, 2), (8 * w, 8 * w, 1))
+    widths = ((1, 1, 1), (1, 1, 1), (1, 2, 2), (2, 2, 1), (2, 4, 2), (4, 4, 1), (4, 8, 2), (8, 8, 1))
+    plan = [(w * i, w * o, s) for i, o, s in widths]
     m = nn.Sequential(nn.Conv2d(3, w, 7, 2, 3, bias=False), nn.BatchNorm2d(w), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
                       *(_Block(*p) for p in plan), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * w, 1000 if full else 10))
     for x in m.modules():
@@ -170,7 +171,8 @@ class _EarlyExit(nn.Module):
 
 
 def early_exit(full: bool) -> Model:
-    return Model(_EarlyExit(), lambda n: (torch.randn(n, 24) * torch.rand(1) * 2,), ({0: Dim("n", min=1, max=1000)},), [(1, 1000)], (7,), {})
+    return Model(_EarlyExit(), lambda n: (torch.randn(n, 24) * torch.rand(1) * 2,), ({0: Dim("n", min=1, max=1000)},), [(1, 1000)],
+                 (7,), {})
 
 
 class _Positive(nn.Module):
@@ -183,7 +185,9 @@ class _Positive(nn.Module):
 
 
 def nonzero(full: bool) -> Model:
-    return Model(_Positive(), lambda n: ((torch.randn(n) * (torch.rand(n) > 0.5)),), ({0: Dim("n", min=1, max=3000)},), [(1, 3000)], (9,), {})
+    return Model(_Positive(), lambda n: ((torch.randn(n) * (torch.rand(n) > 0.5)),), ({0: Dim("n", min=1, max=3000)},), [(1, 3000)],
+                 (9,), {})
 
 
-MODELS: dict[str, Callable[[bool], Model]] = {f.__name__: f for f in (bert, qwen_prefill, qwen_decode, resnet18, early_exit, nonzero)}
+MODELS: dict[str, Callable[[bool], Model]] = {
+    f.__name__: f for f in (bert, qwen_prefill, qwen_decode, resnet18, early_exit, nonzero)}

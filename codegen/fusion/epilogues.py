@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.codegen.fusion.graph import Graph, Unit, bits
+from dhlo.codegen.fusion.graph import Graph, Unit, bits, kind_of
 from dhlo.dialect import Kind, attr
 from dhlo.ops.movement import Transpose
 from dhlo.types import from_mlir
@@ -39,7 +39,7 @@ def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:
     while frontier:
         k = frontier.pop(0)
         op = g.ops[k]
-        if k in taken or k in g.unit or getattr(op, "kind", None) is not Kind.ELEMENTWISE or from_mlir(op.results[0]).shape != shape:
+        if k in taken or k in g.unit or kind_of(op) is not Kind.ELEMENTWISE or from_mlir(op.results[0]).shape != shape:
             continue
         inside = bits(taken)
         if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):

@@ -125,7 +125,7 @@ def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
     for x in g.ops[p].operands if p is not None else []:
         q = g.producer(x)
         if q in taken:
-            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and cost_of(g.ops[q]) <= 1 else [x]  # type: ignore[index]
+            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and cost_of(g.ops[q]) <= 1 else [x]
     return out
 
 

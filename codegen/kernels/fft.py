@@ -252,8 +252,8 @@ class _Fft(OpKernel):
     def butterfly(self, x: Sequence[Complex]) -> list[Complex]:
         """A transform of 2, 3 or 4 elements."""
         fn = self.fn
-        add: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.add(a[0], b[0]), fn.add(a[1], b[1]))  # noqa: E731
-        sub: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.sub(a[0], b[0]), fn.sub(a[1], b[1]))  # noqa: E731
+        add: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.add(a[0], b[0]), fn.add(a[1], b[1]))
+        sub: Callable[[Complex, Complex], Complex] = lambda a, b: (fn.sub(a[0], b[0]), fn.sub(a[1], b[1]))
         if len(x) == 2:
             return [add(x[0], x[1]), sub(x[0], x[1])]
         if len(x) == 3:

@@ -50,7 +50,8 @@ def identity_of(how: str, dtype: DType) -> float | int:
 def combine(fn: Fn, how: str, a: V, b: V) -> V:
     if a.elem == I1:
         return fn.or_(a, b) if how in ("any", "max", "sum") else fn.and_(a, b)
-    ops: dict[str, Callable[[V, V], V]] = {"sum": fn.add, "prod": fn.mul, "max": fn.max, "min": fn.min, "any": fn.or_, "all": fn.and_}
+    ops: dict[str, Callable[[V, V], V]] = {"sum": fn.add, "prod": fn.mul, "max": fn.max, "min": fn.min, "any": fn.or_,
+                                           "all": fn.and_}
     return ops[how](a, b)
 
 
@@ -58,8 +59,8 @@ def _across(fn: Fn, how: str, x: V) -> V:
     """Combines the lanes of a vector."""
     if x.elem == I1:
         return fn.reduce("or" if how in ("any", "max", "sum") else "and", x)
-    kinds = {"sum": "add", "prod": "mul", "max": "maximumf" if x.is_float else "maxsi", "min": "minimumf" if x.is_float else "minsi",
-             "any": "or", "all": "and"}
+    most, least = ("maximumf", "minimumf") if x.is_float else ("maxsi", "minsi")
+    kinds = {"sum": "add", "prod": "mul", "max": most, "min": least, "any": "or", "all": "and"}
     return fn.reduce(kinds[how], x)
 
 

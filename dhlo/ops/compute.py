@@ -189,7 +189,8 @@ class Pool(Op, name="pool"):
             elif n == 1:
                 y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
             else:
-                y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"), g("divisor") or None)
+                y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"),
+                                                g("divisor") or None)
             if list(y.shape[-n:]) == want:
                 break
         return [y]

@@ -35,7 +35,8 @@ class Nonzero(Op, name="nonzero"):
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
-        return None if results[0].rank == 2 and results[0].shape[1] == operands[0].rank else "result must be [n, rank of the operand]"
+        good = results[0].rank == 2 and results[0].shape[1] == operands[0].rank
+        return None if good else "result must be [n, rank of the operand]"
 
     def reference(self, args: Args, sizes: Any) -> Args: return [args[0].nonzero()]
 

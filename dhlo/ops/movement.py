@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from dhlo.codegen.builder import V
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr, exprs, static
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import is_static, parse
@@ -90,7 +89,8 @@ class Broadcast(Movement, name="broadcast"):
     def pull(self, em: Any, idx: list[Any]) -> Any:
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         dims = attr(self, "dims")
-        return em.value(self.operands[0], [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)])
+        at = [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)]
+        return em.value(self.operands[0], at)
 
 
 class Slice(Movement, name="slice"):
@@ -155,7 +155,9 @@ class Pad(Movement, name="pad"):
             src.append(j)
             inside = ok if inside is None else em.both(inside, ok)
         pad = em.constant(attr(self, "value"), out.dtype)
-        return em.value(self.operands[0], src) if inside is None else em.guarded(inside, lambda: em.value(self.operands[0], src), pad)
+        if inside is None:
+            return em.value(self.operands[0], src)
+        return em.guarded(inside, lambda: em.value(self.operands[0], src), pad)
 
 
 class Concat(Op, name="concat"):
@@ -240,7 +242,8 @@ class Iota(Op, name="iota"):
             return number(text) if number(text) is not None else sizes(parse(text), exact=True)
 
         start, step = get(attr(self, "start")), get(attr(self, "step"))
-        line = (torch.arange(shape[d], dtype=torch.float64 if out.dtype.is_float else torch.int64) * step + start).to(out.dtype.torch)
+        wide = torch.float64 if out.dtype.is_float else torch.int64
+        line = (torch.arange(shape[d], dtype=wide) * step + start).to(out.dtype.torch)
         return [line.reshape([-1 if i == d else 1 for i in range(len(shape))]).expand(shape)]
 
     def pull(self, em: Any, idx: list[Any]) -> Any:

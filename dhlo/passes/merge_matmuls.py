@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import attr, build, defining
+from dhlo.dialect import Kind, attr, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Matmul
 from dhlo.ops.elementwise import Add
 from dhlo.ops.movement import Broadcast, Slice, Transpose, Weight
-from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["merge_matmuls"]
@@ -58,7 +57,7 @@ def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | N
                 bias = attr(w, "name_")
                 out = uses[0].results[0]
                 uses = [u.owner.operation.opview for u in out.uses]
-    if not uses or any(getattr(u, "kind", None) is None or u.kind.value not in ("movement", "reduction", "attention") for u in uses):
+    if not uses or any(getattr(u, "kind", None) not in (Kind.MOVEMENT, Kind.REDUCTION, Kind.ATTENTION) for u in uses):
         return None
     return op, out, bias
 
@@ -67,7 +66,7 @@ def _merge(chains: list[tuple[Any, Any, str | None]], weights: dict[str, torch.T
     names = [_constant_side(op, weights) for op, _, _ in chains]
     assert all(n is not None for n in names)
     rows = [weights[n] for n in names]  # type: ignore[index]
-    if len({(w.shape[1], w.dtype) for w in rows}) != 1 or not all(is_static(from_mlir(op.results[0]).shape[-1]) for op, _, _ in chains):
+    if len({(w.shape[1], w.dtype) for w in rows}) != 1:
         return
     name = "merged." + ".".join(str(n) for n in names)
     weights[name] = torch.cat([w.detach() for w in rows])

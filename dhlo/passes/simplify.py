@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-
 from dhlo.dialect import attr, build, defining, exprs
 from dhlo.mlir import ir
 from dhlo.ops import elementwise as ew
@@ -218,7 +217,10 @@ def _position_dim(v: Any) -> int | None:
     b = _producer(v, Broadcast)
     if b is not None:
         k = _position_dim(b.operands[0])
-        return None if k is None or from_mlir(b.operands[0]).shape[k] != from_mlir(v).shape[attr(b, "dims")[k]] else attr(b, "dims")[k]
+        if k is None or from_mlir(b.operands[0]).shape[k] != from_mlir(v).shape[attr(b, "dims")[k]]:
+            return None
+        d: int = attr(b, "dims")[k]
+        return d
     r = _producer(v, Reshape)
     if r is not None:
         k = _position_dim(r.operands[0])

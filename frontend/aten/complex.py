@@ -146,7 +146,7 @@ def _register_by_parts() -> None:
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
             def half(i: int) -> Any:
-                pick: Any = lambda x: _parts(b, x)[i] if isinstance(x, Complex) else x  # noqa: E731
+                pick: Any = lambda x: _parts(b, x)[i] if isinstance(x, Complex) else x
                 return LOWERINGS[op](
                     b, *[[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args], **kwargs
                 )

@@ -153,7 +153,7 @@ def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str
     def arrange(v: Value, names: str, first: list[str], second: list[str]) -> Value:
         order = [*batch, *first, *second]
         v = b.expand(b.transpose(v, [names.index(c) for c in order]), [size[c] for c in order])
-        mul: Any = lambda cs: sympy.prod([size[c] for c in cs])  # noqa: E731
+        mul: Any = lambda cs: sympy.prod([size[c] for c in cs])
         return b.reshape(v, [*([mul(batch)] if batch else []), mul(first), mul(second)])
 
     z = b.matmul(arrange(x, xn, rows, inner), arrange(y, yn, inner, cols))

@@ -113,7 +113,7 @@ def _lstm_cell(
     gates = b.add(linear(b, x, w_ih, b_ih), linear(b, hx[0], w_hh, b_hh))
     n = b.shape(hx[0])[-1]
     i, f, g, o = (b.slice(gates, b.rank(gates) - 1, n * k, n) for k in range(4))
-    sigmoid: Any = lambda v: b.unary(ew.Sigmoid, v)  # noqa: E731
+    sigmoid: Any = lambda v: b.unary(ew.Sigmoid, v)
     c = b.add(b.mul(sigmoid(f), hx[1]), b.mul(sigmoid(i), b.unary(ew.Tanh, g)))
     return [b.mul(sigmoid(o), b.unary(ew.Tanh, c)), c]
 
@@ -124,7 +124,7 @@ def _gru_cell(
 ) -> Value:
     gi, gh = linear(b, x, w_ih, b_ih), linear(b, h, w_hh, b_hh)
     n, d = b.shape(h)[-1], b.rank(h) - 1
-    part: Any = lambda v, k: b.slice(v, d, n * k, n)  # noqa: E731
+    part: Any = lambda v, k: b.slice(v, d, n * k, n)
     r = b.unary(ew.Sigmoid, b.add(part(gi, 0), part(gh, 0)))
     z = b.unary(ew.Sigmoid, b.add(part(gi, 1), part(gh, 1)))
     new = b.unary(ew.Tanh, b.add(part(gi, 2), b.mul(r, part(gh, 2))))

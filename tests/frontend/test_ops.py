@@ -385,7 +385,7 @@ def test_attention() -> None:
 
 
 def test_attention_masks() -> None:
-    f = lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m)  # noqa: E731
+    f = lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m)
     for mask in (
         lambda s, t: rn(s, t),
         lambda s, t: rn(2, 1, s, t) > 0,

@@ -71,7 +71,7 @@ class Graph:
         """Ops that read a value of the block, themselves or in a region; as long as no group is made."""
         if v not in self._users:
             self._users[v] = self._find_users(v)
-        return self._users[v]
+        return list(self._users[v])
 
     def _find_users(self, v: Any) -> list[int]:
         out = []

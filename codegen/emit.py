@@ -290,6 +290,8 @@ class Emitter(IndexMath):
             worst = fn.reduce("minsi", fn.select(bad, i, fn.const((1 << 63) - 1, i.type)))
         else:
             anybad, worst = fn.not_(ok), i
+            if self.partial and self.mask is not None:
+                anybad = fn.and_(anybad, fn.reduce("or", self.mask))
         with fn.when(anybad):
             fn.store(worst, cell)
             fn.store(n_v, fn.gep(cell, 1, I64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import sympy
 
 from dhlo.dialect import attr, defining, exprs
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
-from dhlo.shape_infer.symbols import is_static
+from dhlo.shape_infer.symbols import evaluate, is_static, symbols_of
 from dhlo.types import from_mlir
 
 __all__ = ["View", "dense_strides", "reshape_groups", "strided"]
@@ -49,6 +50,12 @@ def dense_strides(shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 def reshape_groups(src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> list[tuple[range, range]]:
     """Splits two shapes of the same elements into the smallest runs of dims with equal products. Unit dims that belong to
     neither side's run stand as runs of their own with nothing on the other side."""
+    return _groups(tuple(src), tuple(dst))
+
+
+@functools.cache
+def _groups(src: tuple[sympy.Expr, ...], dst: tuple[sympy.Expr, ...]) -> list[tuple[range, range]]:
+    """Kept, as kernels ask for the same views again and again; not to be changed."""
     out: list[tuple[range, range]] = []
     i = j = 0
     while i < len(src) or j < len(dst):
@@ -83,9 +90,13 @@ def _behind(a: sympy.Expr, b: sympy.Expr) -> bool:
     """Whether the running product `a` needs more factors to reach `b`."""
     if is_static(a) and is_static(b):
         return bool(a < b)
-    if a == 0 or b == 0:
-        return bool(b == 0)
-    return bool(sympy.cancel(b / a).as_numer_denom()[1] == 1)
+    names = sorted(symbols_of(a) | symbols_of(b))
+    for prime in (7919, 104729):  # exact division is slow, and a wrong answer only makes a run longer
+        env = {name: prime + 1009 * n for n, name in enumerate(names)}
+        x, y = evaluate(a, env), evaluate(b, env)
+        if x == 0 or y % x != 0:
+            return bool(y == 0)
+    return True
 
 
 def strided(v: Any, is_buffer: Callable[[Any], bool]) -> View | None:

@@ -121,6 +121,19 @@ PAD = [
 ]
 
 
+def padded_lookup() -> Part:
+    """A row's looked-up value, padded along the row: no lane may want it, and then its index isn't read either."""
+
+    def body(x: Any, index: Any, like: Any) -> list[Any]:
+        taken = build(mv.Take, [x, index], {"dims": [0], "at": 0}).results[0]
+        wide = build(mv.Broadcast, [taken], {"dims": [0]}, results=[from_mlir(like)]).results[0]
+        out = from_mlir(like).with_shape(["n + 1", "m + 2"])
+        return [build(mv.Pad, [wide], {"low": ["1", "1"], "value": 0.5}, results=[out]).results[0]]
+
+    args = [(t("f32", 7), anything), (t("i64", "n"), index_below("7")), (t("f32", "n", "m"), anything)]
+    return Part(args, body, label="padded lookup")
+
+
 def _pad(x: torch.Tensor, sides: list[int], value: float = 1.0) -> torch.Tensor:
     y = torch.full([x.shape[0] + sides[2] + sides[3], x.shape[1] + sides[0] + sides[1]], value).to(x.dtype)
     y[sides[2] : sides[2] + x.shape[0], sides[0] : sides[0] + x.shape[1]] = x
@@ -301,7 +314,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.broadcast": BROADCAST,
     "dhlo.slice": SLICE,
     "dhlo.reverse": REVERSE,
-    "dhlo.pad": PAD,
+    "dhlo.pad": [*PAD, padded_lookup()],
     "dhlo.concat": CONCAT,
     "dhlo.full": FULL,
     "dhlo.iota": IOTA,

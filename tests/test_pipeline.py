@@ -127,7 +127,7 @@ def test_a_pass_that_breaks_the_module_is_named() -> None:
         run_passes(program.module, program.weights, (Pass("wreck", swap),))
 
 
-@pytest.mark.parametrize("seed", [2, 25, 42, 100, 101])
+@pytest.mark.parametrize("seed", [2, 25, 42, 100, 1029, 1043])
 def test_random_programs_compute_what_the_interpreter_does(seed: int) -> None:
     module = Module([random_part(seed)])
     model, _ = module.compile()

@@ -108,7 +108,7 @@ def emit_pack(p: ConvParams, width: int) -> str:
     Lanes outside of the image are 0; lanes n and above hold anything finite in memory and must not be used.
     """
     # What the code depends on; convolutions that agree in it share the function.
-    few = p.group_in if p.group_in <= _FEW_CHANNELS else 0
+    few = p.group_in if _unrolls(p) else 0
     key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width))
     name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
@@ -131,6 +131,11 @@ def emit_pack(p: ConvParams, width: int) -> str:
         _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
     f.done()
     return name
+
+
+def _unrolls(p: ConvParams) -> bool:
+    """Few channels, always all of them: copied without a loop."""
+    return p.group_in <= _FEW_CHANNELS and p.depth_blocks == 1
 
 
 def _copy_channels(
@@ -156,7 +161,7 @@ def _copy_channels(
             else:
                 f.masked_store(value, f.gep(d, at, p.elem), store_mask)
 
-    if p.group_in <= _FEW_CHANNELS:
+    if _unrolls(p):
         for c in range(p.group_in):
             move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem))
         return

@@ -17,12 +17,14 @@ from dhlo.codegen.kernel import where
 from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.kernels.copy_in import emit_copy_in
 from dhlo.codegen.kernels.nonzero import emit_nonzero
+from dhlo.codegen.kernels.unique import emit_unique, unique_scratch
 from dhlo.codegen.sizes import SizeEmitter
 from dhlo.codegen.steps import Lowering
 from dhlo.codegen.views import dense_strides
 from dhlo.dialect import Kind, attr, defining
 from dhlo.errors import CompileError, InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, While
+from dhlo.ops.lookup import Unique
 from dhlo.ops.movement import State, Weight
 from dhlo.shape_infer.buffers import Arrangement, Plan
 from dhlo.shape_infer.symbols import parse, symbols_of
@@ -324,6 +326,8 @@ class HostProgram:
                 self._item(op)
             elif isinstance(op, Nonzero):
                 self._nonzero(op)
+            elif isinstance(op, Unique):
+                self._unique(op)
             elif isinstance(op, Assert):
                 cond = parse(attr(op, "condition"))
                 number = self.low.checks.add("ASSERT", attr(op, "message"))
@@ -378,13 +382,29 @@ class HostProgram:
         x, dims = self.pointer(op.operands[0]), [self.size(s) for s in t.shape]
         n = self.size(t.numel)
         self.launch(count, [x, n, cell], 1, 1)
-        self.check_status()
-        self.sizes.symbols[attr(op, "symbol")] = fn.load(cell, I64)
-        self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
-        self.layout.ready.pop(self.layout.numbers[op.operation], None)
+        self._define_size(op, cell)
         self.place_results(op.results)
         self.launch(fill, [x, n, self.pointer(op.results[0]), *dims], 1, 1)
         self.check_status()
+
+    def _unique(self, op: Unique) -> None:
+        fn, t = self.fn, from_mlir(op.operands[0])
+        find, fill = emit_unique(self.module, t.dtype)
+        values, inverse, counts = op.results
+        self.place_results([inverse])
+        cell = fn.alloca(1, I64, 8)
+        x, n, number = self.pointer(op.operands[0]), self.size(t.numel), self.pointer(inverse)
+        self.launch(find, [x, n, number, cell], 1, 1, self.size(unique_scratch(t.dtype, t.numel)))
+        self._define_size(op, cell)
+        self.place_results([values, counts])
+        self.launch(fill, [x, n, number, fn.load(cell, I64), self.pointer(values), self.pointer(counts)], 1, 1)
+        self.check_status()
+
+    def _define_size(self, op: Any, cell: V) -> None:
+        """The op's symbol has its value in `cell` now: what depends on it gets memory."""
+        self.check_status()
+        self.sizes.symbols[attr(op, "symbol")] = self.fn.load(cell, I64)
+        self._lay_out(self.layout.ready.pop(self.layout.numbers[op.operation], []))
 
     def base(self, v: Any) -> Any:
         """The value whose memory `v` shows."""

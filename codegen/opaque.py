@@ -9,6 +9,7 @@ import sympy
 
 from dhlo.codegen.kernel import Launch, where
 from dhlo.codegen.kernels.argreduce import lower_argreduce
+from dhlo.codegen.kernels.lexsort import lower_lexsort
 from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_scatter
 from dhlo.codegen.kernels.search import lower_histogram, lower_search_sorted
@@ -18,7 +19,7 @@ from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of,
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
-from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
+from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK
 from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.types import from_mlir
 
@@ -30,6 +31,7 @@ LAUNCHES: dict[type[Op], Lower] = {
     Scan: lower_scan,
     Histogram: lower_histogram,
     SearchSorted: lower_search_sorted,
+    LexSort: lower_lexsort,
     Sort: lower_sort,
     TopK: lower_topk,
 }

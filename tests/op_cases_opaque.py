@@ -13,10 +13,8 @@ from dhlo.types import DType, TensorType
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, index_below, moderate, plain, powers, t, within
 
-__all__ = ["CASES", "NOT_YET"]
+__all__ = ["CASES"]
 
-# No kernel yet: compiling them is an error that names the op and its place.
-NOT_YET = {"dhlo.unique"}
 NUMBERS = FLOATS + INTS
 SUMS = {"f32": 2e-5, "f64": 1e-13, "f16": 1e-2, "bf16": 6e-2}
 
@@ -88,6 +86,13 @@ SORT = [
         for k, d in enumerate(ALL)
     ),
     case(lookup.Sort, [(t("f32", "n", 3, "m"), repeated)], {"dim": 0, "descending": False}),
+]
+LEXSORT = [
+    *(
+        case(lookup.LexSort, [(t(d, "n", "m"), plain if d == "i1" else repeated if k % 2 else within(0, 3))], {})
+        for k, d in enumerate(ALL)
+    ),
+    case(lookup.LexSort, [(t("i64", "n", 2), within(0, 3))], {}),
 ]
 TOPK = [
     *(
@@ -245,6 +250,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.argreduce": ARGREDUCE,
     "dhlo.scan": SCAN,
     "dhlo.sort": SORT,
+    "dhlo.lexsort": LEXSORT,
     "dhlo.topk": TOPK,
     "dhlo.scatter": SCATTER,
     "dhlo.searchsorted": SEARCHSORTED,

@@ -19,7 +19,6 @@ from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_
 from tests.programs import SOURCE, Module, Part, plain, t
 
 CASES = {**op_cases_elementwise.CASES, **op_cases_movement.CASES, **op_cases_compute.CASES, **op_cases_opaque.CASES}
-NOT_YET = op_cases_opaque.NOT_YET
 ELSEWHERE = {"dhlo.state"}  # has a test of its own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS}
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]
@@ -31,27 +30,16 @@ def _one_thread() -> None:
 
 
 def test_every_op_has_cases() -> None:
-    assert sorted(OPS) == sorted([*CASES, *ELSEWHERE]) and set(CASES) >= NOT_YET
+    assert sorted(OPS) == sorted([*CASES, *ELSEWHERE])
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - NOT_YET))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_op(name: str) -> None:
     module = Module(CASES[name], WEIGHTS)
     model, artifact = module.compile()
     assert f'"{name}"' in (module.text() if name != "dhlo.group" else artifact.planned)
     for seed, (n, m) in enumerate(SIZES):
         module.check(model, {"n": n, "m": m}, seed)
-
-
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_not_compiled_yet(name: str) -> None:
-    module = Module(CASES[name], line=41)
-    for seed, (n, m) in enumerate(SIZES[:-1]):
-        inputs = module.draw({"n": n, "m": m}, seed)
-        module.check(lambda *_, x=inputs: tuple(module.interpret(x)), {"n": n, "m": m}, seed)
-    with pytest.raises(CompileError) as error:
-        module.compile()
-    assert name in str(error.value) and f"{SOURCE}:41" in str(error.value)
 
 
 @pytest.mark.parametrize(("n", "bad"), [(1, 7), (3, -8), (16, 7), (17, 1 << 40), (40, -(1 << 62))])

@@ -32,6 +32,27 @@ class Sort(Op, name="sort"):
         return list(torch.sort(args[0], dim=attr(self, "dim"), descending=attr(self, "descending"), stable=True))
 
 
+class LexSort(Op, name="lexsort"):
+    """The positions (i64) of rows [n, m] in ascending lexicographic order; stable, NaN counts as largest. What
+    aten.unique_dim sorts by."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        if operands[0].rank != 2:
+            raise TypeError_("lexsort wants rows [n, m]")
+        return [TensorType.of("i64", operands[0].shape[:1])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        order = torch.arange(args[0].shape[0])
+        for column in reversed(args[0].unbind(1)):
+            order = order[torch.sort(column[order], stable=True).indices]
+        return [order]
+
+
 class TopK(Op, name="topk"):
     """The k largest or smallest values along `dim` and their indices (i64), best first; k is in the result type
     (aten.topk).

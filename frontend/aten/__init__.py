@@ -16,6 +16,7 @@ from dhlo.frontend.aten import (
     recurrent,
     reduction,
     resize,
+    unique,
     writes,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "unique",
     "writes",
 ]

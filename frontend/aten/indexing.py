@@ -373,16 +373,3 @@ def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: A
         return scatter(b, b.full([name], 0, "i64"), [x], b.full(b.shape(x), 1, "i64"), [0], 0, "add")
     dtype = b.dtype(weights) if b.dtype(weights).is_float else b.as_dtype("f64")
     return scatter(b, b.full([name], 0, dtype), [x], weights, [0], 0, "add")
-
-
-@lowers(A._unique2.default)
-def _unique2(
-    b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> list[Value]:
-    name = b.importer.symbol_name()
-    b.dims.count(name)
-    n = b.dims.of(name)
-    types = [TensorType.of(b.dtype(x), [n]), TensorType.of("i64", b.shape(x)), TensorType.of("i64", [n])]
-    out = list(b.op(lookup.Unique, [x], {"symbol": name}, types))
-    b.importer.check_symbol(name)
-    return out

@@ -312,6 +312,19 @@ INDEXING: dict[str, Any] = {
         [[rn(5).sort()[0], rn(3, 4)], [rn(1), rn(0, 2)]],
     ),
     "unique": (lambda x: torch.unique(x, return_inverse=True, return_counts=True), [[ri(9)], [ri(1)]]),
+    "unique rows": (
+        lambda x: torch.unique(x, dim=0, return_inverse=True, return_counts=True),
+        [[ri(9, 2) % 3], [ri(1, 1)], [ri(40, 3) % 2]],
+    ),
+    "unique columns": (lambda x: torch.unique(x, dim=1), [[ri(2, 9, 2) % 2], [ri(1, 1, 1)]]),
+    "unique runs": (
+        lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True),
+        [[ri(30) % 2], [ri(1)]],
+    ),
+    "unique runs of rows": (
+        lambda x: torch.unique_consecutive(x, dim=0, return_inverse=True, return_counts=True),
+        [[ri(30, 2) % 2], [ri(1, 1)]],
+    ),
     "repeats": (lambda x, r: x.repeat_interleave(r, 0), [[rn(3, 2), ri(3)], [rn(1, 4), ri(1)]]),
     "one_hot": (lambda i: F.one_hot(i, 5), [[ri(3, 4)], [ri(1, 1)]]),
     "take": (lambda x, i: x.take(i), [[rn(5, 3), ri(4)], [rn(3, 3), ri(1)]]),

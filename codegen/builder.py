@@ -466,9 +466,10 @@ class Fn:
         self.raw(f"llvm.intr.masked.scatter {x.name}, {ptrs.name}, {mask.name} {{alignment = {a} : i32}}"
                  f" : {x.type}, {mask.type} into {ptrs.type}")
 
-    def prefetch(self, p: V, locality: int = 3) -> None:
-        """Read prefetch into the data cache; locality 3 = all levels, 0 = non-temporal."""
-        self.raw(f'"llvm.intr.prefetch"({p.name}) <{{rw = 0 : i32, hint = {locality} : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()')
+    def prefetch(self, p: V, locality: int = 3, *, write: bool = False) -> None:
+        """Prefetch into the data cache, for reading or to `write`; locality 3 = all levels, 0 = non-temporal."""
+        kind = f"rw = {int(write)} : i32, hint = {locality} : i32, cache = 1 : i32"
+        self.raw(f'"llvm.intr.prefetch"({p.name}) <{{{kind}}}> : (!llvm.ptr) -> ()')
 
     def alloca(self, count: int, elem: str, align: int = 64) -> V:
         """Stack memory for the whole call (placed in the entry block)."""

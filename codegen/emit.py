@@ -30,16 +30,18 @@ Slot = tuple[str, Any]  # ("pointer", value) | ("size", expr) | ("float", expr) 
 class KernelArgs:
     """The arguments of a kernel, found while its body is written; each is loaded once, in the entry block."""
 
-    def __init__(self, fn: Fn, array: V, first: int = 0) -> None:
+    def __init__(self, fn: Fn, array: V, first: int = 0, slots: Sequence[Slot] = ()) -> None:
+        """`slots`: what the array is known to hold, by another function that takes the same one."""
         self.fn, self.array, self.first = fn, array, first
-        self.slots: list[Slot] = []
+        self.slots: list[Slot] = list(slots)
         self._values: dict[Slot, V] = {}
 
     def get(self, slot: Slot) -> V:
         if slot not in self._values:
+            if slot not in self.slots:
+                self.slots.append(slot)
             ty = {"size": I64, "float": F64}.get(slot[0], PTR)
-            self._values[slot] = self.fn.entry_load(self.array, self.first + len(self.slots), ty)
-            self.slots.append(slot)
+            self._values[slot] = self.fn.entry_load(self.array, self.first + self.slots.index(slot), ty)
         return self._values[slot]
 
 
@@ -52,6 +54,7 @@ class Emitter(IndexMath):
         self.leaves: dict[Any, Leaf] = {}
         self.mask: V | None = None
         self.partial = False  # no lane may be active
+        self.touching = False  # memory is only prefetched; loads give zeros
         self._memo: list[dict[Any, V]] = [{}]
 
     # ------------------------------------------------------------------ scopes
@@ -133,6 +136,10 @@ class Emitter(IndexMath):
 
     def load_memory(self, p: V, dtype: DType, at: Index) -> V:
         fn, mem = self.fn, memory_type(dtype)
+        if self.touching:
+            if not at.uniform and at.vec is None and at.step == 1:
+                fn.prefetch(fn.gep(p, at.base, mem))
+            return self._to_register(fn.const(0, mem if at.uniform else vec(mem)), dtype)
         if at.uniform:
             q = fn.gep(p, at.base, mem)
             if self.partial and self.mask is not None:  # any address that can be read, where no lane wants the value
@@ -155,6 +162,10 @@ class Emitter(IndexMath):
     def store(self, x: V, p: V, dtype: DType, at: Index) -> None:
         """Stores a register value; lanes outside the mask leave memory alone."""
         fn, mem = self.fn, memory_type(dtype)
+        if self.touching:
+            if at.vec is None and at.step == 1:
+                fn.prefetch(fn.gep(p, at.base, mem), write=True)
+            return
         raw = fn.cast(x, mem)
         if at.uniform:
             fn.store(raw, fn.gep(p, at.base, mem))

@@ -21,6 +21,7 @@ class Epilogue:
     """The function's symbol and what its argument array holds."""
 
     symbol: str
+    touch: str | None  # the function that prefetches what the epilogue writes and reads of a tile, with the same arguments
     slots: list[Slot]
     lookups: dict[int, Any]  # number of an index check -> the op that it is about
 
@@ -30,6 +31,17 @@ def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks
     """`place(emitter, batch, row, column)` gives the index of a tile's element in the anchor's result. The tile has room for whole
     vectors, so that lanes beyond its last column may be read."""
     k = GroupKernel(module, group, checks, EPILOGUE_ARGS)
+    _emit(k, anchor, place)
+    symbol, touch = finish(k, "epilogue"), None
+    if not k.lookups:
+        toucher = GroupKernel(module, group, checks, EPILOGUE_ARGS, slots=k.args.slots)
+        toucher.em.touching = True
+        _emit(toucher, anchor, place)
+        touch = finish(toucher, "touch")
+    return Epilogue(symbol, touch, k.args.slots, k.lookups)
+
+
+def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> None:
     fn, em = k.fn, k.em
     _, tile, ld, batch, m0, n0, mr, nr = fn.args
     acc = anchor.results[0]
@@ -39,7 +51,7 @@ def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks
         m = Index(fn.add(m0, lp.iv))
 
         def body(c: Index) -> None:
-            x: V = fn.load(fn.gep(row, c.base, register), vec(register))
+            x: V = fn.const(0, vec(register)) if em.touching else fn.load(fn.gep(row, c.base, register), vec(register))
             em.leaves[acc] = lambda _em, _idx: x
             idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=16)))
             for r, v in enumerate(k.yields):
@@ -47,4 +59,3 @@ def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
-    return Epilogue(finish(k, "epilogue"), k.args.slots, k.lookups)

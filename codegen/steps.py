@@ -231,11 +231,13 @@ class MatmulStep:
         if self.packed is None:
             b_strides += [host.size(s) for s in self.b.strides[-2:]]
         epilogue, eargs = epilogue_args(host, self.epilogue)
+        touch = self.epilogue.touch
         self.matmul.emit_launch(
             host, a=view_pointer(host, self.a),
             b=host.constant(self.packed) if self.packed is not None else view_pointer(host, self.b),
             m=host.size(m), n=host.size(shape[-1]), k=host.size(k), a_strides=strides, b_strides=b_strides,
             batch=[host.size(n) for n in batch], epilogue=epilogue, epilogue_args=eargs,
+            touch=None if touch is None else host.fn.address_of(touch),
             workspace=None if self.packed is not None else host.workspace(), packed=self.packed is not None)
 
     def _packed_strides(self) -> list[sympy.Expr]:

@@ -39,6 +39,8 @@ _WAKE_CYCLES = 20_000
 # Cost model, in cycles: of a call of micro-kernel and epilogue, per element of A packed, per k step of a panel of B
 # streamed (packed) or transposed on the way.
 _CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
+# Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
+_TOUCH_DEPTH = 192
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
 # How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
@@ -93,13 +95,14 @@ class Matmul:
 
     def emit_launch(self, host: HostContext, *, a: V, b: V, m: Num, n: Num, k: Num, a_strides: Sequence[Num],
                     b_strides: Sequence[Num], batch: Sequence[Num] = (1, 1), epilogue: V, epilogue_args: V,
-                    workspace: V | None = None, packed: bool) -> None:
+                    touch: V | None = None, workspace: V | None = None, packed: bool) -> None:
         """Emits size arithmetic, variant choice and launches.
 
         `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
         (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
         otherwise B is any matrix with strides of (batch 0, batch 1, k, n), and `workspace` has room for
-        `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned.
+        `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
+        before a tile's products, prefetches what the epilogue will write and read.
         """
         self.emit_kernels(host.module, packed=packed)
         fn = host.fn
@@ -109,7 +112,9 @@ class Matmul:
         cells = fn.mul(fn.mul(batch0, batch1), panels)
         plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells)
         count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
-        sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, epilogue_args]
+        null = fn.int_to_ptr(fn.i64(0))
+        touch = null if touch is None else fn.select(fn.cmp("lt", kv, _TOUCH_DEPTH), null, touch)
+        sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, touch, epilogue_args]
         in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
 
         def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
@@ -208,13 +213,12 @@ class _Plan:
         fn, spec, elem = host.fn, matmul.spec, matmul.elem
         self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        height = fn.divu(fn.add(m, fn.sub(row_panels, 1)), row_panels)
         least = fn.min(fn.add(fn.divu(fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), _A_BLOCK_BYTES), 1), row_panels)
         threads = host.num_threads
 
         def cost(blocks: V) -> tuple[V, V, V]:
-            in_block = fn.divu(fn.add(row_panels, fn.sub(blocks, 1)), blocks)
-            rows = fn.mul(in_block, height)
+            rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
+            in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
             item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
@@ -248,26 +252,19 @@ class _Plan:
 
 
 class _RowSplit:
-    """M rows in panels of nearly equal height (the taller first), grouped in row blocks of nearly equal count."""
+    """M rows in blocks of nearly equal size, so that threads with as many blocks have as much to do; each in panels of nearly
+    equal height, none above `mr`."""
 
-    def __init__(self, fn: Fn, m: V, blocks: V, mr: int) -> None:
-        self.fn, self.blocks = fn, blocks
-        self.count = fn.max(fn.ceildivu(m, mr), 1)
-        self.height, self.taller = fn.divu(m, self.count), fn.remu(m, self.count)
+    def __init__(self, fn: Fn, m: V, blocks: V, block: V, mr: int) -> None:
+        self.fn = fn
+        self.first, after = (fn.divu(fn.mul(x, m), blocks) for x in (block, fn.add(block, 1)))
+        self.size = fn.sub(after, self.first)
+        self.panels = fn.max(fn.ceildivu(self.size, mr), 1)
 
-    def row(self, panel: V) -> V:
-        """First row of a panel."""
-        return self.fn.add(self.fn.mul(panel, self.height), self.fn.min(panel, self.taller))
-
-    def rows(self, panel: V) -> V:
-        """Rows of a panel."""
-        return self.fn.add(self.height, self.fn.cast(self.fn.cmp("lt", panel, self.taller), I64))
-
-    def panels_of(self, block: V) -> tuple[V, V]:
-        """First panel of a block, and of the next."""
-        fn = self.fn
-        first, after = (fn.divu(fn.mul(x, self.count), self.blocks) for x in (block, fn.add(block, 1)))
-        return first, after
+    def panel(self, i: V) -> tuple[V, V]:
+        """First row, counted from the block's, and number of rows of a panel."""
+        row, after = (self.fn.divu(self.fn.mul(x, self.size), self.panels) for x in (i, self.fn.add(i, 1)))
+        return row, self.fn.sub(after, row)
 
 
 def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
@@ -277,30 +274,29 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     row_bytes = nr * BITS[part] // 8
     table = emit_microkernel_table(module, elem, rows=rows, ahead=True, spec=spec)
     fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
-    a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR])
+    a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR])
     _, begin, end, _, tile = fn.args
     steps = units(fn, k, elem)
     b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
     a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, nr), part)
     ukrs = fn.address_of(table)
+    touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
     panels = fn.max(fn.ceildivu(n, nr), 1)
-    split = _RowSplit(fn, m, blocks, spec.rows(elem))
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
         before = fn.mul(run.iv, panels)
         p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
         batch, block = fn.divu(run.iv, blocks), fn.remu(run.iv, blocks)
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
-        lo, hi = split.panels_of(block)
-        row0 = split.row(lo)
-        a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(row0, sm)), elem)
+        split = _RowSplit(fn, m, blocks, block, spec.rows(elem))
+        a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(split.first, sm)), elem)
         b_batch = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), part if packed else elem)
         if not rows:
-            with fn.loop(lo, hi) as i:
-                offset = fn.sub(split.row(i.iv), row0)
-                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, split.rows(i.iv),
-                                  k, fn.gep(a_pack, fn.mul(offset, steps), part))
-        ahead_step = fn.divu(fn.const(row_bytes, I64), fn.sub(hi, lo))
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
+                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k,
+                                  fn.gep(a_pack, fn.mul(offset, steps), part))
+        ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
         slice_bytes = fn.mul(steps, ahead_step)
         with fn.loop(p0, p1) as p:
             n0 = fn.mul(p.iv, nr)
@@ -311,18 +307,20 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 # each.
                 more = fn.cmp("lt", fn.add(p.iv, 1), p1)
                 following = fn.select(more, fn.mul(steps, row_bytes), 0)
-                ahead = fn.select(fn.cmp("eq", fn.sub(hi, lo), 1), PREFETCH_BYTES, following)
+                ahead = fn.select(fn.cmp("eq", split.panels, 1), PREFETCH_BYTES, following)
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec),
                         [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
-            with fn.loop(lo, hi) as i:
-                row, mr = split.row(i.iv), split.rows(i.iv)
-                offset = fn.sub(row, row0)
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
                 ukr = fn.load(fn.gep(ukrs, fn.sub(mr, 1), PTR), PTR)
                 operand = ([fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows
                            else [fn.gep(a_pack, fn.mul(offset, steps), part)])
-                fetch = fn.gep(panel, fn.add(ahead, fn.mul(fn.sub(i.iv, lo), slice_bytes)), I8)
+                place = [batch, fn.add(split.first, offset), n0, mr, width]
+                with fn.when(touches):
+                    fn.call_ptr(touch, [eargs, tile, fn.i64(nr), *place])
+                fetch = fn.gep(panel, fn.add(ahead, fn.mul(i.iv, slice_bytes)), I8)
                 fn.call_ptr(ukr, [*operand, panel, steps, tile, fn.i64(0), fetch, ahead_step])
-                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), batch, row, n0, mr, width])
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), *place])
     fn.done()

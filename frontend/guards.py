@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from typing import Any
 
 import sympy
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import InternalError
@@ -50,26 +52,40 @@ _CALLS: dict[str, Any] = {
 }
 
 
-def input_names(ep: Any) -> list[str]:
+def input_names(ep: Any, values: list[Any]) -> list[str]:
     """A name for every leaf of the input pytree, in order: the parameter and the path below it, such as
-    `past[0][1]`."""
+    `past[0][1]` or `batch.mask`. `values` are the leaves of the example."""
     positional, keywords = ep.call_spec.in_spec.children()
     signature = ep.module_call_graph[0].signature
     names = [n for n in getattr(signature, "forward_arg_names", None) or [] if n not in keywords.context]
     out: list[str] = []
-    for i, spec in enumerate(positional.children()):
-        out += _paths(spec, names[i] if i < len(names) else f"args_{i}")
-    for name, spec in zip(keywords.context, keywords.children(), strict=True):
-        out += _paths(spec, name)
+    for root, i, below in _leaf_paths(ep.call_spec.in_spec, values):
+        name = keywords.context[i] if root else names[i] if i < len(names) else f"args_{i}"
+        out.append(name + below)
     return out
 
 
-def _paths(spec: Any, prefix: str) -> list[str]:
-    """Names of the leaves of a pytree under `prefix`."""
+def _leaf_paths(spec: Any, values: list[Any]) -> list[tuple[int, int, str]]:
+    """For every leaf of (args, kwargs): 0 or 1, the child's position there, and the path below as torch writes it."""
+    out = []
+    for root, group in enumerate(spec.children()):
+        for i, child in enumerate(group.children()):
+            own, values = values[: child.num_leaves], values[child.num_leaves :]
+            try:
+                paths = ["".join(map(str, p)) for p, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(own, child))[0]]
+            except Exception:  # a type that can't be made of example values, or whose parts have no names
+                paths = []
+            if len(paths) != len(own):
+                paths = _positions(child)
+            out += [(root, i, p) for p in paths]
+    return out
+
+
+def _positions(spec: Any) -> list[str]:
+    """Paths of the leaves of a pytree, where parts have no names: by position."""
     if spec.is_leaf():
-        return [prefix]
-    keys = spec.context if spec.type is dict else range(len(spec.children()))
-    return [p for k, child in zip(keys, spec.children(), strict=True) for p in _paths(child, f"{prefix}[{k!r}]")]
+        return [""]
+    return [f"[{i}]{p}" for i, child in enumerate(spec.children()) for p in _positions(child)]
 
 
 class _Reader:
@@ -124,15 +140,19 @@ class _Reader:
 def _sources(names: list[str], values: list[Any]) -> dict[str, Any]:
     """Example values of the inputs by the text that guards call them."""
     inputs: dict[str, Any] = {}
-    for name, value in zip(names, values, strict=True):
-        head = name.split("[", 1)[0].split(".", 1)[0]
-        for source in (
-            f"L['{head}']{name[len(head) :]}",
-            f"L['args'][{head[5:]}]{name[len(head) :]}" if head.startswith("args_") else "",
-        ):
-            if source:
-                inputs[ast.unparse(ast.parse(source, mode="eval"))] = value
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        head = re.match(r"\w*", name)[0]  # type: ignore[index]
+        below = name[len(head) :]
+        inputs[f"L['flat_args'][{i}]"] = value  # by strict export
+        inputs[_normal(f"L['{head}']{below}")] = value
+        variadic = re.fullmatch(r"(\w+)_(\d+)", head)  # one of *args
+        if variadic:
+            inputs.setdefault(_normal(f"L['{variadic[1]}'][{variadic[2]}]{below}"), value)
     return inputs
+
+
+def _normal(source: str) -> str:
+    return ast.unparse(ast.parse(source, mode="eval"))
 
 
 def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:

@@ -19,6 +19,7 @@ from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
+from dhlo.shape_infer.symbols import as_expr
 
 __all__ = ["import_program"]
 
@@ -34,11 +35,12 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     if unknown:
         raise UnsupportedError(unknown)
     with mlir.context() as context:
-        names = input_names(ep)
+        values = input_values(ep)
+        names = input_names(ep, values)
         dims = Dims()
         _declare(ep, dims)
-        guards = read_guards(ep, names, input_values(ep))
-        guards = [(r, text) for r, text in guards if not only_two(r)]
+        guards = read_guards(ep, names, values)
+        guards = [(r, text) for r, text in guards if not only_two(r, ep.range_constraints, values)]
         for relation, _ in guards:
             dims.learn(relation)
         for _ in range(_MAX_ROUNDS):
@@ -85,6 +87,12 @@ def _declare(ep: Any, dims: Dims) -> None:
         dims.declare(name, 0 if lo == 2 else max(lo, 0), hi)
 
 
-def only_two(relation: Any) -> bool:
-    """Does a guard just say that a size was 2 or more, as the example's was? That says nothing about others."""
-    return isinstance(relation, sympy.Ge | sympy.Le) and relation.gts.is_Symbol and relation.lts == 2
+def only_two(relation: Any, ranges: dict[Any, Any], values: list[Any]) -> bool:
+    """Does a guard just say that a size was 2 or more, as the example's was? That says nothing about others. `ranges`:
+    the program's range_constraints; `values`: its example inputs."""
+    if isinstance(relation, sympy.Ne) and relation.lhs.is_Symbol and relation.rhs in (0, 1):
+        return any(str(s) == relation.lhs.name and bool(r.lower == 2) for s, r in ranges.items())
+    if not isinstance(relation, sympy.Ge | sympy.Le) or relation.lts != 2:
+        return False
+    sizes = [as_expr(n) for v in values if isinstance(v, torch.Tensor) for n in v.shape]
+    return bool(relation.gts.is_Symbol) or relation.gts in sizes

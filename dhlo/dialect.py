@@ -1,6 +1,7 @@
 """The dhlo dialect: the base class of every op, the shape attribute, and generic building and verification."""
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -12,7 +13,7 @@ from dhlo.mlir import ext, ir
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, show
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Variadic", "attr", "build", "defining", "load", "operand_types",
+__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Outs", "Variadic", "attr", "build", "defining", "load", "operand_types",
            "result_types", "to_attr"]
 
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
     Tensor: TypeAlias = Any
     Out: TypeAlias = Any
     Variadic: TypeAlias = Any
+    Outs: TypeAlias = Any
 
     class OpView:
         OPERATION_NAME: ClassVar[str]
@@ -71,6 +73,7 @@ else:
     Tensor = ext.Operand[ir.RankedTensorType]
     Out = ext.Result[ir.RankedTensorType]
     Variadic = Sequence[ext.Operand[ir.RankedTensorType]]
+    Outs = Sequence[ext.Result[ir.RankedTensorType]]
     OpView = DHLO.Operation
 OPS: dict[str, type["Op"]] = {}
 
@@ -192,15 +195,24 @@ def build(cls: type[Op], operands: Sequence[Any], attrs: dict[str, Any] | None =
         plain = {k: _from_attr(to_attr(v)) for k, v in attrs.items()}
         results = cls.infer([from_mlir(v) for v in operands], plain)
     plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
-    for name, fields, values in (("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, operands),
-                                 ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, results)):
-        if fields is not None and len(fields) > 1 and all(f == 0 for f in fields[1:]):
-            if len(values) > len(fields):
-                raise InternalError(f"{cls.OPERATION_NAME} takes at most {len(fields)} values, {len(values)} given")
-            plain_attrs[name] = ir.DenseI32ArrayAttr.get([1] * len(values) + [0] * (len(fields) - len(values)))
-    op = ir.Operation.create(cls.OPERATION_NAME, results=[t.mlir() for t in results], operands=list(operands),
+    made = [t.mlir() for t in results]
+    for name, fields, types in (("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, [v.type for v in operands]),
+                                ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, made)):
+        if fields is not None and len(fields) > 1 and all(f == -1 for f in fields):
+            plain_attrs[name] = ir.DenseI32ArrayAttr.get(_segments(cls, types, len(fields)))
+    op = ir.Operation.create(cls.OPERATION_NAME, results=made, operands=list(operands),
                              attributes=plain_attrs, regions=regions, loc=loc)
     return op.opview if hasattr(op, "opview") else op
+
+
+def _segments(cls: type[Op], types: Sequence[Any], fields: int) -> list[int]:
+    """How many of a list's values each field takes: one, or where there are more values than fields, a run of one type."""
+    runs = [1] * len(types)
+    if len(types) > fields:
+        runs = [len(list(run)) for _, run in itertools.groupby(types)]
+    if len(runs) > fields:
+        raise InternalError(f"{cls.OPERATION_NAME} takes at most {fields} runs of values of one type, {len(runs)} given")
+    return runs + [0] * (fields - len(runs))
 
 
 def exprs(texts: Sequence[str]) -> list[sympy.Expr]:

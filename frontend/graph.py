@@ -353,8 +353,10 @@ class Importer:
             val = self.b.node.meta.get("val")
             expr = getattr(getattr(val, "node", None), "expr", None)
             names = [str(s) for s in expr.free_symbols] if isinstance(expr, sympy.Symbol) else []
-        if names:
-            return names[0]
+        return names[0] if names else self.fresh_symbol()
+
+    def fresh_symbol(self) -> str:
+        """A run-time symbol of our own; the same in every round."""
         self.fresh += 1
         return f"u_{self.fresh}"
 
@@ -367,9 +369,10 @@ class Importer:
         self.check_symbol(name)
         return static_value(self.dims.expr(as_expr(expr)))
 
-    def item(self, x: Value) -> Any:
-        """aten.item: the value of a one-element tensor as a symbolic number."""
-        name = self.symbol_name()
+    def item(self, x: Value, *, fresh: bool = False) -> Any:
+        """aten.item: the value of a one-element tensor as a symbolic number. `fresh`: one that the exported graph has no
+        name for."""
+        name = self.fresh_symbol() if fresh else self.symbol_name()
         flag = self.b.dtype(x).is_bool
         if self.b.dtype(x).is_float and not name.startswith(("zuf", "f_")):
             self.fresh += 1

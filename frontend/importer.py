@@ -24,6 +24,7 @@ from dhlo.shape_infer.symbols import as_expr
 __all__ = ["import_program"]
 
 _MAX_ROUNDS = 8
+_VMAP = "torch._functorch.predispatch"
 
 
 def import_program(ep: torch.export.ExportedProgram) -> Program:
@@ -31,6 +32,8 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
 
     Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself.
     """
+    if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
+        ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
     unknown = list(_unknown(ep.graph_module))
     if unknown:
         raise UnsupportedError(unknown)

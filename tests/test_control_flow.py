@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
 from torch.utils._pytree import tree_leaves
@@ -79,10 +81,29 @@ class SizeInLoop(torch.nn.Module):
         return while_loop(lambda i, a: i < n, body, (zero(), x[0] * 0))
 
 
+class CountingLoop(torch.nn.Module):
+    """Carries a Python number, which is also a size."""
+
+    def forward(self, x, n):
+        return while_loop(lambda i, y: i < x.shape[0], lambda i, y: (i + 1, y + x[:i].sum(0) * i), (1, x[0] * n))
+
+
+class ManyCarried(torch.nn.Module):
+    """As a language model's loop carries all its caches; types alternate."""
+
+    def forward(self, x, n):
+        def body(i, *caches):
+            return i + 1, *[(v * 0.9 + x.sum() if k % 3 else v + i).clone() for k, v in enumerate(caches)]
+
+        return while_loop(lambda i, *_: i < n, body, (zero(), *(x * k if k % 2 else x.sum(0) + k for k in range(40))))
+
+
 LOOPS = {
     "loop": (Loop, turns((4, 5, 3), (7, 3, 0), (1, 3, 1), (7, 3, 2), (2, 33, 9))),
     "nested": (NestedLoop, turns((4, 8, 3), (7, 8, 0), (1, 8, 1), (5, 8, 2), (3, 8, 5))),
     "branch": (BranchInLoop, turns((4, 8, 3), (7, 2, 0), (1, 8, 1), (5, 40, 4))),
+    "counting": (CountingLoop, turns((6, 4, 3), (9, 4, 1), (2, 4, 0))),
+    "many": (ManyCarried, turns((3, 4, 3), (5, 4, 4), (1, 4, 0))),
     "size": (SizeInLoop, turns((9, 3, 4), (20, 3, 0), (20, 3, 15))),
 }
 
@@ -127,7 +148,30 @@ class BranchesOfTwoSizes(torch.nn.Module):
         return y * 2, y.sum(0), y
 
 
-@pytest.mark.parametrize("make", [NestedBranch, SizeInBranch, BranchesOfTwoSizes])
+class BranchesOfManyResults(torch.nn.Module):
+    def forward(self, x):
+        def positive(x):
+            return [x * k if k % 2 else x.sum(0) + k for k in range(30)]
+
+        return torch.cond(x.sum() > 0, positive, lambda x: [x - k if k % 2 else x.sum(0) - k for k in range(30)], (x,))
+
+
+class BranchInMap(torch.nn.Module):
+    def forward(self, x):
+        def row(r, y):
+            return r.sum() + y, torch.cond(r.sum() > 0, lambda r: r + 1, lambda r: r * 2, (r,)).clone()
+
+        return map_(row, x, x[0].clone())
+
+
+class ScanBackwards(torch.nn.Module):
+    def forward(self, x):
+        return scan(lambda c, r: (c * 0.5 + r, c * r), torch.zeros_like(x[0]), x, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "make", [NestedBranch, SizeInBranch, BranchesOfTwoSizes, BranchesOfManyResults, BranchInMap, ScanBackwards]
+)
 def test_branch(make: type[torch.nn.Module]) -> None:
     torch.manual_seed(0)
     others = [(torch.ones(3, 2),), (torch.ones(5, 2) * 0.1,), (-torch.ones(6, 2),)]

@@ -91,6 +91,21 @@ def test_form(form: str) -> None:
     check(copy.deepcopy(module), exported, args(2, 5), args(1, 1), args(3, 17))
 
 
+class Mapped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return torch.vmap(lambda a, b: (self.linear(a) * b.sum(), a @ b))(x, y)
+
+
+def test_vmap() -> None:
+    args = lambda n: (rn(n, 4), rn(n, 4))
+    module = Mapped()
+    check(module, export(module, args(3), dynamic_shapes=({0: D}, {0: D})), args(3), args(7), args(1))
+
+
 # ---------------------------------------------------------------------------------------------------- dims
 class Sizes(torch.nn.Module):
     def forward(self, x, y, z):
@@ -113,7 +128,8 @@ def test_derived_dims(strict: bool) -> None:
 
 def test_a_multiple_as_the_only_dim() -> None:
     module = pick(lambda x: x.view(-1, 8).sum(0))
-    model = check(module, export(module, (rn(24),), dynamic_shapes=(({0: 8 * Dim("s", max=100)},),)), (rn(24),), (rn(8),), (rn(80),), (rn(0),))
+    exported = export(module, (rn(24),), dynamic_shapes=(({0: 8 * Dim("s", max=100)},),))
+    model = check(module, exported, (rn(24),), (rn(8),), (rn(80),), (rn(0),))
     with pytest.raises(dhlo.ContractError):
         model(rn(9))
 
@@ -163,9 +179,8 @@ def test_deferred_asserts() -> None:
     def f(x, y):
         return torch.cat([x, x]) + y if x.shape[0] * 2 == y.shape[0] else x
 
-    exported = export(
-        pick(f), (rn(3, 4), rn(6, 4)), dynamic_shapes=(({0: D, 1: D}, {0: D, 1: D}),), prefer_deferred_runtime_asserts_over_guards=True
-    )
+    dims = (({0: D, 1: D}, {0: D, 1: D}),)
+    exported = export(pick(f), (rn(3, 4), rn(6, 4)), dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True)
     model = check(pick(f), exported, (rn(3, 4), rn(6, 4)), (rn(1, 1), rn(2, 1)))
     with pytest.raises(dhlo.ContractError):
         model(rn(3, 4), rn(5, 4))
@@ -307,7 +322,8 @@ def test_numbers_as_sizes(strict: bool) -> None:
 # ---------------------------------------------------------------------------------------------------- memory
 def test_the_same_tensor_twice() -> None:
     x, y = rn(3, 4), rn(5, 4)
-    check(pick(lambda x, y: x @ y.t()), export(pick(lambda x, y: x @ y.t()), (x, x), dynamic_shapes=(({0: D}, {0: D}),)), (y, y), (x, x))
+    module = pick(lambda x, y: x @ y.t())
+    check(module, export(module, (x, x), dynamic_shapes=(({0: D}, {0: D}),)), (y, y), (x, x))
 
 
 class Aliases(torch.nn.Module):

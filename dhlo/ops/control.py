@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, attr, result_types
+from dhlo.dialect import Kind, Op, Out, Outs, Tensor, TypeError_, Variadic, attr, result_types
 from dhlo.mlir import ext, ir
 from dhlo.types import TensorType
 
@@ -66,7 +66,8 @@ class AssertTensor(Op, name="assert_tensor"):
         return []
 
 
-# IRDL wants the members of a variadic list to have one type, so that lists of any types are optional fields one by one.
+# IRDL wants the members of a variadic field to have one type, so that a list of any types is many such fields: `dialect.build`
+# puts one value into each, or where there are more values, a run of values of one type.
 MAX_LIST = 24
 
 
@@ -76,7 +77,7 @@ class Cond(Op, name="cond"):
 
     kind = Kind.CONTROL
     explicit = True
-    __annotations__ = {"pred": Tensor, **{f"y{i}": Out | None for i in range(MAX_LIST)}, "then_": ext.Region, "else_": ext.Region}
+    __annotations__ = {"pred": Tensor, **{f"y{i}": Outs for i in range(MAX_LIST)}, "then_": ext.Region, "else_": ext.Region}
 
 
 class While(Op, name="while"):
@@ -85,7 +86,7 @@ class While(Op, name="while"):
 
     kind = Kind.CONTROL
     explicit = True
-    __annotations__ = {**{f"x{i}": Tensor | None for i in range(MAX_LIST)}, **{f"y{i}": Out | None for i in range(MAX_LIST)},
+    __annotations__ = {**{f"x{i}": Variadic for i in range(MAX_LIST)}, **{f"y{i}": Outs for i in range(MAX_LIST)},
                        "cond_": ext.Region, "body": ext.Region}
 
     @classmethod
@@ -97,7 +98,7 @@ class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
     """Ends a region and gives its results."""
 
     kind = Kind.CONTROL
-    __annotations__ = {f"x{i}": Tensor | None for i in range(MAX_LIST)}
+    __annotations__ = {f"x{i}": Variadic for i in range(MAX_LIST)}
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
@@ -109,7 +110,7 @@ class Group(Op, name="group"):
 
     kind = Kind.GROUP
     explicit = True
-    __annotations__ = {"anchor": ir.StringAttr, **{f"y{i}": Out | None for i in range(MAX_LIST)}, "body": ext.Region}
+    __annotations__ = {"anchor": ir.StringAttr, **{f"y{i}": Outs for i in range(MAX_LIST)}, "body": ext.Region}
 
 
 def yielded(region: Any) -> list[Any]:

@@ -87,16 +87,39 @@ def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: An
         block = ir.Block.create_at_start(holder.regions[0], [])
         with ir.InsertionPoint(block):
             result = list(b.importer.subgraph(graph, operands))
-            values.append([b.importer.tensor_of(v) if not b.is_tensor(v) else v for v in result])
+            numbers = [not b.is_tensor(v) for v in result]
+            values.append([b.importer.tensor_of(v) if number else v for v, number in zip(result, numbers, strict=True)])
         bodies.append((holder, block))
     types = [_joined(b, x, y) for x, y in zip(*values, strict=True)]
+    order = _order([(x.type, y.type, t.mlir()) for x, y, t in zip(*values, types, strict=True)])
     with location(b.node):
-        op = build(control.Cond, [b.convert(pred, "i1")], results=types, regions=2)
+        op = build(control.Cond, [b.convert(pred, "i1")], results=[types[i] for i in order], regions=2)
     for region, (_holder, block), results in zip(op.operation.regions, bodies, values, strict=True):
         block.append_to(region)
         with ir.InsertionPoint(block):
-            build(control.Yield, results)
-    return list(op.results)
+            build(control.Yield, [results[i] for i in order])
+    return _numbered(b, _unordered(op.results, order), numbers)
+
+
+def _order(types: Sequence[Any]) -> list[int]:
+    """In which order the values of a long list are stored: those of one type side by side, since only that is unlimited."""
+    if len(types) <= control.MAX_LIST:
+        return list(range(len(types)))
+    first: list[Any] = []
+    for t in types:
+        if t not in first:
+            first.append(t)
+    return sorted(range(len(types)), key=lambda i: first.index(types[i]))
+
+
+def _unordered(values: Sequence[Value], order: Sequence[int]) -> list[Value]:
+    """Values stored in `order`, as they were before."""
+    return [v for _, v in sorted(zip(order, values, strict=True), key=lambda x: x[0])]
+
+
+def _numbered(b: OpBuilder, values: Sequence[Value], numbers: Sequence[bool]) -> list[Any]:
+    """Values of which some stand for Python numbers, as those."""
+    return [b.importer.item(v, fresh=True) if number else v for v, number in zip(values, numbers, strict=True)]
 
 
 def _joined(b: OpBuilder, x: Value, y: Value) -> TensorType:
@@ -122,18 +145,20 @@ def loop(
 ) -> list[Value]:
     """A `while` op: `cond` and `body` build the regions on the carried values."""
     types = [from_mlir(v) for v in init]
+    order = _order([v.type for v in init])
     with location(b.node):
-        op = build(control.While, init, results=types, regions=2)
+        op = build(control.While, [init[i] for i in order], results=[types[i] for i in order], regions=2)
     unknown = [ir.Location.unknown()] * len(types)
     for region, f in zip(op.operation.regions, (cond, body), strict=True):
-        block = ir.Block.create_at_start(region, [t.mlir() for t in types], unknown)
+        block = ir.Block.create_at_start(region, [types[i].mlir() for i in order], unknown)
         with ir.InsertionPoint(block):
-            out = f(list(block.arguments))
-            values = (
-                [b.convert(out, "i1")] if b.is_tensor(out) else [_as(b, v, t) for v, t in zip(out, types, strict=True)]
-            )
+            out = f(_unordered(block.arguments, order))
+            if b.is_tensor(out):
+                values = [b.convert(out, "i1")]
+            else:
+                values = [_as(b, out[i], types[i]) for i in order]
             build(control.Yield, values)
-    return list(op.results)
+    return _unordered(op.results, order)
 
 
 def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
@@ -149,16 +174,21 @@ def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
 @higher_order(H.while_loop)
 def _while_loop(
     b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
-) -> list[Value]:
-    if not all(b.is_tensor(v) for v in carried):
-        raise CompileError("a while_loop that carries Python numbers is not supported", hint="carry a tensor instead")
+) -> list[Any]:
+    numbers = [not b.is_tensor(v) for v in carried]
+    tensor = b.importer.tensor_of
 
     def test(args: list[Value]) -> Value:
-        out = b.importer.subgraph(cond, [*args, *additional])
+        out = b.importer.subgraph(cond, [*_numbered(b, args, numbers), *additional])
         flag = out[0] if isinstance(out, list | tuple) else out
-        return flag if b.is_tensor(flag) else b.importer.tensor_of(flag)
+        return flag if b.is_tensor(flag) else tensor(flag)
 
-    return loop(b, list(carried), test, lambda args: list(b.importer.subgraph(body, [*args, *additional])))
+    def step(args: list[Value]) -> list[Value]:
+        out = b.importer.subgraph(body, [*_numbered(b, args, numbers), *additional])
+        return [v if b.is_tensor(v) else tensor(v) for v in out]
+
+    init = [tensor(v) if number else v for v, number in zip(carried, numbers, strict=True)]
+    return _numbered(b, loop(b, init, test, step), numbers)
 
 
 def _iterate(

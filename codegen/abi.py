@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 
@@ -88,8 +88,9 @@ CALL: Final[dict[str, int]] = {
     "output": 32,
     "launch": 40,
     "fail": 48,
+    "random": 56,
 }
-CALL_BYTES: Final = 56
+CALL_BYTES: Final = 64
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
@@ -119,8 +120,10 @@ MODEL: Final[dict[str, int]] = {
     "num_segments": 144,
     "run": 152,
     "plan": 160,
+    "num_updated": 168,
+    "updated": 176,
 }
-MODEL_BYTES: Final = 168
+MODEL_BYTES: Final = 184
 
 CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6}
 """Code of each dhlo_check_kind."""

@@ -26,6 +26,7 @@ from dhlo.errors import CompileError, InternalError
 from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, While
 from dhlo.ops.lookup import Unique
 from dhlo.ops.movement import State, Weight
+from dhlo.ops.random import RandomKey
 from dhlo.shape_infer.buffers import Arrangement, Plan
 from dhlo.shape_infer.symbols import parse, symbols_of
 from dhlo.types import from_mlir
@@ -328,6 +329,8 @@ class HostProgram:
                 self._nonzero(op)
             elif isinstance(op, Unique):
                 self._unique(op)
+            elif isinstance(op, RandomKey):
+                self._random_key(op)
             elif isinstance(op, Assert):
                 cond = parse(attr(op, "condition"))
                 number = self.low.checks.add("ASSERT", attr(op, "message"))
@@ -399,6 +402,16 @@ class HostProgram:
         self.place_results([values, counts])
         self.launch(fill, [x, n, number, fn.load(cell, I64), self.pointer(values), self.pointer(counts)], 1, 1)
         self.check_status()
+
+    def _random_key(self, op: RandomKey) -> None:
+        """Takes a draw from the session's generator."""
+        fn, generator = self.fn, self._field("random", PTR)
+        self.place_results(op.results)
+        key, draws = self.pointer(op.results[0]), fn.gep(generator, 1, I64)
+        number = fn.load(draws, I64)
+        fn.store(fn.load(generator, I64), key)
+        fn.store(number, fn.gep(key, 1, I64))
+        fn.store(fn.add(number, 1), draws)
 
     def _define_size(self, op: Any, cell: V) -> None:
         """The op's symbol has its value in `cell` now: what depends on it gets memory."""

@@ -88,7 +88,8 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         metadata = _metadata(program, block, layout, low, steps)
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
-                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes, program.user_names)
+                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
+                                names=program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)

@@ -12,15 +12,18 @@ from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 from dhlo.dialect import OPS, attr, result_types
 from dhlo.errors import ContractError, InternalError
 from dhlo.mlir import ir
-from dhlo.ops import control, lookup, movement
+from dhlo.ops import control, lookup, movement, random
 from dhlo.shape_infer.symbols import parse, show, symbol
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["run"]
 
 
-def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name.
+def run(
+    module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0
+) -> list[torch.Tensor]:
+    """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name; random
+    numbers are those of a session just seeded with `seed`.
 
     Raises ContractError where inputs don't fit the argument types, the symbols' ranges or an assertion, InternalError
     where an op's
@@ -30,7 +33,7 @@ def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch
         op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main"
     )
     block = main.regions[0].blocks[0]
-    machine = _Machine(weights)
+    machine = _Machine(weights, seed)
     arguments = list(block.arguments)
     if len(arguments) != len(inputs):
         raise ContractError(f"expected {len(arguments)} inputs, got {len(inputs)}")
@@ -54,8 +57,8 @@ def _names(main: Any, count: int) -> list[str]:
 class _Machine:
     """Values of SSA names and symbols during one run."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self.weights = weights
+    def __init__(self, weights: Mapping[str, torch.Tensor], seed: int) -> None:
+        self.weights, self.seed, self.draws = weights, seed, 0
         self.values: dict[Any, torch.Tensor] = {}
         self.symbols: dict[str, int | float] = {}
         self.cache: dict[Any, Any] = {}
@@ -155,6 +158,9 @@ class _Machine:
             while bool(self._enter(cond, args)[0]):
                 args = self._enter(body, args)
             return args
+        if cls is random.RandomKey:
+            self.draws += 1
+            return [torch.tensor([self.seed, self.draws - 1])]
         if cls is control.Group:
             return self.block(op.regions[0].blocks[0])
         out: list[torch.Tensor] = op.reference(args, self.sizes)

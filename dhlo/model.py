@@ -120,6 +120,12 @@ class CompiledModel:
         """Puts all buffers of this thread's session back to what they were when the program was exported."""
         self._session().reset_state()
 
+    def manual_seed(self, seed: int) -> None:
+        """Seeds this thread's session: the random numbers of its later calls follow from the seed alone, on any number of
+        threads. They have PyTorch's distributions, not its bits; torch.manual_seed doesn't concern them. A session that was
+        never seeded is seeded by the operating system."""
+        self._session().seed(seed & (1 << 64) - 1)
+
     # ------------------------------------------------------------------ looking at it
     @property
     def signature(self) -> str:

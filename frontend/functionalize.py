@@ -51,6 +51,13 @@ class Ref:
             self._value, self._seen = value, self.root.version
 
 
+# In-place ops whose functional twin has another name or overload.
+_TWINS = {
+    "aten::normal_": lambda aten: aten.normal_functional.default,
+    "aten::bernoulli_.float": lambda aten: aten.bernoulli.p,
+}
+
+
 def functional_form(op: Any) -> Any | None:
     """The functional twin of an in-place op that writes its first argument (aten.add_.Tensor: aten.add.Tensor), or
     None."""
@@ -61,6 +68,9 @@ def functional_form(op: Any) -> Any | None:
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not name.endswith("_") or len(written) != 1 or written[0].name != schema.arguments[0].name:
         return None
+    twin = _TWINS.get(f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name)
+    if twin is not None:
+        return twin(torch.ops.aten)
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
     return getattr(packet, schema.overload_name or "default", None) if packet is not None else None
 

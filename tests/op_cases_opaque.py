@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.dialect import build
-from dhlo.ops import compute, lookup, sequence
+from dhlo.ops import compute, lookup, random, sequence
 from dhlo.types import DType, TensorType
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, index_below, moderate, plain, powers, t, within
@@ -209,6 +209,13 @@ GROUPED = [
     )
     for d, i in (("f32", "i64"), ("f64", "i32"))
 ]
+RANDOM_BITS = [
+    Part(
+        [(t("i64", 2), within(-(1 << 62), 1 << 62)), (t("f32", "n", "m"), plain)],
+        lambda key, _, k=k, ty=ty: build(random.RandomBits, [key], {"word": k}, results=[ty]).results,
+    )
+    for k, ty in enumerate([t("i32", "n", "m"), t("i32", "n", 3, "m"), t("i32", "m"), t("i32")])
+]
 RNN = {"f32": 1e-4, "f64": 1e-11}
 
 
@@ -256,6 +263,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.searchsorted": SEARCHSORTED,
     "dhlo.histogram": HISTOGRAM,
     "dhlo.unique": UNIQUE,
+    "dhlo.random_bits": RANDOM_BITS,
     "dhlo.grouped_matmul": GROUPED,
     "dhlo.lstm": _recurrent(sequence.Lstm, 4, False),
     "dhlo.gru": _recurrent(sequence.Gru, 3, True),

@@ -9,9 +9,12 @@ import sympy
 import torch
 
 from dhlo.errors import CompileError
+from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ops import compute
+from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import FloorDiv
 
 A: Any = torch.ops.aten
 
@@ -201,8 +204,36 @@ def _attention(
         operands.append(b.expand(mask, [batch, heads, length, kv]))
     if scale is None:
         scale = 1.0 / math.sqrt(int(depth)) if depth != 0 else 1.0
-    y = b.op(compute.Attention, operands, {"scale": float(scale), "causal": causal})
+    if dropout:
+        y = _attention_with_dropout(b, operands, float(scale), causal, dropout)
+    else:
+        y = b.op(compute.Attention, operands, {"scale": float(scale), "causal": causal})
     return b.reshape(y, [*shape[:-1], b.shape(v)[3]]) if rank != 4 else y
+
+
+def _attention_with_dropout(b: OpBuilder, operands: list[Value], scale: float, causal: bool, dropout: float) -> Value:
+    """Attention in steps, since the probabilities are dropped between them."""
+    q, k, v, *mask = operands
+    batch, heads, length, _ = b.shape(q)
+    kv_heads, kv = b.shape(k)[1:3]
+    if kv_heads != heads:
+        k, v = (
+            b.reshape(
+                b.expand(b.unsqueeze(x, 2), [batch, kv_heads, FloorDiv(heads, kv_heads), kv, b.shape(x)[3]]),
+                [batch, heads, kv, b.shape(x)[3]],
+            )
+            for x in (k, v)
+        )
+    scores = b.mul(b.matmul(q, b.swap(k, -1, -2)), scale)
+    seen = [m for m in mask if b.dtype(m).is_bool]
+    if causal:
+        seen.append(b.op(ew.Ge, [b.iota(b.shape(scores), 2, "i64"), b.iota(b.shape(scores), 3, "i64")]))
+    for m in mask:
+        if not b.dtype(m).is_bool:
+            scores = b.add(scores, m)
+    for m in seen:
+        scores = b.select(m, scores, float("-inf"), dtype=b.dtype(scores))
+    return b.matmul(drop(b, LOWERINGS[A._softmax.default](b, scores, -1), dropout)[0], v)
 
 
 def _four_dims(b: OpBuilder, x: Value) -> Value:

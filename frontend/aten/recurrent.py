@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.frontend.aten.contraction import _linear as linear
+from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import elementwise as ew
@@ -61,6 +62,8 @@ def _lstm(
             hs.append(h)
             cs.append(c)
         x = b.concat(outs, 2)
+        if train and dropout and layer < layers - 1:
+            x = drop(b, x, dropout)[0]
     y, h, c = x, _stack(b, hs), _stack(b, cs)
     if unbatched:
         return [b.squeeze(v, [1]) for v in (y, h, c)]
@@ -94,6 +97,8 @@ def _gru(
             outs.append(y)
             hs.append(h)
         x = b.concat(outs, 2)
+        if train and dropout and layer < layers - 1:
+            x = drop(b, x, dropout)[0]
     y, h = x, _stack(b, hs)
     if unbatched:
         return [b.squeeze(v, [1]) for v in (y, h)]

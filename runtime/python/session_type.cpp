@@ -261,6 +261,15 @@ PyObject* reset_state(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* seed(PyObject* self, PyObject* args) {
+  unsigned long long value = 0;
+  if (PyArg_ParseTuple(args, "K:seed", &value) == 0) return nullptr;
+  Claim claim(body_of(self));
+  if (!claim) return nullptr;
+  dhlo_session_seed(body_of(self).session, value);
+  Py_RETURN_NONE;
+}
+
 PyObject* trim(PyObject* self, PyObject*) {
   Claim claim(body_of(self));
   if (!claim) return nullptr;
@@ -277,6 +286,7 @@ bool add_session_type(PyObject* module) {
       {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
       {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
       {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},
+      {"seed", seed, METH_VARARGS, "Random numbers of later runs follow from this number (64 bits)."},
       {"trim", trim, METH_NOARGS, "Frees arena and scratch."},
       {nullptr, nullptr, 0, nullptr},
   };

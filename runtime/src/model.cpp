@@ -24,12 +24,13 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
 // Everything the runtime relies on in a descriptor that came with the code.
 void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
-  if (abi.version != DHLO_ABI_VERSION)
+  if (abi.version == 0 || abi.version > DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
-                                  "; this runtime hosts version " + std::to_string(DHLO_ABI_VERSION));
-  if (abi.struct_bytes < sizeof(dhlo_abi_model))
+                                  "; this runtime hosts versions up to " + std::to_string(DHLO_ABI_VERSION));
+  const size_t bytes = abi.version == 1 ? offsetof(dhlo_abi_model, num_updated) : sizeof(dhlo_abi_model);
+  if (abi.struct_bytes < bytes)
     throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
-                                 " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
+                                 " bytes, expected at least " + std::to_string(bytes));
   if (const std::string missing = missing_cpu_features(abi.cpu_features != nullptr ? abi.cpu_features : "");
       !missing.empty())
     throw Error(DHLO_CPU,
@@ -44,6 +45,9 @@ void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const 
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
   for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
+  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
+    if (abi.updated[i] < 0 || abi.updated[i] >= abi.num_inputs)
+      throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
   for (int64_t i = 0; i < abi.num_states; ++i) {
     const dhlo_abi_state& state = abi.states[i];
     const bool ok = state.bytes >= 0 && state.offset >= 0 && state.init_offset >= 0 &&
@@ -170,6 +174,13 @@ int64_t dhlo_model_num_launches(const dhlo_model* model) { return model->abi->nu
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
   return index >= 0 && index < model->abi->num_inputs ? &model->abi->inputs[index] : nullptr;
+}
+
+int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index) {
+  const dhlo_abi_model& abi = *model->abi;
+  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
+    if (abi.updated[i] == index) return 1;
+  return 0;
 }
 
 const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) {

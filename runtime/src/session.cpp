@@ -2,6 +2,7 @@
 #include "session.hpp"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -26,6 +27,12 @@ int64_t now() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+// 64 bits that nobody can foretell; the clock's where the system has none to give.
+uint64_t entropy() {
+  uint64_t bits = 0;
+  return getentropy(&bits, sizeof bits) == 0 ? bits : static_cast<uint64_t>(now()) * 0x9e3779b97f4a7c15ull;
 }
 
 }  // namespace
@@ -56,6 +63,8 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& optio
   dhlo_abi_call::output = serve_output;
   fail = serve_fail;
   set_profile(options.profile != 0);
+  random = random_state;
+  seed(entropy());
   if (!state_block.allocate(abi.state_bytes, shared->host_allocator()))
     throw Error(DHLO_OUT_OF_MEMORY, "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
   state = state_block.data();
@@ -70,6 +79,11 @@ dhlo_session::~dhlo_session() {
   scratch.free();
   state_block.free();
   dhlo_model_release(model);
+}
+
+void dhlo_session::seed(uint64_t value) noexcept {
+  random_state[0] = static_cast<int64_t>(value);
+  random_state[1] = 0;
 }
 
 void dhlo_session::set_profile(bool on) {

@@ -35,6 +35,7 @@ struct dhlo_session : dhlo_abi_call {
   dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
   void set_profile(bool on);
   void reset_state();
+  void seed(uint64_t value) noexcept;
   void trim();
   // Makes `block` hold at least `bytes`, within the cap; false after recording an error.
   bool grow(dhlo::Block* block, int64_t bytes, int64_t* held, const char* what) noexcept;
@@ -54,6 +55,7 @@ struct dhlo_session : dhlo_abi_call {
   std::vector<dhlo::Output> outputs;
   std::vector<dhlo_launch_profile> profile;
   dhlo_counters counters{};
+  int64_t random_state[2] = {};
   dhlo_status failure = DHLO_OK;  // of the run in progress
   std::string message;
   std::atomic<bool> running{false};

@@ -100,6 +100,8 @@ dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, co
 
 void dhlo_session_reset_state(dhlo_session* session) { session->reset_state(); }
 
+void dhlo_session_seed(dhlo_session* session, uint64_t seed) { session->seed(seed); }
+
 void dhlo_session_trim(dhlo_session* session) {
   for (dhlo::Output& output : session->outputs) output.produced = false;
   session->trim();

@@ -125,9 +125,9 @@ def test_newer(build_toy: BuildToy) -> None:
     path = build_toy()
     rewrite_trailer(path, 1, 7)
     message = refused(path)
-    assert "version 7; this runtime reads versions up to 1" in message
+    assert "version 7; this runtime reads versions up to 2" in message
     assert "newer dhlo runtime" in message
-    assert "code for ABI version 2" in refused(build_toy("TOY_VERSION=2"))
+    assert "code for ABI version 3" in refused(build_toy("TOY_VERSION=3"))
 
 
 def test_damaged(build_toy: BuildToy) -> None:

@@ -206,4 +206,6 @@ const dhlo_abi_model dhlo_model_v1 = {
     kSegments,
     run,
     plan,
+    0,
+    NULL,
 };

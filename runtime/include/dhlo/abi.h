@@ -16,7 +16,8 @@ extern "C" {
 #endif
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
-#define DHLO_ABI_VERSION 1u
+/* 2 added dhlo_abi_call.random and dhlo_abi_model.updated; a version-1 model ends before them. */
+#define DHLO_ABI_VERSION 2u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 
@@ -59,6 +60,9 @@ struct dhlo_abi_call {
                     int64_t scratch_bytes, int64_t launch);
   /* Records that check `check` (index into dhlo_abi_model.checks) failed. Returns the status to return. */
   int32_t (*fail)(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+  /* The session's source of random numbers: [0] is its seed, [1] counts the draws since it was seeded. Code takes the
+   * count as the number of its draw and adds 1. */
+  int64_t* random;
 };
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
@@ -123,6 +127,8 @@ typedef struct dhlo_abi_model {
   int64_t num_segments; /* arena segments */
   dhlo_abi_run run;
   dhlo_abi_plan plan;
+  int64_t num_updated;
+  const int64_t* updated; /* indices of inputs that a run writes to, ascending */
 } dhlo_abi_model;
 
 /* A model file is an ELF shared object followed by padding to a page, the constant blob, and this trailer as its last bytes.
@@ -145,10 +151,10 @@ typedef struct dhlo_trailer {
 
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
-static_assert(sizeof(dhlo_abi_call) == 56, "dhlo_abi_call");
+static_assert(sizeof(dhlo_abi_call) == 64, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
-static_assert(sizeof(dhlo_abi_model) == 168, "dhlo_abi_model");
+static_assert(sizeof(dhlo_abi_model) == 184, "dhlo_abi_model");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }
 #endif

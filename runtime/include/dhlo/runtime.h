@@ -133,6 +133,10 @@ DHLO_API int64_t dhlo_model_constants_bytes(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_state_bytes(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_inputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index);
+/* 1 if a run writes new content to the input's memory (through its strides), 0 if it only reads it. What a run writes
+ * whole is written last, so that a failed run leaves it alone; where a run writes only some rows or elements (a cache
+ * that is updated at a position), a run that fails after the checks of its arguments may have written them. */
+DHLO_API int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);
@@ -195,10 +199,16 @@ DHLO_API dhlo_status dhlo_session_bind_output(dhlo_session* session, int64_t ind
  * next run or the session's end. */
 DHLO_API dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tensor* out);
 
-/* Mutable state by name. Sizes must match exactly. Reset puts every state back to its initial value. */
+/* Mutable state by name. Sizes must match exactly. Reset puts every state back to its initial value. After a failed run
+ * state is what it was before, but for the elements of states of which a run writes only parts: see
+ * dhlo_model_input_is_updated. */
 DHLO_API dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, void* data, int64_t bytes);
 DHLO_API dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, const void* data, int64_t bytes);
 DHLO_API void dhlo_session_reset_state(dhlo_session* session);
+
+/* Random numbers of all later runs follow from the seed, whatever the number of threads. A new session is seeded by the
+ * operating system. Not to be called during a run. */
+DHLO_API void dhlo_session_seed(dhlo_session* session, uint64_t seed);
 
 /* Frees arena, scratch and runtime-owned outputs (state stays); the next run allocates again. */
 DHLO_API void dhlo_session_trim(dhlo_session* session);

@@ -132,6 +132,8 @@ class Model {
   int64_t num_inputs() const noexcept { return dhlo_model_num_inputs(model_); }
   int64_t num_outputs() const noexcept { return dhlo_model_num_outputs(model_); }
   const dhlo_abi_value& input(int64_t index) const { return at(dhlo_model_input(model_, index)); }
+  // A run writes new content to this input's memory.
+  bool input_is_updated(int64_t index) const { return dhlo_model_input_is_updated(model_, index) != 0; }
   const dhlo_abi_value& output(int64_t index) const { return at(dhlo_model_output(model_, index)); }
   std::string name() const { return dhlo_model_name(model_); }
   std::string metadata() const { return dhlo_model_metadata(model_); }
@@ -189,6 +191,24 @@ class Session {
   void bind_output(int64_t index, void* data, int64_t capacity) {
     check(dhlo_session_bind_output(get(), index, data, capacity));
   }
+  // State by name: `T` elements, as many as the state has.
+  template <class T>
+  std::vector<T> read_state(const std::string& name) const {
+    const dhlo_model* model = dhlo_session_model(get());
+    int64_t bytes = 0;  // an unknown name is refused below
+    for (int64_t i = 0; i < dhlo_model_num_states(model); ++i)
+      if (name == dhlo_model_state(model, i)->name) bytes = dhlo_model_state(model, i)->bytes;
+    std::vector<T> data(static_cast<size_t>(bytes) / sizeof(T));
+    check(dhlo_session_read_state(get(), name.c_str(), data.data(), bytes));
+    return data;
+  }
+  template <class T>
+  void write_state(const std::string& name, const std::vector<T>& data) {
+    check(dhlo_session_write_state(get(), name.c_str(), data.data(), static_cast<int64_t>(data.size() * sizeof(T))));
+  }
+  void reset_state() { dhlo_session_reset_state(get()); }
+  // Random numbers of later runs follow from the seed.
+  void seed(uint64_t value) { dhlo_session_seed(get(), value); }
   dhlo_counters counters() const {
     dhlo_counters counters;
     dhlo_session_counters(get(), &counters);

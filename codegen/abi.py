@@ -141,7 +141,10 @@ _PAGE: Final = 4096
 
 
 def append_trailer(
-    elf: str | os.PathLike[str] | bytes, constants: Iterable[Buffer], out_path: str | os.PathLike[str]
+    elf: str | os.PathLike[str] | bytes,
+    constants: Iterable[Buffer],
+    out_path: str | os.PathLike[str],
+    version: int = ABI_VERSION,
 ) -> None:
     """Writes a model file: the ELF image, the constants at the next page, and the trailer.
 
@@ -149,6 +152,7 @@ def append_trailer(
         elf: the shared object's path or its bytes.
         constants: contiguous buffers whose concatenation is the blob; written one by one, never joined in memory.
         out_path: the file to write. It appears under this name only when it is complete.
+        version: the oldest ABI whose runtimes can run the model.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -166,14 +170,14 @@ def append_trailer(
             blob_bytes = file.tell() - offset
             file.flush()
             blob_hash = _hash_range(file.fileno(), offset, blob_bytes)
-            file.write(_trailer(image, offset, blob_bytes, blob_hash))
+            file.write(_trailer(image, offset, blob_bytes, blob_hash, version))
         part.chmod(0o755)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _trailer(image: bytes, offset: int, blob_bytes: int, blob_hash: int) -> bytes:
+def _trailer(image: bytes, offset: int, blob_bytes: int, blob_hash: int, version: int) -> bytes:
     from dhlo._runtime import hash64
 
     file_bytes = offset + blob_bytes + TRAILER_BYTES
@@ -181,7 +185,7 @@ def _trailer(image: bytes, offset: int, blob_bytes: int, blob_hash: int) -> byte
     return struct.pack(
         TRAILER_FORMAT,
         TRAILER_MAGIC,
-        ABI_VERSION,
+        version,
         0,
         file_bytes,
         len(image),

@@ -48,7 +48,7 @@ def write_model(artifact: Artifact, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
         link_shared(artifact.objects, image)
-        abi.append_trailer(image, (chunk.data for chunk in artifact.constants.chunks()), path)
+        abi.append_trailer(image, (chunk.data for chunk in artifact.constants.chunks()), path, artifact.metadata["abi"])
 
 
 def link_shared(objects: list[bytes], path: Path) -> None:

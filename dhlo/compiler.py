@@ -12,7 +12,6 @@ from typing import Any
 
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
-from dhlo.codegen import abi
 from dhlo.codegen.constants import Constants
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.cost import group_cost
@@ -25,6 +24,7 @@ from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
+from dhlo.ops.random import RandomKey
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
@@ -89,7 +89,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                names=program.user_names)
+                                version=metadata["abi"], names=program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
@@ -149,6 +149,11 @@ def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple
     return [text for text, _ in done], [data for _, data in done]
 
 
+def _abi_version(block: Any) -> int:
+    """The oldest ABI that has what the program needs: version 2 has random numbers."""
+    return 2 if any(isinstance(op, RandomKey) for op in walk(block)) else 1
+
+
 def _features(target: TargetSpec) -> list[str]:
     """CPU features that code for the target may use, by LLVM's names, as far as the runtime can check them."""
     from dhlo._runtime import cpu_supports
@@ -175,7 +180,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "launches": steps[op.operation].launches})
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "abi": abi.ABI_VERSION, "call": write_call(call),
+    return {"producer": PRODUCER, "abi": _abi_version(block), "call": write_call(call),
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
             "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
                        for n, *_ in low.states.rows},

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import dhlo
 from dhlo.callspec import read_call, write_call
-from dhlo.codegen.abi import TRAILER_BYTES, TRAILER_FORMAT
+from dhlo.codegen.abi import ABI_VERSION, TRAILER_BYTES, TRAILER_FORMAT
 from dhlo.codegen.link import constants_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,11 +166,11 @@ def test_foreign(tmp_path: Path) -> None:
 def test_newer(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
     data = mixed[1].read_bytes()
     trailer = list(struct.unpack(TRAILER_FORMAT, data[-TRAILER_BYTES:]))
-    trailer[1] += 1
+    trailer[1] = ABI_VERSION + 1
     path = tmp_path / "newer.so"
     path.write_bytes(data[:-TRAILER_BYTES] + struct.pack(TRAILER_FORMAT, *trailer))
     with pytest.raises(
-        dhlo.ModelFileError, match=r"version 2; this runtime reads versions up to 1.*newer dhlo runtime"
+        dhlo.ModelFileError, match=rf"version {ABI_VERSION + 1}; this runtime reads versions up to {ABI_VERSION}.*newer dhlo"
     ):
         dhlo.load(path)
 

@@ -170,8 +170,16 @@ void test_descriptor_is_checked() {
   dhlo_abi_model abi = dhlo_model_v1;
   CHECK(status(abi, 24) == DHLO_OK);
   CHECK(status(abi, 16) == DHLO_FORMAT);
-  abi.version = 2;
+  abi.version = DHLO_ABI_VERSION + 1;
   CHECK(status(abi, 24) == DHLO_VERSION);
+  abi.version = 1;  // whose descriptors end before what came later
+  abi.struct_bytes = offsetof(dhlo_abi_model, num_updated);
+  CHECK(status(abi, 24) == DHLO_OK);
+  abi = dhlo_model_v1;
+  const int64_t missing = 2;
+  abi.num_updated = 1;
+  abi.updated = &missing;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
   abi = dhlo_model_v1;
   abi.struct_bytes = 8;
   CHECK(status(abi, 24) == DHLO_FORMAT);

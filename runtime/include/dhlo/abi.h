@@ -16,7 +16,8 @@ extern "C" {
 #endif
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
-/* 2 added dhlo_abi_call.random and dhlo_abi_model.updated; a version-1 model ends before them. */
+/* 2 added dhlo_abi_call.random and dhlo_abi_model.updated; a version-1 model may end before them. A model states the oldest
+ * version that has what it needs. */
 #define DHLO_ABI_VERSION 2u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
@@ -139,7 +140,7 @@ typedef struct dhlo_abi_model {
 #define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
 typedef struct dhlo_trailer {
   uint64_t magic;
-  uint32_t version; /* DHLO_ABI_VERSION */
+  uint32_t version; /* dhlo_abi_model.version */
   uint32_t reserved;
   uint64_t file_bytes; /* whole file, trailer included */
   uint64_t code_bytes; /* ELF part */

@@ -15,14 +15,15 @@ __all__ = ["cost_of", "reads_fewer", "subtree_cost", "worth_storing"]
 
 # How many simple operations an op costs a vector of elements; what isn't listed counts as one, movement and constants as none.
 COST = {"exp": 8, "log": 8, "pow": 16, "tanh": 8, "erf": 8, "sin": 10, "cos": 10, "sigmoid": 8, "div": 3, "sqrt": 3, "rsqrt": 4,
-        "remainder": 10, "floordiv": 10, "fmod": 8, "random_bits": 24}
+        "remainder": 10, "floordiv": 10, "fmod": 8}
 CHEAP = 4  # recomputing this much is better than storing and loading
 
 
 def cost_of(op: Any) -> int:
     """Rough cost of one vector of results, operands not counted."""
-    default = {Kind.ELEMENTWISE: 1, Kind.GATHER: 6}.get(op.kind, 0)
-    return COST.get(op.OPERATION_NAME.removeprefix("dhlo."), default)
+    if op.kind is Kind.ELEMENTWISE:
+        return COST.get(op.OPERATION_NAME.removeprefix("dhlo."), 1)
+    return 6 if op.kind is Kind.GATHER else 0
 
 
 def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:

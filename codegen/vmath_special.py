@@ -395,3 +395,8 @@ for _name in ("exp2", "expm1", "log2", "log10", "log1p", "sin", "cos", "tan", "a
     register(_name, F64)(_libm(_name, 1))
 for _name in ("pow", "atan2"):
     register(_name, F64, arity=2)(_libm(_name, 2))
+
+
+@register("normal_cdf", F64)
+def _normal_cdf64(f: Fn, x: V) -> V:
+    return f.mul(call(f, "erfc", f.mul(x, -math.sqrt(0.5))), 0.5)

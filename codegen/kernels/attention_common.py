@@ -1,4 +1,4 @@
-"""What the attention kernels share: arguments, addressing of rows, exponentials in base 2, transposition."""
+"""What the attention kernels share: arguments, addressing of rows, transposition."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from dataclasses import dataclass
 
 from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.launch import load_args
-from dhlo.codegen.vmath_base import ldexp, magic_round, poly
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "exp2_below", "guarded", "keep_where", "load_row",
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row",
            "masked", "store_row", "transpose16"]
 
 # (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1>, True = attend, or vector<16xf32>, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
 
 LOG2E = math.log2(math.e)
-# 2^r for |r| <= 1/2 after the leading 1: minimax, 9.4e-8 relative
-_EXP2 = (0.001340754626, 0.00967209148, 0.05550307577, 0.2402223127, 0.6931472153, 1.0)
 
 # q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or
 # splits
@@ -99,14 +96,6 @@ def store_row(fn: Fn, x: V, p: V, elem: str, columns: int, c: int) -> None:
         fn.store(y, at)
     else:
         fn.masked_store(y, at, fn.dense([int(i < columns - c) for i in range(LANES)], I1))
-
-
-def exp2_below(fn: Fn, x: V) -> V:
-    """2^x for x <= 0: relative error 1e-7, exactly 0 for -inf, NaN for NaN and +inf."""
-    low = fn.const(-151.0, x.type)
-    x = fn.select(fn.cmp("gt", low, x), low, x)
-    n, i = magic_round(fn, x, 1.0)
-    return ldexp(fn, poly(fn, fn.sub(x, n), _EXP2), i)
 
 
 def guarded(fn: Fn, m: V) -> V:

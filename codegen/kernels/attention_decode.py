@@ -17,7 +17,6 @@ from dhlo.codegen.kernels.attention_common import (
     Args,
     Spec,
     all_keys,
-    exp2_below,
     guarded,
     inverse_sum,
     keep_where,
@@ -28,6 +27,7 @@ from dhlo.codegen.kernels.attention_common import (
     store_row,
 )
 from dhlo.codegen.launch import kernel_fn
+from dhlo.codegen.vmath_f32 import exp2_below
 
 __all__ = ["MAX_ROWS", "combine_scratch_bytes", "decode_scratch_bytes", "emit_combine", "emit_decode", "emit_rows",
            "partial_floats"]

@@ -16,7 +16,6 @@ from dhlo.codegen.kernels.attention_common import (
     Args,
     Spec,
     all_keys,
-    exp2_below,
     guarded,
     inverse_sum,
     keep_where,
@@ -30,6 +29,7 @@ from dhlo.codegen.kernels.attention_common import (
 from dhlo.codegen.kernels.attention_decode import MAX_ROWS, decode_scratch_bytes, emit_rows
 from dhlo.codegen.kernels.microkernel import AVX512, emit_microkernel_table
 from dhlo.codegen.launch import kernel_fn
+from dhlo.codegen.vmath_f32 import exp2_below
 
 __all__ = ["ROWS", "emit_prefill", "prefill_scratch_bytes"]
 

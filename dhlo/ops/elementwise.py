@@ -1,6 +1,7 @@
 """Elementwise ops: operands and result have the same shape (broadcasts are ops of their own)."""
 
 # ruff: noqa: E704  (one-line hooks keep one op one short class)
+import math
 from typing import Any
 
 import torch
@@ -415,6 +416,16 @@ class Erf(MathOp, name="erf"): pass
 class Erfc(MathOp, name="erfc"): pass
 class Erfinv(MathOp, name="erfinv"): pass
 class Sigmoid(MathOp, name="sigmoid"): pass
+
+
+class NormalCdf(MathOp, name="normal_cdf"):
+    """The standard normal distribution function (1 + erf(x / sqrt(2))) / 2, of real numbers; aten.special_ndtr."""
+
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return (torch.erfc(x.double() * -math.sqrt(0.5)) * 0.5).to(x.dtype)
+
+
 class Rsqrt(MathOp, name="rsqrt"): pass
 class Lgamma(MathOp, name="lgamma"): pass
 class Digamma(MathOp, name="digamma"): pass

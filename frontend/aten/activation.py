@@ -65,7 +65,7 @@ def _celu(b: OpBuilder, x: Value, alpha: float = 1.0) -> Value:
 @lowers(A.gelu.default)
 def _gelu(b: OpBuilder, x: Value, *, approximate: str = "none") -> Value:
     def exact(v: Value) -> Value:
-        return b.mul(b.mul(v, 0.5), b.add(b.unary(ew.Erf, b.mul(v, math.sqrt(0.5))), 1.0))
+        return b.mul(v, b.unary(ew.NormalCdf, v))
 
     def tanh(v: Value) -> Value:
         inner = b.mul(b.add(v, b.mul(b.mul(b.mul(v, v), v), 0.044715)), math.sqrt(2.0 / math.pi))

@@ -113,6 +113,18 @@ def test_odd_functions_keep_the_sign_of_zero(jit16: llvm.Jit, name: str) -> None
     assert np.signbit(run(jit16, name, np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
 
 
+def test_normal_distribution_function(jit16: llvm.Jit) -> None:
+    x = samples()
+    x = x[~np.isnan(x)]
+    want = torch.special.ndtr(torch.from_numpy(x.astype(np.float64))).numpy()
+    error = np.abs(run(build(["normal_cdf"], F32, 16), "normal_cdf", x) - want)
+    assert error.max() <= 1.2e-7
+    near = np.abs(x) <= 3
+    assert (error[near] / want[near]).max() <= 1.5e-6
+    far = (x >= -6) & (x < -3)
+    assert (error[far] / want[far]).max() <= 1.5e-4
+
+
 def test_signed_zero_results_of_two_operands(jit16: llvm.Jit) -> None:
     x, y = (v.ravel() for v in np.meshgrid(SPECIAL, SPECIAL))
     for name in ("pow", "atan2", "fmod"):

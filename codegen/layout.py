@@ -73,7 +73,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
         if isinstance(op, Group) and steps[op.operation].workspace != 0:
             add(op.operation, Buffer(f"workspace{n}", aligned(steps[op.operation].workspace), n, n))
     order = sorted(epochs)
-    samples = [lambda name, typical=t: _sample(name, typical, ranges) for t in (8, 48, 512)]
+    samples = [lambda name, t=t, p=p: _sample(name, t, p, ranges) for t in _TYPICAL for p in _PROPORTIONS]
     plans = [(0 if e == -1 else FIRST_DYNAMIC_SEGMENT + k, plan_arena(epochs[e], samples)) for k, e in enumerate(order)]
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
@@ -81,10 +81,17 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=updates)
 
 
-def _sample(name: str, typical: int, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:
-    """A size near a typical one, different for each symbol: what an arrangement of the arena is made for."""
+# Sizes that arrangements of the arena are made for, the usual ones first, and by how much symbols differ from each other there.
+_TYPICAL, _PROPORTIONS = (48, 512, 8, 128, 24), (1, 8)
+
+
+def _sample(name: str, typical: int, proportion: int, ranges: Mapping[str, tuple[int | None, int | None]]) -> int:
+    """A size of about `typical`, different for each symbol; of some symbols smaller by `proportion`."""
     lo, hi = ranges.get(name, (0, None))
-    value = typical + typical * (sum(map(ord, name)) % 37) // 64
+    mark = sum(map(ord, name))
+    value = typical + typical * (mark % 37) // 64
+    if mark % 2:
+        value = max(1, value // proportion)
     return max(lo or 0, min(value, hi if hi is not None else value))
 
 

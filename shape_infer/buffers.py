@@ -18,6 +18,9 @@ from dhlo.shape_infer.symbols import ceil_div, evaluate
 __all__ = ["ALIGN", "Arrangement", "Buffer", "Plan", "aligned", "plan_arena"]
 
 ALIGN = 64
+# Arrangements of a plan, each of which costs a call a little time; what counts as near the best; buffers so many that each
+# arrangement takes long to make.
+_MAX_KEPT, _NEAR, _MANY = 4, 1.01, 400
 
 
 @dataclass(eq=False)
@@ -76,12 +79,25 @@ def aligned(size: sympy.Expr) -> sympy.Expr:
 
 
 def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]]) -> Plan:
-    """Arranges buffers at each sample, which gives a value of every symbol; equal arrangements are kept once."""
+    """Arranges buffers at each sample, which gives a value of every symbol, and keeps the fewest arrangements (up to
+    _MAX_KEPT) of which one is near the best at each sample."""
+    names = {s.name for b in buffers for s in b.bytes.free_symbols}
+    envs = {tuple(sorted(e.items())): e for e in ({n: sample(n) for n in names} for sample in samples)}
+    points = list(envs.values())[:None if len(buffers) <= _MANY else 3]
+    made: list[Arrangement] = []
+    for env in points:
+        a = _arrange(buffers, env)
+        if all(a.below != k.below for k in made):
+            made.append(a)
+    needs = [[a.offsets(env)[1] for env in points] for a in made]
+    best = [min(column) for column in zip(*needs, strict=True)]
+    near = [{p for p, n in enumerate(row) if n <= best[p] * _NEAR} for row in needs]
     kept: list[Arrangement] = []
-    for sample in samples:
-        a = _arrange(buffers, {s.name: sample(s.name) for b in buffers for s in b.bytes.free_symbols})
-        if all(a.below != k.below for k in kept):
-            kept.append(a)
+    open_ = set(range(len(points)))
+    while open_ and len(kept) < _MAX_KEPT:
+        k = max(range(len(made)), key=lambda i: len(near[i] & open_))
+        kept.append(made[k])
+        open_ -= near[k]
     return Plan(list(buffers), kept, _largest_sets(buffers))
 
 

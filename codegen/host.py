@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from dhlo.codegen.control import emit_cond, emit_while
 from dhlo.codegen.emit import Slot
 from dhlo.codegen.kernel import where
 from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
-from dhlo.codegen.kernels.copy_in import emit_copy_in
+from dhlo.codegen.kernels.copy_strided import emit_copy_strided
 from dhlo.codegen.kernels.nonzero import emit_nonzero
 from dhlo.codegen.kernels.unique import emit_unique, unique_scratch
 from dhlo.codegen.sizes import SizeEmitter
@@ -49,7 +49,8 @@ class Layout:
     ready: dict[int, list[int]]  # operation number -> plans that can be laid out after it
     launches: list[str] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
-    updates: list[tuple[str, Any]] = field(default_factory=list)  # state and the value that becomes its content
+    updates: list[tuple[str | int, Any]] = field(default_factory=list)  # state or argument, the value that becomes its content
+    written: dict[Any, Any] = field(default_factory=dict)  # value -> value in whose memory it is written over
 
 
 class HostProgram:
@@ -119,6 +120,8 @@ class HostProgram:
         """Address of a value's memory."""
         if v in self.pointers:
             return self.pointers[v]
+        if v in self.layout.written:
+            return self.pointer(self.layout.written[v])
         if v in self.layout.alias:
             p, offset = self.pointer(self.layout.alias[v]), self.layout.offsets[v]
             return p if offset == 0 else self.fn.gep(p, self.size(offset * from_mlir(v).dtype.bytes), I8)
@@ -190,27 +193,44 @@ class HostProgram:
         fn = self.fn
         self.status = fn.alloca(1, I32, 8)
         fn.entry_store(fn.const(0, I32), self.status, 0)
-        arrays = self.contract.emit(fn, fn.args[1], self.sizes, self.require)
-        self._stage_inputs(arrays)
+        self.contract.emit(fn, fn.args[1], self.sizes, self.require)
+        self._stage_inputs()
         self._lay_out(self.layout.ready.get(-1, []))
         self.block(block, {})
         for check, cell in self._cells.items():
             flag = fn.load(fn.gep(cell, 2, I64), I64)
             self.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
-        self._update_state()
+        self._update()
         fn.ret(fn.const(0, I32))
         fn.done()
 
-    def _update_state(self) -> None:
-        """Stores new content of state; after all checks, so that a failed call changes nothing."""
-        for name, v in self.layout.updates:
-            size = self.low.states.bytes(name)
-            to = self.fn.gep(self._field("state", PTR), self.low.states.offset(name), I8)
-            self.launch(emit_copy_flat(self.module), [self.pointer(v), to, self.fn.i64(size)], -(-size // BLOCK_BYTES), 8)
+    def _update(self) -> None:
+        """Stores new content of state and arguments that wasn't written in place; after all checks, so that a failed call changes
+        nothing of it."""
+        for target, v in self.layout.updates:
+            if isinstance(target, int):
+                self._update_argument(target, v)
+            elif v not in self.layout.written:
+                to = self.fn.gep(self._field("state", PTR), self.low.states.offset(target), I8)
+                self._copy_flat(self.pointer(v), to, self.fn.i64(self.low.states.bytes(target)))
         if self.layout.updates:
             self.check_status()
 
-    def _stage_inputs(self, arrays: Sequence[V]) -> None:
+    def _copy_flat(self, source: V, to: V, size: V) -> None:
+        self.launch(emit_copy_flat(self.module), [source, to, size], self.fn.ceildivu(size, BLOCK_BYTES), 8)
+
+    def _update_argument(self, number: int, v: Any) -> None:
+        """An argument with gaps is written element by element, even if its dense copy was written in place."""
+        fn, a = self.fn, self.args[number]
+        home, source = self._homes[number], self.pointer(v)
+        size, zero = self.size(a.type.bytes), fn.i64(0)
+        is_dense = self._dense[number]
+        if v not in self.layout.written:
+            self._copy_flat(source, home, fn.select(is_dense, size, zero))
+        if a.type.rank:
+            self._copy_gaps(number, source, home, copies_out=True, count=lambda rows: fn.select(is_dense, zero, rows))
+
+    def _stage_inputs(self) -> None:
         """Arguments with gaps between elements are copied; dense ones are used where they are."""
         fn = self.fn
         dense: list[V] = []
@@ -237,8 +257,10 @@ class HostProgram:
             offsets.append(total if total is not None else fn.const(0, I64))
             need = fn.select(flag, fn.const(0, I64), bytes_)
             total = need if total is None else fn.add(total, need)
-        for i, v in enumerate(self.arguments):
-            self.pointers[v] = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR)
+        self._homes = [fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR)
+                       for i in range(len(self.arguments))]
+        self._dense = dense
+        self.pointers.update(zip(self.arguments, self._homes, strict=True))
         if total is None:
             return
         plain, copy, join = self.label("dense"), self.label("stage"), self.label("staged")
@@ -253,7 +275,9 @@ class HostProgram:
             if not a.type.rank:
                 continue
             with fn.when(fn.not_(dense[i])):
-                self._copy_in(i, a, fn.gep(base, offsets[i], I8), arrays[i], cells[i], v)
+                to = fn.gep(base, offsets[i], I8)
+                self._copy_gaps(i, self.pointers[v], to, copies_out=False)
+                fn.store(to, cells[i], 8)
         self.sizes.pop()
         self.check_status()
         fn.jump(join)
@@ -263,14 +287,15 @@ class HostProgram:
         for cell, v in zip(cells, self.arguments, strict=True):
             self.pointers[v] = fn.load(cell, PTR, 8)
 
-    def _copy_in(self, i: int, a: Argument, to: V, sizes: V, cell: V, v: Any) -> None:
-        fn = self.fn
-        kernel = emit_copy_in(self.module, a.type.dtype.bytes)
-        strides = fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["strides"], I8), PTR)
-        last = fn.load(fn.gep(sizes, a.type.rank - 1, I64), I64)
+    def _copy_gaps(self, i: int, source: V, to: V, *, copies_out: bool, count: Callable[[V], V] = lambda rows: rows) -> None:
+        """Copies argument i, which has gaps between elements, to dense memory or back."""
+        fn, a = self.fn, self.args[i]
+        kernel = emit_copy_strided(self.module, a.type.dtype.bytes, copies_out)
+        tensor = fn.gep(fn.args[1], i * abi.TENSOR_BYTES, I8)
+        sizes, strides = (fn.load(fn.gep(tensor, abi.TENSOR[field], I8), PTR) for field in ("sizes", "strides"))
+        last = self.sizes.emit(a.type.shape[-1])
         rows = fn.div(self.sizes.emit(a.type.numel), fn.max(last, 1))
-        self.launch(kernel, [self.pointers[v], to, sizes, strides, fn.i64(a.type.rank)], rows, 1 << 12)
-        fn.store(to, cell, 8)
+        self.launch(kernel, [source, to, sizes, strides, fn.i64(a.type.rank)], count(rows), 1 << 12)
 
     def _arena(self, segment: int, nbytes: V) -> V:
         p = self.fn.call_ptr(self._field("arena", PTR), [self.call, self.fn.i64(segment), nbytes], PTR)
@@ -422,6 +447,10 @@ class HostProgram:
     def base(self, v: Any) -> Any:
         """The value whose memory `v` shows."""
         return self.layout.alias.get(v, v)
+
+    def is_written_over(self, v: Any) -> bool:
+        """Is `v` written over the content that it replaces part of?"""
+        return v in self.layout.written
 
     # ------------------------------------------------------------------ plan
     def emit_plan(self) -> None:

@@ -9,6 +9,7 @@ import sympy
 
 from dhlo.codegen.control import Spare
 from dhlo.codegen.host import Layout
+from dhlo.codegen.in_place import in_place
 from dhlo.codegen.views import strided
 from dhlo.dialect import Kind, defining
 from dhlo.errors import InternalError
@@ -32,27 +33,28 @@ def walk(block: Any) -> Iterator[Any]:
 
 
 def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int | None, int | None]],
-            states: Mapping[int, str]) -> Layout:
-    """The layout of a function's body. `steps` gives the workspace that groups need while they run; `states` names the results
-    that are the new content of state, and not outputs."""
+            updates: Mapping[int, str | int]) -> Layout:
+    """The layout of a function's body. `steps` gives the workspace that groups need while they run; `updates` are the results
+    that aren't outputs, but the new content of a state (by name) or an argument (by number)."""
     ops = list(walk(block))
     numbers = {op.operation: n for n, op in enumerate(ops)}
     alias, offsets = _aliases(ops)
+    written = in_place(block, updates)
 
     def base(v: Any) -> Any:
         return alias.get(v, v)
 
     outputs: dict[Any, list[int]] = {}
-    updates: list[tuple[str, Any]] = []
+    news: list[tuple[str | int, Any]] = []
     returned = list(list(block.operations)[-1].operands)
     for i, v in enumerate(returned):
-        if i in states:
-            updates.append((states[i], base(v)))
+        if i in updates:
+            news.append((updates[i], base(v)))
         else:
-            outputs.setdefault(base(v), []).append(i - sum(k < i for k in states))
+            outputs.setdefault(base(v), []).append(i - sum(k < i for k in updates))
     control = _Control(block, ops, numbers, base)
-    bound = set(outputs) | control.bound
-    last = _last_uses(ops, numbers, base) | {v: len(ops) for _, v in updates}
+    bound = set(outputs) | control.bound | set(written)
+    last = _last_uses(ops, numbers, base) | {v: len(ops) for _, v in news}
     control.extend(last)
     arena: dict[Any, Buffer] = {}
     defined = control.defined
@@ -78,7 +80,7 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
-    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=updates)
+    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=news, written=written)
 
 
 # Sizes that arrangements of the arena are made for, the usual ones first, and by how much symbols differ from each other there.

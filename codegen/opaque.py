@@ -14,12 +14,13 @@ from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_scatter
 from dhlo.codegen.kernels.search import lower_histogram, lower_search_sorted
 from dhlo.codegen.kernels.sort import lower_sort, lower_topk
+from dhlo.codegen.kernels.update_slice import lower_update_slice
 from dhlo.codegen.sequence import FftStep, GroupedMatmulStep, RecurrentStep, emit_copy
 from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of, view_pointer
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
-from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK
+from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK, UpdateSlice
 from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.types import from_mlir
 
@@ -37,19 +38,21 @@ LAUNCHES: dict[type[Op], Lower] = {
 }
 
 
-class _ScatterStep:
-    """The operand copied to the result, then the source combined into it."""
+class _WriteStep:
+    """The operand copied to the result, unless that is the operand's own memory; then the source combined into it."""
 
     workspace: sympy.Expr = sympy.Integer(0)
 
     def __init__(self, low: Lowering, group: Any) -> None:
         op = anchor_of(group, Kind.OPAQUE)
-        self.x, self.group = low.view(group, op.operands[0]), group
+        lower = lower_scatter if isinstance(op, Scatter) else lower_update_slice
+        self.x, self.result = low.view(group, op.operands[0]), group.results[0]
         self.bytes = from_mlir(op.results[0]).bytes
-        self.writes = LaunchStep(low.once(group, "kernel", lambda: lower_scatter(low, group, op)))
+        self.writes = LaunchStep(low.once(group, "kernel", lambda: lower(low, group, op)))
 
     def emit(self, host: GroupHost) -> None:
-        emit_copy(host, view_pointer(host, self.x), host.pointer(self.group.results[0]), host.size(self.bytes))
+        if not host.is_written_over(self.result):
+            emit_copy(host, view_pointer(host, self.x), host.pointer(self.result), host.size(self.bytes))
         self.writes.emit(host)
 
 
@@ -58,7 +61,8 @@ STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {
     GroupedMatmul: GroupedMatmulStep,
     Gru: RecurrentStep,
     Lstm: RecurrentStep,
-    Scatter: _ScatterStep,
+    Scatter: _WriteStep,
+    UpdateSlice: _WriteStep,
 }
 
 

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 __all__ = ["CallSpec", "read_call", "updates_of", "write_call"]
 
-_FORMAT = 1
+_FORMAT = 2
 _SPECS = ("in_spec", "out_spec")
 _TORCH_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 @dataclass(frozen=True)
 class CallSpec:
-    """What CompiledModel needs besides the native model; `updates` are (leaf of the inputs, result) pairs."""
+    """What CompiledModel needs besides the native model; `updates` are the leaves of the inputs that a call writes to."""
 
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     in_spec: Any
     out_spec: Any
-    updates: list[tuple[int, int]]
+    updates: list[int]
 
 
-def updates_of(inputs: Sequence[InputSpec], mutations: Sequence[Mutation]) -> list[tuple[int, int]]:
-    """(leaf of the inputs, result) of every input that the program changes."""
+def updates_of(inputs: Sequence[InputSpec], mutations: Sequence[Mutation]) -> list[int]:
+    """The leaf of every input that the program changes."""
     leaf = {s.name: i for i, s in enumerate(inputs)}
-    return [(leaf[m.target], m.index) for m in mutations if m.kind == "input"]
+    return sorted(leaf[m.target] for m in mutations if m.kind == "input")
 
 
 def write_call(call: CallSpec) -> dict[str, Any] | None:
@@ -54,7 +54,7 @@ def write_call(call: CallSpec) -> dict[str, Any] | None:
             ],
             "in_spec": None if call.in_spec is None else pytree.treespec_dumps(call.in_spec),
             "out_spec": None if call.out_spec is None else pytree.treespec_dumps(call.out_spec),
-            "updates": [list(u) for u in call.updates],
+            "updates": call.updates,
         }
     except (NotImplementedError, TypeError):
         return None
@@ -82,7 +82,7 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
                 [OutputSpec(s["name"], s["index"], _decode(s["constant"]), s["scalar"]) for s in data["outputs"]],
                 in_spec,
                 out_spec,
-                [(leaf, result) for leaf, result in data["updates"]],
+                list(data["updates"]),
             )
     return CallSpec(
         [InputSpec(v["name"], t) for v, t in zip(inputs, types, strict=True)],

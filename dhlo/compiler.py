@@ -65,21 +65,22 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
             if options.dump is not None:
                 options.dump(p.name, str(module))
 
-        states = {m.index: m.target for m in program.mutations if m.kind == "buffer"}
-        separate_state(program.module, set(states.values()))
+        states = [m.target for m in program.mutations if m.kind == "buffer"]
+        updates = _updates(program)
+        separate_state(program.module, updates)
         run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
-        low = Lowering(program.weights, target, {n: program.weights[n] for n in states.values()})
+        low = Lowering(program.weights, target, {n: program.weights[n] for n in states})
         steps = {op.operation: _Sited(low.lower(op)) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
-        layout = lay_out(block, steps, ranges, states)
+        layout = lay_out(block, steps, ranges, updates)
         renumber(program)
         names = [s.name for s in program.inputs if s.type is not None]
         types = [from_mlir(v) for v in block.arguments]
         args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
-        returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in states]
+        returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
         contract = Contract(args, ranges, low.checks, program.user_names)
         host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
         host.emit_run(block)
@@ -89,7 +90,8 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                version=metadata["abi"], names=program.user_names)
+                                version=metadata["abi"], updated=sorted(t for t in updates.values() if isinstance(t, int)),
+                                names=program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
@@ -98,14 +100,19 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
 
 
 def renumber(program: Program) -> None:
-    """Results that are new state are not outputs of the binary; the others move up."""
-    states = [m.index for m in program.mutations if m.kind == "buffer"]
+    """Results that are new content of state or of an argument are not outputs of the binary; the others move up."""
+    updates = [m.index for m in program.mutations]
 
     def number(i: int) -> int:
-        return i - sum(k < i for k in states)
+        return i - sum(k < i for k in updates)
 
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
-    program.mutations = [replace(m, index=number(m.index)) for m in program.mutations if m.kind != "buffer"]
+
+
+def _updates(program: Program) -> dict[int, str | int]:
+    """By result number: the state, or the number of the argument, whose new content it is."""
+    arguments = {s.name: k for k, s in enumerate(s for s in program.inputs if s.type is not None)}
+    return {m.index: m.target if m.kind == "buffer" else arguments[m.target] for m in program.mutations}
 
 
 @contextmanager
@@ -149,9 +156,10 @@ def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple
     return [text for text, _ in done], [data for _, data in done]
 
 
-def _abi_version(block: Any) -> int:
-    """The oldest ABI that has what the program needs: version 2 has random numbers."""
-    return 2 if any(isinstance(op, RandomKey) for op in walk(block)) else 1
+def _abi_version(program: Program, block: Any) -> int:
+    """The oldest ABI that has what the program needs: version 2 has random numbers and arguments that a run writes to."""
+    writes = any(m.kind == "input" for m in program.mutations)
+    return 2 if writes or any(isinstance(op, RandomKey) for op in walk(block)) else 1
 
 
 def _features(target: TargetSpec) -> list[str]:
@@ -163,7 +171,6 @@ def _features(target: TargetSpec) -> list[str]:
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:
     names = {s.index: s.name for s in program.outputs if s.index is not None}
-    names.update({m.index: f"{m.target} (updated)" for m in program.mutations})
     return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
 
 
@@ -180,7 +187,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "launches": steps[op.operation].launches})
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "abi": _abi_version(block), "call": write_call(call),
+    return {"producer": PRODUCER, "abi": _abi_version(program, block), "call": write_call(call),
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
             "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
                        for n, *_ in low.states.rows},

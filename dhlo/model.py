@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
@@ -37,7 +38,7 @@ class CompiledModel:
         self._local = threading.local()
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
         self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
-        self._plain_out = None if self._updates else _plain(self._out_spec, self._outputs)  # updated inputs are results too
+        self._plain_out = _plain(self._out_spec, self._outputs)
 
     # ------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +53,7 @@ class CompiledModel:
         except ValueError as e:
             raise ContractError(str(e)) from None
         if self._updates:
-            self._write_back(args, kwargs, results)
+            self._note_updates(args, kwargs)
         if self._plain_out == "tensor":
             return results[0]
         if self._plain_out == "tuple":
@@ -83,11 +84,10 @@ class CompiledModel:
             raise ContractError(f"arguments of structure {spec} given, the program was exported with {self._in_spec}")
         return leaves
 
-    def _write_back(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]) -> None:
+    def _note_updates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tells autograd which tensors have new content."""
         leaves = self._leaves(args, kwargs)
-        with torch.no_grad():
-            for leaf, result in self._updates:
-                leaves[leaf].copy_(results[result])
+        increment_version([leaves[k] for k in self._updates if isinstance(leaves[k], torch.Tensor)])
 
     def _unflatten(self, results: list[torch.Tensor]) -> Any:
         leaves = [s.constant if s.index is None else _number(results[s.index], s.scalar) for s in self._outputs]

@@ -16,7 +16,9 @@ from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
+from dhlo.passes.readers_first import readers_first
 from dhlo.passes.simplify import simplify
+from dhlo.passes.update_parts import update_parts
 
 __all__ = ["PASSES", "Pass", "Weights", "run_passes"]
 
@@ -51,8 +53,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),
+    Pass("update-parts", plain(update_parts)),
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),
+    Pass("readers-first", plain(readers_first)),
 )
 
 

@@ -209,6 +209,18 @@ GROUPED = [
     )
     for d, i in (("f32", "i64"), ("f64", "i32"))
 ]
+UPDATE_SLICE = [
+    case(lookup.UpdateSlice, [(t(d, *x), plain), (t(d, *src), plain)], {"starts": starts})
+    for d, x, src, starts in (
+        ("f32", ["n + 2", "m"], ["n", "m"], ["1", "0"]),
+        ("f32", ["n", "m + 3"], ["n", "m"], ["0", "2"]),
+        ("i64", ["n + 1", 3, "m + 1"], ["n", 1, "m"], ["0", "2", "1"]),
+        ("i1", ["n", "m"], ["n", "m"], ["0", "0"]),
+        ("bf16", ["n + m"], ["n"], ["m"]),
+        ("f64", [3, "m", "n + 1", 4], [1, "m", "n", 4], ["2", "0", "1", "0"]),
+        ("f32", [], [], []),
+    )
+]
 RANDOM_BITS = [
     Part(
         [(t("i64", 2), within(-(1 << 62), 1 << 62)), (t("f32", "n", "m"), plain)],
@@ -263,6 +275,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.searchsorted": SEARCHSORTED,
     "dhlo.histogram": HISTOGRAM,
     "dhlo.unique": UNIQUE,
+    "dhlo.update_slice": UPDATE_SLICE,
     "dhlo.random_bits": RANDOM_BITS,
     "dhlo.grouped_matmul": GROUPED,
     "dhlo.lstm": _recurrent(sequence.Lstm, 4, False),

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dhlo.dialect import Kind
+from dhlo.dialect import Kind, defining
 from dhlo.ops.control import new_symbols
+from dhlo.ops.lookup import Scatter, UpdateSlice
+from dhlo.ops.movement import Reshape
+from dhlo.passes.separate_state import updates_of
 from dhlo.shape_infer.symbols import symbols_of
 from dhlo.types import from_mlir
 
@@ -38,6 +41,8 @@ class Graph:
         self._users: dict[Any, list[int]] = {}
         self._definers = _definers(self.ops, known)
         self.sources = [self._sources(n) for n in range(len(self.ops))]
+        for n, readers in _overwritten(self, block):
+            self.sources[n] = sorted({*self.sources[n], *readers})
         self.above = [0] * len(self.ops)
         self.refresh(0)
 
@@ -107,6 +112,33 @@ class Graph:
             for p in self.sources[n]:
                 bits |= self.above[p] | (1 << p)
             self.above[n] = bits
+
+
+def _overwritten(g: Graph, block: Any) -> list[tuple[int, set[int]]]:
+    """Writes of parts of state and arguments, and who reads the content before: it comes first, so that the write can be in place.
+    Those who read it beside what was written can't."""
+    out = []
+    for i in updates_of(block):
+        v = g.ops[-1].operands[i]
+        while isinstance(op := defining(v), (Scatter, UpdateSlice, Reshape)):
+            n = g.producer(v)
+            if n is not None and not isinstance(op, Reshape):
+                out.append((n, _readers(g, op.operands[0], n)))
+            v = op.operands[0]
+    return out
+
+
+def _readers(g: Graph, v: Any, before: int) -> set[int]:
+    """Ops before a number that read v, directly or through what is computed on demand."""
+    found: set[int] = set()
+    todo = [v]
+    while todo:
+        for n in g.users(todo.pop()):
+            if n < before and n not in found:
+                found.add(n)
+                if kind_of(g.ops[n]).pullable:
+                    todo += g.ops[n].results
+    return found
 
 
 def _definers(ops: list[Any], known: set[str]) -> dict[str, int]:

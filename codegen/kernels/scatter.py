@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import V
+from dhlo.codegen.builder import I64, V
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish, vectors
 from dhlo.codegen.kernels.lines import OpKernel, grain_of
@@ -56,7 +56,9 @@ class _Scatter(OpKernel):
             a, b, chunk = em.split(Index(item.iv), outer)
             with fn.loop(0, self.size(self.places)) as place, em.scope():
                 y, src = self.rows_of(a, b, place.iv)
-                self.update(src, y, chunk)
+                bad = fn.load(fn.gep(self.args.get(("errors", em.check_of(self.op))), 2, I64), I64)
+                with fn.when(fn.cmp("eq", bad, 0)):  # the call fails: what is written over stays as it is
+                    self.update(src, y, chunk)
         work = self.places * sympy.Min(self.row, CHUNK) * 2
         return Launch(finish(self, "scatter"), self.args.slots, product(outer), grain_of(work), lookups=self.lookups)
 

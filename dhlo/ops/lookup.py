@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr, exprs
 from dhlo.mlir import ir
 from dhlo.types import TensorType, from_mlir
 
@@ -119,6 +119,28 @@ class Scatter(Op, name="scatter"):
             y = y.reshape(-1).scatter_reduce(0, flat, value.reshape(-1), mode).reshape(y.shape)
         back = [[*dims, *rest].index(d) for d in range(x.dim())]
         return [y.permute(back)]
+
+
+class UpdateSlice(Op, name="update_slice"):
+    """The operand with `src`, of the same rank, stored from position `starts` (one for each dim) on; in range by contract."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    src: Tensor
+    starts: ir.ArrayAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        x, src = operands
+        if x.dtype != src.dtype or not x.rank == src.rank == len(attrs["starts"]):
+            raise TypeError_("update_slice wants a source of the operand's dtype and rank, and a start for each dim")
+        return [x]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        y = args[0].clone()
+        y[tuple(slice(sizes(s), sizes(s) + n) for s, n in zip(exprs(attr(self, "starts")), args[1].shape, strict=True))] = args[1]
+        return [y]
 
 
 class SearchSorted(Op, name="searchsorted"):

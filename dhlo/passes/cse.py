@@ -7,7 +7,7 @@ from typing import Any
 from dhlo import mlir
 from dhlo.dialect import Kind
 
-__all__ = ["cse"]
+__all__ = ["cse", "erase_dead"]
 
 
 def cse(module: Any) -> None:
@@ -15,15 +15,15 @@ def cse(module: Any) -> None:
     mlir.PassManager.parse("builtin.module(cse)").run(module.operation)
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
-            _erase_dead(block)
+            erase_dead(block)
 
 
-def _erase_dead(block: Any) -> None:
+def erase_dead(block: Any) -> None:
     """Last ones first, so that what only they read goes too (upstream's pass leaves such chains)."""
     for op in reversed(list(block.operations)):
         for region in op.operation.regions:
             for inner in region.blocks:
-                _erase_dead(inner)
+                erase_dead(inner)
         kind = getattr(op, "kind", Kind.CONTROL)
         if kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP) and not any(True for v in op.results for _ in v.uses):
             op.operation.erase()

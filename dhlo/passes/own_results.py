@@ -8,6 +8,7 @@ from dhlo.dialect import Kind, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.elementwise import Copy
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.passes.separate_state import updates_of
 
 __all__ = ["own_results"]
 
@@ -28,19 +29,24 @@ def _block(block: Any) -> None:
                     _block(inner)
     end = ops[-1]
     seen: set[Any] = set()
-    for k, v in enumerate(end.operands):
-        if v in seen or not _computed_here(v, block):
+    updates = updates_of(block)
+    kept = {_shown(end.operands[k]) for k in updates}
+    for k in sorted(range(len(end.operands)), key=lambda k: k not in updates):  # what is new content keeps its memory
+        v = end.operands[k]
+        if v in seen or not _computed_here(v, block) or (k not in updates and _shown(v) in kept):
             with ir.InsertionPoint(end.operation), end.location:
                 end.operation.operands[k] = build(Copy, [v]).results[0]
         seen.add(v)
 
 
-def _computed_here(v: Any, block: Any) -> bool:
-    """Whether following views back from `v` ends at an op of this block that computes something."""
-    while (op := defining(v)) is not None:
-        if op.operation.block != block:
-            return False
-        if not isinstance(op, (Reshape, Transpose, Slice, Broadcast)):
-            return op.kind is not Kind.WEIGHT
+def _shown(v: Any) -> Any:
+    """The value that views lead back to."""
+    while isinstance(op := defining(v), (Reshape, Transpose, Slice, Broadcast)):
         v = op.operands[0]
-    return False
+    return v
+
+
+def _computed_here(v: Any, block: Any) -> bool:
+    """Whether views lead back from `v` to an op of this block that computes something."""
+    op = defining(_shown(v))
+    return op is not None and bool(op.operation.block == block) and op.kind is not Kind.WEIGHT

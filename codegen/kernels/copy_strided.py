@@ -1,17 +1,18 @@
-"""Copies an argument with arbitrary strides into dense row-major memory."""
+"""Copies tensors with arbitrary strides into dense row-major memory, and back."""
 
 from __future__ import annotations
 
 from dhlo.codegen.builder import I64, PTR, KernelModule
 from dhlo.codegen.launch import kernel_fn, load_args
 
-__all__ = ["emit_copy_in"]
+__all__ = ["emit_copy_strided"]
 
 
-def emit_copy_in(module: KernelModule, itemsize: int) -> str:
+def emit_copy_strided(module: KernelModule, itemsize: int, copies_out: bool) -> str:
     """Emits (once) a kernel for elements of `itemsize` bytes and returns its symbol. Arguments: source, destination, sizes,
-    strides (elements) and rank >= 1; an item is one row along the last dim."""
-    name = f"copy_in_{itemsize}"
+    strides (elements; of the source, or of the destination if it `copies_out`) and rank >= 1; an item is one row along the last
+    dim."""
+    name = f"copy_{'out' if copies_out else 'in'}_{itemsize}"
     if name in module.functions:
         return name
     elem = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 16: "i128"}[itemsize]
@@ -27,9 +28,11 @@ def emit_copy_in(module: KernelModule, itemsize: int) -> str:
             stride = fn.load(fn.gep(strides, d, I64), I64)
             lp.yield_(fn.divu(rest, size), fn.add(offset, fn.mul(fn.remu(rest, size), stride)))
         start = lp.results[1]
-        out = fn.gep(dst, fn.mul(row.iv, n), elem)
+        dense = fn.gep(src if copies_out else dst, fn.mul(row.iv, n), elem)
         with fn.loop(0, n) as col:
-            x = fn.load(fn.gep(src, fn.add(start, fn.mul(col.iv, step)), elem), elem, min(itemsize, 8))
-            fn.store(x, fn.gep(out, col.iv, elem), min(itemsize, 8))
+            there = fn.gep(dst if copies_out else src, fn.add(start, fn.mul(col.iv, step)), elem)
+            here = fn.gep(dense, col.iv, elem)
+            source, to = (here, there) if copies_out else (there, here)
+            fn.store(fn.load(source, elem, min(itemsize, 8)), to, min(itemsize, 8))
     fn.done()
     return name

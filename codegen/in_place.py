@@ -61,10 +61,13 @@ def _link(group: Any, v: Any) -> Link | None:
     writers = [op for op in body.operations if isinstance(op, WRITERS)]
     if len(writers) != 1 or len(group.results) != 1:
         return None
-    view = strided(writers[0].operands[0], lambda x: defining(x) is None or defining(x).operation.block != body)
+    def outside(x: Any) -> bool:
+        return defining(x) is None or bool(defining(x).operation.block != body)
+
+    view = strided(writers[0].operands[0], outside)
     if view is None or not view.is_dense or view.offset != 0 or from_mlir(view.base).numel != from_mlir(v).numel:
         return None
-    reads = [x for op in body.operations for x in op.operands if x == view.base]
+    reads = [x for op in body.operations for x in op.operands if outside(x) and _same_memory(x, view.base)]
     return Link(group, view.base, v) if len(reads) == 1 else None
 
 

@@ -123,6 +123,25 @@ def test_old_content_that_is_read_later_is_kept() -> None:
         torch.testing.assert_close(compiled.read_state(name), want)
 
 
+def test_a_part_that_moves_within_its_buffer() -> None:
+    class Window(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last[:, :-1] = self.last[:, 1:].clone()
+            self.last[:, -1] = x.sum(1)
+            return self.last * 2
+
+    compiled = dhlo.compile(torch.export.export(Window(), (torch.ones(2, 3),), dynamic_shapes=({1: Dim("n")},)))
+    reference = Window()
+    for n in range(5):
+        x = torch.randn(2, n)
+        torch.testing.assert_close(compiled(x), reference(x))
+    torch.testing.assert_close(compiled.read_state("last"), reference.last)
+
+
 class Writer(torch.nn.Module):
     """Changes its arguments: one a row at a time, one as a whole, one not."""
 

@@ -304,10 +304,8 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
             if packed:
                 panel = fn.gep(b_batch, fn.mul(n0, steps), part)
                 # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
-                # each.
-                more = fn.cmp("lt", fn.add(p.iv, 1), p1)
-                following = fn.select(more, fn.mul(steps, row_bytes), 0)
-                ahead = fn.select(fn.cmp("eq", split.panels, 1), PREFETCH_BYTES, following)
+                # each; the thread's next chunk starts there.
+                ahead = fn.select(fn.cmp("eq", split.panels, 1), PREFETCH_BYTES, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec),

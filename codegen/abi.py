@@ -89,8 +89,9 @@ CALL: Final[dict[str, int]] = {
     "launch": 40,
     "fail": 48,
     "random": 56,
+    "l2_bytes": 64,
 }
-CALL_BYTES: Final = 64
+CALL_BYTES: Final = 72
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}

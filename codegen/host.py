@@ -79,6 +79,10 @@ class HostProgram:
     def num_threads(self) -> V:
         return self._field("num_threads", I64)
 
+    @property
+    def l2_bytes(self) -> V:
+        return self._field("l2_bytes", I64)
+
     def _field(self, name: str, ty: str) -> V:
         if name not in self._service:
             self._service[name] = self.fn.entry_load(self.call, abi.CALL[name] // 8, ty)

@@ -26,6 +26,11 @@ class HostContext(Protocol):
     @property
     def num_threads(self) -> V: ...
 
+    @property
+    def l2_bytes(self) -> V:
+        """Second-level cache of one core."""
+        ...
+
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None: ...
 
 

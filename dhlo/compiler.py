@@ -157,9 +157,12 @@ def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple
 
 
 def _abi_version(program: Program, block: Any) -> int:
-    """The oldest ABI that has what the program needs: version 2 has random numbers and arguments that a run writes to."""
+    """The oldest ABI that has what the program needs: version 2 has random numbers, sizes of caches, which products use, and
+    arguments that a run writes to."""
     writes = any(m.kind == "input" for m in program.mutations)
-    return 2 if writes or any(isinstance(op, RandomKey) for op in walk(block)) else 1
+    products = ("matmul", "opaque")  # opaque kernels may have products inside
+    new = (isinstance(op, RandomKey) or isinstance(op, Group) and attr(op, "anchor") in products for op in walk(block))
+    return 2 if writes or any(new) else 1
 
 
 def _features(target: TargetSpec) -> list[str]:

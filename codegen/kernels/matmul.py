@@ -29,9 +29,9 @@ __all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
 EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64),
                  ("nr", I64))
 
-# The rows of A in a block should fit this share of a core's second-level cache (the rest holds a panel of B), and never
-# exceed it more than so many times (they may be packed to scratch).
-_A_BLOCK_BYTES, _A_BLOCK_EXCESS = 512 * 1024, 8
+# The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
+# never exceed it more than so many times (they may be packed to scratch).
+_A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
 # Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take.
 _L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 4
 # Work, in FMA cycles of one core, that pays for waking another one.
@@ -213,7 +213,8 @@ class _Plan:
         fn, spec, elem = host.fn, matmul.spec, matmul.elem
         self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        least = fn.min(fn.add(fn.divu(fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), _A_BLOCK_BYTES), 1), row_panels)
+        whole, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        least = fn.min(fn.add(fn.divu(whole, room), 1), row_panels)
         threads = host.num_threads
 
         def cost(blocks: V) -> tuple[V, V, V]:

@@ -2,6 +2,9 @@
 // AMD's manuals.
 #include "cpu.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "dhlo/runtime.h"
@@ -130,6 +133,15 @@ bool cpu_supports(std::string_view name) noexcept {
 // No table for this architecture yet: a model that names features is refused rather than trusted.
 bool cpu_supports(std::string_view) noexcept { return false; }
 #endif
+
+int64_t l2_cache_bytes() noexcept {
+  constexpr int64_t kUsual = 1 << 20, kLeast = 128 << 10, kMost = 64 << 20;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (bytes > 0) return std::clamp(bytes, kLeast, kMost);
+#endif
+  return kUsual;
+}
 
 std::string missing_cpu_features(std::string_view features) {
   std::string missing;

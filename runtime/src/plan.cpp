@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <string>
 
+#include "cpu.hpp"
 #include "model.hpp"
 #include "support.hpp"
 
@@ -66,6 +67,7 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         dhlo::PlanCall call{};
         call.constants = model->constants;
         call.num_threads = model->num_threads;
+        call.l2_bytes = dhlo::l2_cache_bytes();
         call.arena = dhlo::plan_arena;
         call.output = dhlo::plan_output;
         call.launch = dhlo::plan_launch;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu.hpp"
 #include "support.hpp"
 
 using dhlo::Block;
@@ -64,6 +65,7 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& optio
   fail = serve_fail;
   set_profile(options.profile != 0);
   random = random_state;
+  l2_bytes = dhlo::l2_cache_bytes();
   seed(entropy());
   if (!state_block.allocate(abi.state_bytes, shared->host_allocator()))
     throw Error(DHLO_OUT_OF_MEMORY, "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");

@@ -59,6 +59,10 @@ class TestHost:
     def num_threads(self) -> V:
         return self.fn.args[2]
 
+    @property
+    def l2_bytes(self) -> V:
+        return self.fn.i64(1 << 20)
+
     def size(self, name: str) -> V:
         """The i64 parameter of that name; ask for parameters outside branches."""
         if name not in self._values:

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
-/* 2 added dhlo_abi_call.random and dhlo_abi_model.updated; a version-1 model may end before them. A model states the oldest
+/* 2 added dhlo_abi_call.random and l2_bytes, and dhlo_abi_model.updated; a version-1 model may end before them. A model states the oldest
  * version that has what it needs. */
 #define DHLO_ABI_VERSION 2u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
@@ -64,6 +64,8 @@ struct dhlo_abi_call {
   /* The session's source of random numbers: [0] is its seed, [1] counts the draws since it was seeded. Code takes the
    * count as the number of its draw and adds 1. */
   int64_t* random;
+  /* Second-level cache of one core of this machine, for the blocking of products. */
+  int64_t l2_bytes;
 };
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
@@ -152,7 +154,7 @@ typedef struct dhlo_trailer {
 
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
-static_assert(sizeof(dhlo_abi_call) == 64, "dhlo_abi_call");
+static_assert(sizeof(dhlo_abi_call) == 72, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
 static_assert(sizeof(dhlo_abi_model) == 184, "dhlo_abi_model");

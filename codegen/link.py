@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from dhlo.options import c_compiler
 if TYPE_CHECKING:
     from dhlo.compiler import Artifact
 
-__all__ = ["constants_path", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
+__all__ = ["constants_path", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
 
 # No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
 # writable and executable.
@@ -47,13 +49,37 @@ def write_model(artifact: Artifact, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
-        link_shared(artifact.objects, image)
+        link_shared(artifact.objects, image, artifact.metadata["externs"])
         abi.append_trailer(image, (chunk.data for chunk in artifact.constants.chunks()), path, artifact.metadata["abi"])
 
 
-def link_shared(objects: list[bytes], path: Path) -> None:
-    """Links objects to a shared object that exports `dhlo_model_v1` only. Raises CompileError like write_model."""
-    compiler = shlex.split(c_compiler())
+def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:
+    """Addresses in this process of C functions, given with the libraries that hold them ("": the process itself).
+
+    Raises CompileError where there is no such library or function.
+    """
+    found = {}
+    for symbol, library in externs.items():
+        try:
+            opened = ctypes.CDLL(_loadable(library) if library else None)
+            found[symbol] = ctypes.cast(getattr(opened, symbol), ctypes.c_void_p).value or 0
+        except (OSError, AttributeError) as e:
+            raise CompileError(f"no function '{symbol}' in {library or 'this process'}: {e}") from None
+    return found
+
+
+def _loadable(library: str) -> str:
+    """A shared library; objects and static libraries are linked to one."""
+    if not library.endswith((".o", ".a")):
+        return library
+    path = Path(tempfile.mkdtemp(prefix="dhlo-")) / "extern.so"
+    _link(["-shared", "-o", str(path), "-Wl,--whole-archive", library, "-Wl,--no-whole-archive"])
+    return str(path)
+
+
+def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str]) -> None:
+    """Links objects, and the libraries of the C functions that they call, to a shared object that exports `dhlo_model_v1` only.
+    Functions of no library are left to the process that loads it. Raises CompileError like write_model."""
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         names = []
         for i, data in enumerate(objects):
@@ -61,11 +87,18 @@ def link_shared(objects: list[bytes], path: Path) -> None:
             Path(names[-1]).write_bytes(data)
         exports = Path(folder) / "exports.map"
         exports.write_text(f"{{ global: {abi.ABI_SYMBOL}; local: *; }};\n")
-        command = [*compiler, "-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as e:
-            raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
+        libraries = sorted(set(externs.values()) - {""})
+        names += [*libraries, *(f"-Wl,-rpath,{Path(x).parent}" for x in libraries if not x.endswith((".o", ".a")))]
+        late = ["-Wl,-z,undefs"] if "" in externs.values() else []
+        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *late])
+
+
+def _link(arguments: list[str]) -> None:
+    compiler = shlex.split(c_compiler())
+    try:
+        result = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
     if result.returncode != 0:
         raise CompileError(
             f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT

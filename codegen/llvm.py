@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
+from collections.abc import Mapping
 
 import llvmlite.binding as llvm
 
@@ -120,8 +121,11 @@ def emit_assembly(ir_text: str, target: TargetSpec) -> str:
 class Jit:
     """Objects loaded into this process without a linker; keep it alive as long as the code is used."""
 
-    def __init__(self, objects: list[bytes]) -> None:
+    def __init__(self, objects: list[bytes], symbols: Mapping[str, int] | None = None) -> None:
+        """`symbols` are addresses of functions that the objects call."""
         machine = host_target().machine(jit=True)
+        for name, address in (symbols or {}).items():
+            llvm.add_symbol(name, address)
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         for data in objects:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 
+from dhlo.codegen.extern import ExternStep
 from dhlo.codegen.kernel import Launch, where
 from dhlo.codegen.kernels.argreduce import lower_argreduce
 from dhlo.codegen.kernels.lexsort import lower_lexsort
@@ -20,6 +21,7 @@ from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of,
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
 from dhlo.ops.compute import ArgReduce, Scan
+from dhlo.ops.extern import Extern
 from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK, UpdateSlice
 from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
 from dhlo.types import from_mlir
@@ -57,6 +59,7 @@ class _WriteStep:
 
 
 STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {
+    Extern: ExternStep,
     Fft: FftStep,
     GroupedMatmul: GroupedMatmulStep,
     Gru: RecurrentStep,

@@ -75,9 +75,10 @@ def build(
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
+    from dhlo.codegen.link import extern_addresses
     from dhlo.codegen.llvm import Jit
 
-    jit = Jit(artifact.objects)
+    jit = Jit(artifact.objects, extern_addresses(artifact.metadata["externs"]))
     memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
     artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
     return _runtime.Model.from_address(

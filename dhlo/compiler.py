@@ -24,6 +24,7 @@ from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
+from dhlo.ops.extern import Extern
 from dhlo.ops.random import RandomKey
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
@@ -191,6 +192,8 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
     return {"producer": PRODUCER, "abi": _abi_version(program, block), "call": write_call(call),
+            "externs": {attr(op, "symbol"): attr(op, "library") for g in walk(block) if isinstance(g, Group)
+                        for op in g.operation.regions[0].blocks[0].operations if isinstance(op, Extern)},
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
             "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
                        for n, *_ in low.states.rows},

@@ -12,7 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from dhlo.dialect import TypeError_
-from dhlo.errors import CompileError
+from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.dims import Dims, static_value
@@ -254,6 +254,8 @@ class Importer:
                 try:
                     with location(node):
                         env[node] = self._call(node, env)
+                except UnsupportedError:
+                    raise
                 except (TypeError_, CompileError) as e:
                     if isinstance(e, CompileError) and "\n  at " in str(e):
                         raise

@@ -21,7 +21,7 @@ from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.shape_infer.symbols import as_expr
 
-__all__ = ["import_program"]
+__all__ = ["import_program", "unknown_ops"]
 
 _MAX_ROUNDS = 8
 _VMAP = "torch._functorch.predispatch"
@@ -34,7 +34,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     """
     if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
         ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
-    unknown = list(_unknown(ep.graph_module))
+    unknown = list(unknown_ops(ep.graph_module))
     if unknown:
         raise UnsupportedError(unknown)
     with mlir.context() as context:
@@ -57,7 +57,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     return program
 
 
-def _unknown(gm: Any) -> Any:
+def unknown_ops(gm: Any) -> Any:
     """(op, source line) of every call that no lowering exists for, also in branches and bodies."""
     for node in gm.graph.nodes:
         if node.op != "call_function":
@@ -75,7 +75,7 @@ def _unknown(gm: Any) -> Any:
             yield str(t), source_line(node)
     for child in gm.children():
         if isinstance(child, torch.fx.GraphModule):
-            yield from _unknown(child)
+            yield from unknown_ops(child)
 
 
 def _declare(ep: Any, dims: Dims) -> None:

@@ -19,7 +19,7 @@ from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_
 from tests.programs import SOURCE, Module, Part, plain, t
 
 CASES = {**op_cases_elementwise.CASES, **op_cases_movement.CASES, **op_cases_compute.CASES, **op_cases_opaque.CASES}
-ELSEWHERE = {"dhlo.state", "dhlo.random_key"}  # have tests of their own
+ELSEWHERE = {"dhlo.extern", "dhlo.random_key", "dhlo.state"}  # have tests of their own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS}
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]
 

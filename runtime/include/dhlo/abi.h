@@ -40,6 +40,15 @@ typedef struct dhlo_tensor {
 
 typedef struct dhlo_abi_call dhlo_abi_call;
 
+/* A custom operator in C, as dhlo.register_c_op describes it to the compiler: fills the outputs, whose memory and sizes are
+ * given, from the inputs; all are dense row-major. Numbers are the operator's arguments that aren't tensors, in their order.
+ * Returns 0, or another number to fail the call. Called on the thread that runs the model; must keep no state. */
+typedef union dhlo_number {
+  int64_t i; /* int, bool, size */
+  double f;  /* float */
+} dhlo_number;
+typedef int32_t (*dhlo_c_op)(const dhlo_tensor* inputs, dhlo_tensor* outputs, const dhlo_number* numbers);
+
 /* A kernel works on items [begin, end) of its iteration space. `worker` is in [0, num_threads); `scratch` is private to the
  * worker, 64-byte aligned, at least as large as the launch asked for, with undefined content. */
 typedef void (*dhlo_kernel)(const int64_t* args, int64_t begin, int64_t end, int64_t worker, void* scratch);

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import F64, I1, I64, PTR, Fn, V, vec
+from dhlo.codegen.builder import F64, I1, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.index import Index, IndexMath
 from dhlo.codegen.views import reshape_groups
 from dhlo.dialect import Kind, defining
@@ -149,6 +149,13 @@ class Emitter(IndexMath):
         if at.vec is None and at.step == 1:
             q = fn.gep(p, at.base, mem)
             raw = fn.load(q, vec(mem)) if self.mask is None else fn.masked_load(q, self.mask, zero)
+        elif at.vec is None and at.step == -1:
+            q, back = fn.gep(p, fn.sub(fn.i64(at.base), LANES - 1), mem), list(reversed(range(LANES)))
+            if self.mask is None:
+                raw = fn.load(q, vec(mem))
+            else:
+                raw = fn.masked_load(q, fn.shuffle(self.mask, self.mask, back), zero)
+            raw = fn.shuffle(raw, raw, back)
         else:
             mask = self.mask if self.mask is not None else fn.const(1, vec(I1))
             raw = fn.gather(fn.gep(p, self.lanes(at), mem), mask, zero)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: arguments, addressing of rows, transposition."""
+"""What the attention kernels share: arguments, addressing of rows, masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dhlo.codegen.builder import F32, I1, I32, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.launch import load_args
 
 __all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row",
-           "masked", "store_row", "transpose16"]
+           "masked", "store_row"]
 
 # (fn, batch, query head, query row, first key, lane mask) -> vector<16xi1>, True = attend, or vector<16xf32>, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
@@ -127,19 +127,6 @@ def keep_where(fn: Fn, x: V, keep: V) -> V:
 def masked(fn: Fn, x: V, mask: V) -> V:
     """Scores `x`, in units of log 2, under a mask along the same lanes."""
     return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
-
-
-def transpose16(fn: Fn, rows: Sequence[V]) -> list[V]:
-    """Transposes a 16 x 16 block held in 16 vectors by swapping off-diagonal blocks of 8, 4, 2 and 1 lanes."""
-    out = list(rows)
-    for s in (8, 4, 2, 1):
-        upper = [lane if not lane & s else LANES + lane - s for lane in range(LANES)]
-        lower = [lane + s if not lane & s else LANES + lane for lane in range(LANES)]
-        for i in range(LANES):
-            if not i & s:
-                a, b = out[i], out[i + s]
-                out[i], out[i + s] = fn.shuffle(a, b, upper), fn.shuffle(a, b, lower)
-    return out
 
 
 def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V) -> None:

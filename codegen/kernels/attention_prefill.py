@@ -24,10 +24,10 @@ from dhlo.codegen.kernels.attention_common import (
     raised,
     store_row,
     to_f32_rows,
-    transpose16,
 )
 from dhlo.codegen.kernels.attention_decode import MAX_ROWS, decode_scratch_bytes, emit_rows
 from dhlo.codegen.kernels.microkernel import AVX512, emit_microkernel_table
+from dhlo.codegen.kernels.transpose import transpose16
 from dhlo.codegen.launch import kernel_fn
 from dhlo.codegen.vmath_f32 import exp2_below
 

@@ -18,8 +18,8 @@ from dhlo.codegen import vmath
 from dhlo.codegen.builder import BITS, F64, I64, LANES, PTR, KernelModule, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
-from dhlo.codegen.kernels.attention_common import transpose16
 from dhlo.codegen.kernels.lines import Lines, OpKernel, block_count, blocks_across, grain_of, while_loop
+from dhlo.codegen.kernels.transpose import transpose16
 from dhlo.codegen.launch import kernel_fn, load_args
 from dhlo.dialect import attr
 from dhlo.shape_infer.symbols import ceil_div

@@ -7,10 +7,11 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import KernelModule
+from dhlo.codegen.builder import LANES, KernelModule
 from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows, vectors
+from dhlo.codegen.kernels.transpose import Turned
 from dhlo.dialect import Kind
 from dhlo.ops.movement import Full
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
@@ -73,31 +74,34 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
 def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     fn, em = k.fn, k.em
     dims = [d for d, s in enumerate(shape) if s != 1]
-    lane_dim = dims[-1] if dims else None
-    outer = [shape[d] for d in dims[:-1]]
-    inner = shape[lane_dim] if lane_dim is not None else sympy.Integer(1)
-    blocks = ceil_div(inner, BLOCK)
 
-    def store(idx: list[Index]) -> None:
+    def store(at: dict[int, Index]) -> None:
+        idx = [at.get(d, em.zero) for d in range(len(shape))]
         for r, v in enumerate(k.yields):
             x = em.value(v, idx)
             em.store(x, k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, shape))
 
-    if lane_dim is None:
+    if not dims:
         with fn.loop(fn.args[1], fn.args[2]), em.scope():
-            store([em.zero] * len(shape))
-    else:
-        with rows(em, fn.args[1], fn.args[2], [*outer, blocks]) as item:
-            *row, block = item
-            lo = fn.mul(em.position(block), BLOCK)
-            hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(inner)))
-
-            def body(i: Index) -> None:
-                at = dict(zip(dims, [*row, i], strict=True))
-                store([at.get(d, em.zero) for d in range(len(shape))])
-
-            vectors(em, lo, hi, body)
-    count = product(outer) * blocks
-    work = sympy.Min(inner, BLOCK) * cost + 1
+            store({})
+        return Launch(finish(k, "loops"), k.args.slots, sympy.Integer(1), sympy.Integer(1), lookups=k.lookups)
+    *outer, lane = dims
+    turned = Turned.of(k, lane)
+    per_item = {d: LANES if turned is not None and d == turned.dim else 1 for d in outer}
+    blocks = ceil_div(shape[lane], BLOCK)
+    sizes = [*(ceil_div(shape[d], n) if n > 1 else shape[d] for d, n in per_item.items()), blocks]
+    with rows(em, fn.args[1], fn.args[2], sizes) as item:
+        *row, block = item
+        at = dict(zip(outer, row, strict=True))
+        lo = fn.mul(em.position(block), BLOCK)
+        hi = fn.min(fn.add(lo, BLOCK), fn.i64(em.size(shape[lane])))
+        if turned is None:
+            vectors(em, lo, hi, lambda i: store({**at, lane: i}))
+        else:
+            start = fn.mul(em.position(at.pop(turned.dim)), LANES)
+            with fn.loop(lo, hi, LANES) as lp, em.scope():
+                turned.block(at, start, Index(lp.iv, 1, multiple=LANES), hi, store)
+    work = sympy.Min(shape[lane], BLOCK) * cost * max(per_item.values(), default=1) + 1
     grain = FloorDiv(sympy.Integer(MIN_WORK), work) + 1
-    return Launch(finish(k, "loops"), k.args.slots, count, grain, lookups=k.lookups)
+    scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
+    return Launch(finish(k, "loops"), k.args.slots, product(sizes), grain, scratch, k.lookups)

@@ -492,7 +492,8 @@ class Convert(Elementwise, name="convert"):
             wide = fn.cast(x, "i64" if dst.name == "i64" else "i32")
             return fn.cast(wide, dst.register) if wide.elem != dst.register else wide
         y = fn.cast(x, dst.register)
-        return round_to(fn, y, dst.name) if src.is_float and dst.bytes < src.bytes else y
+        inexact = src.bytes > dst.bytes if src.is_float else src.is_int and src.bytes > 1
+        return round_to(fn, y, dst.name) if inexact else y
 
 
 def round_to(fn: Fn, x: V, dtype: str) -> V:

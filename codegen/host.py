@@ -474,12 +474,13 @@ class HostProgram:
                 partial = 1
                 continue
             arena = fn.add(arena, self._plan_offsets(plan)[1])
-            most = fn.const(0, I64)
-            for live in plan.live:
-                total = fn.const(0, I64)
-                for b in live:
-                    total = fn.add(total, self.size(b.bytes))
-                most = fn.max(most, total)
+            most = now = fn.const(0, I64)
+            for came, went in plan.peaks:
+                for b in came:
+                    now = fn.add(now, self.size(b.bytes))
+                for b in went:
+                    now = fn.sub(now, self.size(b.bytes))
+                most = fn.max(most, now)
             peak = fn.add(peak, most)
         values = [arena, peak, fn.i64(partial), fn.i64(len(self.layout.launches))]
         for i, v in enumerate(values):

@@ -19,6 +19,7 @@ __all__ = ["Dims", "static_value"]
 
 Expr: TypeAlias = sympy.Expr
 _TOO_LONG = 40
+_NO_BOUND = 1 << 62  # a limit that no size can reach says nothing
 
 
 def static_value(x: Any) -> Any:
@@ -71,7 +72,7 @@ class Dims:
         """Intersects a symbol's range. Raises CompileError where nothing is left."""
         old = self.range_of(name)
         lo = max((x for x in (lo, old.lo) if x is not None), default=None)
-        hi = min((x for x in (hi, old.hi) if x is not None), default=None)
+        hi = min((x for x in (hi, old.hi) if x is not None and x < _NO_BOUND), default=None)
         if lo is not None and hi is not None and lo > hi:
             raise CompileError(f"no value of {name} satisfies the program's conditions ({lo} <= {name} <= {hi})")
         if Range(lo, hi) != old:
@@ -258,6 +259,8 @@ class Dims:
             left = [x for x in map(self.learn, cond.args) if x is not None]
             return sympy.And(*left) if left else None
         bound = self._bound(cond)
+        if bound is not None and bound[2] is not None and bound[2] >= _NO_BOUND:
+            return None
         if bound is not None and bound[0].startswith("u"):
             return self._learn_bound(cond, *bound)
         if self.holds(cond):

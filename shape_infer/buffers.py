@@ -8,6 +8,7 @@ for small and for large sizes, and each call takes the one that needs least.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,11 +54,11 @@ class Arrangement:
 
 @dataclass
 class Plan:
-    """An arena; `live` are the sets of buffers that exist at once, largest sets only."""
+    """An arena; `peaks` say which buffers exist at once (see _peaks)."""
 
     buffers: list[Buffer]
     arrangements: list[Arrangement]
-    live: list[list[Buffer]]
+    peaks: list[tuple[list[Buffer], list[Buffer]]]
 
     def total(self, env: Mapping[str, int]) -> int:
         """Arena bytes at given sizes."""
@@ -65,7 +66,11 @@ class Plan:
 
     def peak_live(self, env: Mapping[str, int]) -> int:
         """Bytes that any plan for this schedule needs."""
-        return max((sum(evaluate(b.bytes, env) for b in s) for s in self.live), default=0)
+        most = now = 0
+        for came, went in self.peaks:
+            now += sum(evaluate(b.bytes, env) for b in came) - sum(evaluate(b.bytes, env) for b in went)
+            most = max(most, now)
+        return most
 
 
 def aligned(size: sympy.Expr) -> sympy.Expr:
@@ -98,36 +103,58 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
         k = max(range(len(made)), key=lambda i: len(near[i] & open_))
         kept.append(made[k])
         open_ -= near[k]
-    return Plan(list(buffers), kept, _largest_sets(buffers))
+    return Plan(list(buffers), kept, _peaks(buffers))
 
 
 def _arrange(buffers: Sequence[Buffer], env: Mapping[str, int]) -> Arrangement:
     """Large buffers first, each into the tightest gap that is free while it lives."""
     size = {b: max(1, evaluate(b.bytes, env)) for b in buffers}
     at: dict[Buffer, int] = {}
-    for b in sorted(buffers, key=lambda b: (-size[b], b.first)):
+    placed: list[tuple[int, int, Buffer]] = []  # in order of position
+    for n, b in enumerate(sorted(buffers, key=lambda b: (-size[b], b.first))):
         best, best_gap, end = None, None, 0
-        for x in sorted((x for x in at if x.overlaps(b)), key=lambda x: at[x]):
-            gap = at[x] - end
+        for start, _, x in placed:
+            if not x.overlaps(b):
+                continue
+            gap = start - end
             if gap >= size[b] and (best_gap is None or gap < best_gap):
                 best, best_gap = end, gap
-            end = max(end, at[x] + size[x])
+            end = max(end, start + size[x])
         at[b] = end if best is None else best
+        insort(placed, (at[b], n, b))
     order = sorted(buffers, key=lambda b: (at[b], b.first))
+    return Arrangement(order, _below(order, at))
+
+
+def _below(order: Sequence[Buffer], at: Mapping[Buffer, int]) -> dict[Buffer, list[Buffer]]:
+    """What each buffer rests on: those that live at the same time and lie lower, but for those that one of these rests on. Sets are
+    bits of integers, since there may be thousands of buffers."""
+    bit = {b: 1 << n for n, b in enumerate(order)}
     below: dict[Buffer, list[Buffer]] = {}
+    covered: dict[Buffer, int] = {}  # all that a buffer rests on, directly or not
     for n, b in enumerate(order):
-        lower = [x for x in order[:n] if x.overlaps(b) and at[x] < at[b]]
-        below[b] = [x for x in lower if not any(x in below[y] for y in lower)]
-    return Arrangement(order, below)
+        seen, direct = 0, list[Buffer]()
+        for x in reversed(order[:n]):
+            if not seen & bit[x] and at[x] < at[b] and x.overlaps(b):
+                direct.append(x)
+                seen |= covered[x] | bit[x]
+        below[b], covered[b] = direct[::-1], seen
+    return below
 
 
-def _largest_sets(buffers: Sequence[Buffer]) -> list[list[Buffer]]:
-    """Sets of buffers alive at one step, those contained in another left out."""
-    steps = sorted({b.first for b in buffers})
-    sets = [frozenset(b for b in buffers if b.first <= t <= b.last) for t in steps]
-    kept: list[frozenset[Buffer]] = []
-    for n, s in enumerate(sets):
-        near = sets[max(0, n - 3):n] + sets[n + 1:n + 4]
-        if not any(s < t for t in near) and s not in kept:
-            kept.append(s)
-    return [sorted(s, key=lambda b: b.first) for s in kept]
+def _peaks(buffers: Sequence[Buffer]) -> list[tuple[list[Buffer], list[Buffer]]]:
+    """The moments when buffers are alive that never are together with more: what came since the moment before, and what went."""
+    out: list[tuple[list[Buffer], list[Buffer]]] = []
+    came: list[Buffer] = []
+    went: list[Buffer] = []
+    ends = sorted(buffers, key=lambda b: b.last)
+    k = 0
+    for b in sorted(buffers, key=lambda b: b.first):
+        if ends[k].last < b.first and came:
+            out.append((came, went))
+            came, went = [], []
+        while ends[k].last < b.first:
+            went.append(ends[k])
+            k += 1
+        came.append(b)
+    return [*out, (came, went)] if came else out

@@ -22,6 +22,7 @@ BuildHost = Callable[[Path, Path], Path]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write golden files instead of comparing with them")
+    parser.addoption("--fuzz-seconds", type=float, default=0, help="how long tests/fuzz looks for new failures")
 
 
 @pytest.fixture

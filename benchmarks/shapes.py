@@ -1,7 +1,7 @@
 """python -m benchmarks.shapes: how long the symbolic part of compiling takes as programs grow.
 
-A program has as many sizes that only data decides, each the number of elements that a comparison selects, with arithmetic, joins and
-reductions over them. Measured is everything from import to the host program's text: what depends on symbols. Machine code
+A program has as many sizes that only data decides, each the number of elements that a comparison selects, with arithmetic, joins
+and reductions over them. Measured is everything from import to the host program's text: what depends on symbols. Machine code
 is left out, and so is torch.export.
 """
 

@@ -6,6 +6,7 @@ Values are one register wide: a scalar where all lanes agree, else LANES lanes, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,8 @@ import sympy
 from dhlo.codegen.builder import F64, I1, I64, LANES, PTR, Fn, V, vec
 from dhlo.codegen.index import Index, IndexMath
 from dhlo.codegen.views import reshape_groups
-from dhlo.dialect import Kind, defining
+from dhlo.dialect import Kind, attr, defining
+from dhlo.errors import InternalError
 from dhlo.ops.elementwise import round_to, wrap
 from dhlo.ops.movement import Reshape, number
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, product
@@ -166,6 +168,13 @@ class Emitter(IndexMath):
             return self.fn.cmp("ne", raw, 0)
         return self.fn.cast(raw, dtype.register, signed=dtype.name != "ui8")
 
+    def component(self, v: Any, idx: Sequence[Index], part: int) -> V:
+        """The real (0) or imaginary (1) parts of complex elements in memory."""
+        if not self._is_buffer(v):
+            raise InternalError("parts are taken of complex tensors in memory alone")
+        at = self.offset(self.times(self.flatten(idx, from_mlir(v).shape), 2), part)
+        return self.load_memory(self.args.get(("pointer", v)), DTYPES[from_mlir(v).dtype.register], at)
+
     def store(self, x: V, p: V, dtype: DType, at: Index) -> None:
         """Stores a register value; lanes outside the mask leave memory alone."""
         fn, mem = self.fn, memory_type(dtype)
@@ -174,8 +183,8 @@ class Emitter(IndexMath):
                 fn.prefetch(fn.gep(p, at.base, mem), write=True)
             return
         raw = fn.cast(x, mem)
-        if at.uniform:
-            fn.store(raw, fn.gep(p, at.base, mem))
+        if at.uniform:  # all lanes agree
+            fn.store(fn.extract(raw, 0) if raw.lanes else raw, fn.gep(p, at.base, mem))
             return
         raw = raw if raw.lanes else fn.splat(raw)
         if at.vec is None and at.step == 1:
@@ -223,6 +232,11 @@ class Emitter(IndexMath):
 
     def in_range(self, i: Index, n: Any) -> V:
         return super().in_range(i, self.size(n))
+
+    def nonempty(self, sizes: Sequence[sympy.Expr]) -> V | None:
+        """Are all sizes above 0, so that there is an element to read? None where that is certain."""
+        tests = [self.fn.cmp("ne", self.fn.i64(self.size(n)), 0) for n in sizes if not is_static(n) or n == 0]
+        return functools.reduce(self.fn.and_, tests) if tests else None
 
     def guarded(self, cond: V, inside: Callable[[], V], other: V) -> V:
         """`inside()` where `cond` holds (nothing is loaded elsewhere), else `other`."""
@@ -294,12 +308,12 @@ class Emitter(IndexMath):
         return round_to(fn, fn.cast(y, dtype.register), dtype.name)
 
     def lookup(self, i: V, size: sympy.Expr, op: Any) -> Index:
-        """An index tensor's value as a position: wraps negatives; out of range is recorded and reads element 0."""
+        """An index tensor's value as a position: wraps negatives if `op` says so; out of range is recorded and reads element 0."""
         fn = self.fn
         n = self.size(size)
         i = fn.cast(i, I64)
         n_v = fn.i64(n)
-        j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i)
+        j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if attr(op, "wrap") else i
         ok = fn.cmp("ult", j, n_v)
         cell = self.args.get(("errors", self.check_of(op)))
         if j.lanes:

@@ -10,6 +10,7 @@ import sympy
 from dhlo.codegen.extern import ExternStep
 from dhlo.codegen.kernel import Launch, where
 from dhlo.codegen.kernels.argreduce import lower_argreduce
+from dhlo.codegen.kernels.interleave import lower_interleave
 from dhlo.codegen.kernels.lexsort import lower_lexsort
 from dhlo.codegen.kernels.scan import lower_scan
 from dhlo.codegen.kernels.scatter import lower_scatter
@@ -20,6 +21,7 @@ from dhlo.codegen.sequence import FftStep, GroupedMatmulStep, RecurrentStep, emi
 from dhlo.codegen.steps import GroupHost, LaunchStep, Lowering, Step, anchor_of, view_pointer
 from dhlo.dialect import Kind, Op
 from dhlo.errors import CompileError
+from dhlo.ops.complexes import Interleave
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.extern import Extern
 from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK, UpdateSlice
@@ -33,6 +35,7 @@ LAUNCHES: dict[type[Op], Lower] = {
     ArgReduce: lower_argreduce,
     Scan: lower_scan,
     Histogram: lower_histogram,
+    Interleave: lower_interleave,
     SearchSorted: lower_search_sorted,
     LexSort: lower_lexsort,
     Sort: lower_sort,

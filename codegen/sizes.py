@@ -111,14 +111,14 @@ class SizeEmitter:
         return r
 
     def _floordiv(self, e: sympy.Basic) -> V:
-        a, b = self.emit(e.args[0]), e.args[1]
+        a, b = self.whole(e.args[0]), e.args[1]
         if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:
             return self.fn.divu(a, int(b))
-        bv = self.emit(b)
+        bv = self.whole(b)
         return self.fn.floordiv(a, self.fn.select(self.fn.cmp("eq", bv, 0), self.fn.const(1, I64), bv))
 
     def _mod(self, e: sympy.Basic) -> V:
-        a, b = self.emit(e.args[0]), self.emit(e.args[1])
+        a, b = self.whole(e.args[0]), self.whole(e.args[1])
         fn = self.fn
         b = fn.select(fn.cmp("eq", b, 0), fn.const(1, I64), b)
         return fn.sub(a, fn.mul(fn.floordiv(a, b), b))
@@ -147,7 +147,7 @@ _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     sympy.Pow: SizeEmitter._pow,
     tsf.FloorDiv: SizeEmitter._floordiv,
     tsf.CleanDiv: SizeEmitter._floordiv,
-    tsf.CeilDiv: lambda s, e: s.fn.neg(s.fn.floordiv(s.fn.neg(s.emit(e.args[0])), s.emit(e.args[1]))),
+    tsf.CeilDiv: lambda s, e: s.fn.neg(s.fn.floordiv(s.fn.neg(s.whole(e.args[0])), s.whole(e.args[1]))),
     tsf.Mod: SizeEmitter._mod,
     tsf.PythonMod: SizeEmitter._mod,
     sympy.Mod: SizeEmitter._mod,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
@@ -17,12 +18,20 @@ from dhlo.ops import compute, control, elementwise, movement
 from dhlo.shape_infer.symbols import as_expr, product, show
 from dhlo.types import DTYPES, DType, TensorType, from_mlir, from_torch_dtype
 
-__all__ = ["OpBuilder", "Operand", "Value"]
+__all__ = ["Complex", "OpBuilder", "Operand", "Value"]
 
 Value: TypeAlias = Any  # an ir.Value of ranked tensor type
 Operand: TypeAlias = Any  # a Value, a Python number or a size expression
 OpClass: TypeAlias = type[Op]
 Size: TypeAlias = Any  # an int or a size expression
+
+
+@dataclass(frozen=True)
+class Complex:
+    """A complex tensor: its real and imaginary part, of one shape and dtype."""
+
+    re: Value
+    im: Value
 
 
 class OpBuilder:
@@ -66,6 +75,8 @@ class OpBuilder:
         """Dim numbers, all of them for None or an empty list."""
         if dims is None or (isinstance(dims, list | tuple) and not dims):
             return list(range(self.rank(x)))
+        if not self.rank(x):
+            return []
         return [self.dim(x, d) for d in (dims if isinstance(dims, list | tuple) else [dims])]
 
     @staticmethod
@@ -86,7 +97,10 @@ class OpBuilder:
 
     # ------------------------------------------------------------------------------------------------ sources
     def full(self, shape: Sequence[Size], value: Any, dtype: DType | str | torch.dtype) -> Value:
-        """A constant number or size expression everywhere."""
+        """A constant number or size expression everywhere; a pair of tensors for a complex dtype."""
+        if self.as_dtype(dtype).is_complex:
+            z, part = complex(static_value(value)), self.as_dtype(dtype).register
+            return Complex(self.full(shape, z.real, part), self.full(shape, z.imag, part))
         t = TensorType.of(self.as_dtype(dtype), shape)
         return self.op(movement.Full, [], {"value": _text(static_value(value), t.dtype)}, [t])
 
@@ -104,6 +118,8 @@ class OpBuilder:
     # ------------------------------------------------------------------------------------------------ elementwise
     def convert(self, x: Value, dtype: DType | str | torch.dtype) -> Value:
         t, d = from_mlir(x), self.as_dtype(dtype)
+        if d.is_complex:
+            return Complex(self.convert(x, d.register), self.full(t.shape, 0, d.register))
         return x if t.dtype == d else self.op(elementwise.Convert, [x], None, [t.with_dtype(d)])
 
     def result_type(self, *xs: Operand) -> DType:
@@ -309,9 +325,10 @@ class OpBuilder:
             [TensorType.of(t.dtype, shape)],
         )
 
-    def take(self, x: Value, index: Sequence[Value], dims: Sequence[int], at: int) -> Value:
-        """Looks up: dims `dims` of x are replaced by the index tensors' common shape at result dim `at`."""
-        return self.op(movement.Take, [x, *self.together(*index)], {"dims": list(dims), "at": at})
+    def take(self, x: Value, index: Sequence[Value], dims: Sequence[int], at: int, wrap: bool = False) -> Value:
+        """Looks up: dims `dims` of x are replaced by the index tensors' common shape at result dim `at`. Negative indices count
+        from the end if `wrap`, else they fail the call."""
+        return self.op(movement.Take, [x, *self.together(*index)], {"dims": list(dims), "at": at, "wrap": wrap})
 
     # ------------------------------------------------------------------------------------------------ computing
     def reduce(self, x: Value, how: str, dims: Sequence[int], keepdim: bool = False) -> Value:
@@ -325,13 +342,20 @@ class OpBuilder:
         return product([self.shape(x)[d] for d in dims])
 
     def matmul(self, a: Value, b: Value) -> Value:
-        """dhlo.matmul: batch dims of a and b must be the same, or b of rank 2."""
+        """Matrix product; batch dims of a and b must be the same, or b of rank 2. f16 is multiplied in f32 and rounded once;
+        products of integers are summed one by one, which is exact."""
         ta, tb = from_mlir(a), from_mlir(b)
         self.dims.same(ta.shape[-1], tb.shape[-2])
         if tb.rank > 2:
             for x, y in zip(ta.shape[:-2], tb.shape[:-2], strict=True):
                 self.dims.same(x, y)
-        return self.op(compute.Matmul, [a, b])
+        if ta.dtype.name == "f16":
+            return self.convert(self.op(compute.Matmul, [self.convert(a, "f32"), self.convert(b, "f32")]), "f16")
+        if ta.dtype.is_float:
+            return self.op(compute.Matmul, [a, b])
+        rows, columns = self.unsqueeze(a, ta.rank - 1), self.unsqueeze(self.swap(b, -1, -2), tb.rank - 2)
+        products = self.mul(rows, columns)
+        return self.reduce(products, "any" if ta.dtype.is_bool else "sum", [from_mlir(products).rank - 1])
 
     # ------------------------------------------------------------------------------------------------ conditions
     def require(self, cond: Any, message: str) -> None:

@@ -65,7 +65,7 @@ def _decomposed(f: Callable[..., Any]) -> Callable[..., Any]:
             graph = make_fx(flat)(*inputs)
         from dhlo.frontend.importer import unknown_ops  # which imports this package
 
-        unknown = list(unknown_ops(graph))
+        unknown = list(unknown_ops(graph, b.importer.decompositions))
         if unknown:
             line = source_line(node)
             raise UnsupportedError([(f"{name} in the decomposition of {node.target}", line) for name, _ in unknown])

@@ -50,6 +50,13 @@ class Ref:
             self._base.write(self._write_back(self._base.read(), value))
             self._value, self._seen = value, self.root.version
 
+    def become(self, view: Callable[[Ref], Ref]) -> None:
+        """Turns into a view of what it was until now (squeeze_, transpose_)."""
+        before = Ref(self._value, self._base, self._replay, self._write_back)
+        after = view(before)
+        self._value, self._base, self._replay, self._write_back = after._value, before, after._replay, after._write_back
+        self._seen = self.root.version
+
 
 # In-place ops whose functional twin has another name or overload.
 _TWINS = {
@@ -72,7 +79,11 @@ def functional_form(op: Any) -> Any | None:
     if twin is not None:
         return twin(torch.ops.aten)
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    return getattr(packet, schema.overload_name or "default", None) if packet is not None else None
+    twin = getattr(packet, schema.overload_name or "default", None)
+    if twin is not None or packet is None:
+        return twin
+    overloads = [getattr(packet, name) for name in packet.overloads()]  # transpose_.default is transpose.int
+    return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)
 
 
 def shares_storage(a: Any, b: Any) -> bool:

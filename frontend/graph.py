@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from dhlo.dialect import TypeError_
 from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.functionalize import Ref, functional_form, shares_storage
-from dhlo.frontend.guards import dim_names
+from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.frontend.promotion import scalar_dtype
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, VIEWS, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.mlir import func, ir
-from dhlo.ops import control, movement
+from dhlo.ops import complexes, control, movement
 from dhlo.shape_infer.symbols import as_expr, show, symbol
 from dhlo.types import DTYPES, TensorType, from_mlir, from_torch_dtype
 
-__all__ = ["Importer", "input_values"]
-
-
-def input_values(ep: Any) -> list[Any]:
-    """Example value or constant of every leaf of the input pytree."""
-    placeholders = {n.name: n for n in ep.graph.nodes if n.op == "placeholder"}
-    return [
-        s.arg.value if isinstance(s.arg, ConstantArgument) else placeholders[s.arg.name].meta["val"]
-        for s in ep.graph_signature.input_specs
-        if s.kind == InputKind.USER_INPUT
-    ]
+__all__ = ["Importer"]
 
 
 class Importer:
     """One round of importing: interprets the graph node by node and builds ops as it goes."""
 
-    def __init__(self, ep: Any, dims: Dims, names: list[str], guards: list[tuple[Any, str]], context: Any) -> None:
+    def __init__(
+        self,
+        ep: Any,
+        dims: Dims,
+        names: list[str],
+        guards: list[tuple[Any, str]],
+        context: Any,
+        decompositions: Decompositions,
+    ) -> None:
         self.ep, self.dims, self.names, self.guards, self.context = ep, dims, names, guards, context
+        self.decompositions = decompositions
         self.b = OpBuilder(dims)
         self.b.importer = self
         self.env: dict[Any, Any] = {}
@@ -53,6 +54,8 @@ class Importer:
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
         self.depth = 0  # how many regions deep ops are being built
+        self.inlined: dict[Any, Any] = {}  # symbols of the decomposition being built, if any
+        self.scope: dict[Any, Any] = {}  # values of the graph being interpreted
 
     # ------------------------------------------------------------------------------------------------ the function
     def run(self) -> Program:
@@ -123,6 +126,9 @@ class Importer:
                 self.env[node] = spec.constant
             elif spec.scalar:
                 self.env[node] = self._define(next(rest), node.meta["val"].node.expr)
+            elif spec.type.dtype.is_complex:
+                x = next(rest)
+                self.env[node] = Complex(self.b.op(complexes.Real, [x]), self.b.op(complexes.Imag, [x]))
             else:
                 self.env[node] = Ref(next(rest))
                 self.owners.append(("input", spec.name, self.env[node]))
@@ -211,7 +217,7 @@ class Importer:
         return values, outputs, mutations
 
     def _output(self, name: str, x: Any, index: int) -> OutputSpec:
-        if isinstance(x, Ref):
+        if isinstance(x, Ref | Complex):
             return OutputSpec(name, index)
         if isinstance(x, sympy.Basic):
             kind = {torch.bool: "bool", torch.int64: "int", torch.float32: "float"}[scalar_dtype(x)]
@@ -222,6 +228,8 @@ class Importer:
         """A graph value as an SSA value; numbers become rank-0 tensors of their widest dtype."""
         if isinstance(x, Ref):
             return x.read()
+        if isinstance(x, Complex):
+            return self.b.op(complexes.Interleave, [x.re, x.im])
         kind = scalar_dtype(x)
         if kind == torch.bool and isinstance(x, sympy.Basic):
             flag = sympy.Piecewise((1, x), (0, True))
@@ -250,7 +258,7 @@ class Importer:
             if node.op == "get_attr":
                 env[node] = self._attribute(gm, node)
             elif node.op == "call_function":
-                self.b.node = node
+                self.b.node, self.scope = node, env
                 try:
                     with location(node):
                         env[node] = self._call(node, env)
@@ -273,6 +281,51 @@ class Importer:
         self.b.node, self.depth = outer, self.depth - 1
         return pytree.tree_map_only(Ref, lambda r: r.read(), result)
 
+    def _inline(self, program: Any, values: Sequence[Any]) -> Any:
+        """Interprets another exported program on values of this one; its guards become conditions of this one."""
+        env: dict[Any, Any] = {}
+        sizes: dict[Any, Any] = {}
+        nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+        rest = iter(values)
+        for spec in program.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT:
+                env[node] = next(rest)
+                self._match_sizes(node.meta["val"], env[node], sizes)
+            else:
+                data = program.constants[spec.target] if spec.target in program.constants else program.state_dict[spec.target]
+                env[node] = Ref(self.weight(f"{self.b.node.name}.{spec.target}", data))
+        examples = input_values(program)
+        conditions = read_guards(program, input_names(program, examples), examples) + bounds_of(program)
+        for relation, text in conditions:
+            if not only_two(relation, program.range_constraints, examples):
+                self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
+        outer, inlined, self.inlined = self.b.node, self.inlined, sizes
+        result = self._graph(program.graph_module, env)
+        self.b.node, self.inlined = outer, inlined
+        return pytree.tree_unflatten(list(result), program.call_spec.out_spec)
+
+    def size_of(self, s: Any) -> Any:
+        """A size or stride of an example tensor as a size of this program."""
+        return self.dims.expr(as_expr(s).xreplace(self.inlined))
+
+    def value_of(self, node: Any) -> Value:
+        """The current value of an earlier node of the graph being interpreted."""
+        return self.scope[node].read()
+
+    def _match_sizes(self, traced: Any, value: Any, sizes: dict[Any, Any]) -> None:
+        """Learns what the symbols of a traced argument are here; sizes that aren't bare symbols have to agree."""
+        if isinstance(traced, torch.SymInt):
+            pairs = [(traced, value)]
+        else:
+            real = value.re if isinstance(value, Complex) else value.read()
+            pairs = list(zip(traced.shape, self.b.shape(real), strict=True))
+        for s, own in ((as_expr(s), as_expr(own)) for s, own in pairs):
+            if s.is_Symbol and s not in sizes:
+                sizes[s] = own
+            else:
+                self.dims.same(s.xreplace(sizes), own)
+
     def _attribute(self, gm: Any, node: Any) -> Any:
         value = operator.attrgetter(node.target)(gm)
         if not isinstance(value, torch.Tensor):
@@ -293,15 +346,24 @@ class Importer:
             return scalar_call(target, args, kwargs)
         functional = functional_form(target)
         if functional is not None and target not in LOWERINGS:
+            if isinstance(args[0], Complex):
+                raise CompileError("complex tensors can't be written in place", hint="compute a new tensor")
+            if torch.Tag.inplace_view in target.tags:
+                args[0].become(partial(self._as_view, functional, args[1:], kwargs))
+                return args[0]
             return self._in_place(functional, args, kwargs)
         call_args, call_kwargs = _read(args), _read(kwargs)
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
         lowering = find(target)
-        if target in COMPLEX and any(isinstance(a, Complex) for a in pytree.tree_leaves(call_args)):
+        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
+        if target in COMPLEX and complex_numbers:
             return _wrap(COMPLEX[target](self.b, *call_args, **call_kwargs))
-        if lowering is None:
-            raise CompileError("complex operands expected")
+        if lowering is None or complex_numbers:
+            program = self.decompositions.of(node)
+            if program is None:
+                raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
+            return self._inline(program, [env[n] for n in node.all_input_nodes])
         result = lowering(self.b, *call_args, **call_kwargs)
         view = VIEWS.get(target)
         if (
@@ -336,6 +398,12 @@ class Importer:
         if isinstance(result, list | tuple):
             return [make(v, i) for i, v in enumerate(result)]
         return make(result, None)
+
+    def _as_view(self, op: Any, args: Any, kwargs: Any, base: Ref) -> Ref:
+        """A view op's result on `base`."""
+        result = LOWERINGS[op](self.b, base.read(), *args, **kwargs)
+        view: Ref = self._view(base, LOWERINGS[op], VIEWS[op], result, args, kwargs)
+        return view
 
     def _in_place(self, functional: Any, args: Any, kwargs: Any) -> Any:
         ref = args[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
@@ -17,7 +18,7 @@ from dhlo.errors import InternalError
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.shape_infer.symbols import as_expr
 
-__all__ = ["dim_names", "input_names", "read_guards"]
+__all__ = ["bounds_of", "dim_names", "input_names", "input_values", "only_two", "read_guards"]
 
 _BINARY: dict[type, Any] = {
     ast.Add: operator.add,
@@ -45,11 +46,25 @@ _CALLS: dict[str, Any] = {
     "math.ceil": math.ceil,
     "math.trunc": math.trunc,
     "float": torch.sym_float,
+    "torch.sym_float": torch.sym_float,
+    "torch.sym_int": torch.sym_int,
+    "torch.sym_max": torch.sym_max,
+    "torch.sym_min": torch.sym_min,
     "int": torch.sym_int,
     "round": round,
     "math.sqrt": math.sqrt,
     "abs": operator.abs,
 }
+
+
+def input_values(ep: Any) -> list[Any]:
+    """Example value or constant of every leaf of the input pytree."""
+    placeholders = {n.name: n for n in ep.graph.nodes if n.op == "placeholder"}
+    return [
+        s.arg.value if isinstance(s.arg, ConstantArgument) else placeholders[s.arg.name].meta["val"]
+        for s in ep.graph_signature.input_specs
+        if s.kind == InputKind.USER_INPUT
+    ]
 
 
 def input_names(ep: Any, values: list[Any]) -> list[str]:
@@ -182,4 +197,26 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any,
             out.append((_Reader(inputs).read(ast.parse(code.strip(), mode="eval").body), code))
         except (KeyError, SyntaxError, ValueError) as e:
             raise InternalError(f"can't read the guard {code!r}: {e}") from None
+    return out
+
+
+def only_two(relation: Any, ranges: dict[Any, Any], values: list[Any]) -> bool:
+    """Does a guard just say that a size was 2 or more, as the example's was? That says nothing about others. `ranges`:
+    the program's range_constraints; `values`: its example inputs."""
+    if isinstance(relation, sympy.Ne) and relation.lhs.is_Symbol and relation.rhs in (0, 1):
+        return any(str(s) == relation.lhs.name and bool(r.lower == 2) for s, r in ranges.items())
+    if not isinstance(relation, sympy.Ge | sympy.Le) or relation.lts != 2:
+        return False
+    sizes = [as_expr(n) for v in values if isinstance(v, torch.Tensor) for n in v.shape]
+    return bool(relation.gts.is_Symbol) or relation.gts in sizes
+
+
+def bounds_of(ep: Any) -> list[tuple[Any, str]]:
+    """(relation, its text) of the bounds of a program's symbols."""
+    out = []
+    for s, r in ep.range_constraints.items():
+        lower, upper = sympy.sympify(r.lower), sympy.sympify(r.upper)
+        low = [as_expr(s) >= lower] if lower.is_Integer and lower > 0 else []
+        high = [as_expr(s) <= upper] if upper.is_Integer else []
+        out += [(relation, str(relation)) for relation in (*low, *high)]
     return out

@@ -11,15 +11,15 @@ import torch
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo import mlir
 from dhlo.errors import InternalError, UnsupportedError
+from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
-from dhlo.frontend.graph import Importer, input_values
-from dhlo.frontend.guards import input_names, read_guards
+from dhlo.frontend.graph import Importer
+from dhlo.frontend.guards import input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
-from dhlo.shape_infer.symbols import as_expr
 
 __all__ = ["import_program", "unknown_ops"]
 
@@ -32,9 +32,10 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
 
     Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself.
     """
+    decompositions = Decompositions()
     if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
         ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
-    unknown = list(unknown_ops(ep.graph_module))
+    unknown = list(unknown_ops(ep.graph_module, decompositions))
     if unknown:
         raise UnsupportedError(unknown)
     with mlir.context() as context:
@@ -49,7 +50,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
         for _ in range(_MAX_ROUNDS):
             dims.changed, dims.unsolved, dims.asserted = False, [], set()
             before = dict(dims.ranges)
-            program = Importer(ep, dims, names, guards, context).run()
+            program = Importer(ep, dims, names, guards, context, decompositions).run()
             if not dims.changed and before == dims.ranges:
                 break
         if not program.module.operation.verify():
@@ -57,8 +58,8 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     return program
 
 
-def unknown_ops(gm: Any) -> Any:
-    """(op, source line) of every call that no lowering exists for, also in branches and bodies."""
+def unknown_ops(gm: Any, decompositions: Decompositions) -> Any:
+    """(op, source line) of every call that no lowering exists for, also in branches, bodies and decompositions."""
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -71,11 +72,16 @@ def unknown_ops(gm: Any) -> Any:
             or t in COMPLEX
             or functional_form(t) in LOWERINGS
         )
-        if not known:
+        if known:
+            continue
+        program = decompositions.of(node)
+        if program is None:
             yield str(t), source_line(node)
+        else:
+            yield from unknown_ops(program.graph_module, decompositions)
     for child in gm.children():
         if isinstance(child, torch.fx.GraphModule):
-            yield from unknown_ops(child)
+            yield from unknown_ops(child, decompositions)
 
 
 def _declare(ep: Any, dims: Dims) -> None:
@@ -88,14 +94,3 @@ def _declare(ep: Any, dims: Dims) -> None:
         lo = int(r.lower) if r.lower.is_Integer else 0
         hi = int(r.upper) if r.upper.is_Integer else None
         dims.declare(name, 0 if lo == 2 else max(lo, 0), hi)
-
-
-def only_two(relation: Any, ranges: dict[Any, Any], values: list[Any]) -> bool:
-    """Does a guard just say that a size was 2 or more, as the example's was? That says nothing about others. `ranges`:
-    the program's range_constraints; `values`: its example inputs."""
-    if isinstance(relation, sympy.Ne) and relation.lhs.is_Symbol and relation.rhs in (0, 1):
-        return any(str(s) == relation.lhs.name and bool(r.lower == 2) for s, r in ranges.items())
-    if not isinstance(relation, sympy.Ge | sympy.Le) or relation.lts != 2:
-        return False
-    sizes = [as_expr(n) for v in values if isinstance(v, torch.Tensor) for n in v.shape]
-    return bool(relation.gts.is_Symbol) or relation.gts in sizes

@@ -134,7 +134,7 @@ def after(y: Any, index: Any) -> list[Any]:
     padded = build(Pad, [flat], {"low": ["2"], "value": 1.0}, results=[ty.with_shape(["n*m + 3"])])
     back = build(Reverse, [y], {"dims": [1]}).results[0]
     joined = build(Concat, [y, back, y], {"dim": 1})
-    taken = build(Take, [y, index], {"dims": [0], "at": 0}).results[0]
+    taken = build(Take, [y, index], {"dims": [0], "at": 0, "wrap": True}).results[0]
     halves = build(
         Reshape,
         [build(Reshape, [taken], results=[ty.with_shape(["m*n"])]).results[0]],
@@ -163,6 +163,25 @@ def _convert() -> list[Part]:
     return parts
 
 
+_SAME_WIDTH = [("f32", "i32"), ("i32", "f32"), ("f64", "i64"), ("i64", "f64"), ("bf16", "i16"), ("i16", "f16"), ("i8", "ui8"),
+               ("ui8", "i8"), ("f16", "bf16"), ("f32", "f32")]
+
+
+def _bitcast() -> list[Part]:
+    parts = []
+    for src, dst in _SAME_WIDTH:
+
+        def body(x: Any, dst: str = dst) -> list[Any]:
+            return [build(ew.Bitcast, [x], results=[from_mlir(x).with_dtype(dst)]).results[0]]
+
+        def eager(x: Any, dst: str = dst) -> list[Any]:
+            return [x.view(TensorType.of(dst, []).dtype.torch)]
+
+        parts.append(Part([(t(src, "n", "m"), within(-120, 120))], body, eager, label=f"{src} as {dst}"))
+    return parts
+
+
+_CONVERSIONS = {ew.Convert: _convert, ew.Bitcast: _bitcast}
 CASES: dict[str, list[Part]] = {
-    name: _convert() if cls is ew.Convert else _cases(cls) for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE
+    name: _CONVERSIONS[cls]() if cls in _CONVERSIONS else _cases(cls) for name, cls in OPS.items() if cls.kind is Kind.ELEMENTWISE
 }

@@ -125,7 +125,7 @@ def padded_lookup() -> Part:
     """A row's looked-up value, padded along the row: no lane may want it, and then its index isn't read either."""
 
     def body(x: Any, index: Any, like: Any) -> list[Any]:
-        taken = build(mv.Take, [x, index], {"dims": [0], "at": 0}).results[0]
+        taken = build(mv.Take, [x, index], {"dims": [0], "at": 0, "wrap": True}).results[0]
         wide = build(mv.Broadcast, [taken], {"dims": [0]}, results=[from_mlir(like)]).results[0]
         out = from_mlir(like).with_shape(["n + 1", "m + 2"])
         return [build(mv.Pad, [wide], {"low": ["1", "1"], "value": 0.5}, results=[out]).results[0]]
@@ -271,7 +271,7 @@ def take(
     args = [(t(dtype, *shape), anything), *((t(d, *s), draw) for d, s, draw in index)]
     return Part(
         args,
-        lambda x, *i: build(mv.Take, [x, *i], {"dims": dims, "at": at}).results,
+        lambda x, *i: build(mv.Take, [x, *i], {"dims": dims, "at": at, "wrap": True}).results,
         eager,
         label=f"take {dtype} {shape} {[i[:2] for i in index]} dims {dims} at {at}",
     )

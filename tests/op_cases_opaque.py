@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.dialect import build
-from dhlo.ops import compute, lookup, random, sequence
+from dhlo.ops import complexes, compute, lookup, random, sequence
 from dhlo.types import DType, TensorType
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, index_below, moderate, plain, powers, t, within
@@ -79,6 +79,10 @@ SCAN = [
         tol=SUMS,
     ),
     case(compute.Scan, [(t("bf16", "n", 3, "m"), within(0, 1))], {"how": "sum", "dim": 1}, tol=SUMS),
+    *(
+        case(compute.Scan, [(t(d, "n", "m"), within(-50, 50))], {"how": "logsumexp", "dim": k % 2}, tol=SUMS)
+        for k, d in enumerate(("f32", "f64", "f32", "bf16"))
+    ),
 ]
 SORT = [
     *(
@@ -124,7 +128,7 @@ SCATTER = [
         case(
             lookup.Scatter,
             [(t(d, 7, "m"), plain), (t("i64", 5), _unique_rows), (t(d, 5, "m"), plain)],
-            {"dims": [0], "at": 0, "how": "set"},
+            {"dims": [0], "at": 0, "how": "set", "wrap": True},
         )
         for d in ALL
     ),
@@ -139,7 +143,7 @@ SCATTER = [
                     powers if how == "mul" and d in FLOATS else moderate if how in ("max", "min") else plain,
                 ),
             ],
-            {"dims": [0], "at": 0, "how": how},
+            {"dims": [0], "at": 0, "how": how, "wrap": True},
             tol=SUMS,
             atol=0.3 if d in ("f16", "bf16") else 1e-4,
         )
@@ -149,7 +153,7 @@ SCATTER = [
     case(
         lookup.Scatter,
         [(t("f32", "n", 7), plain), (t("i64", "m"), ROWS), (t("f32", "n", "m"), plain)],
-        {"dims": [1], "at": 1, "how": "add"},
+        {"dims": [1], "at": 1, "how": "add", "wrap": True},
         lambda x, i, s: [x.index_add(1, i % 7, s)],
         tol=SUMS,
         atol=1e-4,
@@ -157,7 +161,7 @@ SCATTER = [
     case(
         lookup.Scatter,
         [(t("f32", 7, "n", 7), plain), (t("i64", "m"), ROWS), (t("i64", "m"), ROWS), (t("f32", "m", "n"), plain)],
-        {"dims": [0, 2], "at": 0, "how": "add"},
+        {"dims": [0, 2], "at": 0, "how": "add", "wrap": True},
         tol=SUMS,
         atol=1e-4,
     ),
@@ -265,7 +269,19 @@ FFT = [
     )
 ]
 
+def _through_complex(d: str) -> Part:
+    """Two tensors as one complex one, and apart again."""
+
+    def body(re: Any, im: Any) -> list[Any]:
+        z = build(complexes.Interleave, [re, im]).results[0]
+        return [build(cls, [z]).results[0] for cls in (complexes.Imag, complexes.Real)]
+
+    return Part([(t(d, "n", "m"), anything)] * 2, body, lambda re, im: [im, re], label=f"{d} through complex")
+
+
+COMPLEX = [_through_complex("f32"), _through_complex("f64")]
 CASES: dict[str, list[Part]] = {
+    **{f"dhlo.{name}": COMPLEX for name in ("interleave", "real", "imag")},
     "dhlo.argreduce": ARGREDUCE,
     "dhlo.scan": SCAN,
     "dhlo.sort": SORT,

@@ -167,7 +167,7 @@ class _Maker:
         if not dims:
             return None
         d = self.rng.choice(dims)
-        return build(mv.Take, [x, self.positions], {"dims": [d], "at": d}).results[0]
+        return build(mv.Take, [x, self.positions], {"dims": [d], "at": d, "wrap": True}).results[0]
 
     def _broadcast(self, x: Any) -> Any:
         ty = from_mlir(x)

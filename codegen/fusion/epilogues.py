@@ -25,7 +25,10 @@ def grow_epilogues(g: Graph) -> None:
         unit = Unit(kind, taken, out)
         if kind is Kind.ATTENTION:
             _absorb_output_transpose(g, unit)
-        g.merge(unit)
+        for k in unit.ops:
+            g.unit[k] = unit
+        if len(unit.ops) > 1:
+            g.refresh(n)
 
 
 def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:

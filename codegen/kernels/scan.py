@@ -1,9 +1,11 @@
-"""Running sums, products, maxima and minima along a dim."""
+"""Running sums, products, maxima, minima and logarithms of sums along a dim."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from dhlo.codegen import vmath
 from dhlo.codegen.builder import LANES, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
@@ -38,15 +40,23 @@ class _Scan(OpKernel):
         if self.dtype.is_bool:  # bytes 0 and 1
             how = {"sum": "max", "prod": "min"}.get(how, how)
         self.how, self.acc = how, _accumulator(how, self.dtype)
-        self.identity = identity_of(how, DTYPES["i8"] if self.dtype.is_bool else self.dtype)
+        self.identity = identity_of("max" if how == "logsumexp" else how, DTYPES["i8"] if self.dtype.is_bool else self.dtype)
 
     def join(self, a: V, b: V) -> V:
         """Combines what came before with what comes after. Of equal floats the later stays (see zeros); NaN stays."""
         fn = self.fn
+        if self.how == "logsumexp":
+            return self._log_of_sum(a, b)
         if self.how not in ("max", "min") or not a.is_float:
             return combine(fn, self.how, a, b)
         later = fn.not_(fn.cmp("lt" if self.how == "max" else "gt", b, a))
         return fn.select(fn.and_(later, fn.cmp("eq", a, a)), b, a)
+
+    def _log_of_sum(self, a: V, b: V) -> V:
+        """log(exp(a) + exp(b)); of equal infinities the same."""
+        fn = self.fn
+        small = vmath.call(fn, "log1p", vmath.call(fn, "exp", fn.neg(fn.unary("fabs", fn.sub(a, b)))))
+        return fn.add(fn.max(a, b), fn.select(fn.cmp("eq", a, b), math.log(2), small))
 
     def get(self, p: V, at: Index) -> V:
         return self.fn.cast(self.load(p, self.dtype, at), self.acc)
@@ -89,7 +99,7 @@ class _Scan(OpKernel):
 
 
 def lower_scan(low: Any, group: Any, op: Any) -> Launch:
-    """aten.cumsum, cumprod and the values of cummax, cummin."""
+    """aten.cumsum, cumprod, logcumsumexp and the values of cummax, cummin."""
     k = _Scan(low, group, op)
     lines = k.lines
     if lines.contiguous:

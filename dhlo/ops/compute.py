@@ -68,7 +68,7 @@ class ArgReduce(Op, name="argreduce"):
 
 
 class Scan(Op, name="scan"):
-    """Inclusive running combination along `dim`: sum, prod, max or min."""
+    """Inclusive running combination along `dim`: sum, prod, max, min, or logsumexp of floats."""
 
     kind = Kind.OPAQUE
     x: Tensor
@@ -81,6 +81,8 @@ class Scan(Op, name="scan"):
 
     def reference(self, args: Args, sizes: Any) -> Args:
         how, dim = attr(self, "how"), attr(self, "dim")
+        if how == "logsumexp":
+            return [torch.logcumsumexp(args[0], dim)]
         if how in ("max", "min"):
             return [getattr(torch, "cum" + how)(args[0], dim)[0]]
         return [getattr(torch, "cum" + how)(args[0], dim).to(args[0].dtype)]

@@ -496,6 +496,33 @@ class Convert(Elementwise, name="convert"):
         return round_to(fn, y, dst.name) if inexact else y
 
 
+class Bitcast(Elementwise, name="bitcast"):
+    """The operand's bits as another dtype of the same width; not of bools."""
+
+    explicit = True
+    x: Tensor
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        x, y = operands[0], results[0]
+        good = x.shape == y.shape and x.dtype.bytes == y.dtype.bytes and not x.dtype.is_bool and not y.dtype.is_bool
+        return None if good else f"can't reinterpret {x} as {y}"
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [args[0].contiguous().view(DTYPES[str(self.results[0].type.element_type)].torch)]
+
+    def emit(self, fn: Fn, x: V) -> V:
+        src, dst = (DTYPES[str(t.type.element_type)] for t in (self.operands[0], self.results[0]))
+        if src == dst:
+            return x
+        bits = f"i{8 * src.bytes}"
+        raw = fn.bitcast(fn.cast(x, src.name), bits) if src.is_float else fn.cast(x, bits)
+        if dst.is_float:
+            return fn.cast(fn.bitcast(raw, dst.name), dst.register)
+        return fn.cast(raw, dst.register, signed=dst.name != "ui8")
+
+
 def round_to(fn: Fn, x: V, dtype: str) -> V:
     """A register value rounded to a narrower float dtype's precision."""
     if dtype in ("f16", "bf16") and x.elem in (F32, F64):

@@ -82,7 +82,7 @@ class Scatter(Op, name="scatter"):
     """The operand with `src` combined into the places that `take` with the same indices, dims and at would read.
     Operands: x, one
     integer tensor for each of `dims` (all of one shape I), src. `how`: set (which of several writes to a place wins is
-    unspecified), add, mul, max or min. Negative indices count from the end; one out of range fails the call. Covers
+    unspecified), add, mul, max or min. Negative indices count from the end if `wrap`; one out of range fails the call. Covers
     aten.index_put, index_add, index_copy, scatter, scatter_add and scatter_reduce."""
 
     kind = Kind.OPAQUE
@@ -92,6 +92,7 @@ class Scatter(Op, name="scatter"):
     dims: ir.ArrayAttr
     at: ir.IntegerAttr
     how: ir.StringAttr
+    wrap: ir.IntegerAttr
     y: Out
 
     @classmethod

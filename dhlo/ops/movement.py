@@ -270,14 +270,15 @@ class State(Op, name="state"):
 
 class Take(Op, name="take"):
     """Looks up elements: operand dims `dims` are indexed by one integer tensor each (all of one shape I), which are replaced
-    by I at result dim `at`; the other dims keep their order. Negative indices count from the end. An index out of range fails
-    the call. Covers aten.embedding, index_select, index.Tensor and gather."""
+    by I at result dim `at`; the other dims keep their order. Negative indices count from the end if `wrap`. An index out of range
+    fails the call. Covers aten.embedding, index_select, index.Tensor and gather."""
 
     kind = Kind.GATHER
     x: Tensor
     index: Variadic
     dims: ir.ArrayAttr
     at: ir.IntegerAttr
+    wrap: ir.IntegerAttr
     y: Out
 
     @classmethod
@@ -306,7 +307,10 @@ class Take(Op, name="take"):
         src: list[Any] = []
         for d in range(len(src_shape)):
             src.append(em.lookup(em.value(index[dims.index(d)], where), src_shape[d], self) if d in dims else rest.pop(0))
-        return em.value(x, src)
+        some = em.nonempty([src_shape[d] for d in dims])
+        if some is None:
+            return em.value(x, src)
+        return em.guarded(some, lambda: em.value(x, src), em.constant(0, from_mlir(x).dtype))
 
 
 def concrete(t: TensorType) -> list[int]:

@@ -58,7 +58,8 @@ class _Part:
         _, *index, src = op.operands
         dims = [d for d in range(len(self.sizes)) if d not in self.picked]
         at = [build(Full, [], {"value": show(self.starts[d])}, results=[from_mlir(index[0])]).results[0] for d in self.picked]
-        where = {"dims": [*(dims[d] for d in attr(op, "dims")), *self.picked], "at": attr(op, "at"), "how": attr(op, "how")}
+        where = {"dims": [*(dims[d] for d in attr(op, "dims")), *self.picked], "at": attr(op, "at"), "how": attr(op, "how"),
+                 "wrap": attr(op, "wrap")}
         return build(Scatter, [old, *index, *at, src], where).results[0]
 
 

@@ -145,7 +145,15 @@ def _logit(b: OpBuilder, x: Value, eps: float | None = None) -> Value:
 
 
 # ---------------------------------------------------------------------------------------------------- softmax
-@lowers(A.softmax.int, A._softmax.default, A._safe_softmax.default)
+@lowers(A._safe_softmax.default)
+def _safe_softmax(b: OpBuilder, x: Value, dim: int, dtype: Any = None) -> Value:
+    """Rows of nothing but -inf give zeros."""
+    y = _normalised(b, x, dim, dtype, log=False)
+    top = b.reduce(x, "max", b.dims_list(x, dim), keepdim=True)
+    return b.select(b.ew(ew.Eq, top, -math.inf), 0.0, y, dtype=b.dtype(y))
+
+
+@lowers(A.softmax.int, A._softmax.default)
 def _softmax(b: OpBuilder, x: Value, dim: int, dtype: Any = None) -> Value:
     return _normalised(b, x, dim, dtype, log=False)
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from dhlo.errors import CompileError
-from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ops import elementwise as ew
-from dhlo.ops import sequence
+
+__all__ = ["Complex"]
 
 A: Any = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Complex:
-    """Real and imaginary part, of one shape and dtype."""
-
-    re: Value
-    im: Value
-
-
-def _on_complex(*ops: Any) -> Callable[[Any], Any]:
+def on_complex(*ops: Any) -> Callable[[Any], Any]:
     """Registers the rule that applies where an argument is complex."""
 
     def register(f: Any) -> Any:
@@ -41,7 +32,14 @@ def _parts(b: OpBuilder, x: Operand) -> tuple[Operand, Operand]:
         return x.re, x.im
     if isinstance(x, complex):
         return x.real, x.imag
+    if b.is_tensor(x):
+        x = b.floating(x)
+        return x, b.full(b.shape(x), 0, b.dtype(x))
     return x, 0.0
+
+
+def _pair(b: OpBuilder, re: Value, im: Value) -> Complex:
+    return Complex(*b.together(re, im))
 
 
 # ---------------------------------------------------------------------------------------------------- in and out
@@ -52,7 +50,7 @@ def _polar(b: OpBuilder, radius: Value, angle: Value) -> Complex:
 
 @lowers(A.complex.default)
 def _complex(b: OpBuilder, re: Value, im: Value) -> Complex:
-    return Complex(*b.together(re, im))
+    return _pair(b, re, im)
 
 
 @lowers(A.view_as_complex.default)
@@ -61,95 +59,199 @@ def _view_as_complex(b: OpBuilder, x: Value) -> Complex:
     return Complex(b.pick(x, d, 0), b.pick(x, d, 1))
 
 
-@_on_complex(A.view_as_real.default)
+@on_complex(A.view_as_real.default)
 def _view_as_real(b: OpBuilder, x: Complex) -> Value:
     d = b.rank(x.re)
     return b.concat([b.unsqueeze(x.re, d), b.unsqueeze(x.im, d)], d)
 
 
-@_on_complex(A.real.default)
+@on_complex(A.real.default)
 def _real(b: OpBuilder, x: Complex) -> Value:
     return x.re
 
 
-@_on_complex(A.imag.default)
+@on_complex(A.imag.default)
 def _imag(b: OpBuilder, x: Complex) -> Value:
     return x.im
 
 
-@lowers(A.real.default)
+@lowers(A.real.default, A.conj.default, A._conj.default, A.conj_physical.default, A._conj_physical.default)
 def _real_of_real(b: OpBuilder, x: Value) -> Value:
     return x
 
 
-@_on_complex(A.select.int)
-def _select(b: OpBuilder, x: Complex, dim: int, index: Any) -> Complex:
-    f = LOWERINGS[A.select.int]
-    return Complex(f(b, x.re, dim, index), f(b, x.im, dim, index))
+@on_complex(A.to.dtype, A.to.dtype_layout, A._to_copy.default)
+def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    dtype = next((a for a in args if isinstance(a, torch.dtype)), dtype)
+    if dtype is None:
+        return x
+    if dtype.is_complex:
+        part = b.as_dtype(dtype).register
+        return Complex(b.convert(x.re, part), b.convert(x.im, part))
+    return b.convert(x.re, dtype)
+
+
+def _filled_like(value: Any) -> Any:
+    def rule(b: OpBuilder, x: Complex, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+        return b.full(b.shape(x.re), value, dtype or f"complex<{b.dtype(x.re)}>")
+
+    return rule
+
+
+on_complex(A.zeros_like.default, A.empty_like.default)(_filled_like(0))
+on_complex(A.ones_like.default)(_filled_like(1))
 
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
-@_on_complex(A.add.Tensor)
+@on_complex(A.add.Tensor, A.add.Scalar)
 def _add(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Complex:
-    (a, c), (d, e) = _parts(b, x), _parts(b, _mul(b, y, alpha) if alpha != 1 else y)
-    return Complex(*b.together(b.add(a, d), b.add(c, e)))
+    (p, q), (r, s) = _parts(b, x), _parts(b, _mul(b, y, alpha) if alpha != 1 else y)
+    return _pair(b, b.add(p, r), b.add(q, s))
 
 
-@_on_complex(A.sub.Tensor)
-def _sub(b: OpBuilder, x: Operand, y: Operand) -> Complex:
-    (a, c), (d, e) = _parts(b, x), _parts(b, y)
-    return Complex(*b.together(b.sub(a, d), b.sub(c, e)))
+@on_complex(A.sub.Tensor, A.sub.Scalar)
+def _sub(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Complex:
+    (p, q), (r, s) = _parts(b, x), _parts(b, _mul(b, y, alpha) if alpha != 1 else y)
+    return _pair(b, b.sub(p, r), b.sub(q, s))
 
 
-@_on_complex(A.mul.Tensor, A.mul.Scalar)
-def _mul(b: OpBuilder, x: Operand, y: Operand) -> Complex:
+@on_complex(A.rsub.Tensor, A.rsub.Scalar)
+def _rsub(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Any:
+    return _sub(b, y, x, alpha)
+
+
+@on_complex(A.mul.Tensor, A.mul.Scalar)
+def _mul(b: OpBuilder, x: Operand, y: Operand) -> Any:
     if not isinstance(x, Complex):
         x, y = y, x
+    if not isinstance(x, Complex):  # a real tensor and a complex number
+        x, y = (y, x) if b.is_tensor(y) else (x, y)
+        re, im = _parts(b, y)
+        return _pair(b, b.mul(b.floating(x), re), b.mul(b.floating(x), im)) if b.is_tensor(x) else x * y
     if not isinstance(y, Complex | complex):
         return Complex(b.mul(x.re, y), b.mul(x.im, y))
-    (a, c), (d, e) = _parts(b, x), _parts(b, y)
-    return Complex(b.sub(b.mul(a, d), b.mul(c, e)), b.add(b.mul(a, e), b.mul(c, d)))
+    (p, q), (r, s) = _parts(b, x), _parts(b, y)
+    return Complex(b.sub(b.mul(p, r), b.mul(q, s)), b.add(b.mul(p, s), b.mul(q, r)))
 
 
-@_on_complex(A.div.Tensor)
+@on_complex(A.square.default)
+def _square(b: OpBuilder, x: Complex) -> Complex:
+    z: Complex = _mul(b, x, x)
+    return z
+
+
+@on_complex(A.div.Tensor, A.div.Scalar)
 def _div(b: OpBuilder, x: Operand, y: Operand) -> Complex:
+    if isinstance(y, complex):
+        z: Complex = _mul(b, x, 1.0 / y)
+        return z
     if not isinstance(y, Complex):
         return Complex(b.div(x.re, y), b.div(x.im, y))
-    size = b.add(b.mul(y.re, y.re), b.mul(y.im, y.im))
-    z = _mul(b, Complex(y.re, b.op(ew.Neg, [y.im])), x)
+    large = b.maximum(b.op(ew.Abs, [y.re]), b.op(ew.Abs, [y.im]))  # so that squares don't overflow
+    r, s = b.div(y.re, large), b.div(y.im, large)
+    size = b.mul(b.add(b.mul(r, r), b.mul(s, s)), large)
+    z = _mul(b, Complex(r, b.op(ew.Neg, [s])), x)
     return Complex(b.div(z.re, size), b.div(z.im, size))
 
 
-@_on_complex(A.abs.default)
+@on_complex(A.reciprocal.default)
+def _reciprocal(b: OpBuilder, x: Complex) -> Any:
+    one = Complex(b.full(b.shape(x.re), 1, b.dtype(x.re)), b.full(b.shape(x.re), 0, b.dtype(x.re)))
+    return _div(b, one, x)
+
+
+@on_complex(A.abs.default)
 def _abs(b: OpBuilder, x: Complex) -> Value:
-    return b.unary(ew.Sqrt, b.add(b.mul(x.re, x.re), b.mul(x.im, x.im)))
+    p, q = b.op(ew.Abs, [x.re]), b.op(ew.Abs, [x.im])
+    large, small = b.maximum(p, q), b.minimum(p, q)
+    ratio = b.div(small, b.select(b.ew(ew.Eq, large, 0.0), 1.0, large))
+    return b.select(b.op(ew.IsInf, [large]), large, b.mul(large, b.unary(ew.Sqrt, b.add(b.mul(ratio, ratio), 1.0))))
 
 
-@_on_complex(A.angle.default)
+@on_complex(A.angle.default)
 def _angle(b: OpBuilder, x: Complex) -> Value:
     return b.op(ew.Atan2, [x.im, x.re])
 
 
-@_on_complex(A.conj.default, A._conj.default, A.conj_physical.default, A._conj_physical.default)
+@lowers(A.angle.default)
+def _angle_of_real(b: OpBuilder, x: Value) -> Value:
+    x = b.floating(x)
+    turned = b.select(b.ew(ew.Lt, x, 0.0), torch.pi, 0.0, dtype=b.dtype(x))
+    return b.select(b.op(ew.IsNan, [x]), x, turned)
+
+
+@on_complex(A.conj.default, A._conj.default, A.conj_physical.default, A._conj_physical.default)
 def _conj(b: OpBuilder, x: Complex) -> Complex:
     return Complex(x.re, b.op(ew.Neg, [x.im]))
 
 
-@_on_complex(A.exp.default)
+@on_complex(A.sgn.default)
+def _sgn(b: OpBuilder, x: Complex) -> Complex:
+    size = _abs(b, x)
+    safe = b.select(b.ew(ew.Eq, size, 0.0), 1.0, size)
+    return Complex(b.div(x.re, safe), b.div(x.im, safe))
+
+
+@on_complex(A.exp.default)
 def _exp(b: OpBuilder, x: Complex) -> Complex:
     z: Complex = _polar(b, b.unary(ew.Exp, x.re), x.im)
     return z
+
+
+@on_complex(A.log.default)
+def _log(b: OpBuilder, x: Complex) -> Complex:
+    return Complex(b.unary(ew.Log, _abs(b, x)), _angle(b, x))
+
+
+@on_complex(A.sqrt.default)
+def _sqrt(b: OpBuilder, x: Complex) -> Complex:
+    size = _abs(b, x)
+    re = b.unary(ew.Sqrt, b.mul(b.maximum(b.add(size, x.re), 0.0), 0.5))
+    im = b.unary(ew.Sqrt, b.mul(b.maximum(b.sub(size, x.re), 0.0), 0.5))
+    return Complex(re, b.select(b.ew(ew.Lt, x.im, 0.0), b.op(ew.Neg, [im]), im))
+
+
+@on_complex(A.eq.Tensor, A.eq.Scalar)
+def _eq(b: OpBuilder, x: Operand, y: Operand) -> Value:
+    (p, q), (r, s) = _parts(b, x), _parts(b, y)
+    return b.ew(ew.And, b.ew(ew.Eq, p, r), b.ew(ew.Eq, q, s))
+
+
+@on_complex(A.ne.Tensor, A.ne.Scalar)
+def _ne(b: OpBuilder, x: Operand, y: Operand) -> Value:
+    return b.op(ew.Not, [_eq(b, x, y)])
+
+
+def _register_products() -> None:
+    def rule(op: Any) -> Any:
+        def f(b: OpBuilder, x: Operand, y: Operand) -> Complex:
+            product = LOWERINGS[op]
+            (p, q), (r, s) = _parts(b, x), _parts(b, y)
+            return Complex(b.sub(product(b, p, r), product(b, q, s)), b.add(product(b, p, s), product(b, q, r)))
+
+        return f
+
+    for op in (A.mm.default, A.bmm.default, A.matmul.default, A.mv.default, A.dot.default, A.outer.default, A.linear.default):
+        COMPLEX[op] = rule(op)
+    COMPLEX[A.vdot.default] = lambda b, x, y: COMPLEX[A.dot.default](b, _conj(b, Complex(*_parts(b, x))), y)
+
+
+_register_products()
 
 
 # ---------------------------------------------------------------------------------------------------- by parts
 def _register_by_parts() -> None:
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
+            joins = op in _JOINS
+
             def half(i: int) -> Any:
-                pick: Any = lambda x: _parts(b, x)[i] if isinstance(x, Complex) else x
-                return LOWERINGS[op](
-                    b, *[[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args], **kwargs
-                )
+                def pick(x: Any) -> Any:
+                    whole = isinstance(x, Complex) or (joins and b.is_tensor(x) and not b.dtype(x).is_bool)
+                    return _parts(b, x)[i] if whole else x
+
+                picked = [[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args]
+                return LOWERINGS[op](b, *picked, **kwargs)
 
             re, im = half(0), half(1)
             if isinstance(re, list | tuple):
@@ -158,100 +260,58 @@ def _register_by_parts() -> None:
 
         return f
 
-    for op in (
-        A.view.default,
-        A.reshape.default,
-        A.unsqueeze.default,
-        A.squeeze.dim,
-        A.squeeze.default,
-        A.transpose.int,
-        A.permute.default,
-        A.expand.default,
-        A.slice.Tensor,
-        A.clone.default,
-        A.contiguous.default,
-        A.cat.default,
-        A.stack.default,
-        A.index.Tensor,
-        A.index_select.default,
-        A.neg.default,
-        A.sum.dim_IntList,
-        A.mean.dim,
-        A.flatten.using_ints,
-        A.unbind.int,
-        A.detach.default,
-        A.alias.default,
-        A.roll.default,
-        A.flip.default,
-        A.repeat.default,
-        A.lift_fresh_copy.default,
-        A.to.device,
-        A.split.Tensor,
-        A.chunk.default,
-        A.resolve_conj.default,
-    ):
+    for op in (*_VIEWS, *_JOINS):
         COMPLEX[op] = rule(op)
 
 
+_JOINS = {A.cat.default, A.stack.default, A.where.self}  # whose other operands may be real
+_VIEWS = (
+    A.select.int,
+    A.view.default,
+    A.reshape.default,
+    A.unsqueeze.default,
+    A.squeeze.dim,
+    A.squeeze.dims,
+    A.squeeze.default,
+    A.t.default,
+    A.mT.default,
+    A.numpy_T.default,
+    A.movedim.intlist,
+    A.movedim.int,
+    A.transpose.int,
+    A.permute.default,
+    A.expand.default,
+    A.slice.Tensor,
+    A.narrow.default,
+    A.diagonal.default,
+    A.clone.default,
+    A.contiguous.default,
+    A.index.Tensor,
+    A.index_select.default,
+    A.gather.default,
+    A.neg.default,
+    A.sum.default,
+    A.sum.dim_IntList,
+    A.mean.default,
+    A.mean.dim,
+    A.cumsum.default,
+    A.flatten.using_ints,
+    A.unflatten.int,
+    A.unbind.int,
+    A.detach.default,
+    A.alias.default,
+    A.roll.default,
+    A.flip.default,
+    A.repeat.default,
+    A.tril.default,
+    A.triu.default,
+    A.constant_pad_nd.default,
+    A.lift_fresh_copy.default,
+    A.to.device,
+    A.split.Tensor,
+    A.split_with_sizes.default,
+    A.chunk.default,
+    A.resolve_conj.default,
+    A.resolve_neg.default,
+)
 _register_by_parts()
-
-
-@_on_complex(A.to.dtype, A.to.dtype_layout, A._to_copy.default)
-def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    dtype = next((a for a in args if isinstance(a, torch.dtype)), dtype)
-    if dtype is None or dtype == torch.complex64:
-        return x
-    if dtype.is_complex:
-        raise CompileError("complex tensors are complex64 only")
-    return b.convert(x.re, dtype)
-
-
-# ---------------------------------------------------------------------------------------------------- Fourier
-def _transform(b: OpBuilder, x: Operand, size: Any, dims: Sequence[int], norm: str | None, inverse: bool) -> Complex:
-    if size is not None and any(
-        s is not None and s != -1 for s in (size if isinstance(size, list | tuple) else [size])
-    ):
-        raise CompileError(
-            "Fourier transforms of a size of their own are not supported", hint="pad or slice the input first"
-        )
-    re, im = (x.re, x.im) if isinstance(x, Complex) else (b.floating(x), None)
-    im = b.full(b.shape(re), 0, b.dtype(re)) if im is None else im
-    dims = [b.dim(re, d) for d in dims]
-    re, im = b.op(sequence.Fft, [re, im], {"dims": dims, "inverse": inverse})
-    norm = norm or "backward"
-    count = b.count(re, dims)
-    if norm == "ortho":
-        scale = b.unary(ew.Rsqrt, b.full([], count, "f32"))
-        return Complex(b.mul(re, scale), b.mul(im, scale))
-    if (norm == "forward") != inverse:
-        return Complex(b.div(re, count), b.div(im, count))
-    return Complex(re, im)
-
-
-def _register_fourier() -> None:
-    def many(inverse: bool, default: list[int] | None = None) -> Any:
-        def f(b: OpBuilder, x: Operand, s: Any = None, dim: Any = None, norm: str | None = None) -> Complex:
-            rank = b.rank(x.re if isinstance(x, Complex) else x)
-            return _transform(b, x, s, dim or default or list(range(rank)), norm, inverse)
-
-        return f
-
-    def one(inverse: bool) -> Any:
-        def f(b: OpBuilder, x: Operand, n: Any = None, dim: int = -1, norm: str | None = None) -> Complex:
-            return _transform(b, x, n, [dim], norm, inverse)
-
-        return f
-
-    for op, f in (
-        (A.fft_fftn.default, many(False)),
-        (A.fft_ifftn.default, many(True)),
-        (A.fft_fft2.default, many(False, [-2, -1])),
-        (A.fft_ifft2.default, many(True, [-2, -1])),
-        (A.fft_fft.default, one(False)),
-        (A.fft_ifft.default, one(True)),
-    ):
-        lowers(op)(f)
-        COMPLEX[op] = f
-
-
-_register_fourier()

@@ -1,4 +1,4 @@
-"""ATen ops that are short formulas of others: losses, distances, and small conveniences."""
+"""ATen ops that are short formulas of others: distances, products, and small conveniences."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dhlo.errors import CompileError
 from dhlo.frontend.aten import (  # whose rules these are made of
     activation,  # noqa: F401
     elementwise,  # noqa: F401
-    indexing,
     movement,
-    parts,
-    reduction,
-)
+    parts,  # noqa: F401
+    )
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ops import elementwise as ew
@@ -136,24 +133,16 @@ def _trace(b: OpBuilder, x: Value) -> Value:
     return LOWERINGS[A.sum.default](b, LOWERINGS[A.diagonal.default](b, x))
 
 
-@lowers(A.kthvalue.default)
-def _kthvalue(b: OpBuilder, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> list[Value]:
-    d = b.dim(x, dim)
-    out = [parts.element(b, b.shape(x)[d], as_expr(k) - 1)]
-    return [b.slice(v, d, out[0], 1) if keepdim else b.pick(v, d, out[0]) for v in LOWERINGS[A.sort.default](b, x, d)]
-
-
-@lowers(A.msort.default)
-def _msort(b: OpBuilder, x: Value) -> Value:
-    return LOWERINGS[A.sort.default](b, x, 0)[0]
-
-
 # ---------------------------------------------------------------------------------------------------- products and
 # distances
 @lowers(A.addr.default)
 def _addr(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    d = b.result_type(c, x, y)
     outer = b.mul(b.unsqueeze(x, 1), b.unsqueeze(y, 0))
-    return b.add(b.mul(c, beta), b.mul(outer, alpha))
+    outer = outer if alpha == 1 else b.mul(outer, alpha)
+    if beta == 0:
+        return b.convert(b.expand(outer, b.broadcast_shape(b.shape(outer), b.shape(c))), d)
+    return b.convert(b.add(c if beta == 1 else b.mul(c, beta), outer), d)
 
 
 @lowers(A.inner.default)
@@ -166,6 +155,11 @@ def _inner(b: OpBuilder, x: Value, y: Value) -> Value:
 @lowers(A.tensordot.default)
 def _tensordot(b: OpBuilder, x: Value, y: Value, dims_x: Sequence[int], dims_y: Sequence[int]) -> Value:
     left, right = [b.dim(x, d) for d in dims_x], [b.dim(y, d) for d in dims_y]
+    for i, j in zip(left, right, strict=True):  # a size of 1 is repeated, so that the other side is summed
+        if b.shape(x)[i] == 1 and b.shape(y)[j] != 1:
+            y = b.reduce(y, "sum", [j], keepdim=True)
+        elif b.shape(y)[j] == 1 and b.shape(x)[i] != 1:
+            x = b.reduce(x, "sum", [i], keepdim=True)
     keep_x = [d for d in range(b.rank(x)) if d not in left]
     keep_y = [d for d in range(b.rank(y)) if d not in right]
     sx, sy = b.shape(x), b.shape(y)
@@ -230,10 +224,9 @@ def _diag_embed(b: OpBuilder, x: Value, offset: int = 0, dim1: int = -2, dim2: i
     rank = b.rank(x) + 1
     n = b.shape(x)[-1] + abs(offset)
     rows, cols = b.iota([n, n], 0, "i64"), b.iota([n, n], 1, "i64")
-    at = b.minimum(rows, cols)
-    at = b.minimum(at, b.shape(x)[-1] - 1)
-    y = b.take(x, [b.maximum(at, 0)], [rank - 2], rank - 2)
-    y = b.select(b.ew(ew.Eq, b.sub(cols, rows), offset), y, 0, dtype=b.dtype(x))
+    at = b.select(b.ew(ew.Eq, b.sub(cols, rows), offset), b.minimum(rows, cols), b.shape(x)[-1])
+    low = [as_expr(0)] * (rank - 1)
+    y = b.take(b.pad(x, low, [*low[:-1], as_expr(1)], 0.0), [at], [rank - 2], rank - 2)  # a zero for what is off the diagonal
     return movement._movedim(b, y, [rank - 2, rank - 1], [dim1 % rank, dim2 % rank])
 
 
@@ -270,83 +263,3 @@ def _im2col(
     r = len(front)
     x = b.transpose(x, [*range(r), r, r + 1, r + 3, r + 2, r + 4])
     return b.reshape(x, [*front, c * kh * kw, oh * ow])
-
-
-# ---------------------------------------------------------------------------------------------------- losses
-def _reduced(b: OpBuilder, loss: Value, how: int) -> Value:
-    """Reduction of a loss: 0 none, 1 mean, 2 sum."""
-    dims = list(range(b.rank(loss)))
-    return loss if how == 0 else reduction.mean(b, loss, dims, False) if how == 1 else b.reduce(loss, "sum", dims)
-
-
-@lowers(A.mse_loss.default)
-def _mse_loss(b: OpBuilder, x: Value, y: Value, how: int = 1) -> Value:
-    d = b.sub(x, y)
-    return _reduced(b, b.mul(d, d), how)
-
-
-@lowers(A.l1_loss.default)
-def _l1_loss(b: OpBuilder, x: Value, y: Value, how: int = 1) -> Value:
-    return _reduced(b, b.op(ew.Abs, [b.sub(x, y)]), how)
-
-
-@lowers(A.smooth_l1_loss.default)
-def _smooth_l1_loss(b: OpBuilder, x: Value, y: Value, how: int = 1, beta: float = 1.0) -> Value:
-    d = b.op(ew.Abs, [b.sub(x, y)])
-    if beta == 0:
-        return _reduced(b, d, how)
-    near = b.div(b.mul(b.mul(d, d), 0.5), beta)
-    return _reduced(b, b.select(b.ew(ew.Lt, d, beta), near, b.sub(d, 0.5 * beta)), how)
-
-
-@lowers(A.huber_loss.default)
-def _huber_loss(b: OpBuilder, x: Value, y: Value, how: int = 1, delta: float = 1.0) -> Value:
-    d = b.op(ew.Abs, [b.sub(x, y)])
-    far = b.mul(b.sub(d, 0.5 * delta), delta)
-    return _reduced(b, b.select(b.ew(ew.Le, d, delta), b.mul(b.mul(d, d), 0.5), far), how)
-
-
-@lowers(A.binary_cross_entropy_with_logits.default)
-def _bce_logits(
-    b: OpBuilder, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None, how: int = 1
-) -> Value:
-    tail = b.op(ew.Neg, [LOWERINGS[A.log_sigmoid.default](b, x)])
-    if pos_weight is not None:
-        tail = b.mul(tail, b.add(b.mul(b.sub(pos_weight, 1.0), y), 1.0))
-    loss = b.add(b.mul(b.sub(1.0, y), x), tail)
-    return _reduced(b, loss if weight is None else b.mul(loss, weight), how)
-
-
-@lowers(A.nll_loss_nd.default, A.nll_loss.default)
-def _nll_loss(
-    b: OpBuilder, x: Value, target: Value, weight: Value | None = None, how: int = 1, ignore: int = -100
-) -> Value:
-    d = 1 if b.rank(x) > 1 else 0
-    keep = b.ew(ew.Ne, target, ignore)
-    safe = b.select(keep, target, 0)
-    picked = b.squeeze(indexing._gather(b, x, d, b.unsqueeze(safe, d)), [d])
-    scale = b.convert(keep, b.dtype(x))
-    if weight is not None:
-        scale = b.mul(scale, b.take(weight, [safe], [0], 0))
-    loss = b.op(ew.Neg, [b.mul(picked, scale)])
-    loss = b.select(keep, loss, 0.0)
-    if how != 1:
-        return _reduced(b, loss, how)
-    dims = list(range(b.rank(loss)))
-    return b.div(b.reduce(loss, "sum", dims), b.reduce(scale, "sum", dims))
-
-
-@lowers(A.cross_entropy_loss.default)
-def _cross_entropy(
-    b: OpBuilder,
-    x: Value,
-    target: Value,
-    weight: Value | None = None,
-    how: int = 1,
-    ignore: int = -100,
-    smoothing: float = 0.0,
-) -> Value:
-    if b.dtype(target).is_float or smoothing:
-        raise CompileError("cross_entropy is supported for class indices without label smoothing")
-    logs = LOWERINGS[A.log_softmax.int](b, x, 1 if b.rank(x) > 1 else 0)
-    return _nll_loss(b, logs, target, weight, how, ignore)

@@ -11,10 +11,10 @@ import torch
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.registry import LOWERINGS, lowers
+from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
 from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import FloorDiv
+from dhlo.shape_infer.symbols import is_static
 
 A: Any = torch.ops.aten
 
@@ -53,6 +53,8 @@ def _matmul(b: OpBuilder, x: Value, y: Value) -> Value:
 
 
 def _accumulate(b: OpBuilder, c: Value, product: Value, beta: Any, alpha: Any) -> Value:
+    if not b.dtype(product).is_float:
+        beta, alpha = int(beta), int(alpha)
     product = b.mul(product, alpha) if alpha != 1 else product
     if beta == 0:
         return product
@@ -202,38 +204,49 @@ def _attention(
     if mask is not None:
         mask = mask if b.dtype(mask).is_bool else b.convert(mask, b.dtype(q))
         operands.append(b.expand(mask, [batch, heads, length, kv]))
-    if scale is None:
-        scale = 1.0 / math.sqrt(int(depth)) if depth != 0 else 1.0
-    if dropout:
-        y = _attention_with_dropout(b, operands, float(scale), causal, dropout)
+    if dropout or not (is_static(depth) and is_static(b.shape(v)[3])) or b.dtype(q).name == "f64":
+        y = b.in_f32(lambda *xs: _composed_attention(b, *xs, causal=causal, scale=scale, dropout=dropout), *operands)
     else:
+        scale = (1.0 / math.sqrt(int(depth)) if depth != 0 else 1.0) if scale is None else scale
         y = b.op(compute.Attention, operands, {"scale": float(scale), "causal": causal})
     return b.reshape(y, [*shape[:-1], b.shape(v)[3]]) if rank != 4 else y
 
 
-def _attention_with_dropout(b: OpBuilder, operands: list[Value], scale: float, causal: bool, dropout: float) -> Value:
-    """Attention in steps, since the probabilities are dropped between them."""
-    q, k, v, *mask = operands
-    batch, heads, length, _ = b.shape(q)
-    kv_heads, kv = b.shape(k)[1:3]
-    if kv_heads != heads:
-        k, v = (
-            b.reshape(
-                b.expand(b.unsqueeze(x, 2), [batch, kv_heads, FloorDiv(heads, kv_heads), kv, b.shape(x)[3]]),
-                [batch, heads, kv, b.shape(x)[3]],
-            )
-            for x in (k, v)
-        )
-    scores = b.mul(b.matmul(q, b.swap(k, -1, -2)), scale)
-    seen = [m for m in mask if b.dtype(m).is_bool]
+def _composed_attention(
+    b: OpBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    *,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+) -> Value:
+    """Attention as products around a softmax, for what its kernels don't take: head sizes that vary, double precision, dropout."""
+    batch, heads, rows, depth = b.shape(q)
+    groups, columns = b.size(heads / b.shape(k)[1]), b.shape(k)[2]
+    if groups != 1:
+        kv = [batch, b.shape(k)[1], groups, columns]
+        k, v = (b.reshape(b.expand(b.unsqueeze(x, 2), [*kv, b.shape(x)[3]]), [batch, heads, *b.shape(x)[2:]]) for x in (k, v))
+    factor = b.unary(ew.Rsqrt, b.full([], depth, b.dtype(q))) if scale is None else scale
+    scores = b.matmul(b.mul(q, factor), b.swap(k, 2, 3))
+    allowed = None
+    if mask is not None and not b.dtype(mask).is_bool:
+        scores = b.add(scores, mask)
+    elif mask is not None:
+        allowed = mask
     if causal:
-        seen.append(b.op(ew.Ge, [b.iota(b.shape(scores), 2, "i64"), b.iota(b.shape(scores), 3, "i64")]))
-    for m in mask:
-        if not b.dtype(m).is_bool:
-            scores = b.add(scores, m)
-    for m in seen:
-        scores = b.select(m, scores, float("-inf"), dtype=b.dtype(scores))
-    return b.matmul(drop(b, LOWERINGS[A._softmax.default](b, scores, -1), dropout)[0], v)
+        square = [rows, columns]
+        lower = b.op(ew.Ge, [b.iota(square, 0, "i64"), b.iota(square, 1, "i64")])
+        allowed = lower if allowed is None else b.ew(ew.And, allowed, lower)
+    if allowed is not None:
+        scores = b.select(allowed, scores, -math.inf)
+    top = b.reduce(scores, "max", [3], keepdim=True)
+    weights = b.unary(ew.Exp, b.sub(scores, b.select(b.ew(ew.Eq, top, -math.inf), 0.0, top)))
+    total = b.reduce(weights, "sum", [3], keepdim=True)
+    weights = b.div(weights, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))
+    return b.matmul(drop(b, weights, dropout)[0] if dropout else weights, v)
 
 
 def _four_dims(b: OpBuilder, x: Value) -> Value:

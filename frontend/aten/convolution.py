@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dhlo.dialect import static
-from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
 from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType
 
 A: Any = torch.ops.aten
 
 
-def _many(x: Any, n: int) -> list[int]:
+def many(x: Any, n: int) -> list[int]:
     """One number a spatial dim."""
     x = list(x) if isinstance(x, list | tuple) else [x]
     return [int(v) for v in (x * n if len(x) == 1 else x)]
@@ -39,13 +37,17 @@ def _conv(
     groups: int,
 ) -> Value:
     n = b.rank(w) - 2
-    stride, padding, dilation, output_padding = (_many(v, n) for v in (stride, padding, dilation, output_padding))
+    stride, padding, dilation, output_padding = (many(v, n) for v in (stride, padding, dilation, output_padding))
     if b.rank(x) == n + 1:
         return b.squeeze(
             _conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0]
         )
+    if b.dtype(x).name in ("f16", "bf16"):
+        wx, ww, wb = (None if v is None else b.convert(v, "f32") for v in (x, w, bias))
+        y = _conv(b, wx, ww, wb, stride, padding, dilation, transposed, output_padding, groups)
+        return b.convert(y, b.dtype(x))
     batch, channels, *spatial = b.shape(x)
-    ws = [static(s) for s in b.shape(w)]
+    ws = b.shape(w)
     b.dims.same(channels, ws[0] if transposed else ws[1] * groups)
     if transposed:
         out = [
@@ -57,6 +59,9 @@ def _conv(
             FloorDiv(s + 2 * p - d * (k - 1) - 1, st) + 1
             for s, st, p, d, k in zip(spatial, stride, padding, dilation, ws[2:], strict=True)
         ]
+    if not b.dtype(x).is_float or not all(map(is_static, (channels, *ws))):
+        y = _conv_by_columns(b, x, w, stride, padding, dilation, transposed, out, groups)
+        return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
     y = b.op(
         compute.Conv,
         [x, b.convert(w, b.dtype(x))],
@@ -71,6 +76,44 @@ def _conv(
         [TensorType.of(b.dtype(x), [batch, ws[1] * groups if transposed else ws[0], *out])],
     )
     return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
+
+
+def _conv_by_columns(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    out: list[Any],
+    groups: int,
+) -> Value:
+    """A convolution as one product with the input's windows, for what its kernels don't take: channels or windows whose sizes
+    vary, integers."""
+    n, (batch, channels, *spatial), ws = len(out), b.shape(x), b.shape(w)
+    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, ws[2:], out, strict=True)):
+        dim, size = 2 + 2 * i, spatial[i]  # window dims before, [k, o] here
+        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
+        if transposed:
+            far = b.sub(b.add(places, p), b.mul(taps, d))
+            at = b.floordiv(far, s)
+            inside = b.ew(ew.And, b.ew(ew.Eq, b.mul(at, s), far), b.ew(ew.Ge, at, 0))
+        else:
+            at = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
+            inside = b.ew(ew.Ge, at, 0)
+        inside = b.ew(ew.And, inside, b.ew(ew.Lt, at, size))
+        x = b.take(x, [b.maximum(b.minimum(at, size - 1), 0)], [dim], dim)
+        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=b.dtype(x))
+    windows = [*range(2, 2 + 2 * n, 2)]
+    x = b.transpose(x, [0, 1, *windows, *(d + 1 for d in windows)])
+    depth, flat = b.size(channels / groups) * sympy.prod(ws[2:]), sympy.prod(out)
+    x = b.reshape(x, [batch, groups, depth, flat])
+    if transposed:
+        w = b.swap(b.reshape(w, [groups, b.size(channels / groups), *ws[1:]]), 1, 2)
+    each = ws[1] if transposed else b.size(ws[0] / groups)
+    w = b.expand(b.reshape(w, [groups, each, depth]), [batch, groups, each, depth])
+    return b.reshape(b.matmul(w, x), [batch, each * groups, *out])
 
 
 @lowers(A.convolution.default)
@@ -117,11 +160,12 @@ def _conv_padding(
     n = b.rank(w) - 2
     if padding == "valid":
         return _conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
-    total = [d * (static(k) - 1) for d, k in zip(_many(dilation, n), b.shape(w)[2:], strict=True)]
-    if any(t % 2 for t in total):  # one more at the end
-        lead = b.rank(x) - n
-        x = b.pad(x, [0] * b.rank(x), [*[0] * lead, *[t % 2 for t in total]], 0.0)
-    return _conv(b, x, w, bias, stride, [t // 2 for t in total], dilation, False, 0, groups)
+    total = [d * (k - 1) for d, k in zip(many(dilation, n), b.shape(w)[2:], strict=True)]
+    if all(map(is_static, total)) and not any(t % 2 for t in total):
+        return _conv(b, x, w, bias, stride, [int(t) // 2 for t in total], dilation, False, 0, groups)
+    lead, low = [0] * (b.rank(x) - n), [FloorDiv(t, 2) for t in total]
+    x = b.pad(x, [*lead, *low], [*lead, *(t - before for t, before in zip(total, low, strict=True))], 0.0)  # one more at the end
+    return _conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
 
 
 @lowers(A.conv_transpose1d.default, A.conv_transpose2d.input, A.conv_transpose3d.input)
@@ -140,7 +184,7 @@ def _conv_transpose(
 
 
 # ---------------------------------------------------------------------------------------------------- pooling
-def _pool(
+def pool(
     b: OpBuilder,
     x: Value,
     how: str,
@@ -153,12 +197,12 @@ def _pool(
     count_pad: bool = True,
     divisor: int | None = None,
 ) -> Value:
-    window = _many(window, n)
-    stride = _many(stride, n) if stride is not None and stride != [] else window
-    padding, dilation = _many(padding, n), _many(dilation, n)
+    window = many(window, n)
+    stride = many(stride, n) if stride is not None and stride != [] else window
+    padding, dilation = many(padding, n), many(dilation, n)
     if b.rank(x) == n + 1:
         return b.squeeze(
-            _pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0]
+            pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0]
         )
     out = []
     for s, k, st, p, d in zip(b.shape(x)[-n:], window, stride, padding, dilation, strict=True):
@@ -167,6 +211,8 @@ def _pool(
             out.append(b.size(sympy.Min(FloorDiv(room + st - 1, st) + 1, FloorDiv(s + p - 1, st) + 1)))
         else:
             out.append(FloorDiv(room, st) + 1)
+    if how == "max" and not b.dtype(x).is_float:
+        return _largest(b, x, out, window, stride, padding, dilation)
     return b.op(
         compute.Pool,
         [x],
@@ -183,6 +229,28 @@ def _pool(
     )
 
 
+def _largest(
+    b: OpBuilder, x: Value, out: list[Any], window: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Value:
+    """Max pooling of integers, which has no kernel of its own: all elements of all windows, reduced."""
+    first, low = b.rank(x) - len(out), torch.iinfo(b.dtype(x).torch).min
+    for k, (o, w, s, p, d) in enumerate(zip(out, window, stride, padding, dilation, strict=True)):
+        dim, n = first + 2 * k, b.shape(x)[first + 2 * k]
+        at = b.add(b.iota([o, w], 0, "i64", start=-p, step=s), b.iota([o, w], 1, "i64", step=d))
+        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, n))
+        x = b.take(x, [b.minimum(b.maximum(at, 0), n - 1)], [dim], dim)
+        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, low, dtype=b.dtype(x))
+    return b.reduce(x, "max", [first + 2 * k + 1 for k in range(len(out))])
+
+
+def adaptive_pool(b: OpBuilder, x: Value, how: str, n: int, size: Any) -> Value:
+    """Max or avg over n trailing dims, cut into as many windows as `size` says; a dim without a size stays."""
+    given = list(size) if isinstance(size, list | tuple) else [size]
+    size = [own if s is None else s for s, own in zip(given, b.shape(x)[-n:], strict=True)]
+    t = TensorType.of(b.dtype(x), [*b.shape(x)[:-n], *size])
+    return b.op(compute.AdaptivePool, [x], {"how": how, "spatial": n}, [t])
+
+
 def _register_pools() -> None:
     def max_pool(n: int) -> Any:
         def rule(
@@ -194,7 +262,7 @@ def _register_pools() -> None:
             dilation: Any = 1,
             ceil_mode: bool = False,
         ) -> Value:
-            return _pool(b, x, "max", n, window, stride, padding, dilation, ceil_mode)
+            return pool(b, x, "max", n, window, stride, padding, dilation, ceil_mode)
 
         return rule
 
@@ -209,79 +277,22 @@ def _register_pools() -> None:
             count_pad: bool = True,
             divisor: int | None = None,
         ) -> Value:
-            return _pool(b, x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
+            return pool(b, x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
 
         return rule
 
-    def adaptive(n: int, how: str) -> Any:
-        def rule(b: OpBuilder, x: Value, size: Any) -> Any:
-            size = list(size) if isinstance(size, list | tuple) else [size]
-            t = TensorType.of(b.dtype(x), [*b.shape(x)[:-n], *size])
-            y = b.op(compute.AdaptivePool, [x], {"how": how, "spatial": n}, [t])
-            return y if how == "avg" else [y, _no_indices(b, y)]
+    def adaptive(n: int) -> Any:
+        def rule(b: OpBuilder, x: Value, size: Any) -> Value:
+            return adaptive_pool(b, x, "avg", n, size)
 
         return rule
 
     for n in (1, 2, 3):
         lowers(getattr(A, f"max_pool{n}d").default)(max_pool(n))
         lowers(getattr(A, f"avg_pool{n}d").default)(avg_pool(n))
-        lowers(getattr(A, f"adaptive_avg_pool{n}d").default)(adaptive(n, "avg"))
-        lowers(getattr(A, f"adaptive_max_pool{n}d").default)(adaptive(n, "max"))
-    lowers(A._adaptive_avg_pool2d.default)(adaptive(2, "avg"))
-    lowers(A._adaptive_avg_pool3d.default)(adaptive(3, "avg"))
-
-
-def _no_indices(b: OpBuilder, y: Value) -> Value | None:
-    """Stands for the indices of a pool that nobody reads."""
-    if any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in b.node.users):
-        raise CompileError(
-            "indices of adaptive max pooling are not supported", hint="use max_pool2d with return_indices"
-        )
-    return None
+        lowers(getattr(A, f"adaptive_avg_pool{n}d").default)(adaptive(n))
+    lowers(A._adaptive_avg_pool2d.default)(adaptive(2))
+    lowers(A._adaptive_avg_pool3d.default)(adaptive(3))
 
 
 _register_pools()
-
-
-@lowers(A.max_pool2d_with_indices.default)
-def _max_pool_with_indices(
-    b: OpBuilder,
-    x: Value,
-    window: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> list[Value]:
-    """Values by the pool; positions (row * width + column) of the first largest element of each window, looked up
-    apart."""
-    values = _pool(b, x, "max", 2, window, stride, padding, dilation, ceil_mode)
-    if not any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in b.node.users):
-        return [values, b.full(b.shape(values), 0, "i64")]
-    window = _many(window, 2)
-    steps = _many(stride, 2) if stride else window
-    pads, gaps = _many(padding, 2), _many(dilation, 2)
-    rank, patches, places = b.rank(x), x, []
-    low = float("-inf") if b.dtype(x).is_float else torch.iinfo(b.dtype(x).torch).min
-    for k in range(2):  # [.., oh, kh, ow, kw]: every element of every window
-        d = rank - 2 + 2 * k
-        n, out = b.shape(x)[rank - 2 + k], b.shape(values)[rank - 2 + k]
-        at = b.add(
-            b.iota([out, window[k]], 0, "i64", start=-pads[k], step=steps[k]),
-            b.iota([out, window[k]], 1, "i64", step=gaps[k]),
-        )
-        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, n))
-        patches = b.take(patches, [b.minimum(b.maximum(at, 0), n - 1)], [d], d)
-        shape = b.shape(patches)
-        patches = b.select(b.expand(inside, shape, [d, d + 1]), patches, low, dtype=b.dtype(x))
-        places.append(at)
-    lead = list(range(rank - 2))
-    patches = b.transpose(patches, [*lead, rank - 2, rank, rank - 1, rank + 1])
-    oh, ow = b.shape(values)[-2:]
-    flat = b.reshape(patches, [*b.shape(patches)[:-2], window[0] * window[1]])
-    best = b.op(compute.ArgReduce, [flat], {"how": "max", "dim": rank})
-    grid = [oh, ow, window[0], window[1]]
-    rows, cols = b.expand(places[0], grid, [0, 2]), b.expand(places[1], grid, [1, 3])
-    table = b.reshape(b.add(b.mul(rows, b.shape(x)[-1]), cols), [oh, ow, window[0] * window[1]])
-    index = [b.iota(b.shape(best), rank - 2, "i64"), b.iota(b.shape(best), rank - 1, "i64"), best]
-    return [values, b.take(table, index, [0, 1, 2], 0)]

@@ -169,6 +169,53 @@ def _one_hot(b: OpBuilder, x: Value, classes: Any = -1) -> Value:
     return b.convert(b.ew(ew.Eq, b.unsqueeze(x, b.rank(x)), line), "i64")
 
 
+def _register_windows() -> None:
+    def window(terms: tuple[float, ...]) -> Any:
+        """A sum of cosines: terms[0] - terms[1] cos(x) + terms[2] cos(2x)."""
+
+        def rule(b: OpBuilder, n: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Value:
+            periodic = args[0] if args and isinstance(args[0], bool) else True
+            coefficients = list(args[1:]) or list(terms)
+            d = b.as_dtype(dtype)
+            length = as_expr(n) if periodic else sympy.Max(as_expr(n) - 1, 1)
+            if n == 1:
+                return b.full([1], 1, d)
+            angle = b.mul(b.div(b.iota([n], 0, "f64"), b.full([], length, "f64")), 2 * math.pi)
+            y = b.full([n], coefficients[0] if coefficients else terms[0], "f64")
+            weights = [*coefficients[1:], *terms[1:]][: len(terms) - 1]
+            for k, w in enumerate(weights):
+                y = (b.add if k % 2 else b.sub)(y, b.mul(b.unary(ew.Cos, b.mul(angle, float(k + 1))), w))
+            return b.convert(y, d)
+
+        return rule
+
+    for name, terms in (("hann", (0.5, 0.5)), ("hamming", (0.54, 0.46)), ("blackman", (0.42, 0.5, 0.08))):
+        packet = getattr(A, f"{name}_window")
+        lowers(*(getattr(packet, o) for o in packet.overloads() if "out" not in o))(window(terms))
+
+
+_register_windows()
+
+
+@lowers(A.bartlett_window.default, A.bartlett_window.periodic)
+def _bartlett(b: OpBuilder, n: Any, periodic: bool = True, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+    if n == 1:
+        return b.full([1], 1, b.as_dtype(dtype))
+    length = as_expr(n) if periodic else sympy.Max(as_expr(n) - 1, 1)
+    rising = b.mul(b.div(b.iota([n], 0, "f64"), b.full([], length, "f64")), 2.0)
+    return b.convert(b.minimum(rising, b.sub(2.0, rising)), b.as_dtype(dtype))
+
+
+@lowers(A.logspace.default)
+def _logspace(
+    b: OpBuilder, start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: Any
+) -> Value:
+    d = b.as_dtype(dtype)
+    work = d if d.is_float else "f64"
+    line = _linspace(b, start, end, steps, dtype=b.as_dtype("f64").torch)
+    return b.convert(b.convert(b.ew(ew.Pow, float(base), line), work), d)
+
+
 def band(b: OpBuilder, x: Value, diagonal: Any, lower: bool) -> Value:
     """Keeps what lies on and below (or above) a diagonal of the last two dims."""
     shape = b.shape(x)[-2:]

@@ -125,13 +125,6 @@ def _frac(b: OpBuilder, x: Value) -> Value:
     return b.sub(x, b.op(ew.Trunc, [x]))
 
 
-@lowers(A.signbit.default)
-def _signbit(b: OpBuilder, x: Value) -> Value:
-    if not b.dtype(x).is_float:
-        return b.ew(ew.Lt, x, 0)
-    return b.ew(ew.Or, b.ew(ew.Lt, x, 0.0), b.ew(ew.And, b.ew(ew.Eq, x, 0.0), b.ew(ew.Lt, b.div(1.0, x), 0.0)))
-
-
 @lowers(A.deg2rad.default)
 def _deg2rad(b: OpBuilder, x: Value) -> Value:
     return b.mul(x, math.pi / 180)
@@ -259,7 +252,12 @@ def _atan2(b: OpBuilder, x: Value, y: Value) -> Value:
     return b.ew(ew.Atan2, x, y, dtype=d if d.is_float else "f32")
 
 
-@lowers(*_overloads("pow"), *_overloads("float_power"))
+@lowers(*_overloads("float_power"))
+def _float_power(b: OpBuilder, x: Operand, y: Operand) -> Value:
+    return _pow(b, *(b.convert(v, "f64") if b.is_tensor(v) else float(v) for v in (x, y)))
+
+
+@lowers(*_overloads("pow"))
 def _pow(b: OpBuilder, x: Operand, y: Operand) -> Value:
     if b.is_tensor(x) and isinstance(y, int | float) and not isinstance(y, bool):
         known = _known_power(b, x, y)
@@ -388,6 +386,11 @@ def _to(b: OpBuilder, x: Value, *args: Any, dtype: torch.dtype | None = None, **
         elif b.is_tensor(a):
             return b.convert(x, b.dtype(a))
     return x if dtype is None else b.convert(x, dtype)
+
+
+@lowers(A.promote_types.default)
+def _promote_types(b: OpBuilder, x: torch.dtype, y: torch.dtype) -> torch.dtype:
+    return torch.promote_types(x, y)
 
 
 @lowers(A._assert_tensor_metadata.default)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -28,7 +28,8 @@ def _embedding(b: OpBuilder, table: Value, index: Value, *_: Any) -> Value:
 def _index_select(b: OpBuilder, x: Value, dim: int, index: Value) -> Value:
     d = b.dim(x, dim)
     if b.rank(x) == 0:
-        return b.expand(b.reshape(x, [1]), b.shape(index) or [1])
+        at = b.reshape(index, [])
+        return b.take(b.reshape(x, [1]), [at], [0], 0)
     return b.take(x, [index if b.rank(index) else b.reshape(index, [1])], [d], d)
 
 
@@ -73,7 +74,7 @@ def _index(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> Value:
     if all(i is None for i in index):
         return x
     dims, tensors, at = _indices(b, x, index)
-    return b.take(x, tensors, dims, at)
+    return b.take(x, tensors, dims, at, wrap=True)
 
 
 def _everywhere(b: OpBuilder, index: Value, dim: int) -> list[Value]:
@@ -81,21 +82,27 @@ def _everywhere(b: OpBuilder, index: Value, dim: int) -> list[Value]:
     return [index if d == dim else b.iota(b.shape(index), d, b.dtype(index)) for d in range(b.rank(index))]
 
 
+def _at_least_1d(b: OpBuilder, x: Value) -> Value:
+    return x if b.rank(x) else b.reshape(x, [1])
+
+
 @lowers(A.gather.default)
-def _gather(b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    if b.rank(x) == 0:
-        return b.expand(x, b.shape(index))
-    if b.rank(index) == 0:
-        index = b.reshape(index, [1])
-        return b.reshape(_gather(b, x, dim, index), [])
+def gather(
+    b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False, wrap: bool = False
+) -> Value:
+    if b.rank(x) == 0 or b.rank(index) == 0:
+        return b.reshape(gather(b, _at_least_1d(b, x), dim, _at_least_1d(b, index), wrap=wrap), b.shape(index))
+    if b.rank(x) != b.rank(index):  # allowed where the index is empty
+        b.require(sympy.Eq(b.type(index).numel, 0), "the index has another rank")
+        return b.full(b.shape(index), 0, b.dtype(x))
     d = b.dim(x, dim)
-    return b.take(x, _everywhere(b, index, d), list(range(b.rank(x))), 0)
+    return b.take(x, _everywhere(b, index, d), list(range(b.rank(x))), 0, wrap)
 
 
 @lowers(A.take_along_dim.default)
 def _take_along_dim(b: OpBuilder, x: Value, index: Value, dim: int | None = None) -> Value:
     if dim is None:
-        return _gather(b, b.reshape(x, [b.type(x).numel]), 0, b.reshape(index, [b.type(index).numel]))
+        return gather(b, b.reshape(x, [b.type(x).numel]), 0, b.reshape(index, [b.type(index).numel]), wrap=True)
     d = b.dim(x, dim)
     shape = b.broadcast_shape(
         [1 if i == d else s for i, s in enumerate(b.shape(x))],
@@ -105,12 +112,21 @@ def _take_along_dim(b: OpBuilder, x: Value, index: Value, dim: int | None = None
     def fit(v: Value) -> Value:
         return b.expand(v, [b.shape(v)[d] if i == d else s for i, s in enumerate(shape)])
 
-    return _gather(b, fit(x), d, fit(index))
+    return gather(b, fit(x), d, fit(index), wrap=True)
 
 
 @lowers(A.take.default)
 def _take(b: OpBuilder, x: Value, index: Value) -> Value:
-    return b.take(b.reshape(x, [b.type(x).numel]), [index], [0], 0)
+    return b.take(b.reshape(x, [b.type(x).numel]), [index], [0], 0, wrap=True)
+
+
+@lowers(A.put.default)
+def _put(b: OpBuilder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    n, shape = b.type(index).numel, b.shape(x)
+    flat = b.reshape(x, [b.type(x).numel])
+    source = b.reshape(source, [n])
+    y = scatter(b, flat, [b.reshape(index, [n])], source, [0], 0, "add" if accumulate else "set", wrap=True)
+    return b.reshape(y, shape)
 
 
 @lowers(
@@ -183,7 +199,8 @@ def _masked_select(b: OpBuilder, x: Value, mask: Value) -> Value:
 
 @lowers(A.masked_scatter.default)
 def _masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value:
-    mask = b.expand(mask, b.shape(x))
+    shape = b.broadcast_shape(b.shape(x), b.shape(mask))
+    x, mask = b.expand(x, shape), b.expand(mask, shape)
     n = b.type(source).numel
     order = scan(b, b.convert(b.reshape(mask, [b.type(x).numel]), "i64"), "sum", 0)
     at = b.minimum(b.maximum(b.sub(order, 1), 0), n - 1)
@@ -221,14 +238,21 @@ def _repeated(b: OpBuilder, times: Value, output_size: Any) -> Value:
 
 # ---------------------------------------------------------------------------------------------------- writes
 def scatter(
-    b: OpBuilder, x: Value, index: Sequence[Value], src: Value, dims: Sequence[int], at: int, how: str
+    b: OpBuilder,
+    x: Value,
+    index: Sequence[Value],
+    src: Value,
+    dims: Sequence[int],
+    at: int,
+    how: str,
+    wrap: bool = False,
 ) -> Value:
     """dhlo.scatter: x with src combined into the places that `take` would read."""
     index = b.together(*index)
     shape = b.shape(index[0])
     rest = [s for d, s in enumerate(b.shape(x)) if d not in dims]
     src = b.expand(b.convert(src, b.dtype(x)), [*rest[:at], *shape, *rest[at:]])
-    return b.op(lookup.Scatter, [x, *index, src], {"dims": list(dims), "at": at, "how": how})
+    return b.op(lookup.Scatter, [x, *index, src], {"dims": list(dims), "at": at, "how": how, "wrap": wrap})
 
 
 @lowers(A.index_put.default, A._unsafe_index_put.default)
@@ -238,14 +262,14 @@ def _index_put(b: OpBuilder, x: Value, index: Sequence[Value | None], values: Va
         wide = b.expand(b.reshape(mask, [*b.shape(mask), *[1] * (b.rank(x) - b.rank(mask))]), b.shape(x))
         return b.select(wide, b.reshape(values, []), x, dtype=b.dtype(x))
     dims, tensors, at = _indices(b, x, index)
-    return scatter(b, x, tensors, values, dims, at, "add" if accumulate else "set")
+    return scatter(b, x, tensors, values, dims, at, "add" if accumulate else "set", wrap=True)
 
 
-def _at_dim(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, how: str) -> Value:
+def _at_dim(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, how: str, wrap: bool = False) -> Value:
     if b.rank(x) == 0:
-        return b.reshape(_at_dim(b, b.reshape(x, [1]), 0, index, b.reshape(source, [1]), how), [])
+        return b.reshape(_at_dim(b, b.reshape(x, [1]), 0, index, b.reshape(source, [1]), how, wrap), [])
     d = b.dim(x, dim)
-    return scatter(b, x, [index if b.rank(index) else b.reshape(index, [1])], source, [d], d, how)
+    return scatter(b, x, [_at_least_1d(b, index)], source, [d], d, how, wrap)
 
 
 @lowers(A.index_copy.default)
@@ -260,9 +284,10 @@ def _index_add(b: OpBuilder, x: Value, dim: int, index: Value, source: Value, *,
 
 @lowers(A.index_fill.int_Scalar, A.index_fill.int_Tensor)
 def _index_fill(b: OpBuilder, x: Value, dim: int, index: Value, value: Operand) -> Value:
-    shape = [b.shape(index)[0] if i == b.dim(x, dim) else s for i, s in enumerate(b.shape(x))]
+    index = _at_least_1d(b, index)
+    shape = [b.shape(index)[0] if i == b.dim(x, dim) else s for i, s in enumerate(b.shape(x))] or [1]
     source = b.expand(b.tensor(value, b.dtype(x)), shape)
-    return _at_dim(b, x, dim, index, source, "set")
+    return _at_dim(b, x, dim, index, source, "set", wrap=True)
 
 
 def _scatter(b: OpBuilder, x: Value, dim: int, index: Value, src: Operand, how: str) -> Value:
@@ -285,6 +310,11 @@ def _scatter_set(b: OpBuilder, x: Value, dim: int, index: Value, src: Operand) -
     return _scatter(b, x, dim, index, src, "set")
 
 
+@lowers(A.scatter.reduce, A.scatter.value_reduce)
+def _scatter_combine(b: OpBuilder, x: Value, dim: int, index: Value, src: Operand, *, reduce: str) -> Value:
+    return _scatter(b, x, dim, index, src, {"add": "add", "multiply": "mul"}[reduce])
+
+
 @lowers(A.scatter_add.default)
 def _scatter_add(b: OpBuilder, x: Value, dim: int, index: Value, src: Value) -> Value:
     return _scatter(b, x, dim, index, src, "add")
@@ -294,8 +324,26 @@ def _scatter_add(b: OpBuilder, x: Value, dim: int, index: Value, src: Value) -> 
 def _scatter_reduce(
     b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
+    return _reduced(b, x, lambda v, s, how: _scatter(b, v, dim, index, s, how), src, reduce, include_self)
+
+
+@lowers(A.index_reduce.default)
+def _index_reduce(
+    b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    def write(v: Value, s: Operand, how: str) -> Value:
+        s = s if b.is_tensor(s) else b.full(b.shape(src), s, b.dtype(v))
+        return _at_dim(b, v, dim, index, s, how)
+
+    return _reduced(b, x, write, src, reduce, include_self)
+
+
+def _reduced(
+    b: OpBuilder, x: Value, write: Callable[[Value, Operand, str], Value], src: Value, reduce: str, include_self: bool
+) -> Value:
+    """x with `src` combined into places by `write(tensor, source, how)`; unless `include_self`, what was there doesn't count."""
     how = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}[reduce]
-    touched = _scatter(b, b.full(b.shape(x), 0, "i64"), dim, index, 1, "add")
+    touched = write(b.full(b.shape(x), 0, "i64"), 1, "add")
     start = x
     if not include_self:
         info = torch.finfo(b.dtype(x).torch) if b.dtype(x).is_float else torch.iinfo(b.dtype(x).torch)
@@ -303,73 +351,44 @@ def _scatter_reduce(
         high = float("inf") if b.dtype(x).is_float else info.max
         neutral = {"add": 0, "mul": 1, "max": low, "min": high}[how]
         start = b.select(b.ew(ew.Gt, touched, 0), neutral, x, dtype=b.dtype(x))
-    y = _scatter(b, start, dim, index, src, how)
+    y = write(start, src, how)
     if reduce != "mean":
         return y
     count = b.maximum(b.add(touched, 1) if include_self else touched, 1)
     return b.div(y, count) if b.dtype(x).is_float else b.ew(ew.FloorDiv, y, count, dtype=b.dtype(x))
 
 
-# ---------------------------------------------------------------------------------------------------- order and
-# counting
-@lowers(A.sort.default, A.sort.stable)
-def _sort(
-    b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
-) -> list[Value]:
-    if b.rank(x) == 0:
-        return [x, b.full([], 0, "i64")]
-    return list(b.op(lookup.Sort, [x], {"dim": b.dim(x, dim), "descending": bool(descending)}))
+@lowers(A._unsafe_masked_index.default)
+def _masked_index(b: OpBuilder, x: Value, mask: Value, index: Sequence[Value | None], fill: Any) -> Value:
+    dims, tensors, at = _indices(b, x, _clamped(b, x, index))
+    y = b.take(x, tensors, dims, at)
+    return b.select(b.expand(mask, b.shape(y)), y, fill, dtype=b.dtype(x))
 
 
-@lowers(A.argsort.default, A.argsort.stable)
-def _argsort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Value:
-    return _sort(b, x, dim, descending)[1]
+@lowers(A._unsafe_masked_index_put_accumulate.default)
+def _masked_index_put(b: OpBuilder, x: Value, mask: Value, index: Sequence[Value | None], values: Value) -> Value:
+    dims, tensors, at = _indices(b, x, _clamped(b, x, index))
+    return scatter(b, x, tensors, b.select(mask, values, 0, dtype=b.dtype(x)), dims, at, "add")
 
 
-@lowers(A.topk.default)
-def _topk(b: OpBuilder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:
-    if b.rank(x) == 0:
-        return [x, b.full([], 0, "i64")]
-    d = b.dim(x, dim)
-    shape = [k if i == d else s for i, s in enumerate(b.shape(x))]
-    types = [TensorType.of(b.dtype(x), shape), TensorType.of("i64", shape)]
-    return list(b.op(lookup.TopK, [x], {"dim": d, "largest": bool(largest)}, types))
+def _clamped(b: OpBuilder, x: Value, index: Sequence[Value | None]) -> list[Value | None]:
+    """Indices brought into range."""
+    return [None if i is None else b.minimum(b.maximum(i, 0), b.shape(x)[d] - 1) for d, i in enumerate(index)]
 
 
-@lowers(A.searchsorted.Tensor)
-def _searchsorted(
-    b: OpBuilder,
-    edges: Value,
-    x: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Value | None = None,
-) -> Value:
-    if sorter is not None:
-        edges = _gather(b, edges, -1, sorter)
-    d = b.result_type(edges, x)
-    y = b.op(lookup.SearchSorted, [b.convert(edges, d), b.convert(x, d)], {"right": right or side == "right"})
-    return b.convert(y, "i32") if out_int32 else y
-
-
-@lowers(A.bucketize.Tensor)
-def _bucketize(b: OpBuilder, x: Value, edges: Value, *, out_int32: bool = False, right: bool = False) -> Value:
-    return _searchsorted(b, edges, x, out_int32=out_int32, right=right)
-
-
-@lowers(A.histc.default)
-def _histc(b: OpBuilder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
-    return b.op(lookup.Histogram, [x], {"bins": int(bins), "low": float(min), "high": float(max)})
-
-
-@lowers(A.bincount.default)
-def _bincount(b: OpBuilder, x: Value, weights: Value | None = None, minlength: Any = 0) -> Value:
-    count = b.add(b.reduce(b.convert(x, "i64"), "max", [0]), 1)
-    name = b.importer.item(b.maximum(b.maximum(count, 0), minlength))
-    b.require(sympy.Ge(name, 0), "bincount counts non-negative integers")
-    if weights is None:
-        return scatter(b, b.full([name], 0, "i64"), [x], b.full(b.shape(x), 1, "i64"), [0], 0, "add")
-    dtype = b.dtype(weights) if b.dtype(weights).is_float else b.as_dtype("f64")
-    return scatter(b, b.full([name], 0, dtype), [x], weights, [0], 0, "add")
+@lowers(A.nonzero_static.default)
+def _nonzero_static(b: OpBuilder, x: Value, *, size: Any, fill_value: int = -1) -> Value:
+    """The first `size` rows of nonzero, filled up: sorted, what isn't zero comes first."""
+    flat = b.reshape(b.convert(x, "i1"), [b.type(x).numel])
+    n = b.shape(flat)[0]
+    order = scan(b, b.convert(flat, "i64"), "sum", 0)
+    row = b.iota([size], 0, "i64")
+    at = b.op(lookup.SearchSorted, [order, b.add(row, 1)], {"right": False})
+    there = b.ew(ew.Lt, at, n)
+    columns = []
+    for s in reversed(b.shape(x)):
+        columns.append(b.select(there, b.remainder(at, s), fill_value))
+        at = b.floordiv(at, s)
+    if not columns:
+        return b.full([size, 0], 0, "i64")
+    return b.concat([b.unsqueeze(c, 1) for c in reversed(columns)], 1)

@@ -60,6 +60,8 @@ def _unsqueeze(b: OpBuilder, x: Value, dim: int) -> Value:
 
 @lowers(A.squeeze.default, A.squeeze.dim, A.squeeze.dims)
 def _squeeze(b: OpBuilder, x: Value, dims: Any = None) -> Value:
+    if isinstance(dims, list | tuple) and not dims:
+        return x
     return b.squeeze(x, [d for d in b.dims_list(x, dims) if b.rank(x) and b.shape(x)[d] == 1])
 
 
@@ -177,6 +179,25 @@ def _roll(b: OpBuilder, x: Value, shifts: Sequence[Any], dims: Sequence[int] = (
     return x
 
 
+@lowers(A.sum_to_size.default)
+def _sum_to_size(b: OpBuilder, x: Value, size: Sequence[Any]) -> Value:
+    more = b.rank(x) - len(size)
+    dims = [d for d, s in enumerate(b.shape(x)) if d < more or (size[d - more] == 1 and s != 1)]
+    if dims:  # as a sum, of integers in i64
+        x = b.reduce(x if b.dtype(x).is_float else b.convert(x, "i64"), "sum", dims, keepdim=True)
+    return b.reshape(x, size)
+
+
+@lowers(A.cartesian_prod.default)
+def _cartesian_prod(b: OpBuilder, xs: Sequence[Value]) -> Value:
+    if len(xs) == 1:
+        return xs[0]
+    shape = [b.shape(x)[0] for x in xs]
+    n = sympy.prod(shape)
+    columns = [b.reshape(b.expand(x, shape, [d]), [n, 1]) for d, x in enumerate(xs)]
+    return b.concat(columns, 1)
+
+
 @lowers(A.broadcast_tensors.default)
 def _broadcast_tensors(b: OpBuilder, xs: Sequence[Value]) -> list[Value]:
     shape = b.broadcast_shape(*[b.shape(x) for x in xs])
@@ -209,6 +230,8 @@ def _channel_shuffle(b: OpBuilder, x: Value, groups: int) -> Value:
 
 @lowers(A.unfold.default)
 def _unfold(b: OpBuilder, x: Value, dim: int, size: int, step: int) -> Value:
+    if b.rank(x) == 0:
+        x = b.reshape(x, [1])
     d = b.dim(x, dim)
     count = FloorDiv(b.shape(x)[d] - size, step) + 1
     index = b.op(Add, [b.iota([count, size], 0, "i64", step=step), b.iota([count, size], 1, "i64")])

@@ -10,6 +10,7 @@ from dhlo.frontend.aten.reduction import mean, variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import as_expr
 
 A: Any = torch.ops.aten
 
@@ -95,8 +96,11 @@ def _native_group_norm(
     b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, groups: int, eps: float
 ) -> list[Value]:
     y = _group_norm(b, x, groups, weight, bias, eps)
-    unused = b.full([n, groups], 0, b.dtype(x))
-    return [y, unused, unused]
+    dims = [2, 3]
+    split = b.reshape(x, [n, groups, b.size(as_expr(c) / groups), hw])
+    wide = b.convert(split, "f32") if b.dtype(x).bytes < 4 else split
+    _, mu, rstd = _standardise(b, wide, dims, eps)
+    return [y, *(b.convert(b.squeeze(v, dims), b.dtype(x)) for v in (mu, rstd))]
 
 
 def batch_norm(

@@ -53,6 +53,8 @@ def variance(b: OpBuilder, x: Value, dims: list[int], correction: Any, keepdim: 
     dev = b.sub(x, mu)
     count = b.count(x, dims)
     divisor: Any = sympy.Max(count - correction, 0) if correction else count
+    if correction < 0:  # the variance of nothing is NaN
+        divisor = sympy.Piecewise((divisor, sympy.Gt(count, 0)), (0, True))
     var = b.div(b.reduce(b.mul(dev, dev), "sum", dims, keepdim), b.dims.fold(divisor))
     return var, mu if keepdim else b.squeeze(mu, dims)
 
@@ -214,8 +216,28 @@ def _cumprod(b: OpBuilder, x: Value, dim: int, *, dtype: torch.dtype | None = No
 
 @lowers(A.logcumsumexp.default)
 def _logcumsumexp(b: OpBuilder, x: Value, dim: int) -> Value:
-    top = b.reduce(x, "max", [b.dim(x, dim)], keepdim=True)
-    return b.add(b.unary(ew.Log, scan(b, b.unary(ew.Exp, b.sub(x, top)), "sum", dim)), top)
+    return scan(b, b.floating(x), "logsumexp", dim)
+
+
+@lowers(A.cummax.default)
+def _cummax(b: OpBuilder, x: Value, dim: int) -> list[Value]:
+    return _running_extreme(b, x, "max", dim)
+
+
+@lowers(A.cummin.default)
+def _cummin(b: OpBuilder, x: Value, dim: int) -> list[Value]:
+    return _running_extreme(b, x, "min", dim)
+
+
+def _running_extreme(b: OpBuilder, x: Value, how: str, dim: int) -> list[Value]:
+    """Values, and the place of the last element so far that equals them; a NaN stays."""
+    if b.rank(x) == 0:
+        return [x, b.full([], 0, "i64")]
+    best, d = scan(b, x, how, dim), b.dim(x, dim)
+    hit = b.ew(ew.Eq, x, best)
+    if b.dtype(x).is_float:
+        hit = b.ew(ew.Or, hit, b.op(ew.IsNan, [x]))
+    return [best, scan(b, b.select(hit, b.iota(b.shape(x), d, "i64"), 0), "max", d)]
 
 
 @lowers(A.diff.default)
@@ -225,7 +247,7 @@ def _diff(
     d = b.dim(x, dim)
     x = b.concat([v for v in (prepend, x, append) if v is not None], d)
     for _ in range(n):
-        size = b.size(sympy.Max(b.shape(x)[d] - 1, 0))
+        size = b.dims.fold(sympy.Max(b.shape(x)[d] - 1, 0))
         late, early = b.slice(x, d, b.size(b.shape(x)[d] - size), size), b.slice(x, d, 0, size)
         x = b.ew(ew.Ne, late, early) if b.dtype(x).is_bool else b.sub(late, early)
     return x

@@ -137,7 +137,7 @@ def _linear(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: i
     return x
 
 
-def _cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
+def cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
     """Weights of the four taps (Keys' kernel with a = -0.75)."""
     a = -0.75
 
@@ -158,7 +158,7 @@ def _cubic(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: in
         floor = b.op(ew.Floor, [pos])
         base = b.convert(floor, "i64")
         total = None
-        for k, w in enumerate(_cubic_weights(b, b.sub(pos, floor))):
+        for k, w in enumerate(cubic_weights(b, b.sub(pos, floor))):
             at = b.minimum(b.maximum(b.add(base, k - 1), 0), own - 1)
             term = b.mul(b.take(x, [at], [d], d), _along(b, w, b.rank(x), d))
             total = term if total is None else b.add(total, term)
@@ -198,42 +198,3 @@ def _register_upsampling() -> None:
 
 
 _register_upsampling()
-
-
-@lowers(A.grid_sampler.default, A.grid_sampler_2d.default)
-def _grid_sampler(b: OpBuilder, x: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
-    """Samples x [B, C, H, W] at grid [B, OH, OW, 2] (x, y in [-1, 1]): bilinear (0) or nearest (1), outside zeros (0)
-    or the
-    border (1)."""
-    if mode > 1 or padding > 1 or b.rank(x) != 4:
-        raise CompileError("grid_sample is supported in 2-D, bilinear or nearest, padded by zeros or the border")
-    h, w = b.shape(x)[2:]
-
-    def source(axis: int, n: sympy.Expr) -> Value:
-        g = b.pick(grid, 3, axis)
-        pos = b.mul(b.add(g, 1.0), b.div(b.full([], n - 1, b.dtype(x)), 2.0)) if corners else None
-        if pos is None:
-            pos = b.div(b.sub(b.mul(b.add(g, 1.0), b.full([], n, b.dtype(x))), 1.0), 2.0)
-        return b.minimum(b.maximum(pos, 0.0), n - 1) if padding == 1 else pos
-
-    def sample(column: Value, row: Value) -> Value:
-        """x at whole coordinates [B, OH, OW], as [B, C, OH, OW]; zero outside."""
-        inside = b.ew(ew.And, b.ew(ew.Ge, column, 0), b.ew(ew.Lt, column, w))
-        inside = b.ew(ew.And, inside, b.ew(ew.And, b.ew(ew.Ge, row, 0), b.ew(ew.Lt, row, h)))
-        batch = b.iota(b.shape(column), 0, "i64")
-        at = [batch, b.minimum(b.maximum(row, 0), h - 1), b.minimum(b.maximum(column, 0), w - 1)]
-        return b.select(b.unsqueeze(inside, 1), b.transpose(b.take(x, at, [0, 2, 3], 0), [0, 3, 1, 2]), 0.0)
-
-    column, row = source(0, w), source(1, h)
-    if mode == 1:
-        return sample(*(b.convert(b.op(ew.Round, [v]), "i64") for v in (column, row)))
-    left, top = b.op(ew.Floor, [column]), b.op(ew.Floor, [row])
-    right_part, low_part = b.sub(column, left), b.sub(row, top)
-    total = None
-    for dy in range(2):
-        for dx in range(2):
-            weight = b.mul(right_part if dx else b.sub(1.0, right_part), low_part if dy else b.sub(1.0, low_part))
-            at = [b.add(b.convert(v, "i64"), d) for v, d in ((left, dx), (top, dy))]
-            term = b.mul(sample(*at), b.unsqueeze(weight, 1))
-            total = term if total is None else b.add(total, term)
-    return total

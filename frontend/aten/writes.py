@@ -146,6 +146,11 @@ def _(b: OpBuilder, base: Value, new: Value, out: int, chunks: int, dim: int = 0
 
 @views(A.diagonal.default)
 def _(b: OpBuilder, base: Value, new: Value, out: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    return _diagonal_scatter(b, base, new, offset, dim1, dim2)
+
+
+@lowers(A.diagonal_scatter.default)
+def _diagonal_scatter(b: OpBuilder, base: Value, new: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     n = b.shape(new)[-1]
     index = [b.iota([n], 0, "i64", start=max(-offset, 0)), b.iota([n], 0, "i64", start=max(offset, 0))]
     return scatter(b, base, index, new, [b.dim(base, dim1), b.dim(base, dim2)], b.rank(base) - 2, "set")

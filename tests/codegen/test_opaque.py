@@ -168,7 +168,7 @@ def scatter(
         return i.to(d.torch)
 
     def body(*args: Any) -> list[Any]:
-        return [build(Scatter, list(args), {"dims": list(dims), "at": at, "how": how}).results[0]]
+        return [build(Scatter, list(args), {"dims": list(dims), "at": at, "how": how, "wrap": True}).results[0]]
 
     src = [*rest[:at], *index, *rest[at:]]
     return Part(

@@ -22,7 +22,7 @@ module {
     %p = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !i
     %ge = "dhlo.ge"(%p, %zero) : (!i, !i) -> !b
     // Looking up each position is the operand itself; converting a constant is a constant.
-    %all = "dhlo.take"(%x, %p) {dims = [0], at = 0 : i64} : (!t, !i) -> !t
+    %all = "dhlo.take"(%x, %p) {dims = [0], at = 0 : i64, wrap = false} : (!t, !i) -> !t
     %c = "dhlo.full"() {value = "2"} : () -> tensor<?x?xi32, #dhlo.shape<["n", "m"]>>
     %cf = "dhlo.convert"(%c) : (tensor<?x?xi32, #dhlo.shape<["n", "m"]>>) -> !t
     // A reduction over no dim.

@@ -15,7 +15,7 @@ module attributes {dhlo.symbols = {n = [1, 6]}} {
     %b0 = "dhlo.slice"(%b) {starts = ["0", "0", "0"], steps = [1, 1, 1]} : (!s) -> tensor<1x8x3xf32>
     %b1 = "dhlo.slice"(%b) {starts = ["1", "0", "0"], steps = [1, 1, 1]} : (!s) -> tensor<1x8x3xf32>
     %f0 = "dhlo.reshape"(%b0) : (tensor<1x8x3xf32>) -> tensor<8x3xf32>
-    %put = "dhlo.scatter"(%f0, %at, %x) {dims = [0], at = 0 : i64, how = "set"} : (tensor<8x3xf32>, !i, !n) -> tensor<8x3xf32>
+    %put = "dhlo.scatter"(%f0, %at, %x) {dims = [0], at = 0 : i64, how = "set", wrap = true} : (tensor<8x3xf32>, !i, !n) -> tensor<8x3xf32>
     %g0 = "dhlo.reshape"(%put) : (tensor<8x3xf32>) -> tensor<1x8x3xf32>
     %b2 = "dhlo.concat"(%g0, %b1) {dim = 0 : i64} : (tensor<1x8x3xf32>, tensor<1x8x3xf32>) -> !s
     %c = "dhlo.concat"(%b1, %a1) {dim = 0 : i64} : (tensor<1x8x3xf32>, tensor<1x8x3xf32>) -> !s

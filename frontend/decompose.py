@@ -1,0 +1,164 @@
+"""Operators without a lowering of their own, through PyTorch's decompositions.
+
+A decomposition is traced at the node's example sizes, which may decide branches. What such decisions took for granted comes back as
+guards of the trace; they become conditions of the program, so that a call at other sizes is right or refused, never wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch.export.graph_signature import OutputKind
+from torch.fx.experimental import _config
+
+from dhlo.frontend.guards import input_values
+
+__all__ = ["Decompositions", "decomposition_of"]
+
+_MAX_DEPTH = 12
+_DYNAMIC = torch.export.Dim.AUTO
+
+
+class Decompositions:
+    """Traced decompositions of one program's nodes, by node."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self._depth: dict[Any, int] = {}  # of nodes inside decompositions
+
+    def of(self, node: Any) -> Any | None:
+        """An exported program that computes the node from its input nodes (`node.all_input_nodes`), or None."""
+        if node not in self._known:
+            depth = self._depth.get(node, 0)
+            program = _trace(node) if depth < _MAX_DEPTH else None
+            self._known[node] = program
+            for n in program.graph.nodes if program is not None else ():
+                self._depth[n] = depth + 1
+                for key in ("stack_trace", "nn_module_stack"):  # what users know is the node's own place
+                    n.meta[key] = node.meta.get(key)
+        return self._known[node]
+
+
+class _Call(torch.nn.Module):
+    """A node's call as a function of its input nodes."""
+
+    def __init__(self, f: Callable[..., Any], node: Any) -> None:
+        super().__init__()
+        self.call = (f, node)
+
+    def forward(self, *values: Any) -> Any:
+        f, node = self.call
+        table = dict(zip(node.all_input_nodes, values, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), table.__getitem__)
+        return f(*args, **kwargs)
+
+
+def decomposition_of(op: Any) -> Callable[..., Any] | None:
+    """PyTorch's decomposition of an operator, if there is one."""
+    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
+    if op in table:
+        return table[op]
+    if not op._can_decompose():
+        return None
+    key, name = torch._C.DispatchKey.CompositeImplicitAutograd, str(op).removesuffix(".default").replace(".", "::", 1)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+        return op.decompose
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # else torch.export's mode calls the operator as such
+            return op._op_dk(key, *args, **kwargs)
+
+    return kernel  # not op.decompose, which torch.export overrides while it traces
+
+
+def _trace(node: Any) -> Any | None:
+    f = decomposition_of(node.target)
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    if f is None or not all(isinstance(v, torch.Tensor | torch.SymInt | int | float | bool) for v in values):
+        return None
+    sizes = _Sizes()
+    try:
+        examples = tuple(sizes.example(v) for v in values)
+    except _NoExample:
+        return None
+    dynamic = (tuple(sizes.dynamic(v) for v in values),)
+    for oblivious in (True, False):  # first without taking for granted that sizes are at least 2
+        try:
+            with _quiet(), torch.no_grad(), _config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
+                program = torch.export.export(_Call(f, node), examples, dynamic_shapes=dynamic)
+        except Exception:  # whatever a decomposition may raise: it doesn't apply here
+            continue
+        if _applies(program, node, values):
+            return program
+    return None
+
+
+def _applies(program: Any, node: Any, values: list[Any]) -> bool:
+    """Was the decomposition traced for all sizes, into other operators that change none of their inputs?"""
+    if any(n.target is node.target for n in program.graph.nodes):
+        return False
+    if any(s.kind != OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs):
+        return False
+    return all(
+        isinstance(s, torch.SymInt)
+        for v, traced in zip(values, input_values(program), strict=True)
+        for was, s in zip(*(x.shape if isinstance(x, torch.Tensor) else [x] for x in (v, traced)), strict=True)
+        if isinstance(was, torch.SymInt)
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export reports attempts that fail."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+class _NoExample(Exception):
+    """A size that only a run can tell."""
+
+
+class _Sizes:
+    """Example sizes, with symbols whose example is 0 or 1 raised to sizes that show nothing special."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, sympy.Integer] = {}
+
+    def size(self, s: Any) -> int:
+        if not isinstance(s, torch.SymInt):
+            return int(s)
+        expr = s.node.expr
+        for x in expr.free_symbols:
+            if x not in self.values:
+                hint = s.node.shape_env.backed_var_to_val.get(x)
+                if hint is None:
+                    raise _NoExample
+                self.values[x] = sympy.Integer(max(int(hint), 2))
+        value = sympy.sympify(expr).xreplace(self.values)
+        if not value.is_Integer:
+            raise _NoExample
+        return int(value)
+
+    def example(self, v: Any) -> Any:
+        if isinstance(v, torch.Tensor):
+            return torch.zeros([self.size(s) for s in v.shape], dtype=v.dtype)
+        return self.size(v) if isinstance(v, torch.SymInt) else v
+
+    def dynamic(self, v: Any) -> Any:
+        if isinstance(v, torch.Tensor):
+            return {d: _DYNAMIC for d, s in enumerate(v.shape) if isinstance(s, torch.SymInt)}
+        return _DYNAMIC if isinstance(v, torch.SymInt) else None

@@ -1,0 +1,169 @@
+"""Order statistics, reinterpreted memory, sampling, losses, complex numbers, decomposed operators; compiled at several sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
+
+import dhlo
+from tests.frontend.helpers import check, export
+
+rn = torch.randn
+
+
+def ri(*shape: int, hi: int = 5) -> torch.Tensor:
+    return torch.randint(0, hi, shape)
+
+
+def cn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.complex64)
+
+
+def some_nan(*shape: int) -> torch.Tensor:
+    return torch.where(torch.rand(shape) < 0.2, torch.nan, torch.randn(shape))
+
+
+def compiled(fn: Any, *sets: Any) -> None:
+    """Compiles once with the first inputs; all sets give what eager gives."""
+    model = dhlo.compile(export(fn, sets[0]))
+    for args in sets:
+        for got, want in zip(tree_leaves(model(*args)), tree_leaves(fn(*[a.clone() for a in args])), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+CASES: dict[str, Any] = {
+    "median": (
+        lambda x: (x.median(), x.median(1), x.nanmedian(), x.nanmedian(0), x.kthvalue(2, 0)),
+        [[some_nan(3, 5)], [rn(4, 6)], [some_nan(7, 40)]],
+    ),
+    "mode": (lambda x: (x.mode(), x.mode(0)), [[ri(3, 5)], [ri(4, 6)]]),
+    "running": (
+        lambda x: (x.cummax(1), x.cummin(0), torch.logcumsumexp(x * 30, 0)),
+        [[some_nan(3, 5)], [rn(40, 60)], [rn(1, 1)]],
+    ),
+    "bits": (
+        lambda x: (x.view(torch.int32), x.view(torch.int16), x.view(torch.uint8), x.view(torch.bfloat16), torch.frexp(x)),
+        [[rn(3, 5)], [rn(40, 6)]],
+    ),
+    "wider bits": (lambda x: (x.view(torch.float32), x.view(torch.int64)), [[rn(3, 8).half()], [rn(5, 16).half()]]),
+    "strided": (
+        lambda x: (
+            x.as_strided((2, 2), (1, 2)),
+            x.t().as_strided((3,), (2,), 1),
+            (x + 1).t().contiguous().as_strided((2, 3), (1, 1), 1),
+        ),
+        [[rn(3, 5)], [rn(4, 6)]],
+    ),
+    "signs": (
+        lambda x, y: (torch.copysign(x, y), torch.nextafter(x, y), torch.signbit(x)),
+        [[rn(3, 5), rn(3, 5)], [torch.zeros(4, 6), -torch.zeros(4, 6)]],
+    ),
+    "integer product": (torch.matmul, [[ri(3, 5), ri(5, 2)], [ri(4, 0), ri(0, 7)]]),
+    "half product": (torch.matmul, [[rn(3, 5).half(), rn(5, 2).half()], [rn(1, 6).half(), rn(6, 7).half()]]),
+    "varying channels": (
+        lambda x, w: F.conv2d(x, w, stride=2, padding=1, dilation=2),
+        [[rn(2, 4, 9, 9), rn(6, 4, 3, 3)], [rn(3, 5, 12, 11), rn(2, 5, 3, 3)]],
+    ),
+    "integer convolution": (
+        lambda x, w: F.conv1d(x, w, stride=2, padding=1),
+        [[ri(2, 4, 9), ri(6, 4, 3)], [ri(3, 5, 12), ri(2, 5, 3)]],
+    ),
+    "varying transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
+        [[rn(2, 4, 5, 5), rn(4, 3, 3, 3)]],
+    ),
+    "double attention": (
+        lambda q, k, v, m: tuple(F.scaled_dot_product_attention(q, k, v, a, is_causal=a is None) for a in (m > 0, None)),
+        [[*(rn(2, 4, 9, 8).double() for _ in range(3)), rn(9, 9)], [*(rn(1, 3, 5, 6).double() for _ in range(3)), rn(5, 5)]],
+    ),
+    "largest at": (
+        lambda x: (
+            F.max_pool2d(x, 3, 2, 1, return_indices=True),
+            F.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+            F.max_unpool2d(*F.max_pool2d(x, 2, 2, return_indices=True), 2),
+        ),
+        [[rn(2, 3, 8, 6)], [rn(1, 2, 6, 10)]],
+    ),
+    "soft targets": (
+        lambda x, t, y: (F.cross_entropy(x, t.softmax(1)), F.cross_entropy(x, y, label_smoothing=0.2)),
+        [[rn(3, 5), rn(3, 5), ri(3)], [rn(7, 6), rn(7, 6), ri(7)]],
+    ),
+    "complex": (
+        lambda x, y: (x * y + 1j, x / y, x @ y, x.abs(), x.angle(), x.conj(), x.sum(0), x.exp(), x.sqrt(), x.log()),
+        [[cn(5, 5), cn(5, 5)], [cn(4, 4).t(), cn(4, 4).conj()]],
+    ),
+    "fourier": (
+        lambda x: (torch.fft.rfft(x), torch.fft.irfft(torch.fft.rfft(x), n=x.shape[1]), torch.fft.fft2(x), torch.fft.hfft(x)),
+        [[rn(3, 6)], [rn(4, 9)]],
+    ),
+    "decomposed": (
+        lambda x: (torch.block_diag(x, x), torch.renorm(x, 2, 0, 1.0), torch.trapezoid(x)),
+        [[rn(3, 5)], [rn(4, 2)]],
+    ),
+    "by index": (
+        lambda x, i, y: (x.index_reduce(0, i, y, "mean"), x.put(i, y[:, 0]), x.index_fill(1, i - 1, 3.0)),
+        [[rn(5, 5), torch.tensor([1, 4, 0]), rn(3, 5)], [rn(6, 6), torch.tensor([5]), rn(1, 6)]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    f, sets = CASES[name]
+    check(f, *sets)
+
+
+@pytest.mark.parametrize("name", ["median", "running", "bits", "strided", "complex", "varying channels", "largest at"])
+def test_compiled(name: str) -> None:
+    f, sets = CASES[name]
+    compiled(f, *sets)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample(mode: str, padding: str) -> None:
+    for corners in (False, True):
+
+        def f(x: torch.Tensor, grid: torch.Tensor, corners: bool = corners) -> torch.Tensor:
+            return F.grid_sample(x, grid, mode, padding, corners)
+
+        check(f, [rn(2, 3, 5, 4), 1.5 * rn(2, 6, 7, 2)], [rn(1, 1, 3, 8), 1.5 * rn(1, 2, 2, 2)])
+
+
+NEGATIVE: dict[str, Any] = {
+    "embedding": lambda x, i: F.embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_add": lambda x, i: x.index_add(0, i, x[:2]),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_negative_indices_fail_the_call_and_name_the_operator(name: str) -> None:
+    x, good = rn(4, 3), torch.tensor([3, 0])
+    model = dhlo.compile(export(NEGATIVE[name], (x, good)))
+    torch.testing.assert_close(model(x, good), NEGATIVE[name](x, good))
+    for bad in (-1, 4):
+        with pytest.raises(dhlo.ContractError, match=rf"(?s){name}.*index out of range.*{bad}"):
+            model(x, torch.tensor([0, bad]))
+
+
+def test_negative_indices_count_from_the_end_in_indexing() -> None:
+    compiled(lambda x, i: (x[i], x.take(i), x.index_put((i,), x[:2])), [rn(4, 3), torch.tensor([-1, 0])])
+
+
+def test_views_in_place() -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x + 1
+        y.transpose_(0, 1)
+        z = y.unsqueeze_(0)
+        y.add_(1)
+        z.squeeze_(0)
+        return y * 2, z
+
+    check(f, [rn(3, 5)], [rn(4, 2)])

@@ -1,0 +1,73 @@
+"""`python -m tests.opinfo`: checks PyTorch's operator database and writes docs/coverage.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from tests.opinfo import report
+from tests.opinfo.pool import ROOT, Job, run_all
+from tests.opinfo.samples import DTYPES, operators
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.opinfo", description=__doc__)
+    parser.add_argument("--op", help="names, as op or op.variant, separated by commas; a trailing * matches any ending")
+    parser.add_argument("--dtype", default="f32,bf16,i64,bool", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--resume", action="store_true", help="keep the results that the last run left")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md")
+    parser.add_argument("--show", action="store_true", help="show the last results, run nothing")
+    parser.add_argument("--verbose", action="store_true", help="show every failure")
+    a = parser.parse_args()
+    results = report.load()
+    jobs = [] if a.show else _jobs(a.op, a.dtype.split(","))
+    if a.op is None and not a.resume and not a.show:
+        results = {}
+    todo = [j for j in jobs if not (a.resume and "|".join(j) in results)]
+
+    def done(job: Job, answer: dict[str, Any]) -> None:
+        results["|".join(job)] = answer
+        c = report.counts([answer])
+        print(f"{job[0]:44} {job[1]:5} {answer['seconds']:6.1f} s  {', '.join(f'{n} {k}' for k, n in c.items())}", flush=True)
+        if a.verbose:
+            for s in answer["samples"]:
+                if s["outcome"] != "pass":
+                    print(f"    {s['sample'][:150]}\n      {s['outcome']}: {s['reason']}")
+        report.CACHE.parent.mkdir(exist_ok=True)
+        report.CACHE.write_text(json.dumps(results, indent=1))
+
+    run_all(todo, a.jobs, done)
+    shown = results if a.op is None else {k: v for k, v in results.items() if tuple(k.split("|")) in set(jobs)}
+    print(report.summary(shown))
+    if a.op is None:
+        print(report.causes(shown))
+    if a.write_docs:
+        note = _note()
+        (ROOT / "docs" / "coverage.md").write_text(report.document(results, note))
+
+
+def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
+    ops = operators()
+    wanted = None if names is None else names.split(",")
+
+    def chosen(name: str) -> bool:
+        return wanted is None or any(name.startswith(w[:-1]) if w.endswith("*") else name == w for w in wanted)
+
+    return [(n, d) for n, o in ops.items() if chosen(n) for d in dtypes if DTYPES[d] in o.dtypes]
+
+
+def _note() -> str:
+    import torch
+
+    from tests.opinfo.samples import EACH, STRUCTURES, STRUCTURES_OTHER
+
+    return (
+        f"PyTorch {torch.__version__}. At most {STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other "
+        f"dtypes, {EACH} samples of each."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Checks one operator in one dtype: export with dynamic sizes, compile, compare with PyTorch at the samples' and other sizes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+import dhlo
+from dhlo.errors import DhloError, UnsupportedError
+from tests.opinfo.samples import Sample, samples
+from tests.opinfo.scope import out_of_scope
+
+__all__ = ["TOLERANCE", "Result", "check"]
+
+# (relative, absolute). Values farther away pass if they are as close to the double-precision result as PyTorch's are.
+TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (1e-4, 1e-5),
+    torch.float64: (1e-6, 1e-7),
+    torch.bfloat16: (1.6e-2, 1e-3),
+    torch.float16: (2e-3, 1e-4),
+    torch.complex64: (1e-4, 1e-5),
+    torch.complex128: (1e-6, 1e-7),
+}
+ORDERED = {"bucketize", "searchsorted"}  # their inputs are sorted, which repeating their values doesn't keep
+TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, some is named
+QUICK_SELECT = {"topk", "median", "nanmedian", "kthvalue"}  # in PyTorch an arbitrary one even of few
+UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+
+
+@dataclass
+class Result:
+    """Outcome of one sample: pass, no export, refused, wrong, or failed; `sizes` counts other sizes that were compared."""
+
+    sample: str
+    outcome: str
+    reason: str = ""
+    sizes: int = 0
+    dynamic: bool = False
+
+
+@dataclass
+class _Binary:
+    exported: Any
+    compiled: Any
+    dynamic: bool
+    exact: bool  # values can be compared: nothing random
+
+
+def check(op: Any, dtype: str, structures: int | None = None) -> list[dict[str, Any]]:
+    """Results of the samples of an operator, of at most `structures` structures."""
+    warnings.filterwarnings("ignore")
+    out: list[Result] = []
+    binary: _Binary | None = None
+    last = ""
+    for s in samples(op, dtype, structures):
+        shared = binary if binary is not None and s.structure == last else None
+        result, binary, last = *_check_sample(op, s, shared), s.structure
+        out.append(result)
+    gc.collect()
+    return [asdict(r) for r in out]
+
+
+def _check_sample(op: Any, s: Sample, binary: _Binary | None) -> tuple[Result, _Binary | None]:
+    """Runs a sample on the binary of another of its structure if that takes it, else on one of its own."""
+    try:
+        with torch.no_grad():
+            want = s.module(*_copies(s.tensors))
+    except Exception as e:
+        return Result(s.text, "no export", f"PyTorch: {_line(e)}"), binary
+    if binary is not None and not _accepts(binary.exported, s.tensors):
+        binary = None
+    own = binary is None
+    if binary is None:
+        made = _compile(op, s)
+        if isinstance(made, Result):
+            return made, None
+        binary = made
+    result = Result(s.text, "pass", dynamic=binary.dynamic)
+    problem = _compare(binary, s.tensors, want, s.module, ties=op.name in QUICK_SELECT)
+    if problem is None and own:
+        problem, result.sizes = _other_sizes(binary, s, op.name)
+    if problem is not None:
+        result.outcome, result.reason = problem
+    return result, binary
+
+
+def _compile(op: Any, s: Sample) -> _Binary | Result:
+    dynamic = {d for x in s.tensors for d in x.shape if d >= 2}
+    shapes = tuple({i: torch.export.Dim.AUTO for i, n in enumerate(x.shape) if n >= 2} for x in s.tensors)
+    exported = None
+    for attempt in ((shapes,),) if dynamic else (None,), (None,):
+        try:
+            with torch.no_grad():
+                exported = torch.export.export(s.module, _copies(s.tensors), dynamic_shapes=attempt[0])
+            break
+        except Exception as e:
+            reason, dynamic = _line(e), set()
+    if exported is None:
+        return Result(s.text, "no export", reason)
+    targets = [n.target for n in exported.graph.nodes if n.op == "call_function"]
+    if left_out := sorted({str(f) for f in targets if out_of_scope(str(f))}):
+        return Result(s.text, "refused", "no lowering: " + ", ".join(left_out))
+    tags = {t for f in targets for t in getattr(f, "tags", ())}
+    exact = torch.Tag.nondeterministic_seeded not in tags and op.name not in UNINITIALISED
+    try:
+        return _Binary(exported, dhlo.compile(exported), bool(dynamic), exact)
+    except UnsupportedError as e:
+        return Result(s.text, "refused", "no lowering: " + ", ".join(sorted({str(o) for o, _ in e.problems})))
+    except DhloError as e:
+        return Result(s.text, "refused", _line(e))
+    except Exception as e:
+        return Result(s.text, "failed", f"{type(e).__name__} while compiling: {_line(e)}")
+
+
+def _accepts(exported: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    try:
+        with torch.no_grad():
+            exported.module()(*_copies(tensors))
+    except Exception:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------- comparing
+def _compare(
+    binary: _Binary, tensors: Sequence[torch.Tensor], want: Any, module: Any, at: str = "", ties: bool = False
+) -> tuple[str, str] | None:
+    """(outcome, reason) where the binary's results differ from `want`; with `ties`, which of equal elements is named is open."""
+    try:
+        got = binary.compiled(*_copies(tensors))
+    except Exception as e:
+        return "failed", f"{at}{_line(e)}"
+    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(want)
+    if len(ours) != len(theirs):
+        return "wrong", f"{at}{len(ours)} results, not {len(theirs)}"
+    wide: Any = None
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        named = ties and isinstance(b, torch.Tensor) and b.dtype == torch.int64
+        problem = _difference(a, b, binary.exact and not named)
+        if problem == "values" and b.dtype.is_floating_point:
+            wide = wide if wide is not None else _in_double(module, tensors)
+            if len(wide) == len(ours) and _as_good(a, b, wide[i]):
+                continue
+        if problem is not None:
+            where = f"result {i}: " if len(ours) > 1 else ""
+            return "wrong", f"{at}{where}{problem if problem != 'values' else _worst(a, b)}"
+    return None
+
+
+def _difference(a: Any, b: Any, exact: bool) -> str | None:
+    if not isinstance(b, torch.Tensor):
+        same = type(a) is type(b) and (a == b or (a != a and b != b) or (isinstance(b, float) and abs(a - b) <= 1e-5 * abs(b)))
+        return None if same else f"{a!r}, not {b!r}"
+    if not isinstance(a, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
+        kind = f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else type(a).__name__
+        return f"{kind}, not {str(b.dtype)[6:]}{list(b.shape)}"
+    return None if not exact or bool(_close(a, b).all()) else "values"
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if b.dtype not in TOLERANCE:
+        return a == b
+    rtol, atol = TOLERANCE[b.dtype]
+    wide = torch.complex128 if b.dtype.is_complex else torch.float64
+    return torch.isclose(a.to(wide), b.to(wide), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _as_good(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
+    """Is `a` as near to the exact result as `b`, up to a factor of 2 and the tolerance?"""
+    if not isinstance(exact, torch.Tensor) or exact.shape != a.shape or not exact.dtype.is_floating_point:
+        return False
+    rtol, atol = TOLERANCE[b.dtype]
+    near = (a.double() - exact).abs() <= 2 * (b.double() - exact).abs() + rtol * exact.abs() + atol
+    return bool((near | _close(a, b)).all())
+
+
+def _in_double(module: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The results of the same call in double precision; nothing where that doesn't work."""
+    try:
+        with torch.no_grad():
+            return pytree.tree_leaves(copy.copy(module)(*[x.double() if x.is_floating_point() else x for x in _copies(tensors)]))
+    except Exception:
+        return []
+
+
+def _worst(a: torch.Tensor, b: torch.Tensor) -> str:
+    bad = (~_close(a, b)).flatten().nonzero().flatten()
+    i = int(bad[0])
+    return f"{len(bad)} of {a.numel()} values differ, first at {i}: {a.flatten()[i].item()}, not {b.flatten()[i].item()}"
+
+
+# ---------------------------------------------------------------------------------------------------- other sizes
+def _other_sizes(binary: _Binary, s: Sample, op_name: str) -> tuple[tuple[str, str] | None, int]:
+    """Compares with the exported program at sizes that it accepts; (problem, number of comparisons)."""
+    ep = binary.exported
+    inputs = [n.meta["val"] for n in ep.graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
+    inputs = inputs[len(inputs) - len(s.tensors):]
+    symbols = sorted({x for t in inputs for d in t.shape if isinstance(d, torch.SymInt) for x in d.node.expr.free_symbols}, key=str)
+    if not symbols or len(inputs) != len(s.tensors) or op_name in ORDERED:
+        return None, 0
+    now = _solve(inputs, s.tensors)
+    module, done = ep.module(), 0
+    for name, rule in (("grown", lambda k, v: v + 1 + k % 3), ("larger", lambda k, v: 2 * v + 15), ("of 1", lambda k, v: 1),
+                       ("of 0", lambda k, v: 0)):
+        env = {x: rule(k, now.get(x, 2)) for k, x in enumerate(symbols)}
+        tensors = [_resized(x, [_size(d, env) for d in t.shape]) for x, t in zip(s.tensors, inputs, strict=True)]
+        if any(x is None or x.numel() > 1 << 20 for x in tensors):
+            continue
+        try:
+            with torch.no_grad():
+                want = module(*_copies(tensors))
+                s.module(*_copies(tensors))
+        except Exception:
+            continue
+        if not _as_claimed(ep, want, env):
+            continue
+        problem = _compare(binary, tensors, want, s.module, f"sizes {name}: ", ties=op_name in TIES)
+        if problem is not None:
+            return problem, done
+        done += 1
+    return None, done
+
+
+def _as_claimed(ep: Any, want: Any, env: dict[Any, int]) -> bool:
+    """Do the results have the shapes that the exported program states? (squeeze was traced for sizes that aren't 1.)"""
+    stated = [n.meta.get("val") if isinstance(n, torch.fx.Node) else n for n in ep.graph.output_node().args[0]]
+    for a, b in zip(stated, pytree.tree_leaves(want), strict=False):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            if a.dim() != b.dim():
+                return False
+            for d, n in zip(a.shape, b.shape, strict=True):
+                known = isinstance(d, int) or d.node.expr.free_symbols <= set(env)
+                if known and _size(d, env) != n:
+                    return False
+    return True
+
+
+def _solve(inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> dict[Any, int]:
+    """The symbols' values at the sample, as far as dims that are bare symbols tell."""
+    return {
+        d.node.expr: n
+        for t, x in zip(inputs, tensors, strict=True)
+        for d, n in zip(t.shape, x.shape, strict=True)
+        if isinstance(d, torch.SymInt) and d.node.expr.is_Symbol
+    }
+
+
+def _size(d: Any, env: dict[Any, int]) -> int:
+    return int(sympy.sympify(d.node.expr).xreplace(env)) if isinstance(d, torch.SymInt) else int(d)
+
+
+def _resized(x: torch.Tensor, shape: list[int]) -> torch.Tensor | None:
+    """The tensor's own values in another shape, repeated in turn, a little smaller each time so that few are equal."""
+    if any(n < 0 for n in shape) or (x.numel() == 0 and 0 not in shape):
+        return None
+    y = x
+    for d, n in enumerate(shape):
+        if n != x.shape[d]:
+            y = y.index_select(d, torch.arange(n) % max(x.shape[d], 1))
+    if x.dtype.is_floating_point and y.numel() > x.numel():
+        y = y * (1 - torch.linspace(0, 0.05, y.numel(), dtype=torch.float64)).to(x.dtype).reshape(y.shape)
+    return y
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.detach().clone() for x in tensors)
+
+
+def _line(e: BaseException) -> str:
+    """The telling part of an error message, on one line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(e)).strip() or type(e).__name__
+    lines = [t.strip() for t in text.split("\n") if t.strip()]
+    return f"{type(e).__name__}: {' '.join(lines[:3])}"[:300]

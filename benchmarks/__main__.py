@@ -79,7 +79,11 @@ def main() -> int:
     if a.update_readme and kept:
         readme, performance = _DOCUMENTS
         report.insert(readme, report.summary(kept))
-        report.insert(performance, "\n".join(map(report.detail, kept)))
+        others = [measure.load(t, results) for t in measure.thread_counts(results) if t != a.threads]
+        details = [*map(report.detail, kept)]
+        for more in others:
+            details += [report.summary(more) + "\n", *map(report.detail, more)]
+        report.insert(performance, "\n".join(details))
     return int(failed)
 
 

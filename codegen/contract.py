@@ -11,8 +11,9 @@ from dhlo.codegen import abi
 from dhlo.codegen.builder import I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel import Checks
 from dhlo.codegen.sizes import SizeEmitter
+from dhlo.codegen.views import dense_strides
 from dhlo.errors import CompileError
-from dhlo.shape_infer.symbols import is_static, spell, symbols_of
+from dhlo.shape_infer.symbols import is_static, product, spell, symbol, symbols_of
 from dhlo.types import TensorType
 
 __all__ = ["Argument", "Contract", "dtype_code"]
@@ -32,6 +33,15 @@ class Argument:
 
     name: str
     type: TensorType
+    grows: int | None = None  # the dim along which the caller's buffer has room
+    capacity: str = ""  # the symbol of that dim's size in the buffer
+
+    @property
+    def memory(self) -> TensorType:
+        """What lies in memory: the tensor, or the buffer that it is the first part of."""
+        if self.grows is None:
+            return self.type
+        return self.type.with_shape([symbol(self.capacity) if d == self.grows else s for d, s in enumerate(self.type.shape)])
 
 
 class Contract:
@@ -68,7 +78,38 @@ class Contract:
             if not (e.is_Symbol and source.get(e.name) == (i, d)):
                 self._check(fn, require, fn.cmp("eq", loaded[i, d], sizes.emit(e)), "equal", i, self._equal_text(i, d, e, source),
                             sizes.emit(e), loaded[i, d])
+        for i, a in enumerate(self.args):
+            if a.grows is not None:
+                self._buffer(fn, i, inputs, sizes, require)
         return arrays
+
+    def _buffer(self, fn: Fn, i: int, inputs: V, sizes: SizeEmitter, require: Require) -> None:
+        """Finds the capacity of a growing argument's buffer in its strides, which must be those of the buffer."""
+        a = self.args[i]
+        assert a.grows is not None
+        strides = fn.load(fn.gep(inputs, i * abi.TENSOR_BYTES + abi.TENSOR["strides"], "i8"), PTR)
+        is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
+        filled, inner = sizes.emit(a.type.shape[a.grows]), sizes.emit(product(a.type.shape[a.grows + 1:]))
+
+        def from_strides() -> list[V]:
+            return [fn.div(fn.load(fn.gep(strides, (a.grows or 0) - 1, I64), I64), fn.max(inner, 1))]
+
+        sizes.symbols[a.capacity] = fn.if_else(is_null, lambda: [filled], from_strides, [I64])[0]
+
+        def regular() -> list[V]:
+            data = fn.load(fn.gep(inputs, i * abi.TENSOR_BYTES + abi.TENSOR["data"], "i8"), PTR)
+            same = fn.and_(fn.cmp("ge", sizes.symbols[a.capacity], filled), fn.cmp("ne", fn.ptr_to_int(data), 0))
+            for d, (size, want) in enumerate(zip(a.type.shape, dense_strides(a.memory.shape), strict=True)):
+                s = fn.load(fn.gep(strides, d, I64), I64)
+                same = fn.and_(same, fn.or_(fn.cmp("eq", sizes.emit(size), 1), fn.cmp("eq", s, sizes.emit(want))))
+            return [same]
+
+        sizes.push()
+        ok = fn.if_else(is_null, lambda: [fn.const(True, "i1")], regular, ["i1"])[0]
+        sizes.pop()
+        zero = fn.i64(0)
+        text = f"'{a.name}' must be the first part, along dim {a.grows}, of a dense buffer"
+        require(ok, self.checks.add("ASSERT", text, i), zero, zero)
 
     def _solve(self, fn: Fn, dims: list[tuple[int, int, sympy.Expr]], loaded: dict[tuple[int, int], V], sizes: SizeEmitter,
                source: dict[str, tuple[int, int]]) -> None:

@@ -229,11 +229,11 @@ class HostProgram:
         """An argument with gaps is written element by element, even if its dense copy was written in place."""
         fn, a = self.fn, self.args[number]
         home, source = self._homes[number], self.pointer(v)
-        size, zero = self.size(a.type.bytes), fn.i64(0)
+        size, zero = self.size(a.memory.bytes), fn.i64(0)
         is_dense = self._dense[number]
         if v not in self.layout.written:
             self._copy_flat(source, home, fn.select(is_dense, size, zero))
-        if a.type.rank:
+        if a.type.rank and a.grows is None:
             self._copy_gaps(number, source, home, copies_out=True, count=lambda rows: fn.select(is_dense, zero, rows))
 
     def _stage_inputs(self) -> None:
@@ -254,6 +254,10 @@ class HostProgram:
                     same = fn.and_(same, fn.or_(fn.cmp("eq", self.sizes.emit(size), 1), fn.cmp("eq", s, self.sizes.emit(want))))
                 return [fn.or_(ok, same)]
 
+            if a.grows is not None:  # the contract has checked its buffer
+                dense.append(fn.const(True, "i1"))
+                offsets.append(total if total is not None else fn.const(0, I64))
+                continue
             self.sizes.push()
             is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
             flag = fn.if_else(is_null, lambda: [fn.const(True, "i1")], inspect, ["i1"])[0]
@@ -278,7 +282,7 @@ class HostProgram:
         base = self._arena(STAGING_SEGMENT, total)
         self.sizes.push()
         for i, (a, v) in enumerate(zip(self.args, self.arguments, strict=True)):
-            if not a.type.rank:
+            if not a.type.rank or a.grows is not None:
                 continue
             with fn.when(fn.not_(dense[i])):
                 to = fn.gep(base, offsets[i], I8)

@@ -19,7 +19,7 @@ from dhlo.codegen.kernels.loops import lower_loops
 from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
 from dhlo.codegen.kernels.microkernel import BF16, tile_spec, unit
 from dhlo.codegen.kernels.pack import pack_b
-from dhlo.codegen.kernels.reduction import lower_reduction
+from dhlo.codegen.kernels.reduction import MAX_SPLIT, lower_reduction, split_of
 from dhlo.codegen.launch import HostContext
 from dhlo.codegen.llvm import TargetSpec
 from dhlo.codegen.structure import Structure
@@ -81,6 +81,46 @@ class LaunchStep:
         host.launch(x.kernel, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
 
 
+class ReductionStep:
+    """Reductions: in one launch; or, where they have few items and much to do for each, in parts that are then gathered."""
+
+    workspace: sympy.Expr = sympy.Integer(0)
+
+    def __init__(self, low: Lowering, group: Any) -> None:
+        def lower(part: str) -> Launch:
+            return low.once(group, f"kernel {part}", lambda: lower_reduction(low.module, group, low.checks, part))
+
+        self.whole = lower("")
+        self.split = split_of(low.module, group, low.checks)
+        if self.split is not None:
+            self.partial, self.gather = lower("partial"), lower("gather")
+            self.workspace = sympy.Min(self.whole.count, MAX_SPLIT) * self.split.parts * self.split.cell_bytes
+
+    def emit(self, host: GroupHost) -> None:
+        if self.split is None:
+            LaunchStep(self.whole).emit(host)
+            return
+        fn, workspace = host.fn, host.workspace()
+        launches = [(x, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+                    for x in (self.whole, self.partial, self.gather)]  # sizes stand outside of branches
+
+        def launch(k: int, *first: V) -> None:
+            x, slots, count, grain, scratch = launches[k]
+            host.launch(x.kernel, [*first, *slots], count, grain, scratch)
+
+        def apart() -> list[V]:
+            launch(1, workspace)
+            launch(2, workspace)
+            return []
+
+        def at_once() -> list[V]:
+            launch(0)
+            return []
+
+        few = fn.cmp("le", launches[0][2], MAX_SPLIT)
+        fn.if_else(fn.and_(few, fn.cmp("ge", host.size(self.split.parts), 2)), apart, at_once, [])
+
+
 def anchor_of(group: Any, kind: Kind) -> Any:
     """The op that shapes a group."""
     found = [op for op in group.operation.regions[0].blocks[0].operations if getattr(op, "kind", None) is kind]
@@ -107,9 +147,10 @@ class Lowering:
                 continue
             if any(from_mlir(v).dtype.is_complex for v in [*op.operands, *op.results]):
                 raise CompileError(f"{op.OPERATION_NAME} of complex numbers has no kernel yet", where=where(op))
-        if anchor in ("loops", "reduction"):
-            lower = lower_loops if anchor == "loops" else lower_reduction
-            return LaunchStep(self.once(group, "kernel", lambda: lower(self.module, group, self.checks)))
+        if anchor == "loops":
+            return LaunchStep(self.once(group, "kernel", lambda: lower_loops(self.module, group, self.checks)))
+        if anchor == "reduction":
+            return ReductionStep(self, group)
         from dhlo.codegen.anchors import AttentionStep, ConvStep, PoolStep
         from dhlo.codegen.opaque import opaque_step
 

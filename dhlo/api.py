@@ -56,9 +56,11 @@ def build(
     from dhlo.codegen.llvm import host_target
     from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
+    from dhlo.frontend.growing import grow_arguments
 
     progress("import")
     program = import_program(exported)
+    grow_arguments(program, options.grow)
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:
         return program, compile_program(program, options, progress)

@@ -49,7 +49,7 @@ def write_call(call: CallSpec) -> dict[str, Any] | None:
                 for s in call.inputs
             ],
             "outputs": [
-                {"name": s.name, "index": s.index, "scalar": s.scalar, "constant": _encode(s.constant)}
+                {"name": s.name, "index": s.index, "scalar": s.scalar, "constant": _encode(s.constant), "grown": s.grown}
                 for s in call.outputs
             ],
             "in_spec": None if call.in_spec is None else pytree.treespec_dumps(call.in_spec),
@@ -79,7 +79,10 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
                     InputSpec(s["name"], next(rest) if s["tensor"] else None, _decode(s["constant"]), s["scalar"])
                     for s in data["inputs"]
                 ],
-                [OutputSpec(s["name"], s["index"], _decode(s["constant"]), s["scalar"]) for s in data["outputs"]],
+                [
+                    OutputSpec(s["name"], s["index"], _decode(s["constant"]), s["scalar"], s["grown"] and tuple(s["grown"]))
+                    for s in data["outputs"]
+                ],
                 in_spec,
                 out_spec,
                 list(data["updates"]),

@@ -22,6 +22,7 @@ from dhlo.codegen.llvm import TargetSpec, compile_object, host_target, lower_to_
 from dhlo.codegen.split import split_module
 from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
+from dhlo.frontend.growing import grown_dims
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
 from dhlo.ops.extern import Extern
@@ -79,8 +80,9 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         layout = lay_out(block, steps, ranges, updates)
         renumber(program)
         names = [s.name for s in program.inputs if s.type is not None]
-        types = [from_mlir(v) for v in block.arguments]
-        args = [Argument(n, t) for n, t in zip(names, types, strict=True)]
+        types = [s.type for s in program.inputs if s.type is not None]
+        grows = grown_dims(block)
+        args = [Argument(n, t, grows.get(k), f"cap{k}") for k, (n, t) in enumerate(zip(names, types, strict=True))]
         returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
         contract = Contract(args, ranges, low.checks, program.user_names)
         host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)

@@ -34,6 +34,8 @@ class CompiledModel:
         self._inputs, self._outputs = list(call.inputs), list(call.outputs)
         self._in_spec, self._out_spec = call.in_spec, call.out_spec
         self._updates = list(call.updates)
+        names = [v["name"] for v in model.inputs]
+        self._grown = [(*s.grown, names[s.grown[0]]) for s in call.outputs if s.grown is not None]
         self._artifact = artifact
         self._local = threading.local()
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
@@ -48,6 +50,8 @@ class CompiledModel:
             session = self._local.session
         except AttributeError:
             session = self._session()
+        for number, dim, name in self._grown:
+            _check_buffer(leaves[number], dim, name)
         try:
             results = session(leaves)
         except ValueError as e:
@@ -58,7 +62,7 @@ class CompiledModel:
             return results[0]
         if self._plain_out == "tuple":
             return tuple(results)
-        return self._unflatten(results)
+        return self._unflatten(results, leaves)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         leaves = self._leaves(args, kwargs)
@@ -89,8 +93,8 @@ class CompiledModel:
         leaves = self._leaves(args, kwargs)
         increment_version([leaves[k] for k in self._updates if isinstance(leaves[k], torch.Tensor)])
 
-    def _unflatten(self, results: list[torch.Tensor]) -> Any:
-        leaves = [s.constant if s.index is None else _number(results[s.index], s.scalar) for s in self._outputs]
+    def _unflatten(self, results: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
+        leaves = [s.constant if s.index is None else _result(s, results[s.index], arguments) for s in self._outputs]
         return leaves if self._out_spec is None else pytree.tree_unflatten(leaves, self._out_spec)
 
     def _session(self) -> _runtime.Session:
@@ -199,13 +203,30 @@ def _is_flat(spec: Any, n: int) -> bool:
 
 def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> str | None:
     """'tensor' or 'tuple' where results can be handed out as they are."""
-    if any(s.index != i or s.scalar for i, s in enumerate(outputs)):
+    if any(s.index != i or s.scalar or s.grown for i, s in enumerate(outputs)):
         return None
     if spec is None:
         return "tensor" if len(outputs) == 1 else "tuple"
     if spec.is_leaf():
         return "tensor"
     return "tuple" if spec.type is tuple and all(c.is_leaf() for c in spec.children()) else None
+
+
+def _check_buffer(x: torch.Tensor, dim: int, name: str) -> None:
+    """The memory behind a growing argument is as long as its strides say. Raises ContractError."""
+    sizes = [x.stride(dim - 1) // max(x.stride(dim), 1) if d == dim else n for d, n in enumerate(x.shape)]
+    last = sum((n - 1) * s for n, s in zip(sizes, x.stride(), strict=True)) if 0 not in sizes else -1
+    if (x.storage_offset() + last + 1) * x.element_size() > x.untyped_storage().nbytes():
+        raise ContractError(f"'{name}' must be the first part, along dim {dim}, of a dense buffer")
+
+
+def _result(spec: OutputSpec, t: torch.Tensor, arguments: Sequence[Any]) -> Any:
+    if spec.grown is None:
+        return _number(t, spec.scalar)
+    number, dim = spec.grown
+    buffer: torch.Tensor = arguments[number]
+    sizes = [int(t) if d == dim else n for d, n in enumerate(buffer.shape)]
+    return buffer.as_strided(sizes, buffer.stride(), buffer.storage_offset())
 
 
 def _number(t: torch.Tensor, scalar: str | None) -> Any:

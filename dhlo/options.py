@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["Options", "c_compiler", "cache_dir"]
 
@@ -17,12 +17,15 @@ class Options:
     progress  shows what is being done on the terminal
     dump      called with (pass name, module text) after every pass
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
+    grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
+              program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
     """
 
     name: str = "model"
     progress: bool = False
     dump: Callable[[str, str], None] | None = None
     cache: str | None = None
+    grow: Mapping[str, int] = field(default_factory=dict)
 
 
 def cache_dir() -> str | None:

@@ -37,12 +37,14 @@ class InputSpec:
 @dataclass(frozen=True)
 class OutputSpec:
     """A leaf of the output pytree: result number `index` (as a Python number if `scalar` says so), or else a
-    `constant`."""
+    `constant`. If it is `grown`, (number of an argument, dim), the result is only the size of that dim: the leaf is the
+    argument's buffer, so far."""
 
     name: str
     index: int | None
     constant: Any = None
     scalar: str | None = None
+    grown: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,7 @@ def grow_epilogues(g: Graph) -> None:
         unit = Unit(kind, taken, out)
         if kind is Kind.ATTENTION:
             _absorb_output_transpose(g, unit)
-        for k in unit.ops:
-            g.unit[k] = unit
-        if len(unit.ops) > 1:
-            g.refresh(n)
+        g.merge(unit)
 
 
 def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:

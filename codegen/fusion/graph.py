@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from dhlo.dialect import Kind, defining
@@ -43,8 +44,14 @@ class Graph:
         self.sources = [self._sources(n) for n in range(len(self.ops))]
         for n, readers in _overwritten(self, block):
             self.sources[n] = sorted({*self.sources[n], *readers})
+        self._readers: list[list[int]] = [[] for _ in self.ops]
+        for n, sources in enumerate(self.sources):
+            for p in sources:
+                self._readers[p].append(n)
         self.above = [0] * len(self.ops)
-        self.refresh(0)
+        for n, sources in enumerate(self.sources):
+            for p in sources:
+                self.above[n] |= self.above[p] | (1 << p)
 
     def producer(self, v: Any) -> int | None:
         return self._by_value.get(v)
@@ -90,28 +97,32 @@ class Graph:
                 out.append(n)
         return sorted(out)
 
-    def refresh(self, start: int) -> None:
-        """Recomputes dependencies of ops from `start` on."""
-        self._propagate(start)
-        changed = True
-        while changed:  # a unit's members share their dependencies, and pass them on
-            changed = False
-            for u in {id(u): u for u in self.unit.values()}.values():
-                bits = 0
-                for n in u.ops:
-                    bits |= self.above[n]
-                for n in u.ops:
-                    if self.above[n] != bits:
-                        self.above[n], changed = bits, True
-            if changed:
-                self._propagate(start)
+    def merge(self, unit: Unit) -> None:
+        """Makes a unit of its ops: its members share what they depend on, and pass it on."""
+        for n in unit.ops:
+            self.unit[n] = unit
+        if len(unit.ops) == 1:
+            return
+        shared = 0
+        for n in unit.ops:
+            shared |= self.above[n]
+        changed = [n for n in unit.ops if self._raise(n, shared)]
+        heapify(changed)
+        while changed:  # in order, so that most ops change once
+            n = heappop(changed)
+            more = self.above[n] | 1 << n
+            for r in self._readers[n]:
+                if self._raise(r, more):
+                    heappush(changed, r)
+            for r in self.unit[n].ops if n in self.unit else ():
+                if self._raise(r, self.above[n]):
+                    heappush(changed, r)
 
-    def _propagate(self, start: int) -> None:
-        for n in range(start, len(self.ops)):
-            bits = self.above[n]
-            for p in self.sources[n]:
-                bits |= self.above[p] | (1 << p)
-            self.above[n] = bits
+    def _raise(self, n: int, bits: int) -> bool:
+        """Adds to what op n depends on; whether that is news."""
+        before = self.above[n]
+        self.above[n] = before | bits
+        return self.above[n] != before
 
 
 def _overwritten(g: Graph, block: Any) -> list[tuple[int, set[int]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from dhlo.codegen.fusion.cost import cost_of, reads_fewer
@@ -49,11 +50,32 @@ def reduction_axes(op: Any, axes: dict[Any, tuple[int | None, ...]], domain: Seq
 def grow_reductions(g: Graph) -> None:
     for n, op in enumerate(g.ops):
         if isinstance(op, Reduce) and n not in g.unit:
-            unit = _grow_reduction(g, n)
-            for k in unit.ops:
-                g.unit[k] = unit
-            if len(unit.ops) > 1:
-                g.refresh(unit.ops[0])
+            g.merge(_grow_reduction(g, n))
+
+
+class _Readers:
+    """Ops after a first one that read any of some values, in order; values may be added on the way."""
+
+    def __init__(self, g: Graph, after: int) -> None:
+        self.g, self.at = g, after
+        self.values: set[Any] = set()
+        self.todo: list[int] = []
+
+    def add(self, values: Iterable[Any]) -> None:
+        for v in values:
+            if v not in self.values:
+                self.values.add(v)
+                for n in self.g.users(v):
+                    if n > self.at:
+                        heappush(self.todo, n)
+
+    def next(self) -> int | None:
+        while self.todo:
+            n = heappop(self.todo)
+            if n > self.at:
+                self.at = n
+                return n
+        return None
 
 
 def _grow_reduction(g: Graph, seed: int) -> Unit:
@@ -64,7 +86,9 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
     axes: dict[Any, tuple[int | None, ...]] = {op.results[0]: kept}
     taken = {seed}
     _absorb_producers(g, op, taken, axes, domain, full)
-    for k in range(seed + 1, len(g.ops)):
+    todo = _Readers(g, seed)
+    todo.add([*axes, op.operands[0]])
+    while (k := todo.next()) is not None:
         u = g.ops[k]
         sibling = isinstance(u, Reduce) and u.operands[0] == op.operands[0] and attr(u, "dims") == dims  # reads the same rows
         if k in g.unit or k in taken or not (sibling or any(v in axes for v in u.operands)) or kind_of(u) not in (
@@ -84,6 +108,7 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
         axes[u.results[0]] = new
         if new == full or isinstance(u, Reduce):
             _absorb_producers(g, u, taken, axes, domain, full)
+        todo.add(axes)
     while len(_open(g, sorted(taken))) > MAX_LIST:
         taken.remove(max(taken))
     again = _leave_to_lookups(g, taken, axes, full)

@@ -41,6 +41,8 @@ _WAKE_CYCLES = 20_000
 _CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 192
+# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed.
+_CHUNKS_PER_THREAD = 4
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
 # How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
@@ -110,12 +112,12 @@ class Matmul:
         sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
         panels = fn.ceildivu(nv, self.spec.nr(self.elem))
         cells = fn.mul(fn.mul(batch0, batch1), panels)
-        plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells)
+        in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
+        plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
         count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
         null = fn.int_to_ptr(fn.i64(0))
         touch = null if touch is None else fn.select(fn.cmp("lt", kv, _TOUCH_DEPTH), null, touch)
         sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, touch, epilogue_args]
-        in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
 
         def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
             args = [a, sa[2], sa[3], sa[0], sa[1], b, *strides, *sizes]
@@ -206,39 +208,42 @@ class _Plan:
     """The host's choice of the number of row blocks, and what follows from it.
 
     More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
-    more, and what the cache asks for and more; the cheapest by the cost model wins.
+    more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
+    blocks only, each of which is then packed once.
     """
 
-    def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V) -> None:
+    def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V) -> None:
         fn, spec, elem = host.fn, matmul.spec, matmul.elem
         self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        whole, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
-        least = fn.min(fn.add(fn.divu(whole, room), 1), row_panels)
-        threads = host.num_threads
+        nbytes, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
+        threads, columns = host.num_threads, fn.max(panels, 1)
 
-        def cost(blocks: V) -> tuple[V, V, V]:
+        def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
             item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
+            pack = fn.mul(fn.mul(rows, k), _PACK_CYCLES)
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
-            runs = fn.add(fn.divu(share, fn.max(panels, 1)), 1)
-            return fn.add(fn.mul(share, item), fn.mul(fn.mul(runs, rows), fn.mul(k, _PACK_CYCLES))), item, rows
+            runs = fn.add(fn.divu(share, columns), fn.select(in_place, 1, _CHUNKS_PER_THREAD))
+            cut = fn.add(fn.mul(share, item), fn.mul(runs, pack))
+            share = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
+            whole = fn.mul(share, fn.add(fn.mul(columns, item), pack))
+            use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
+            grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
 
         tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
         fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
-        total, item, rows = cost(fewest)
-        with fn.loop(1, fn.mul(tries, 2), 1, [total, fewest, item, rows]) as loop:
+        with fn.loop(1, fn.mul(tries, 2), 1, [*cost(fewest)]) as loop:
             few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
-            blocks = fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels)
-            other = cost(blocks)
+            other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
             better = fn.cmp("lt", other[0], loop.carried[0])
-            new = (other[0], blocks, other[1], other[2])
-            loop.yield_(*(fn.select(better, x, y) for x, y in zip(new, loop.carried, strict=True)))
-        _, self.blocks, item, self.rows = loop.results
-        self.grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
+        _, self.grain, self.blocks, self.rows = loop.results
 
     def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
         """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""

@@ -3,16 +3,19 @@
 A group has one domain, whose dims are kept or reduced. An item is one position of the kept dims (or a vector of them, if the last
 dim is kept). It runs stages: every stage is one pass over the reduced dims that finishes the reductions whose operands are known
 by then; the last pass stores results of the whole domain. Costly values that several passes need are kept in scratch.
+
+Few long items would leave threads idle: where one pass does, they can be reduced in parts by one kernel, gathered by another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import I1, LANES, Fn, KernelModule, V, vec
+from dhlo.codegen.builder import I1, I64, LANES, Fn, KernelModule, V, vec
 from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.fusion.reductions import reduction_axes
 from dhlo.codegen.index import Index
@@ -24,7 +27,9 @@ from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
 from dhlo.types import DTYPES, DType, from_mlir
 
-__all__ = ["combine", "identity_of", "lower_reduction"]
+__all__ = ["MAX_SPLIT", "Split", "combine", "identity_of", "lower_reduction", "split_of"]
+
+MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
 
 UNROLL = 4  # independent accumulators along a row
 COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
@@ -65,8 +70,11 @@ def _across(fn: Fn, how: str, x: V) -> V:
 
 
 class _Reduction:
-    def __init__(self, module: KernelModule, group: Any, checks: Checks) -> None:
-        self.k = GroupKernel(module, group, checks)
+    """One kernel: the whole reduction, or (`part`) sums of parts to the workspace, or what brings the parts together."""
+
+    def __init__(self, module: KernelModule, group: Any, checks: Checks, part: str = "") -> None:
+        self.part = part
+        self.k = GroupKernel(module, group, checks, first_arg=1 if part else 0)
         self.fn, self.em = self.k.fn, self.k.em
         self.reduces = [op for op in self.k.ops if isinstance(op, Reduce)]
         self.shape = from_mlir(self.reduces[0].operands[0]).shape
@@ -79,6 +87,7 @@ class _Reduction:
         self._axes()
         self._levels()
         self._plan_cache()
+        self.bounds: dict[int, tuple[V, V]] = {}  # of reduced dims, where a kernel covers a part of one
 
     # ------------------------------------------------------------------ analysis
     def _axes(self) -> None:
@@ -145,10 +154,10 @@ class _Reduction:
         slot_bytes = ceil_div(row_elems, 64) * 64 * 8
         self.slot = {v: n for n, v in enumerate(self.cached)}
         self.slot_bytes = slot_bytes
-        sizes = [self.shape[d] for d in self.kept]
-        if self.lane_kept:
-            sizes.append(ceil_div(self.shape[self.lane], LANES * COLUMNS))
-        with rows(em, fn.args[1], fn.args[2], sizes) as item:
+        sizes = self.items
+        with rows(em, fn.args[1], fn.args[2], [self.parts, *sizes] if self.part == "partial" else sizes) as item:
+            if self.part:
+                item = self._find_part(item)
             at = dict(zip(self.kept, item, strict=False))
             if self.lane_kept:
                 self._columns(at, item[-1])
@@ -157,7 +166,80 @@ class _Reduction:
         cost = group_cost(k.ops)
         grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
         scratch = slot_bytes * len(self.cached)
+        if self.part:
+            count = product(sizes) * (self.parts if self.part == "partial" else 1)
+            return Launch(finish(k, f"reduce_{self.part}"), k.args.slots, count, sympy.Integer(1), lookups=k.lookups)
         return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch, k.lookups)
+
+    # ------------------------------------------------------------------ splitting
+    @property
+    def items(self) -> list[sympy.Expr]:
+        """Sizes of the space of items, each of which reduces on its own."""
+        columns = [ceil_div(self.shape[self.lane], LANES * COLUMNS)] if self.lane_kept else []
+        return [*(self.shape[d] for d in self.kept), *columns]
+
+    @property
+    def can_split(self) -> bool:
+        """One pass and nothing but its sums to store: parts of the reduced elements can be reduced apart."""
+        plain = not any(from_mlir(r.operands[0]).dtype.is_bool for r in self.reduces)
+        one_pass = self.last == 1 and not any(self.whole(v) for v in self.k.yields)
+        return one_pass and plain and bool(self.reduced or not self.lane_kept)
+
+    @property
+    def _split_dim(self) -> int:
+        return self.reduced[0] if self.reduced else self.lane
+
+    @property
+    def parts(self) -> sympy.Expr:
+        """How many parts pay; a matter of sizes alone, so that results don't depend on the number of threads."""
+        length, elements = self.shape[self._split_dim], product(self.shape[d] for d in self.dims)
+        work = elements * group_cost(self.k.ops) * (LANES * COLUMNS if self.lane_kept else 1)
+        return sympy.Min(FloorDiv(work, sympy.Integer(MIN_WORK)) + 1, length + 1, MAX_PARTS)
+
+    @property
+    def cell_bytes(self) -> int:
+        """Workspace of a part."""
+        return 8 * len(self.reduces) * (LANES * COLUMNS if self.lane_kept else 1)
+
+    def _find_part(self, item: list[Index]) -> list[Index]:
+        """Sets the bounds of the part and its place in the workspace; returns the item."""
+        fn, em = self.fn, self.em
+        d, parts = self._split_dim, fn.i64(em.size(self.parts))
+        number, rest = (item[0].base, item[1:]) if self.part == "partial" else (0, item)
+        align = LANES * UNROLL if d == self.lane else 1
+        n = fn.i64(em.size(self.shape[d]))
+        chunk = fn.mul(fn.ceildivu(fn.divu(fn.add(n, fn.sub(parts, 1)), parts), align), align)
+        start = fn.min(fn.mul(fn.i64(number), chunk), n)
+        self.bounds[d] = start, fn.min(fn.add(start, chunk), n)
+        at = em.flatten(rest, self.items) if self.items else em.zero
+        cell = fn.add(fn.mul(fn.i64(at.base), parts), number) if self.part == "partial" else fn.mul(fn.i64(at.base), parts)
+        workspace = fn.int_to_ptr(fn.load(fn.args[0], I64))
+        self._cell = fn.gep(workspace, fn.mul(cell, self.cell_bytes), "i8")
+        self._block = fn.mul(fn.i64(rest[-1].base), LANES * COLUMNS) if self.lane_kept else None
+        return rest
+
+    def _place(self, cell: V, n: int, at: dict[int, Index]) -> V:
+        """Where reduction `n` of a part lies, for the columns at `at`."""
+        width = LANES * COLUMNS if self.lane_kept else 1
+        p = self.fn.gep(cell, 8 * n * width, "i8")
+        if self._block is None:
+            return p
+        return self.fn.gep(p, self.fn.mul(self.fn.sub(self.fn.i64(at[self.lane].base), self._block), 8), "i8")
+
+    def _gathered(self, done: list[Any], ats: list[dict[int, Index]]) -> list[list[V]]:
+        """The parts' results, brought together in order."""
+        fn = self.fn
+        hows = [attr(r, "how") for r in done]
+        types = [from_mlir(r.operands[0]).dtype for r in done]
+        kinds = [vec(t.register) if self.lane_kept else t.register for t in types]
+        init = [fn.const(identity_of(h, t), ty) for h, t, ty in zip(hows, types, kinds, strict=True) for _ in ats]
+        with fn.loop(0, fn.i64(self.em.size(self.parts)), 1, init) as lp:
+            cell, new = fn.gep(self._cell, fn.mul(lp.iv, self.cell_bytes), "i8"), []
+            for n, (how, ty) in enumerate(zip(hows, kinds, strict=True)):
+                for w, at in enumerate(ats):
+                    new.append(combine(fn, how, lp.carried[n * len(ats) + w], fn.load(self._place(cell, n, at), ty)))
+            lp.yield_(*new)
+        return [lp.results[n * len(ats):(n + 1) * len(ats)] for n in range(len(done))]
 
     def _columns(self, at: dict[int, Index], block: Index) -> None:
         """A block of columns: COLUMNS vectors side by side, or one at a time under a mask at the edge."""
@@ -189,8 +271,14 @@ class _Reduction:
             done = [r for r in self.reduces if self.level.get(r.operands[0], 0) == stage]
             stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
             keeps = [v for v, s in self.cached.items() if s == stage]
+            if self.part == "partial":
+                for n, xs in enumerate(self._pass(done, stores, keeps, ats)):
+                    for x, at in zip(xs, ats, strict=True):
+                        self.fn.store(x, self._place(self._cell, n, at))
+                return
             if done or stores:
-                for r, xs in zip(done, self._pass(done, stores, keeps, ats), strict=True):
+                values = self._gathered(done, ats) if self.part else self._pass(done, stores, keeps, ats)
+                for r, xs in zip(done, values, strict=True):
                     dtype = from_mlir(r.results[0]).dtype.name
                     em.leaves[r.results[0]] = self._finished(r.results[0], [wrap(self.fn, x, dtype) for x in xs])
             for v in keeps:
@@ -277,11 +365,15 @@ class _Reduction:
             results.append(parts if self.lane_kept else [_across(fn, how, parts[0])])
         return results
 
+    def _range(self, d: int) -> tuple[V, V]:
+        """The positions of a reduced dim that the kernel covers; a vector's multiple from 0 on."""
+        return self.bounds.get(d) or (self.fn.i64(0), self.fn.i64(self.em.size(self.shape[d])))
+
     def _sweep(self, dims: list[int], ats: list[dict[int, Index]], accs: list[V], ways: int,
                element: Callable[[dict[int, Index], list[V], int], list[V]]) -> list[V]:
         fn, em = self.fn, self.em
         if dims:
-            with fn.loop(0, fn.i64(em.size(self.shape[dims[0]])), 1, accs) as lp, em.scope():
+            with fn.loop(*self._range(dims[0]), 1, accs) as lp, em.scope():
                 new = self._sweep(dims[1:], [{**at, dims[0]: Index(lp.iv)} for at in ats], lp.carried, ways, element)
                 lp.yield_(*new)
             return lp.results
@@ -290,9 +382,10 @@ class _Reduction:
                 accs = element(at, accs, w)
             return accs
         (at,) = ats
-        n = fn.i64(em.size(self.shape[self.lane]))
-        wide, full = fn.and_(n, -LANES * ways), fn.and_(n, -LANES)
-        with fn.loop(0, wide, LANES * ways, accs) as lp, em.scope():
+        start, n = self._range(self.lane)
+        length = fn.sub(n, start)
+        wide, full = (fn.add(start, fn.and_(length, -step)) for step in (LANES * ways, LANES))
+        with fn.loop(start, wide, LANES * ways, accs) as lp, em.scope():
             cur = lp.carried
             for w in range(ways):
                 cur = element({**at, self.lane: Index(fn.add(lp.iv, w * LANES), 1, multiple=LANES)}, cur, w)
@@ -314,8 +407,23 @@ def _scratch_type(v: Any) -> DType:
     return DTYPES["f32"] if d.register == "f32" else d
 
 
-def lower_reduction(module: KernelModule, group: Any, checks: Checks) -> Launch:
-    """One kernel for a group that holds reductions over the same dims of one domain."""
-    return _Reduction(module, group, checks).lower()
+@dataclass(frozen=True)
+class Split:
+    """What a group takes that is reduced in `parts` parts an item: `cell_bytes` of a workspace for each."""
+
+    parts: sympy.Expr
+    cell_bytes: int
 
 
+def split_of(module: KernelModule, group: Any, checks: Checks) -> Split | None:
+    """How a group of reductions is split where it has few items; None where it never is."""
+    r = _Reduction(module, group, checks)
+    if not r.can_split or r.parts == 1:
+        return None
+    return Split(r.parts, r.cell_bytes)
+
+
+def lower_reduction(module: KernelModule, group: Any, checks: Checks, part: str = "") -> Launch:
+    """The kernel of a group that holds reductions over the same dims of one domain. `part`: "partial" for the one that leaves
+    each part's results in the workspace, its first argument; "gather" for the one that brings them together."""
+    return _Reduction(module, group, checks, part).lower()

@@ -101,6 +101,21 @@ PyObject* resolve_lazy(PyObject* object) {
   return object;
 }
 
+// Where an empty torch tensor stands in its storage: torch gives no address, but a program may write behind it.
+bool find_empty(PyObject* object, int64_t item_bytes, void** data) {
+  Ref storage(PyObject_CallMethod(object, "untyped_storage", nullptr));
+  if (!storage) {
+    PyErr_Clear();  // not a torch tensor
+    return true;
+  }
+  Ref address(PyObject_CallMethod(storage.get(), "data_ptr", nullptr));
+  Ref offset(PyObject_CallMethod(object, "storage_offset", nullptr));
+  if (!address || !offset) return false;
+  auto* base = static_cast<uint8_t*>(PyLong_AsVoidPtr(address.get()));
+  if (base != nullptr) *data = base + PyLong_AsLongLong(offset.get()) * item_bytes;
+  return PyErr_Occurred() == nullptr;
+}
+
 }  // namespace
 
 const ExchangeApi* exchange_api(PyTypeObject* type) {
@@ -196,6 +211,7 @@ bool Inputs::convert_one(const dhlo_abi_value* value, int64_t index, PyObject* o
         kept_.push_back(resolved.release());
       }
     }
+    if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data)) return false;
     return accept(value, index, tensor);
   }
   bool done = false;

@@ -20,7 +20,7 @@ class Reductions(torch.nn.Module):
 
 
 def _inputs(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.randint(-9, 10, shape).to(dtype)  # sums of f32 stay exact
+    return torch.randint(-1, 2, shape).to(dtype)  # so small that sums of f32 stay exact
 
 
 def _split(model: dhlo.CompiledModel, x: torch.Tensor) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from dhlo.codegen.builder import I32, I64, LANES, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
+from dhlo.codegen.kernels.combine import identity_of
 from dhlo.codegen.kernels.lines import Lines, OpKernel, block_count, blocks_across, grain_of, lanes_at, register_of
-from dhlo.codegen.kernels.reduction import identity_of
 from dhlo.dialect import attr
 from dhlo.types import DTYPES, from_mlir
 

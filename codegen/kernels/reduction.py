@@ -15,11 +15,12 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.builder import I1, I64, LANES, Fn, KernelModule, V, vec
+from dhlo.codegen.builder import I64, LANES, KernelModule, V, vec
 from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.fusion.reductions import reduction_axes
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Checks, GroupKernel, Launch, finish, rows
+from dhlo.codegen.kernels.combine import across, combine, identity_of
 from dhlo.codegen.kernels.loops import MIN_WORK, group_cost
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
@@ -27,46 +28,13 @@ from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
 from dhlo.types import DTYPES, DType, from_mlir
 
-__all__ = ["MAX_SPLIT", "Split", "combine", "identity_of", "lower_reduction", "split_of"]
+__all__ = ["MAX_SPLIT", "Split", "lower_reduction", "split_of"]
 
 MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
 
 UNROLL = 4  # independent accumulators along a row
 COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
 KEEP_COST = 6  # values cheaper than this are computed again in every pass
-
-
-def identity_of(how: str, dtype: DType) -> float | int:
-    """The value that changes nothing."""
-    if how in ("sum", "any"):
-        return 0
-    if how in ("prod", "all"):
-        return 1
-    if dtype.is_float:
-        return float("-inf") if how == "max" else float("inf")
-    if dtype.is_bool:
-        return 0 if how == "max" else 1
-    bits = dtype.bytes * 8
-    if dtype.name == "ui8":
-        return 0 if how == "max" else 255
-    return -(1 << bits - 1) if how == "max" else (1 << bits - 1) - 1
-
-
-def combine(fn: Fn, how: str, a: V, b: V) -> V:
-    if a.elem == I1:
-        return fn.or_(a, b) if how in ("any", "max", "sum") else fn.and_(a, b)
-    ops: dict[str, Callable[[V, V], V]] = {"sum": fn.add, "prod": fn.mul, "max": fn.max, "min": fn.min, "any": fn.or_,
-                                           "all": fn.and_}
-    return ops[how](a, b)
-
-
-def _across(fn: Fn, how: str, x: V) -> V:
-    """Combines the lanes of a vector."""
-    if x.elem == I1:
-        return fn.reduce("or" if how in ("any", "max", "sum") else "and", x)
-    most, least = ("maximumf", "minimumf") if x.is_float else ("maxsi", "minsi")
-    kinds = {"sum": "add", "prod": "mul", "max": most, "min": least, "any": "or", "all": "and"}
-    return fn.reduce(kinds[how], x)
 
 
 class _Reduction:
@@ -362,7 +330,7 @@ class _Reduction:
             parts = accs[n * ways:(n + 1) * ways]
             while len(parts) > 1 and not self.lane_kept:
                 parts = [combine(fn, how, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            results.append(parts if self.lane_kept else [_across(fn, how, parts[0])])
+            results.append(parts if self.lane_kept else [across(fn, how, parts[0])])
         return results
 
     def _range(self, d: int) -> tuple[V, V]:

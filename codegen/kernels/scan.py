@@ -9,6 +9,7 @@ from dhlo.codegen import vmath
 from dhlo.codegen.builder import LANES, V, vec
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish
+from dhlo.codegen.kernels.combine import combine, identity_of
 from dhlo.codegen.kernels.lines import (
     Lines,
     OpKernel,
@@ -19,7 +20,6 @@ from dhlo.codegen.kernels.lines import (
     prefix,
     register_of,
 )
-from dhlo.codegen.kernels.reduction import combine, identity_of
 from dhlo.dialect import attr
 from dhlo.types import DTYPES, DType, from_mlir
 

@@ -10,8 +10,8 @@ import sympy
 from dhlo.codegen.builder import I64, V
 from dhlo.codegen.index import Index
 from dhlo.codegen.kernel import Launch, finish, vectors
+from dhlo.codegen.kernels.combine import combine
 from dhlo.codegen.kernels.lines import OpKernel, grain_of
-from dhlo.codegen.kernels.reduction import combine
 from dhlo.dialect import attr
 from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import ceil_div, product

@@ -89,11 +89,10 @@ class Graph:
         out = []
         for use in v.uses:
             op = use.owner.operation
-            n = self.number(op)
-            while n is None:  # inside a region
+            while op is not None and self.number(op) is None:  # inside a region; outside of the block, if the value is too
                 op = op.operation.parent
-                n = self.number(op)
-            if n not in out:
+            n = None if op is None else self.number(op)
+            if n is not None and n not in out:
                 out.append(n)
         return sorted(out)
 

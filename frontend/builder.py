@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.dialect import Op, build
 from dhlo.errors import CompileError
@@ -240,14 +242,7 @@ class OpBuilder:
                 right.append(o)
             else:
                 left.pop(hit)
-        top, bottom = product(left), product(right)
-        if bottom == 0:
-            return as_expr(0)
-        opaque = {f: sympy.Dummy() for f in (top / bottom).atoms(sympy.Function)}  # to cancel, rounded parts are mere names
-        q = sympy.cancel((top / bottom).xreplace(opaque)).xreplace({d: f for f, d in opaque.items()})
-        if sympy.denom(sympy.together(q)) == 1:
-            return sympy.expand(q) if q.is_Add or not right else q
-        return as_expr(_floordiv(top, bottom))
+        return _exact_quotient(product(left), product(right))
 
     def _same_numel(self, a: list[sympy.Expr], b: list[sympy.Expr]) -> None:
         """Records that two shapes have equally many elements."""
@@ -371,10 +366,16 @@ class OpBuilder:
         return self.dims.simplify(self.dims.expr(e))
 
 
-def _floordiv(a: sympy.Expr, b: sympy.Expr) -> Any:
-    from torch.utils._sympy.functions import FloorDiv
-
-    return FloorDiv(a, b)
+@functools.cache
+def _exact_quotient(top: sympy.Expr, bottom: sympy.Expr) -> sympy.Expr:
+    """top / bottom, of which no rest is left."""
+    if bottom == 0:
+        return as_expr(0)
+    opaque = {f: sympy.Dummy() for f in (top / bottom).atoms(sympy.Function)}  # to cancel, rounded parts are mere names
+    q = sympy.cancel((top / bottom).xreplace(opaque)).xreplace({d: f for f, d in opaque.items()})
+    if sympy.denom(sympy.together(q)) == 1:
+        return sympy.expand(q) if q.is_Add or bottom == 1 else q
+    return as_expr(FloorDiv(top, bottom))
 
 
 def _text(value: Any, dtype: DType) -> str:

@@ -104,24 +104,25 @@ def _positions(spec: Any) -> list[str]:
 
 
 class _Reader:
-    """Turns one guard's syntax tree into a sympy relation."""
+    """Turns guards' syntax trees into sympy relations. Their parts recur, and cost more to compute than to look up."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         self.inputs = inputs  # source text of an input -> its example (fake) value
+        self.known: dict[Any, Any] = {}
+
+    def parse(self, code: str) -> Any:
+        """The relation that a guard states. Raises KeyError, SyntaxError or ValueError where it can't be read."""
+        return self.read(ast.parse(code.strip(), mode="eval").body)
 
     def read(self, n: ast.AST) -> Any:
         if isinstance(n, ast.BoolOp):
-            return (sympy.And if isinstance(n.op, ast.And) else sympy.Or)(*map(self.read, n.values))
+            return self._call(sympy.And if isinstance(n.op, ast.And) else sympy.Or, *map(self.read, n.values))
         if isinstance(n, ast.Compare):
             values = [self.read(x) for x in (n.left, *n.comparators)]
-            return sympy.And(
-                *[
-                    SCALAR_FUNCTIONS[_COMPARE[type(op)]](a, b)
-                    for op, a, b in zip(n.ops, values, values[1:], strict=False)
-                ]
-            )
+            steps = zip(n.ops, values, values[1:], strict=False)
+            return sympy.And(*[self._call(SCALAR_FUNCTIONS[_COMPARE[type(op)]], a, b) for op, a, b in steps])
         if isinstance(n, ast.BinOp):
-            return SCALAR_FUNCTIONS[_BINARY[type(n.op)]](self.read(n.left), self.read(n.right))
+            return self._call(SCALAR_FUNCTIONS[_BINARY[type(n.op)]], self.read(n.left), self.read(n.right))
         if isinstance(n, ast.UnaryOp):
             x = self.read(n.operand)
             return sympy.Not(x) if isinstance(n.op, ast.Not) else -x if isinstance(n.op, ast.USub) else x
@@ -129,7 +130,17 @@ class _Reader:
             return sympy.Piecewise((self.read(n.body), self.read(n.test)), (self.read(n.orelse), True))
         if isinstance(n, ast.Constant):
             return as_expr(n.value)
+        name = ast.unparse(n.func) if isinstance(n, ast.Call) else ""
+        f = SCALAR_FUNCTIONS[_CALLS[name]] if name in _CALLS else getattr(tsf, name, None) or getattr(sympy, name, None)
+        if f is not None and isinstance(n, ast.Call):
+            return self._call(f, *map(self.read, n.args))
         return self._source(n)
+
+    def _call(self, f: Any, *args: Any) -> Any:
+        key = (f, *args)
+        if key not in self.known:
+            self.known[key] = f(*args)
+        return self.known[key]
 
     def _source(self, n: ast.AST) -> Any:
         text = ast.unparse(n)
@@ -139,16 +150,8 @@ class _Reader:
             what, d = n.value.func, ast.literal_eval(n.slice)
             if isinstance(what, ast.Attribute) and what.attr in ("size", "stride"):
                 return as_expr(getattr(self.inputs[ast.unparse(what.value)], what.attr)(d))
-        if isinstance(n, ast.Call):
-            name = ast.unparse(n.func)
-            args = [self.read(a) for a in n.args]
-            if name in _CALLS:
-                return SCALAR_FUNCTIONS[_CALLS[name]](*args)
-            f = getattr(tsf, name, None) or getattr(sympy, name, None)
-            if f is not None:
-                return f(*args)
-            if isinstance(n.func, ast.Attribute) and n.func.attr == "storage_offset":
-                return as_expr(0)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "storage_offset":
+            return as_expr(0)
         raise KeyError(text)
 
 
@@ -179,7 +182,7 @@ def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:
         if not name.isidentifier() or name.startswith("_"):
             continue
         try:
-            out[reader.read(ast.parse(source, mode="eval").body)] = name
+            out[reader.parse(source)] = name
         except (KeyError, SyntaxError, ValueError):
             continue
     return out
@@ -188,13 +191,12 @@ def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:
 def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
     """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left
     out."""
-    inputs = _sources(names, values)
-    out = []
+    reader, out = _Reader(_sources(names, values)), []
     for code in dict.fromkeys(ep._guards_code):
         if ".stride()" in code or ".storage_offset()" in code:
             continue
         try:
-            out.append((_Reader(inputs).read(ast.parse(code.strip(), mode="eval").body), code))
+            out.append((reader.parse(code), code))
         except (KeyError, SyntaxError, ValueError) as e:
             raise InternalError(f"can't read the guard {code!r}: {e}") from None
     return out

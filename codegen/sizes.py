@@ -114,13 +114,15 @@ class SizeEmitter:
         a, b = self.whole(e.args[0]), e.args[1]
         if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:
             return self.fn.divu(a, int(b))
-        bv = self.whole(b)
-        return self.fn.floordiv(a, self.fn.select(self.fn.cmp("eq", bv, 0), self.fn.const(1, I64), bv))
+        return self.fn.floordiv(a, self._divisor(b))
+
+    def _divisor(self, e: sympy.Basic) -> V:
+        """What to divide by: 1 for 0, which the contract excludes but code that runs before it is checked may meet."""
+        v = self.whole(e)
+        return v if e.is_Integer and int(e) != 0 else self.fn.select(self.fn.cmp("eq", v, 0), self.fn.const(1, I64), v)
 
     def _mod(self, e: sympy.Basic) -> V:
-        a, b = self.whole(e.args[0]), self.whole(e.args[1])
-        fn = self.fn
-        b = fn.select(fn.cmp("eq", b, 0), fn.const(1, I64), b)
+        a, b, fn = self.whole(e.args[0]), self._divisor(e.args[1]), self.fn
         return fn.sub(a, fn.mul(fn.floordiv(a, b), b))
 
     def _piecewise(self, e: sympy.Basic) -> V:
@@ -147,7 +149,7 @@ _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     sympy.Pow: SizeEmitter._pow,
     tsf.FloorDiv: SizeEmitter._floordiv,
     tsf.CleanDiv: SizeEmitter._floordiv,
-    tsf.CeilDiv: lambda s, e: s.fn.neg(s.fn.floordiv(s.fn.neg(s.whole(e.args[0])), s.whole(e.args[1]))),
+    tsf.CeilDiv: lambda s, e: s.fn.neg(s.fn.floordiv(s.fn.neg(s.whole(e.args[0])), s._divisor(e.args[1]))),
     tsf.Mod: SizeEmitter._mod,
     tsf.PythonMod: SizeEmitter._mod,
     sympy.Mod: SizeEmitter._mod,

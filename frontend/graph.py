@@ -18,7 +18,7 @@ from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
-from dhlo.frontend.functionalize import Ref, functional_form, shares_storage
+from dhlo.frontend.functionalize import Ref, aliases_input, functional_form
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
@@ -366,11 +366,7 @@ class Importer:
             return self._inline(program, [env[n] for n in node.all_input_nodes])
         result = lowering(self.b, *call_args, **call_kwargs)
         view = VIEWS.get(target)
-        if (
-            view is None
-            and target in MAYBE_VIEWS
-            and shares_storage(node.args[0].meta.get("val"), node.meta.get("val"))
-        ):
+        if view is None and target in MAYBE_VIEWS and aliases_input(node):
             view = MAYBE_VIEWS[target]
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)

@@ -91,6 +91,38 @@ def test_form(form: str) -> None:
     check(copy.deepcopy(module), exported, args(2, 5), args(1, 1), args(3, 17))
 
 
+class Counting(torch.nn.Module):
+    """Writes through what may be a view: a constant, a buffer, a base, and copies that look alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2, 2))
+        self.lists = [torch.zeros((), dtype=torch.int64)]
+
+    def forward(self, x):
+        count = self.lists[0].to(dtype=torch.int64, device="cpu")
+        count.add_(x.shape[0])
+        self.total.contiguous().add_(1)
+        self.total.reshape(-1)[1:].mul_(2)
+        y = x * 2
+        y.flatten().add_(1)
+        y.to(torch.float32, copy=True).zero_()
+        y.t().reshape(-1).zero_()
+        torch.nn.functional.dropout(y, 0.5, training=False).neg_()
+        return y, self.total * 1, self.lists[0] + 0
+
+
+@pytest.mark.parametrize("form", ["plain", "strict", "saved"])
+def test_writes_through_views_that_may_be_copies(form: str) -> None:
+    module = Counting()
+    eager = copy.deepcopy(module)
+    exported = FORMS[form](lambda **how: export(module, (rn(3, 4),), dynamic_shapes=({0: D},), **how))
+    model = dhlo.compile(exported)
+    for n in (3, 5, 2):
+        x = rn(n, 4)
+        agree(model(x), eager(x))
+
+
 class Mapped(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

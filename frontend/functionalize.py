@@ -11,7 +11,7 @@ import torch
 from dhlo.frontend.builder import Value
 from dhlo.shape_infer.symbols import as_expr, product
 
-__all__ = ["Ref", "aliases_input", "functional_form"]
+__all__ = ["Ref", "aliases_input", "functional_form", "shares_storage"]
 
 
 class Ref:
@@ -87,20 +87,30 @@ def functional_form(op: Any) -> Any | None:
     return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)
 
 
+def shares_storage(a: Any, b: Any) -> bool:
+    """Did two tensors of the example run share memory?"""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
 def aliases_input(node: Any) -> bool:
     """Does `to`, `reshape`, `contiguous`, ... give a view of its first argument here, as in the example run, or a copy?"""
     x, y = node.args[0].meta.get("val"), node.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or x.dtype != y.dtype:
         return False
-    if x.untyped_storage()._cdata == y.untyped_storage()._cdata:
+    if shares_storage(x, y):
         return True
     # Constants, and all values of a program that comes from a file, have lost whose memory they share; layouts tell.
     for i, argument in enumerate(node.target._schema.arguments):
         given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         if argument.name in ("copy", "train") and given:
             return False
-    layout = lambda sizes: [as_expr(n) for n in sizes]
-    sizes, strides = layout(x.shape), layout(x.stride())
-    if sizes == layout(y.shape):
-        return strides == layout(y.stride())
-    return all(sizes[i] == 1 or strides[i] == product(sizes[i + 1 :]) for i in range(len(sizes)))  # contiguous
+    sizes, strides = _exprs(x.shape), _exprs(x.stride())
+    if sizes == _exprs(y.shape):
+        return strides == _exprs(y.stride())
+    return all(bool(n == 1 or strides[i] == product(sizes[i + 1 :])) for i, n in enumerate(sizes))  # contiguous
+
+
+def _exprs(sizes: Any) -> list[Any]:
+    return [as_expr(n) for n in sizes]

@@ -108,7 +108,7 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
 
 def _arrange(buffers: Sequence[Buffer], env: Mapping[str, int]) -> Arrangement:
     """Large buffers first, each into the tightest gap that is free while it lives."""
-    size = {b: _sampled(b.bytes, env) for b in buffers}
+    size = {b: max(1, evaluate(b.bytes, env)) for b in buffers}
     at: dict[Buffer, int] = {}
     placed: list[tuple[int, int, Buffer]] = []  # in order of position
     for n, b in enumerate(sorted(buffers, key=lambda b: (-size[b], b.first))):
@@ -140,14 +140,6 @@ def _below(order: Sequence[Buffer], at: Mapping[Buffer, int]) -> dict[Buffer, li
                 seen |= covered[x] | bit[x]
         below[b], covered[b] = direct[::-1], seen
     return below
-
-
-def _sampled(size: sympy.Expr, env: Mapping[str, int]) -> int:
-    """A size at a sample, 1 where it has none: the contract may exclude the sample, on which the size divides by zero."""
-    try:
-        return max(1, evaluate(size, env))
-    except ZeroDivisionError:
-        return 1
 
 
 def _peaks(buffers: Sequence[Buffer]) -> list[tuple[list[Buffer], list[Buffer]]]:

@@ -170,10 +170,24 @@ def evaluate(x: Size, env: Mapping[str, int | float]) -> int:
         return x
     if x.is_Integer:
         return int(x)
-    v = x.xreplace({s: sympy.sympify(env[s.name]) for s in x.free_symbols})
+    values = {s: sympy.sympify(env[s.name]) for s in x.free_symbols}
+    try:
+        v = x.xreplace(values)
+    except ZeroDivisionError:
+        v = _dividing_by_one(x, values)
     if isinstance(v, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
         return int(bool(v))
     return int(v)
+
+
+def _dividing_by_one(e: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic:
+    """The value of an expression that divides by zero, as the host program computes it where the contract excludes the sizes."""
+    if not e.args:
+        return e.xreplace(values)
+    args = [_dividing_by_one(a, values) for a in e.args]
+    if len(args) == 2 and args[1] == 0 and isinstance(e, (tsf.FloorDiv, tsf.Mod, tsf.PythonMod, tsf.CleanDiv, tsf.CeilDiv)):
+        args[1] = sympy.Integer(1)
+    return e.func(*args)
 
 
 def ceil_div(a: Size, b: int) -> sympy.Expr:

@@ -95,7 +95,8 @@ def test_text(name: str) -> None:
     model = getattr(transformers, name + ("ForCausalLM" if decoder else "Model"))(config)
     more = {"use_cache": False} if decoder else {}
     call = lambda m, i, k: m(input_ids=i, attention_mask=k, **more)[0]
-    check((Calls(model, call), lambda b, s: (ids(b, s), mask(b, s)), (({0: D, 1: D}, {0: D, 1: D}),), ((2, 7), (1, 1), (3, 12), (1, 5))))
+    sizes = ((2, 7), (1, 1), (3, 12), (1, 5))
+    check((Calls(model, call), lambda b, s: (ids(b, s), mask(b, s)), (({0: D, 1: D}, {0: D, 1: D}),), sizes))
 
 
 def test_decoder_of_t5() -> None:
@@ -145,8 +146,8 @@ def test_decoding_into_a_static_cache() -> None:
                 self.register_buffer(f"values{n}", layer.values)
 
         def forward(self, ids, position):
-            out = self.lm(input_ids=ids, cache_position=position, position_ids=position[None], past_key_values=cache, use_cache=True)
-            return out.logits
+            where = {"cache_position": position, "position_ids": position[None]}
+            return self.lm(input_ids=ids, past_key_values=cache, use_cache=True, **where).logits
 
     module = Decoder().eval()
     fresh = copy.deepcopy(lm)

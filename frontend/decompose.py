@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import sympy
@@ -19,7 +20,7 @@ from torch.fx.experimental import _config
 
 from dhlo.frontend.guards import input_values
 
-__all__ = ["Decompositions", "decomposition_of"]
+__all__ = ["Decompositions", "decompositions_of"]
 
 _MAX_DEPTH = 12
 _DYNAMIC = torch.export.Dim.AUTO
@@ -59,30 +60,29 @@ class _Call(torch.nn.Module):
         return f(*args, **kwargs)
 
 
-def decomposition_of(op: Any) -> Callable[..., Any] | None:
-    """PyTorch's decomposition of an operator, if there is one."""
+def decompositions_of(op: Any) -> list[Callable[..., Any]]:
+    """PyTorch's decompositions of an operator: the one in Python, and what its own kernel calls, as far as there are such."""
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
-        return None
+        return []
     table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
-    if op in table:
-        return table[op]
+    known = [table[op]] if op in table else []
     if not op._can_decompose():
-        return None
+        return known
     key, name = torch._C.DispatchKey.CompositeImplicitAutograd, str(op).removesuffix(".default").replace(".", "::", 1)
     if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-        return op.decompose
+        return [*known, op.decompose]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():  # else torch.export's mode calls the operator as such
             return op._op_dk(key, *args, **kwargs)
 
-    return kernel  # not op.decompose, which torch.export overrides while it traces
+    return [*known, kernel]  # not op.decompose, which torch.export overrides while it traces
 
 
 def _trace(node: Any) -> Any | None:
-    f = decomposition_of(node.target)
+    functions = decompositions_of(node.target)
     values = [n.meta.get("val") for n in node.all_input_nodes]
-    if f is None or not all(isinstance(v, torch.Tensor | torch.SymInt | int | float | bool) for v in values):
+    if not functions or not all(isinstance(v, torch.Tensor | torch.SymInt | int | float | bool) for v in values):
         return None
     sizes = _Sizes()
     try:
@@ -90,7 +90,7 @@ def _trace(node: Any) -> Any | None:
     except _NoExample:
         return None
     dynamic = (tuple(sizes.dynamic(v) for v in values),)
-    for oblivious in (True, False):  # first without taking for granted that sizes are at least 2
+    for f, oblivious in product(functions, (True, False)):  # first without taking for granted that sizes are at least 2
         try:
             with _quiet(), torch.no_grad(), _config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
                 program = torch.export.export(_Call(f, node), examples, dynamic_shapes=dynamic)

@@ -346,6 +346,10 @@ class Importer:
             return scalar_call(target, args, kwargs)
         functional = functional_form(target)
         if functional is not None and target not in LOWERINGS:
+            if isinstance(args[0], Complex) and torch.Tag.inplace_view in target.tags:
+                view = COMPLEX[functional](self.b, *_read(args), **_read(kwargs))
+                env.update({n: view for n, x in env.items() if x is args[0]})
+                return view
             if isinstance(args[0], Complex):
                 raise CompileError("complex tensors can't be written in place", hint="compute a new tensor")
             if torch.Tag.inplace_view in target.tags:

@@ -172,7 +172,7 @@ def _tensordot(b: OpBuilder, x: Value, y: Value, dims_x: Sequence[int], dims_y: 
 @lowers(A.cosine_similarity.default)
 def _cosine_similarity(b: OpBuilder, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Value:
     x, y = b.together(x, y)
-    d = [b.dim(x, dim)]
+    d = b.dims_list(x, dim)
 
     def unit(v: Value) -> Value:
         return b.div(v, b.maximum(b.unary(ew.Sqrt, b.reduce(b.mul(v, v), "sum", d, keepdim=True)), eps))

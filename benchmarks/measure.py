@@ -141,7 +141,7 @@ def measure_workload(
         "dtype": dtype,
         "flops": work.flops,
         "bytes": work.bytes,
-        "floor_ms": [1e3 * ceilings.floor_seconds(f, b, dtype) for f, b in zip(work.flops, work.bytes, strict=True)],
+        "floor_ms": _floors(ceilings, work.flops, work.bytes, dtype),
         "ceilings": asdict(ceilings),
         "machine": machine(),
         "versions": versions(),
@@ -164,5 +164,20 @@ def thread_counts(results: Path = RESULTS) -> list[int]:
 
 
 def load(threads: int, results: Path = RESULTS) -> list[dict[str, Any]]:
-    """The kept results for a thread count, by name."""
-    return [json.loads(p.read_text()) for p in sorted(results.glob(f"*_t{threads}.json"))]
+    """The kept results for a thread count, by name; floors by the best ceilings that any of them met on its machine, since other
+    programs only lower them."""
+    kept: list[dict[str, Any]] = [json.loads(p.read_text()) for p in sorted(results.glob(f"*_t{threads}.json"))]
+    best: dict[str, dict[str, Any]] = {}
+    for r in kept:
+        known = best.setdefault(r["machine"], dict(r["ceilings"]))
+        known.update({k: max(v, known[k]) for k, v in r["ceilings"].items()})
+    for r in kept:
+        r["ceilings"] = best[r["machine"]]
+        ceilings = Ceilings(**r["ceilings"])
+        r["floor_ms"] = _floors(ceilings, r["flops"], r["bytes"], r["dtype"])
+    return kept
+
+
+def _floors(ceilings: Ceilings, flops: Sequence[float], nbytes: Sequence[float], dtype: str) -> list[float]:
+    """Milliseconds, by shape."""
+    return [1e3 * ceilings.floor_seconds(f, b, dtype) for f, b in zip(flops, nbytes, strict=True)]

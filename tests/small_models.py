@@ -140,7 +140,7 @@ class Recommender(nn.Module):
         super().__init__()
         self.bag = nn.EmbeddingBag(100, 8, mode="mean", include_last_offset=True)
         self.tables = nn.ModuleList(nn.Embedding(20, 8) for _ in range(3))
-        self.bottom, self.top = nn.Linear(5, 8), nn.Linear(8 + 25, 1)
+        self.bottom, self.top = nn.Linear(5, 8), nn.Linear(8 + 10, 1)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, dense, categories, bag, offsets, history):
@@ -148,8 +148,8 @@ class Recommender(nn.Module):
         t = torch.stack([x, self.bag(bag, offsets), *(e(categories[:, i]) for i, e in enumerate(self.tables))], 1)
         h = self.tables[0](history)
         a, _ = self.attention(x[:, None], h, h, key_padding_mask=history == 0)
-        pairs = torch.tril(t @ t.transpose(1, 2), -1).flatten(1)
-        return torch.sigmoid(self.top(torch.cat([x + a[:, 0], pairs], 1)))
+        i, j = torch.tril_indices(5, 5, -1)
+        return torch.sigmoid(self.top(torch.cat([x + a[:, 0], (t @ t.transpose(1, 2))[:, i, j]], 1)))
 
 
 @small

@@ -234,6 +234,22 @@ def _triu(b: OpBuilder, x: Value, diagonal: Any = 0) -> Value:
     return band(b, x, diagonal, False)
 
 
+def _triangle(make: Any, name: str) -> Any:
+    """Rows and columns [2, n] of a triangle's elements, a constant."""
+
+    def rule(b: OpBuilder, row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+        if not all(isinstance(n, int) for n in (row, col, offset)):
+            raise CompileError("a triangle of dynamic size", hint="use nonzero() of tril() or triu() of ones")
+        indices = make(row, col, offset, dtype=dtype or torch.int64)
+        return b.importer.weight(f"{name}.{row}.{col}.{offset}.{b.as_dtype(indices.dtype).name}", indices)
+
+    return rule
+
+
+lowers(A.tril_indices.default)(_triangle(torch.tril_indices, "tril_indices"))
+lowers(A.triu_indices.default)(_triangle(torch.triu_indices, "triu_indices"))
+
+
 @lowers(A.meshgrid.indexing, A.meshgrid.default)
 def _meshgrid(b: OpBuilder, xs: list[Value], *, indexing: str = "ij") -> list[Value]:
     shape = [b.shape(x)[0] if b.rank(x) else as_expr(1) for x in xs]

@@ -34,6 +34,7 @@ class Graph:
     def __init__(self, block: Any, known: set[str]) -> None:
         """`known` are the symbols that have a value where the block begins."""
         self.ops = [op for op in block.operations]
+        self.operands = [list(op.operands) for op in self.ops]  # before groups get copies of what they read
         # Operations hash by content, which changes as operands do; values hash by identity.
         self._by_value = {v: n for n, op in enumerate(self.ops) for v in op.results}
         self._silent = [n for n, op in enumerate(self.ops) if not op.results]

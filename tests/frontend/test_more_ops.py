@@ -167,3 +167,8 @@ def test_views_in_place() -> None:
         return y * 2, z
 
     check(f, [rn(3, 5)], [rn(4, 2)])
+
+
+def test_a_reduction_that_another_group_reads_through() -> None:
+    sets = [[rn(3), rn(4, 3), torch.tensor(2)], [rn(5), rn(7, 5), torch.tensor(0)]]
+    compiled(lambda x, w, t: F.cross_entropy(F.linear(x, w), t), *sets)

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from dhlo.errors import CompileError
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, product, show
 
@@ -50,7 +51,10 @@ _BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:
-    """Raises KeyError for dtypes that dhlo has no equivalent of (quantised ones, say)."""
+    """Raises CompileError for dtypes that dhlo has no equivalent of: complex32, quantised ones and the like."""
+    if dtype not in _BY_TORCH:
+        known = ", ".join(str(d).removeprefix("torch.") for d in _BY_TORCH)
+        raise CompileError(f"tensors of {str(dtype).removeprefix('torch.')} are not supported", hint=f"convert to one of {known}")
     return _BY_TORCH[dtype]
 
 

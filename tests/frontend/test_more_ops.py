@@ -172,3 +172,12 @@ def test_views_in_place() -> None:
 def test_a_reduction_that_another_group_reads_through() -> None:
     sets = [[rn(3), rn(4, 3), torch.tensor(2)], [rn(5), rn(7, 5), torch.tensor(0)]]
     compiled(lambda x, w, t: F.cross_entropy(F.linear(x, w), t), *sets)
+
+
+def test_dtype_that_is_not_supported() -> None:
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.complex32)
+
+    with pytest.raises(dhlo.CompileError, match=r"tensors of complex32 are not supported\n  hint: convert to one of bool"):
+        dhlo.compile(torch.export.export(Halves(), (torch.randn(3),)))

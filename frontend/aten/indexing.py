@@ -129,8 +129,15 @@ def _put(b: OpBuilder, x: Value, index: Value, source: Value, accumulate: bool =
     return b.reshape(y, shape)
 
 
+@lowers(A.embedding_bag.padding_idx)
+def _embedding_bag_padding(b: OpBuilder, table: Value, *args: Any, padding_idx: int | None = None) -> list[Value]:
+    *rest, last = args if len(args) == 8 else (*args, padding_idx)
+    if last is not None and last < 0:  # here counted from the end; below, none
+        last = b.shape(table)[0] + last
+    return _embedding_bag(b, table, *rest, padding_idx=last)  # type: ignore[no-any-return]
+
+
 @lowers(
-    A.embedding_bag.padding_idx,
     A.embedding_bag.default,
     A._embedding_bag.default,
     A._embedding_bag_forward_only.default,
@@ -153,7 +160,7 @@ def _embedding_bag(
     bag = b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), b.iota([n], 0, "i64")], {"right": True}), 1)
     rows = b.take(table, [index], [0], 0)
     used = b.full([n], 1, b.dtype(table))
-    if padding_idx is not None and padding_idx >= 0:
+    if padding_idx is not None and padding_idx != -1:
         used = b.convert(b.ew(ew.Ne, index, padding_idx), b.dtype(table))
     start = b.full([bags, b.shape(table)[1]], 0, b.dtype(table))
     count = scatter(b, b.full([bags], 0, b.dtype(table)), [bag], used, [0], 0, "add")

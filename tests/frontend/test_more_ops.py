@@ -181,3 +181,17 @@ def test_dtype_that_is_not_supported() -> None:
 
     with pytest.raises(dhlo.CompileError, match=r"tensors of complex32 are not supported\n  hint: convert to one of bool"):
         dhlo.compile(torch.export.export(Halves(), (torch.randn(3),)))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bag_with_padding_counted_from_the_end(mode: str) -> None:
+    class Bags(torch.nn.Module):
+        def forward(self, index: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return F.embedding_bag(index, table, offsets, mode=mode, padding_idx=-1)
+
+    n, bags, table = torch.export.Dim("n", min=1, max=1000), torch.export.Dim("bags", min=1, max=100), torch.randn(10, 5)
+    example = (torch.randint(0, 10, (6,)), torch.tensor([0, 2, 4]), table)
+    model = dhlo.compile(torch.export.export(Bags(), example, dynamic_shapes=({0: n}, {0: bags}, None)))
+    for count, offsets in ((5, [0, 3]), (7, [0, 0, 2, 7]), (1, [0]), (40, [0, 5, 9, 9, 30, 40])):
+        args = (torch.randint(8, 10, (count,)), torch.tensor(offsets), table)
+        torch.testing.assert_close(model(*args), Bags()(*args))

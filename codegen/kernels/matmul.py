@@ -115,8 +115,7 @@ class Matmul:
         in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
         plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
         count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
-        null = fn.int_to_ptr(fn.i64(0))
-        touch = null if touch is None else fn.select(fn.cmp("lt", kv, _TOUCH_DEPTH), null, touch)
+        touch = self._touch_where_deep(fn, kv, touch)
         sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, touch, epilogue_args]
 
         def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
@@ -133,7 +132,7 @@ class Matmul:
 
         zero = fn.i64(0)
         if packed:
-            launches(packed=True, b=b, strides=[sb[0], sb[1], zero, zero])
+            launches(packed=True, b=b, strides=[*sb, zero, zero])
             return
         if workspace is None:
             raise AssertionError("a B that isn't packed needs a workspace")
@@ -175,6 +174,11 @@ class Matmul:
                     [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
                     count, grain, fn.mul(scratch, BITS[self.elem] // 8))
         return []
+
+    def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
+        """The function that fetches a tile's memory, null where the product is too short to hide that."""
+        null = fn.int_to_ptr(fn.i64(0))
+        return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
 
     def _reads_in_place(self, fn: Fn, m: V, row_stride: V, k_stride: V) -> V:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.

@@ -14,6 +14,7 @@ from dhlo.errors import InternalError
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
+from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
 from dhlo.passes.readers_first import readers_first
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("simplify", plain(simplify)),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),
+    Pass("hoist-slices", plain(hoist_slices)),
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),

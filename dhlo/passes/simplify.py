@@ -95,6 +95,9 @@ def _broadcast(op: Any) -> Any:
 
 
 def _slice(op: Any) -> Any:
+    full = _producer(op.operands[0], Full)
+    if full is not None:
+        return build(Full, [], {"value": attr(full, "value")}, results=[from_mlir(op.results[0])]).results[0]
     whole = all(s == 0 for s in exprs(attr(op, "starts"))) and all(s == 1 for s in attr(op, "steps"))
     return op.operands[0] if whole and from_mlir(op.operands[0]) == from_mlir(op.results[0]) else None
 

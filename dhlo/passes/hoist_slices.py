@@ -1,0 +1,289 @@
+"""Computes only the part of a tensor that is read: slices move up through products, attention and norms to what these read.
+
+A classifier that reads one token, or a language model's head that reads the last one, needs the last layer's queries, products
+and norms of that token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from dhlo.dialect import Kind, attr, build, exprs
+from dhlo.mlir import ir
+from dhlo.ops import elementwise as ew
+from dhlo.ops.compute import Attention, Matmul, Reduce
+from dhlo.ops.control import new_symbols
+from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from dhlo.passes.cse import erase_dead
+from dhlo.shape_infer.symbols import is_static, parse, symbols_of
+from dhlo.types import TensorType, from_mlir
+
+__all__ = ["hoist_slices"]
+
+Window = tuple[sympy.Expr, sympy.Expr]  # first element and count, along a dim
+Windows = tuple[Window | None, ...]  # by dim; None: all of it
+Dims = list[int | None]  # by operand dim: the result dim that it becomes, if any
+
+_WORTH = (Kind.MATMUL, Kind.ATTENTION, Kind.REDUCTION)  # others are computed where they are read anyway
+
+
+def hoist_slices(module: Any) -> None:
+    """Computes only the part of a tensor that all its readers together read, where that saves work."""
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            plan = _Demand(block).plan()
+            if any(p.op.kind in _WORTH and any(p.made) for p in plan):
+                _Rewrite().run(plan)
+                erase_dead(block)
+
+
+@dataclass
+class _Planned:
+    """An op, the part of its result to be made, and the part of each operand that it reads for that."""
+
+    op: Any
+    made: Windows
+    needs: list[Windows]
+
+
+class _Demand:
+    """Which part of each value of a block is read, found from the last op to the first."""
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.late = {s for op in block.operations for s in new_symbols(op, ())}  # windows of such sizes would be known too late
+        self.read: dict[Any, Windows] = {}
+
+    def plan(self) -> list[_Planned]:
+        """The ops that the rules cover, in order."""
+        out: list[_Planned] = []
+        for op in reversed(list(self.block.operations)):
+            rule = next((_RULES[c] for c in type(op).__mro__ if c in _RULES), None)
+            if rule is None:
+                for v in _all_operands(op):
+                    self._join(v, _whole(v))
+                continue
+            p = self._apply(op, rule)
+            for v, need in zip(op.operands, p.needs, strict=True):
+                self._join(v, need)
+            out.append(p)
+        return out[::-1]
+
+    def _apply(self, op: Any, rule: Rule) -> _Planned:
+        y = op.results[0]
+        read = self.read.get(y, _whole(y))
+        if isinstance(op, Slice):
+            made, need = _slice_windows(op, read)
+            late = any(w is not None and (symbols_of(w[0]) | symbols_of(w[1])) & self.late for w in need)
+            return _Planned(op, _whole(y), [_whole(op.operands[0])]) if late else _Planned(op, made, [need])
+        free, operands = rule(op)
+        made = tuple(w if d in free else None for d, w in enumerate(read))
+        return _Planned(op, made, [tuple(None if d is None else made[d] for d in dims) for dims in operands])
+
+    def _join(self, v: Any, need: Windows) -> None:
+        have = self.read.get(v)
+        self.read[v] = need if have is None else tuple(map(_hull, have, need, from_mlir(v).shape))
+
+
+def _whole(v: Any) -> Windows:
+    return (None,) * len(from_mlir(v).shape) if isinstance(v.type, ir.RankedTensorType) else ()
+
+
+def _all_operands(op: Any) -> Iterator[Any]:
+    yield from op.operands
+    for region in op.operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _all_operands(inner)
+
+
+def _hull(a: Window | None, b: Window | None, size: sympy.Expr) -> Window | None:
+    """The least window around both; all of the dim where that can't be told."""
+    if a == b:
+        return a
+    if a is None or b is None or not all(is_static(x) for w in (a, b) for x in w):
+        return None
+    lo, hi = min(a[0], b[0]), max(a[0] + a[1], b[0] + b[1])
+    return None if lo == 0 and hi == size else (lo, hi - lo)
+
+
+def _slice_windows(op: Any, read: Windows) -> tuple[Windows, Windows]:
+    """What a slice makes and needs for its result to be read so. Dims with steps are left as they are."""
+    made: list[Window | None] = []
+    need: list[Window | None] = []
+    outer, inner = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    for d, (start, step) in enumerate(zip(exprs(attr(op, "starts")), attr(op, "steps"), strict=True)):
+        window = read[d] if step == 1 else None
+        lo, size = window or (sympy.Integer(0), inner[d])
+        first = (start + lo).expand()
+        whole = step != 1 or (first == 0 and (size - outer[d]).expand() == 0)
+        made.append(window)
+        need.append(None if whole else (first, size))
+    return tuple(made), tuple(need)
+
+
+# ------------------------------------------------------------------------------------------------------------ rules
+# By op: the result dims along which it can be computed in part, and for each operand which result dim each of its dims becomes.
+Rule = Callable[[Any], tuple[set[int], list[Dims]]]
+
+
+def _rank(v: Any) -> int:
+    return from_mlir(v).rank
+
+
+def _same(op: Any) -> tuple[set[int], list[Dims]]:
+    n = _rank(op.results[0])
+    return set(range(n)), [list(range(n)) for _ in op.operands]
+
+
+def _but(dims: Callable[[Any], Sequence[int]]) -> Rule:
+    """Ops that treat `dims` as a whole and the others element by element."""
+    def rule(op: Any) -> tuple[set[int], list[Dims]]:
+        bound = set(dims(op))
+        free = set(range(_rank(op.results[0]))) - bound
+        return free, [[d if d in free else None for d in range(_rank(v))] for v in op.operands]
+    return rule
+
+
+def _iota(op: Any) -> tuple[set[int], list[Dims]]:
+    whole = all(parse(attr(op, n)).is_integer for n in ("start", "step"))  # fractions would round in another way
+    return {d for d in range(_rank(op.results[0])) if whole or d != attr(op, "dim")}, []
+
+
+def _transpose(op: Any) -> tuple[set[int], list[Dims]]:
+    perm = attr(op, "perm")
+    return set(range(len(perm))), [[perm.index(d) for d in range(len(perm))]]
+
+
+def _broadcast(op: Any) -> tuple[set[int], list[Dims]]:
+    src, dst = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    return set(range(len(dst))), [[d if s == dst[d] and s != 1 else None for s, d in zip(src, attr(op, "dims"), strict=True)]]
+
+
+def _reshape(op: Any) -> tuple[set[int], list[Dims]]:
+    src, dst = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    pairs = _kept_dims(src, dst)
+    return set(pairs), [[next((d for d, s in pairs.items() if s == k), None) for k in range(len(src))]]
+
+
+def _kept_dims(src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> dict[int, int]:
+    """Dims that a reshape keeps, as result dim -> operand dim: those before the first and after the last that it cuts or joins,
+    apart from dims of size 1 that come or go."""
+    front = _paired(src, dst)
+    left_src, left_dst = (max(front.values()) + 1, max(front) + 1) if front else (0, 0)
+    back = _paired(src[left_src:][::-1], dst[left_dst:][::-1])
+    return front | {len(dst) - 1 - d: len(src) - 1 - s for d, s in back.items()}
+
+
+def _paired(src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> dict[int, int]:
+    out: dict[int, int] = {}
+    i = j = 0
+    while i < len(src) and j < len(dst):
+        if src[i] == dst[j]:
+            out[j] = i
+            i, j = i + 1, j + 1
+        elif src[i] == 1:
+            i += 1
+        elif dst[j] == 1:
+            j += 1
+        else:
+            break
+    return out
+
+
+def _reduce(op: Any) -> tuple[set[int], list[Dims]]:
+    kept = [d for d in range(_rank(op.operands[0])) if d not in attr(op, "dims")]
+    return set(range(len(kept))), [[kept.index(d) if d in kept else None for d in range(_rank(op.operands[0]))]]
+
+
+def _matmul(op: Any) -> tuple[set[int], list[Dims]]:
+    """A right side of rank 2 stays whole: it is packed, once where it is a weight."""
+    n, batched = _rank(op.results[0]), _rank(op.operands[1]) > 2
+    right: Dims = [*range(n - 2), None, n - 1] if batched else [None, None]
+    return set(range(n if batched else n - 1)), [[*range(n - 1), None], right]
+
+
+def _attention(op: Any) -> tuple[set[int], list[Dims]]:
+    queries = 2 if not attr(op, "causal") or len(op.operands) == 3 else None  # a mask beside `causal` would have to be joined to it
+    q: Dims = [0, None, queries, None]
+    kv: Dims = [0, None, None, None]
+    return {0, 2} if queries else {0}, [q, kv, kv, q][:len(op.operands)]
+
+
+_RULES: dict[type, Rule] = {
+    ew.Elementwise: _same, Full: _same, Iota: _iota, Slice: _same, Transpose: _transpose, Broadcast: _broadcast,
+    Reshape: _reshape, Reduce: _reduce, Matmul: _matmul, Attention: _attention,
+    Concat: _but(lambda op: [attr(op, "dim")]), Reverse: _but(lambda op: attr(op, "dims")),
+    Pad: _but(lambda op: [d for d, (a, b) in enumerate(zip(from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape,
+                                                           strict=True)) if a != b]),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------- rewriting
+class _Rewrite:
+    """Builds the planned ops anew for the parts that are read; the old ones are left without readers."""
+
+    def __init__(self) -> None:
+        self.new: dict[Any, tuple[Any, Windows]] = {}  # by old value: the part of it that is made, and which
+
+    def run(self, plan: list[_Planned]) -> None:
+        for p in plan:
+            op = p.op
+            if not any(p.made) and not (isinstance(op, Slice) and op.operands[0] in self.new):
+                continue
+            with ir.InsertionPoint(op.operation), op.location:
+                operands = [self._part(v, need) for v, need in zip(op.operands, p.needs, strict=True)]
+                y = op.results[0]
+                sizes = [w[1] if w else s for w, s in zip(p.made, from_mlir(y).shape, strict=True)]
+                value = _rebuild(op, operands, from_mlir(y).with_shape(sizes), p.made)
+            if any(p.made):
+                self.new[y] = value, p.made
+            else:
+                y.replace_all_uses_with(value)
+
+    def _part(self, v: Any, need: Windows) -> Any:
+        """The part of v, from the part of it that there is."""
+        value, have = self.new.get(v, (v, (None,) * len(need)))
+        shape = from_mlir(value).shape
+        windows = [w or (sympy.Integer(0), s) for w, s in zip(need, shape, strict=True)]
+        starts = [(w[0] - (h[0] if h else 0)).expand() for w, h in zip(windows, have, strict=True)]
+        sizes = [w[1] for w in windows]
+        if all(s == 0 for s in starts) and all(a == b for a, b in zip(sizes, shape, strict=True)):
+            return value
+        return build(Slice, [value], {"starts": starts, "steps": [1] * len(sizes)},
+                     results=[from_mlir(v).with_shape(sizes)]).results[0]
+
+
+def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> Any:
+    """`op` on parts of its operands, giving the part `made` of its result."""
+    attrs = {k: op.attributes[k] for k in op.attributes}
+    if isinstance(op, Slice):
+        steps = attr(op, "steps")
+        if all(k == 1 for k in steps):
+            return operands[0]
+        attrs["starts"] = ir.ArrayAttr.get([s if k != 1 else ir.StringAttr.get("0")
+                                            for s, k in zip(op.attributes["starts"], steps, strict=True)])
+    elif isinstance(op, Iota):
+        window = made[attr(op, "dim")]
+        if window is not None:
+            start = parse(attr(op, "start")) + window[0] * parse(attr(op, "step"))
+            return build(Iota, [], {"dim": attr(op, "dim"), "start": start, "step": attr(op, "step")}, results=[out]).results[0]
+    elif isinstance(op, Attention) and made[2] is not None and attr(op, "causal"):
+        return _causal_part(op, operands, out, made[2])
+    return ir.Operation.create(op.OPERATION_NAME, results=[out.mlir()], operands=operands, attributes=attrs).results[0]
+
+
+def _causal_part(op: Any, operands: list[Any], out: TensorType, window: Window) -> Any:
+    """Causal attention of the queries from window[0] on. The last one sees all keys; otherwise a mask says who sees what."""
+    keys = from_mlir(operands[1]).shape[2]
+    mask = []
+    if not (window[0] + 1 - keys).expand().is_nonnegative:
+        t = TensorType.of("i64", [*out.shape[:3], keys])
+        query = build(Iota, [], {"dim": 2, "start": window[0], "step": "1"}, results=[t]).results[0]
+        key = build(Iota, [], {"dim": 3, "start": "0", "step": "1"}, results=[t]).results[0]
+        mask = [build(ew.Le, [key, query]).results[0]]
+    return build(Attention, [*operands, *mask], {"scale": attr(op, "scale"), "causal": False}).results[0]

@@ -44,9 +44,9 @@ _TOUCH_DEPTH = 192
 _CHUNKS_PER_THREAD = 4
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
-# How far ahead in its own panel of B a lone row panel prefetches, by its height: so near that demand reads follow at once, or so
-# far that the hardware prefetcher has no part in it. In between the two get in each other's way, at up to twice the time.
-_NEAR_ROWS, _NEAR_BYTES, _FAR_BYTES = 4, 1024, 8192
+# How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
+# more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
+_AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
 # How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
 _MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
 
@@ -317,7 +317,8 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 panel = fn.gep(b_batch, fn.mul(n0, steps), part)
                 # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
                 # each; the thread's next chunk starts there.
-                alone = fn.select(fn.cmp("le", split.size, _NEAR_ROWS), fn.i64(_NEAR_BYTES), fn.i64(_FAR_BYTES))
+                alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
+                alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
                 ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)

@@ -19,7 +19,7 @@ from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_st
 from dhlo.codegen.steps import GroupHost, Lowering, anchor_of, pack_matrix, view_pointer
 from dhlo.dialect import Kind, attr
 from dhlo.errors import CompileError
-from dhlo.ops.sequence import Lstm
+from dhlo.ops.sequence import Gru, Lstm, LstmProjected
 from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.symbols import as_expr, exact_floors, is_static
 from dhlo.types import from_mlir
@@ -39,7 +39,9 @@ class _Factor:
     """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
     `transposed` matrices are stored [n, k]."""
 
-    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool) -> None:
+    def __init__(
+        self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool, at: sympy.Expr | int = 0
+    ) -> None:
         v = op.operands[i]
         self.type, self.view = from_mlir(v), low.view(group, v)
         elem = self.type.dtype.name
@@ -50,6 +52,7 @@ class _Factor:
         self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
         value = low.constant_value(v)
         self.packed: int | None = None
+        self.at = at  # of this factor's part of the group's workspace
         self.workspace: sympy.Expr = sympy.Integer(0)
         if value is None or not value.numel():
             self.workspace = aligned(self.bytes)
@@ -71,7 +74,7 @@ class _Factor:
         self.base = host.constant(self.packed) if self.packed is not None else view_pointer(host, self.view)
         each = self.bytes * 8 // BITS[unit(self.matmul.elem)] if self.packed is not None else self.view.strides[0]
         self.step = host.size(each) if self.type.rank == 3 else None
-        self.memory = None if self.packed is not None else host.workspace()
+        self.memory = None if self.packed is not None else host.fn.gep(host.workspace(), host.size(self.at), "i8")
 
     def multiply(self, host: GroupHost, a: V, rows: V, out: V, which: V | None = None) -> None:
         """out [rows, n] = a [rows, k] times the matrix (number `which`)."""
@@ -141,42 +144,54 @@ class GroupedMatmulStep:
 
 
 class RecurrentStep:
-    """One direction of an LSTM or GRU layer: per step a product with the hidden state, then the cell."""
+    """One direction of a recurrent layer: per step a product with the hidden state, then the cell, then the projection if any."""
 
     def __init__(self, low: Lowering, group: Any) -> None:
         self.op, self.group = anchor_of(group, Kind.OPAQUE), group
-        self.kind = "lstm" if isinstance(self.op, Lstm) else "gru"
+        names = {Lstm: "lstm", LstmProjected: "lstm", Gru: "gru"}
+        self.kind = names.get(type(self.op)) or str(attr(self.op, "activation"))
         self.views = [low.view(group, v) for v in self.op.operands]
         self.w = _Factor(low, group, self.op, 1, transposed=True)
         self.gates = from_mlir(self.op.operands[0])
         self.product = aligned(self.gates.with_shape(self.gates.shape[1:]).bytes)  # of one step
         self.workspace = self.w.workspace + self.product
+        self.projection: _Factor | None = None
+        self.hidden = self.w.k
+        if isinstance(self.op, LstmProjected):
+            self.projection = _Factor(low, group, self.op, 2, transposed=True, at=self.workspace)
+            self.hidden = self.projection.k
+            self.before_projection = self.workspace + self.projection.workspace
+            self.workspace = self.before_projection + self.product  # of which a fourth is used
 
     def emit(self, host: GroupHost) -> None:
-        fn, dtype, lstm = host.fn, self.gates.dtype, self.kind == "lstm"
+        fn, dtype = host.fn, self.gates.dtype
         self.w.prepare(host)
-        steps, batch, hidden = (host.size(e) for e in (*self.gates.shape[:2], self.w.k))
-        gates, _, third, fourth = [view_pointer(host, v) for v in self.views[:4]]
-        h0, c0 = (third, fourth) if lstm else (fourth, None)
+        steps, batch, hidden, size = (host.size(e) for e in (*self.gates.shape[:2], self.hidden, self.w.k))
+        inputs = [view_pointer(host, v) for v in self.views]
         yields = list(list(self.group.operation.regions[0].blocks[0].operations)[-1].operands)
         results = [host.pointer(self.group.results[yields.index(r)]) for r in self.op.results]
-        y, h = results[:2]
         product = fn.gep(host.workspace(), host.size(self.w.workspace), "i8")
-        state = fn.mul(batch, hidden)
-        state_bytes, gate_elems = fn.mul(state, dtype.bytes), fn.mul(batch, self.w.sizes[0])
+        state, gate_elems = fn.mul(batch, size), fn.mul(batch, self.w.sizes[0])
         cell = emit_cell(host.module, self.kind, dtype)
         items = fn.mul(batch, fn.ceildivu(hidden, CHUNK))
-        if c0 is not None:
-            emit_copy(host, c0, results[2], state_bytes)
+        h0 = inputs[-1]
+        if self.kind == "lstm":
+            h0 = inputs[-2]
+            emit_copy(host, inputs[-1], results[2], fn.mul(fn.mul(batch, hidden), dtype.bytes))
+        if self.projection is not None:
+            self.projection.prepare(host)
+            projected = fn.gep(host.workspace(), host.size(self.before_projection), "i8")
         with fn.loop(0, steps, 1, [h0]) as lp:
             t = fn.sub(fn.sub(steps, 1), lp.iv) if attr(self.op, "reverse") else lp.iv
-            out = fn.gep(y, fn.mul(t, state), dtype.name)
+            out = fn.gep(results[0], fn.mul(t, state), dtype.name)
             self.w.multiply(host, lp.carried[0], batch, product)
-            now = fn.gep(gates, fn.mul(t, gate_elems), dtype.name)
-            args = [now, product, results[2], out] if lstm else [now, product, third, lp.carried[0], out]
-            host.launch(cell, [*args, hidden], items, CELL_GRAIN)
+            to = out if self.projection is None else projected
+            rest = [inputs[2], lp.carried[0]] if self.kind == "gru" else results[2:]
+            host.launch(cell, [fn.gep(inputs[0], fn.mul(t, gate_elems), dtype.name), product, *rest, to, hidden], items, CELL_GRAIN)
+            if self.projection is not None:
+                self.projection.multiply(host, projected, batch, out)
             lp.yield_(out)
-        emit_copy(host, lp.results[0], h, state_bytes)
+        emit_copy(host, lp.results[0], results[1], fn.mul(state, dtype.bytes))
 
 
 class FftStep:

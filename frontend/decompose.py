@@ -18,6 +18,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx.experimental import _config
 
+from dhlo.frontend.functionalize import functional_form
 from dhlo.frontend.guards import input_values
 
 __all__ = ["Decompositions", "decompositions_of"]
@@ -34,7 +35,8 @@ class Decompositions:
         self._depth: dict[Any, int] = {}  # of nodes inside decompositions
 
     def of(self, node: Any) -> Any | None:
-        """An exported program that computes the node from its input nodes (`node.all_input_nodes`), or None."""
+        """An exported program that computes the node from its input nodes (`node.all_input_nodes`), or None. Of an operator in
+        place, it is its functional twin that is computed."""
         if node not in self._known:
             depth = self._depth.get(node, 0)
             program = _trace(node) if depth < _MAX_DEPTH else None
@@ -80,7 +82,8 @@ def decompositions_of(op: Any) -> list[Callable[..., Any]]:
 
 
 def _trace(node: Any) -> Any | None:
-    functions = decompositions_of(node.target)
+    op = functional_form(node.target) or node.target
+    functions = decompositions_of(op)
     values = [n.meta.get("val") for n in node.all_input_nodes]
     if not functions or not all(isinstance(v, torch.Tensor | torch.SymInt | int | float | bool) for v in values):
         return None
@@ -103,7 +106,7 @@ def _trace(node: Any) -> Any | None:
 
 def _applies(program: Any, node: Any, values: list[Any]) -> bool:
     """Was the decomposition traced for all sizes, into other operators that change none of their inputs?"""
-    if any(n.target is node.target for n in program.graph.nodes):
+    if any(n.target in (node.target, functional_form(node.target)) for n in program.graph.nodes):
         return False
     if any(s.kind != OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs):
         return False

@@ -11,7 +11,7 @@ import torch
 from dhlo.frontend.builder import Value
 from dhlo.shape_infer.symbols import as_expr, product
 
-__all__ = ["Ref", "aliases_input", "functional_form", "shares_storage"]
+__all__ = ["Ref", "aliases_input", "functional_form", "is_view", "shares_storage"]
 
 
 class Ref:
@@ -80,11 +80,20 @@ def functional_form(op: Any) -> Any | None:
     if twin is not None:
         return twin(torch.ops.aten)
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    twin = getattr(packet, schema.overload_name or "default", None)
-    if twin is not None or packet is None:
+    overload = schema.overload_name or "default"
+    if packet is None:
+        return None
+    twin = getattr(packet, overload, None)
+    if twin is not None and twin._schema.arguments[0].name == schema.arguments[0].name:  # ldexp.default is of numbers
         return twin
     overloads = [getattr(packet, name) for name in packet.overloads()]  # transpose_.default is transpose.int
     return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)
+
+
+def is_view(op: Any) -> bool:
+    """Do results of the operator share the memory of its argument, by its schema?"""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def shares_storage(a: Any, b: Any) -> bool:

@@ -18,12 +18,12 @@ from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
-from dhlo.frontend.functionalize import Ref, aliases_input, functional_form
+from dhlo.frontend.functionalize import Ref, aliases_input, functional_form, is_view
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, VIEWS, find
+from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, UPDATES, VIEWS, View, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.mlir import func, ir
 from dhlo.ops import complexes, control, movement
@@ -355,7 +355,12 @@ class Importer:
             if torch.Tag.inplace_view in target.tags:
                 args[0].become(partial(self._as_view, functional, args[1:], kwargs))
                 return args[0]
-            return self._in_place(functional, args, kwargs)
+            if functional in LOWERINGS:
+                return self._in_place(args[0], LOWERINGS[functional](self.b, *_read(args), **_read(kwargs)))
+            program = self.decompositions.of(node)
+            if program is None:
+                raise CompileError("no lowering")
+            return self._in_place(args[0], self._inline(program, [env[n] for n in node.all_input_nodes]).read())
         call_args, call_kwargs = _read(args), _read(kwargs)
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
@@ -369,9 +374,14 @@ class Importer:
                 raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
             return self._inline(program, [env[n] for n in node.all_input_nodes])
         result = lowering(self.b, *call_args, **call_kwargs)
+        if target in UPDATES:
+            for i, value in UPDATES[target](self.b, *call_args, **call_kwargs).items():
+                args[i].write(value)
         view = VIEWS.get(target)
         if view is None and target in MAYBE_VIEWS and aliases_input(node):
             view = MAYBE_VIEWS[target]
+        if view is None and target not in MAYBE_VIEWS and is_view(target):
+            view = _no_writes(target)
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
@@ -405,10 +415,8 @@ class Importer:
         view: Ref = self._view(base, LOWERINGS[op], VIEWS[op], result, args, kwargs)
         return view
 
-    def _in_place(self, functional: Any, args: Any, kwargs: Any) -> Any:
-        ref = args[0]
+    def _in_place(self, ref: Ref, new: Value) -> Ref:
         old = ref.read()
-        new = LOWERINGS[functional](self.b, *_read(args), **_read(kwargs))
         if new is not old:
             t = from_mlir(old)
             ref.write(self.b.expand(self.b.convert(new, t.dtype), t.shape))
@@ -462,6 +470,15 @@ class Importer:
                 [],
                 {"condition": show(sympy.Eq(s, value, evaluate=False)), "message": f"{name} must be {show(value)}"},
             )
+
+
+def _no_writes(op: Any) -> View:
+    """The rule of views that can only be read."""
+
+    def rule(*_: Any) -> Any:
+        raise CompileError(f"tensors can't be written through {op}", hint="write to the tensor itself")
+
+    return rule
 
 
 def _read(x: Any) -> Any:

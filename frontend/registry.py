@@ -10,6 +10,7 @@ __all__ = [
     "HIGHER_ORDER",
     "LOWERINGS",
     "MAYBE_VIEWS",
+    "UPDATES",
     "VIEWS",
     "Lowering",
     "View",
@@ -18,6 +19,7 @@ __all__ = [
     "lowers",
     "maybe_views",
     "register_lowering",
+    "updates",
     "views",
 ]
 
@@ -28,6 +30,7 @@ VIEWS: dict[Any, View] = {}
 MAYBE_VIEWS: dict[Any, View] = {}
 COMPLEX: dict[Any, Lowering] = {}  # rules that take over where an argument is complex
 HIGHER_ORDER: dict[Any, Lowering] = {}
+UPDATES: dict[Any, Lowering] = {}
 
 
 def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
@@ -70,6 +73,18 @@ def maybe_views(*ops: Any) -> Callable[[View], View]:
     def register(f: View) -> View:
         for op in ops:
             MAYBE_VIEWS[op] = f
+        return f
+
+    return register
+
+
+def updates(*ops: Any) -> Callable[[Lowering], Lowering]:
+    """Registers `f(b, *args, **kwargs) -> {argument's number: its new content}` for ops that change arguments besides what they
+    return."""
+
+    def register(f: Lowering) -> Lowering:
+        for op in ops:
+            UPDATES[op] = f
         return f
 
     return register

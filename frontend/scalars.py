@@ -120,6 +120,8 @@ SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 def scalar_call(target: Any, args: Any, kwargs: Any) -> Any:
     """The value of a call on Python and symbolic numbers."""
+    if target is round and args[1:] == (None,):
+        args = args[:1]
     if kwargs or not any(isinstance(a, sympy.Basic) for a in args):
         return static_value(target(*args, **kwargs))
     return static_value(sympy.sympify(SCALAR_FUNCTIONS[target](*[as_expr(a) for a in args])))

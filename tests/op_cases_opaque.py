@@ -235,17 +235,13 @@ RANDOM_BITS = [
 RNN = {"f32": 1e-4, "f64": 1e-11}
 
 
-def _recurrent(cls: Any, gates: int, biased: bool) -> list[Part]:
+def _recurrent(cls: Any, gates: int, rest: list[list[Any]], attrs: dict[str, Any] | None = None) -> list[Part]:
+    """Cases with 3 hidden units; `rest` are the shapes of the operands after the gates."""
     return [
         case(
             cls,
-            [
-                (t(d, "n", "m", 3 * gates), within(-1, 1)),
-                (t(d, 3 * gates, 3), within(-1, 1)),
-                *([(t(d, 3 * gates), within(-1, 1))] if biased else []),
-                *[(t(d, "m", 3), within(-1, 1))] * (1 if biased else 2),
-            ],
-            {"reverse": reverse},
+            [(t(d, *shape), within(-1, 1)) for shape in (["n", "m", 3 * gates], *rest)],
+            {**(attrs or {}), "reverse": reverse},
             tol=RNN,
             atol=1e-5,
         )
@@ -294,7 +290,10 @@ CASES: dict[str, list[Part]] = {
     "dhlo.update_slice": UPDATE_SLICE,
     "dhlo.random_bits": RANDOM_BITS,
     "dhlo.grouped_matmul": GROUPED,
-    "dhlo.lstm": _recurrent(sequence.Lstm, 4, False),
-    "dhlo.gru": _recurrent(sequence.Gru, 3, True),
+    "dhlo.lstm": _recurrent(sequence.Lstm, 4, [[12, 3], ["m", 3], ["m", 3]]),
+    "dhlo.lstm_projected": _recurrent(sequence.LstmProjected, 4, [[12, 2], [2, 3], ["m", 2], ["m", 3]]),
+    "dhlo.rnn": _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "tanh"})
+    + _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "relu"}),
+    "dhlo.gru": _recurrent(sequence.Gru, 3, [[9, 3], [9], ["m", 3]]),
     "dhlo.fft": FFT,
 }

@@ -15,6 +15,8 @@ __all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_store_rows", "emit_zero"]
 
 CHUNK = 256  # elements of a row that one item of a cell kernel covers
 CELL_GRAIN = 16
+GATES = {"lstm": 4, "gru": 3}
+POINTERS = {"lstm": 4, "gru": 5}
 
 
 def _emitter(fn: Fn) -> Emitter:
@@ -47,19 +49,20 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
 
     lstm: (gates [B, 4H], product [B, 4H], c [B, H] in and out, h out [B, H], H); gates i, f, g, o.
     gru: (gates [B, 3H], product [B, 3H], bias [3H], h [B, H], h out [B, H], H); gates r, z, n.
+    tanh, relu: (gates [B, H], product [B, H], h out [B, H], H).
     """
     name = f"{kind}_cell_{dtype}"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
     em = _emitter(fn)
-    *p, hidden = load_args(fn, [*[PTR] * (4 if kind == "lstm" else 5), I64])
+    *p, hidden = load_args(fn, [*[PTR] * POINTERS.get(kind, 3), I64])
     chunks = fn.ceildivu(hidden, CHUNK)
     with fn.loop(fn.args[1], fn.args[2]) as item:
         row, lo = fn.divu(item.iv, chunks), fn.mul(fn.remu(item.iv, chunks), CHUNK)
         hi = fn.min(fn.add(lo, CHUNK), hidden)
         state = Index(fn.mul(row, hidden))
-        parts = [Index(fn.mul(fn.add(fn.mul(row, 4 if kind == "lstm" else 3), k), hidden)) for k in range(4)]
+        parts = [Index(fn.mul(fn.add(fn.mul(row, GATES.get(kind, 1)), k), hidden)) for k in range(GATES.get(kind, 1))]
 
         def get(array: V, start: Index, i: Index) -> V:
             return em.load_memory(array, dtype, em.plus(start, i))
@@ -74,14 +77,20 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
 
         def gru(i: Index) -> None:
             gates, product, bias, h, out = p
-            x = [get(gates, k, i) for k in parts[:3]]
-            rest = [fn.add(get(product, k, i), get(bias, Index(fn.mul(hidden, n)), i)) for n, k in enumerate(parts[:3])]
+            x = [get(gates, k, i) for k in parts]
+            rest = [fn.add(get(product, k, i), get(bias, Index(fn.mul(hidden, n)), i)) for n, k in enumerate(parts)]
             r, z = (vmath.call(fn, "sigmoid", fn.add(x[k], rest[k])) for k in range(2))
             new = vmath.call(fn, "tanh", fn.fma(r, rest[2], x[2]))
             old = get(h, state, i)
             em.store(fn.fma(z, fn.sub(old, new), new), out, dtype, em.plus(state, i))
 
-        vectors(em, lo, hi, lstm if kind == "lstm" else gru)
+        def plain(i: Index) -> None:
+            gates, product, out = p
+            x = fn.add(get(gates, state, i), get(product, state, i))
+            x = fn.max(x, 0.0) if kind == "relu" else vmath.call(fn, "tanh", x)
+            em.store(x, out, dtype, em.plus(state, i))
+
+        vectors(em, lo, hi, {"lstm": lstm, "gru": gru}.get(kind, plain))
     fn.done()
     return name
 

@@ -72,6 +72,64 @@ class Lstm(Op, name="lstm"):
         return [y, h.clone(), c.clone()]
 
 
+class LstmProjected(Op, name="lstm_projected"):
+    """As `Lstm`, where the hidden state is projected after each step: gates [T, B, 4H], w [4H, P], projection [P, H], h0 [B, P],
+    c0 [B, H]; results y [T, B, P], h [B, P] and c [B, H]."""
+
+    kind = Kind.OPAQUE
+    gates: Tensor
+    w: Tensor
+    projection: Tensor
+    h0: Tensor
+    c0: Tensor
+    reverse: ir.IntegerAttr
+    y: Out
+    h: Out
+    c: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        gates, _, _, h0, c0 = operands
+        return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0, c0]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        gates, w, projection, h, c = args
+        y = gates.new_empty(*gates.shape[:2], h.shape[1])
+        for t in _steps(gates.shape[0], attr(self, "reverse")):
+            i, f, g, o = (gates[t] + h @ w.t()).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = (o.sigmoid() * c.tanh()) @ projection.t()
+            y[t] = h
+        return [y, h.clone(), c.clone()]
+
+
+class Rnn(Op, name="rnn"):
+    """The recurrence of one direction of a plain recurrent layer: gates [T, B, H] from the input (biases included), w [H, H] of the
+    hidden state, h0 [B, H]; results y [T, B, H] and h [B, H]. `activation` is tanh or relu; `reverse` runs from the last step."""
+
+    kind = Kind.OPAQUE
+    gates: Tensor
+    w: Tensor
+    h0: Tensor
+    activation: ir.StringAttr
+    reverse: ir.IntegerAttr
+    y: Out
+    h: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return [operands[0], operands[2]]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        gates, w, h = args
+        y = torch.empty_like(gates)
+        f = torch.tanh if attr(self, "activation") == "tanh" else torch.relu
+        for t in _steps(gates.shape[0], attr(self, "reverse")):
+            h = f(gates[t] + h @ w.t())
+            y[t] = h
+        return [y, h.clone()]
+
+
 class Gru(Op, name="gru"):
     """The recurrence of one GRU direction: gates [T, B, 3H] from the input (r, z, n; biases included), w [3H, H] and
     bias [3H] of

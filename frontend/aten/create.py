@@ -140,19 +140,23 @@ def _linspace(b: OpBuilder, start: Any, end: Any, steps: Any, *, dtype: torch.dt
     d = b.as_dtype(dtype)
     if isinstance(steps, int) and steps == 1:
         return b.full([1], start, d)
-    if not all(isinstance(v, int | float) for v in (start, end)):
-        raise CompileError("linspace wants constant bounds")
     work = d if d.is_float else "f32"
-    n = as_expr(steps)
+    n, start, end = as_expr(steps), _as_float(start), _as_float(end)
     i = b.iota([n], 0, "i64")
-    step = (
-        (end - start) / (steps - 1)
-        if isinstance(steps, int)
-        else tsf.FloatTrueDiv(sympy.Float(end - start), tsf.ToFloat(n - 1))
-    )
-    up = b.add(b.mul(b.convert(i, work), step), float(start))
-    down = b.sub(float(end), b.mul(b.convert(b.sub(n - 1, i), work), step))
+    if isinstance(steps, int) and isinstance(start, float) and isinstance(end, float):
+        step = (end - start) / (steps - 1)
+    else:
+        step = tsf.FloatTrueDiv(as_expr(end) - as_expr(start), tsf.ToFloat(n - 1))
+    up = b.add(b.mul(b.convert(i, work), step), start)
+    down = b.sub(end, b.mul(b.convert(b.sub(n - 1, i), work), step))
     return b.convert(b.select(b.ew(ew.Lt, i, tsf.FloorDiv(n, 2)), up, down), d)
+
+
+def _as_float(x: Any) -> Any:
+    """A number or size expression as one of floating point."""
+    if isinstance(x, sympy.Basic):
+        return tsf.ToFloat(x) if x.is_integer else x
+    return float(x)
 
 
 @lowers(A.eye.default, A.eye.m)

@@ -103,10 +103,14 @@ def _numpy_t(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.movedim.intlist, A.movedim.int, A.moveaxis.intlist, A.moveaxis.int)
 def _movedim(b: OpBuilder, x: Value, src: Any, dst: Any) -> Value:
+    return b.transpose(x, moved(b, x, src, dst))
+
+
+def moved(b: OpBuilder, x: Value, src: Any, dst: Any) -> list[int]:
+    """The permutation of aten.movedim."""
     sources, targets = b.dims_list(x, src), b.dims_list(x, dst)
     rest = [d for d in range(b.rank(x)) if d not in sources]
-    perm = [sources[targets.index(d)] if d in targets else rest.pop(0) for d in range(b.rank(x))]
-    return b.transpose(x, perm)
+    return [sources[targets.index(d)] if d in targets else rest.pop(0) for d in range(b.rank(x))]
 
 
 # ---------------------------------------------------------------------------------------------------- joins and repeats
@@ -234,6 +238,10 @@ def _unfold(b: OpBuilder, x: Value, dim: int, size: int, step: int) -> Value:
         x = b.reshape(x, [1])
     d = b.dim(x, dim)
     count = FloorDiv(b.shape(x)[d] - size, step) + 1
-    index = b.op(Add, [b.iota([count, size], 0, "i64", step=step), b.iota([count, size], 1, "i64")])
-    y = b.take(x, [index], [d], d)
+    y = b.take(x, [window_index(b, count, size, step)], [d], d)
     return b.transpose(y, [*[i for i in range(b.rank(y)) if i != d + 1], d + 1])
+
+
+def window_index(b: OpBuilder, count: Any, size: int, step: int) -> Value:
+    """Places [count, size] of the elements of windows."""
+    return b.op(Add, [b.iota([count, size], 0, "i64", step=step), b.iota([count, size], 1, "i64")])

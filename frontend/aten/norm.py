@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 
 from dhlo.frontend.aten.reduction import mean, variance
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import lowers, updates
 from dhlo.ops import elementwise as ew
 from dhlo.shape_infer.symbols import as_expr
 
@@ -139,6 +140,29 @@ def _by_batch(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, 
     return b.in_f32(lambda v: _affine(b, _standardise(b, v, dims, eps)[0], weight, bias, 1), x)
 
 
+def _running(b: OpBuilder, x: Value, mu: Value | None, var: Value | None, momentum: float, dims: list[int]) -> dict[int, Value]:
+    """Running statistics, arguments 3 and 4, after a call that takes the statistics of x over `dims`, averaged over what is left
+    beside the channels. A call on nothing leaves them alone."""
+    if mu is None or var is None:
+        return {}
+    now = variance(b, b.convert(x, b.dtype(mu)), dims, 1, True)
+    rest = [d for d in range(b.rank(x)) if d != 1]
+    some = b.convert(b.full([], sympy.Piecewise((1, b.count(x, list(range(b.rank(x)))) > 0), (0, True)), "i64"), "i1")
+
+    def step(old: Value, new: Value) -> Value:
+        new = mean(b, new, rest, False)
+        return b.select(some, b.add(b.mul(old, 1 - momentum), b.mul(new, momentum)), old)
+
+    return {3: step(mu, now[1]), 4: step(var, now[0])}
+
+
+@updates(A.batch_norm.default)
+def _batch_norm_running(
+    b: OpBuilder, x: Value, _w: Any, _b: Any, mu: Value | None, var: Value | None, training: bool, momentum: float, *_: Any
+) -> dict[int, Value]:
+    return _running(b, x, mu, var, momentum, [d for d in range(b.rank(x)) if d != 1]) if training else {}
+
+
 @lowers(A.instance_norm.default)
 def _instance_norm(
     b: OpBuilder,
@@ -156,6 +180,13 @@ def _instance_norm(
         return batch_norm(b, x, weight, bias, mu, var, eps)
     dims = list(range(2, b.rank(x)))
     return b.in_f32(lambda v: _affine(b, _standardise(b, v, dims, eps)[0], weight, bias, 1), x)
+
+
+@updates(A.instance_norm.default)
+def _instance_norm_running(
+    b: OpBuilder, x: Value, _w: Any, _b: Any, mu: Value | None, var: Value | None, by_input: bool, momentum: float, *_: Any
+) -> dict[int, Value]:
+    return _running(b, x, mu, var, momentum, list(range(2, b.rank(x)))) if by_input else {}
 
 
 @lowers(A._native_batch_norm_legit_no_training.default)

@@ -120,13 +120,19 @@ def _tensor_split(b: OpBuilder, x: Value, indices: Sequence[Any], dim: int = 0) 
 
 @lowers(A.tensor_split.sections)
 def _tensor_split_sections(b: OpBuilder, x: Value, sections: int, dim: int = 0) -> list[Value]:
-    d, lo, out = b.dim(x, dim), as_expr(0), []
+    d = b.dim(x, dim)
     n = b.shape(x)[d]
-    for i in range(sections):
-        size = FloorDiv(n + sections - 1 - i, sections)
-        out.append(b.slice(x, d, lo, size))
-        lo = lo + size
-    return out
+    return [b.slice(x, d, section_start(n, sections, i), _section(n, sections, i)) for i in range(sections)]
+
+
+def _section(n: Any, sections: int, i: int) -> Any:
+    """The size of a part of tensor_split."""
+    return FloorDiv(n + sections - 1 - i, sections)
+
+
+def section_start(n: Any, sections: int, i: int) -> Any:
+    """Where a part of tensor_split starts."""
+    return sum((_section(n, sections, k) for k in range(i)), as_expr(0))
 
 
 @lowers(A.unbind.int)

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from dhlo.frontend.aten import complex, elementwise, indexing, movement, strided  # noqa: F401  (whose rules these are made of)
+from dhlo.frontend.aten import complex, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
+from dhlo.frontend.aten.reduction import variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import as_expr
 from dhlo.types import DTYPES
 
 A: Any = torch.ops.aten
@@ -30,6 +32,7 @@ _RENAMED = {
     P.rev.default: A.flip.default,
     P.view_of.default: A.alias.default,
     P.clone.default: A.clone.default,
+    P.scalar_tensor.default: A.scalar_tensor.default,
     P.cat.default: A.cat.default,
     P.maximum.default: A.maximum.default,
     P.minimum.default: A.minimum.default,
@@ -74,6 +77,17 @@ def _squeeze(b: OpBuilder, x: Value, dims: Sequence[int]) -> Value:
 @lowers(P.collapse.default, P.collapse_view.default)
 def _collapse(b: OpBuilder, x: Value, start: int, end: int) -> Value:
     return LOWERINGS[A.flatten.using_ints](b, x, start, end)
+
+
+@lowers(P.split_dim.default)
+def _split_dim(b: OpBuilder, x: Value, dim: int, outer: Any) -> Value:
+    shape = b.shape(x)
+    return b.reshape(x, [*shape[:dim], outer, b.size(shape[dim] / as_expr(outer)), *shape[dim + 1 :]])
+
+
+@lowers(P.var.default)
+def _var(b: OpBuilder, x: Value, dims: Sequence[int] | None, correction: float = 1, **_: Any) -> Value:
+    return b.in_f32(lambda v: variance(b, v, b.dims_list(x, dims), correction, False)[0], x)
 
 
 @lowers(P.iota.default)

@@ -2,107 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from dhlo.frontend.aten.activation import _relu as relu
 from dhlo.frontend.aten.contraction import _linear as linear
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import Lowering, lowers
 from dhlo.ops import elementwise as ew
 from dhlo.ops import sequence
 
 A: Any = torch.ops.aten
 
 
-def _layers(params: Sequence[Value], has_biases: bool, directions: int) -> list[list[list[Value]]]:
-    """Parameters by layer and direction."""
-    per = 4 if has_biases else 2
-    groups = [list(params[i : i + per]) for i in range(0, len(params), per)]
-    return [groups[i : i + directions] for i in range(0, len(groups), directions)]
-
-
-def _state(b: OpBuilder, h: Value, i: int) -> Value:
-    return b.pick(h, 0, i)
+Direction = Callable[[Value, Sequence[Value], Sequence[Value], bool], Any]
 
 
 def _stack(b: OpBuilder, xs: list[Value]) -> Value:
     return b.concat([b.unsqueeze(x, 0) for x in xs], 0)
 
 
-@lowers(A.lstm.input)
-def _lstm(
+def _recurrent(
     b: OpBuilder,
+    run: Direction,
     x: Value,
-    hx: Sequence[Value],
+    initial: Sequence[Value],
     params: Sequence[Value],
-    has_biases: bool,
     layers: int,
     dropout: float,
     train: bool,
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Value]:
-    directions = 2 if bidirectional else 1
-    unbatched = b.rank(x) == 2
-    h0, c0 = (b.unsqueeze(h, 1) if unbatched else h for h in hx)
-    x = b.unsqueeze(x, 1) if unbatched else b.swap(x, 0, 1) if batch_first else x
-    hs, cs = [], []
-    for layer, group in enumerate(_layers(params, has_biases, directions)):
+    """Layers of recurrences. `run(x, parameters, states, reverse)` is one direction of one layer: [its output, states after it]
+    from x [T, B, I] and states [B, H]. Computed in f32 where x is f16. Returns [output, *states]."""
+    narrow = b.dtype(x).name == "f16"
+    if narrow:
+        x, initial, params = b.convert(x, torch.float32), *([b.convert(v, torch.float32) for v in vs] for vs in (initial, params))
+    unbatched, directions = b.rank(x) == 2, 2 if bidirectional else 1
+    if unbatched:
+        x, initial = b.unsqueeze(x, 1), [b.unsqueeze(h, 1) for h in initial]
+    elif batch_first:
+        x = b.swap(x, 0, 1)
+    per = len(params) // (layers * directions)
+    after: list[list[Value]] = [[] for _ in initial]
+    for layer in range(layers):
         outs = []
-        for d, p in enumerate(group):
-            gates = linear(b, x, p[0], b.add(p[2], p[3]) if has_biases else None)
+        for d in range(directions):
             i = layer * directions + d
-            if len(p) in (3, 5):
-                raise NotImplementedError("LSTM with projections")
-            y, h, c = b.op(sequence.Lstm, [gates, p[1], _state(b, h0, i), _state(b, c0, i)], {"reverse": d == 1})
+            y, *states = run(x, params[i * per : (i + 1) * per], [b.pick(h, 0, i) for h in initial], d == 1)
             outs.append(y)
-            hs.append(h)
-            cs.append(c)
+            for all_, state in zip(after, states, strict=True):
+                all_.append(state)
         x = b.concat(outs, 2)
         if train and dropout and layer < layers - 1:
             x = drop(b, x, dropout)[0]
-    y, h, c = x, _stack(b, hs), _stack(b, cs)
+    results = [x, *(_stack(b, s) for s in after)]
     if unbatched:
-        return [b.squeeze(v, [1]) for v in (y, h, c)]
-    return [b.swap(y, 0, 1) if batch_first else y, h, c]
+        results = [b.squeeze(v, [1]) for v in results]
+    elif batch_first:
+        results[0] = b.swap(results[0], 0, 1)
+    return [b.convert(v, torch.float16) for v in results] if narrow else results
+
+
+@lowers(A.lstm.input)
+def _lstm(b: OpBuilder, x: Value, hx: Sequence[Value], params: Sequence[Value], has_biases: bool, *how: Any) -> list[Value]:
+    def run(x: Value, p: Sequence[Value], states: Sequence[Value], reverse: bool) -> Any:
+        gates = linear(b, x, p[0], b.add(p[2], p[3]) if has_biases else None)
+        if len(p) in (3, 5):
+            return b.op(sequence.LstmProjected, [gates, p[1], p[-1], *states], {"reverse": reverse})
+        return b.op(sequence.Lstm, [gates, p[1], *states], {"reverse": reverse})
+
+    return _recurrent(b, run, x, hx, params, *how)
 
 
 @lowers(A.gru.input)
-def _gru(
-    b: OpBuilder,
-    x: Value,
-    h0: Value,
-    params: Sequence[Value],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> list[Value]:
-    directions = 2 if bidirectional else 1
-    unbatched = b.rank(x) == 2
-    h0 = b.unsqueeze(h0, 1) if unbatched else h0
-    x = b.unsqueeze(x, 1) if unbatched else b.swap(x, 0, 1) if batch_first else x
-    hs = []
-    for layer, group in enumerate(_layers(params, has_biases, directions)):
-        outs = []
-        for d, p in enumerate(group):
-            gates = linear(b, x, p[0], p[2] if has_biases else None)
-            bias = p[3] if has_biases else b.full([b.shape(p[1])[0]], 0, b.dtype(p[1]))
-            y, h = b.op(sequence.Gru, [gates, p[1], bias, _state(b, h0, layer * directions + d)], {"reverse": d == 1})
-            outs.append(y)
-            hs.append(h)
-        x = b.concat(outs, 2)
-        if train and dropout and layer < layers - 1:
-            x = drop(b, x, dropout)[0]
-    y, h = x, _stack(b, hs)
-    if unbatched:
-        return [b.squeeze(v, [1]) for v in (y, h)]
-    return [b.swap(y, 0, 1) if batch_first else y, h]
+def _gru(b: OpBuilder, x: Value, h0: Value, params: Sequence[Value], has_biases: bool, *how: Any) -> list[Value]:
+    def run(x: Value, p: Sequence[Value], states: Sequence[Value], reverse: bool) -> Any:
+        gates = linear(b, x, p[0], p[2] if has_biases else None)
+        bias = p[3] if has_biases else b.full([b.shape(p[1])[0]], 0, b.dtype(p[1]))
+        return b.op(sequence.Gru, [gates, p[1], bias, *states], {"reverse": reverse})
+
+    return _recurrent(b, run, x, [h0], params, *how)
+
+
+def _rnn(activation: str) -> Lowering:
+    def rnn(b: OpBuilder, x: Value, h0: Value, params: Sequence[Value], has_biases: bool, *how: Any) -> list[Value]:
+        def run(x: Value, p: Sequence[Value], states: Sequence[Value], reverse: bool) -> Any:
+            gates = linear(b, x, p[0], b.add(p[2], p[3]) if has_biases else None)
+            return b.op(sequence.Rnn, [gates, p[1], *states], {"activation": activation, "reverse": reverse})
+
+        return _recurrent(b, run, x, [h0], params, *how)
+
+    return rnn
+
+
+lowers(A.rnn_tanh.input)(_rnn("tanh"))
+lowers(A.rnn_relu.input)(_rnn("relu"))
 
 
 @lowers(A.lstm_cell.default)
@@ -136,11 +135,17 @@ def _gru_cell(
     return b.add(b.mul(b.sub(1.0, z), new), b.mul(z, h))
 
 
-@lowers(A.rnn_tanh_cell.default)
-def _rnn_tanh_cell(
-    b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None, b_hh: Value | None = None
-) -> Value:
-    return b.unary(ew.Tanh, b.add(linear(b, x, w_ih, b_ih), linear(b, h, w_hh, b_hh)))
+def _rnn_cell(activation: Callable[[OpBuilder, Value], Value]) -> Lowering:
+    def cell(
+        b: OpBuilder, x: Value, h: Value, w_ih: Value, w_hh: Value, b_ih: Value | None = None, b_hh: Value | None = None
+    ) -> Value:
+        return activation(b, b.add(linear(b, x, w_ih, b_ih), linear(b, h, w_hh, b_hh)))
+
+    return cell
+
+
+lowers(A.rnn_tanh_cell.default)(_rnn_cell(lambda b, x: b.unary(ew.Tanh, x)))
+lowers(A.rnn_relu_cell.default)(_rnn_cell(relu))
 
 
 # ---------------------------------------------------------------------------------------------------- grouped products

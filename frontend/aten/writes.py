@@ -10,7 +10,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
-from dhlo.frontend.aten.parts import element, position, slice_bounds
+from dhlo.frontend.aten.movement import moved, window_index
+from dhlo.frontend.aten.parts import element, position, section_start, slice_bounds
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers, maybe_views, views
 from dhlo.shape_infer.symbols import as_expr
@@ -67,6 +68,9 @@ views(
     A.unflatten.int,
     A.view_as.default,
     A.lift_fresh.default,
+    A.positive.default,
+    A.resolve_conj.default,
+    A.resolve_neg.default,
 )(same_elements)
 maybe_views(
     A.reshape.default,
@@ -99,8 +103,10 @@ def swapped(b: OpBuilder, base: Value, d0: int, d1: int) -> list[int]:
 
 
 views(A.permute.default)(permuted(lambda b, base, perm: [b.dim(base, p) for p in perm]))
-views(A.transpose.int, A.swapaxes.default)(permuted(swapped))
-views(A.t.default)(permuted(lambda b, base: list(reversed(range(b.rank(base))))))
+views(A.transpose.int, A.swapaxes.default, A.swapdims.default)(permuted(swapped))
+views(A.t.default, A.numpy_T.default)(permuted(lambda b, base: list(reversed(range(b.rank(base))))))
+views(A.mT.default, A.adjoint.default)(permuted(lambda b, base: swapped(b, base, -2, -1)))
+views(A.movedim.int, A.movedim.intlist, A.moveaxis.int, A.moveaxis.intlist)(permuted(moved))
 
 
 @views(A.slice.Tensor)
@@ -144,6 +150,27 @@ def _(b: OpBuilder, base: Value, new: Value, out: int, chunks: int, dim: int = 0
     return put_slice(b, base, new, d, FloorDiv(n + chunks - 1, chunks) * out, b.shape(new)[d])
 
 
+@views(A.tensor_split.sections)
+def _(b: OpBuilder, base: Value, new: Value, out: int, sections: int, dim: int = 0) -> Value:
+    d = b.dim(base, dim)
+    return put_slice(b, base, new, d, section_start(b.shape(base)[d], sections, out), b.shape(new)[d])
+
+
+@views(A.tensor_split.indices)
+def _(b: OpBuilder, base: Value, new: Value, out: int, indices: Sequence[Any], dim: int = 0) -> Value:
+    d = b.dim(base, dim)
+    return put_slice(b, base, new, d, position(b, indices[out - 1], b.shape(base)[d]) if out else 0, b.shape(new)[d])
+
+
+@views(A.unfold.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int, size: int, step: int) -> Value:
+    if size > step:
+        raise CompileError("windows that overlap are written in place", hint="write to the tensor itself")
+    d, rank = b.dim(base, dim), b.rank(base)
+    windows = b.transpose(new, [*range(d + 1), rank, *range(d + 1, rank)])
+    return scatter(b, base, [window_index(b, b.shape(new)[d], size, step)], windows, [d], d, "set")
+
+
 @views(A.diagonal.default)
 def _(b: OpBuilder, base: Value, new: Value, out: int, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     return _diagonal_scatter(b, base, new, offset, dim1, dim2)
@@ -156,7 +183,7 @@ def _diagonal_scatter(b: OpBuilder, base: Value, new: Value, offset: int = 0, di
     return scatter(b, base, index, new, [b.dim(base, dim1), b.dim(base, dim2)], b.rank(base) - 2, "set")
 
 
-@views(A.expand.default)
+@views(A.expand.default, A.expand_as.default, A.broadcast_to.default)
 def _(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
     if b.shape(base) == b.shape(new):
         return new

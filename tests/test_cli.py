@@ -1,5 +1,7 @@
 """The command line: every command on a small model, and errors as one message without traceback."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,8 @@ def text(program: Path) -> Path:
 
 def test_version_and_help() -> None:
     assert call("--version")[0] == f"dhlo {dhlo.__version__}\n"
+    module = subprocess.run([sys.executable, "-m", "dhlo", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == f"dhlo {dhlo.__version__}\n"
     out = call("--help")[0]
     assert all(command in out for command in ("compile", "run", "inspect", "opt", "flags"))
 

@@ -214,12 +214,16 @@ def _attention(op: Any) -> tuple[set[int], list[Dims]]:
     return {0, 2} if queries else {0}, [q, kv, kv, q][:len(op.operands)]
 
 
+def _padded(op: Any) -> list[int]:
+    sizes = zip(exprs(attr(op, "low")), from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape, strict=True)
+    return [d for d, (low, a, b) in enumerate(sizes) if low != 0 or a != b]
+
+
 _RULES: dict[type, Rule] = {
     ew.Elementwise: _same, Full: _same, Iota: _iota, Slice: _same, Transpose: _transpose, Broadcast: _broadcast,
     Reshape: _reshape, Reduce: _reduce, Matmul: _matmul, Attention: _attention,
     Concat: _but(lambda op: [attr(op, "dim")]), Reverse: _but(lambda op: attr(op, "dims")),
-    Pad: _but(lambda op: [d for d, (a, b) in enumerate(zip(from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape,
-                                                           strict=True)) if a != b]),
+    Pad: _but(_padded),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.dialect import Op, build
@@ -362,8 +363,19 @@ class OpBuilder:
             self.op(control.Assert, [], {"condition": show(left), "message": message})
 
     def size(self, e: Any) -> sympy.Expr:
-        """A size, simplified by what is known."""
-        return self.dims.simplify(self.dims.expr(e))
+        """A size, simplified by what is known. Where the exported program states it as it is for non-empty inputs (s - 1 for
+        x[1:]), non-emptiness becomes part of the contract."""
+        e = self.dims.fold(self.dims.expr(e))
+        if not e.has(sympy.Max, sympy.Min) or not self._stated(self.dims.fold(e, 1)):
+            return e
+        return self.dims.simplify(e)
+
+    def _stated(self, e: sympy.Expr) -> bool:
+        """Has a result of the program's node that is being lowered this size? What decompositions state is no promise."""
+        if self.importer is None or self.importer.inlined:
+            return False
+        results = pytree.tree_leaves(self.node.meta.get("val"))
+        return any(self.dims.equal(self.importer.size_of(n), e) for v in results if isinstance(v, torch.Tensor) for n in v.shape)
 
 
 @functools.cache

@@ -133,6 +133,29 @@ def _trace(b: OpBuilder, x: Value) -> Value:
     return LOWERINGS[A.sum.default](b, LOWERINGS[A.diagonal.default](b, x))
 
 
+def _neighbours(b: OpBuilder, x: Value, d: int) -> tuple[Value, Value]:
+    """All elements of a dim but the last, and all but the first."""
+    n = b.dims.fold(sympy.Max(b.shape(x)[d] - 1, 0))
+    return b.slice(x, d, 0, n), b.slice(x, d, b.shape(x)[d] - n, n)
+
+
+@lowers(A.trapezoid.dx, A.trapz.dx)
+def _trapezoid(b: OpBuilder, y: Value, dx: Any = 1, dim: int = -1) -> Value:
+    d = b.dim(y, dim)
+    return b.mul(b.reduce(b.mul(b.add(*_neighbours(b, y, d)), 0.5), "sum", [d]), dx)
+
+
+@lowers(A.trapezoid.x, A.trapz.x)
+def _trapezoid_at(b: OpBuilder, y: Value, x: Value, dim: int = -1) -> Value:
+    """x has y's shape, or is one line along `dim`."""
+    d = b.dim(y, dim)
+    if b.rank(x) == 1:
+        x = b.reshape(x, [b.shape(x)[0] if i == d else 1 for i in range(b.rank(y))])
+    x = b.reshape(x, [*[1] * (b.rank(y) - b.rank(x)), *b.shape(x)])
+    left, right = _neighbours(b, x, d)
+    return b.reduce(b.mul(b.mul(b.sub(right, left), b.add(*_neighbours(b, y, d))), 0.5), "sum", [d])
+
+
 # ---------------------------------------------------------------------------------------------------- products and
 # distances
 @lowers(A.addr.default)
@@ -184,6 +207,20 @@ def _cosine_similarity(b: OpBuilder, x: Value, y: Value, dim: int = 1, eps: floa
 def _cdist(b: OpBuilder, x: Value, y: Value, p: float = 2.0, mode: Any = None) -> Value:
     gap = b.sub(b.unsqueeze(x, b.rank(x) - 1), b.unsqueeze(y, b.rank(y) - 2))
     return LOWERINGS[A.linalg_vector_norm.default](b, gap, p, [b.rank(gap) - 1])
+
+
+@lowers(A.pdist.default, A._pdist_forward.default)
+def _pdist(b: OpBuilder, x: Value, p: float = 2.0) -> Value:
+    """The distances of all pairs i < j of rows, by i and then j."""
+    n = b.shape(x)[0]
+    k, one = b.iota([FloorDiv(n * (n - 1), 2)], 0, "i64"), b.full([], n, "f64")
+    half = b.sub(one, 0.5)  # row i begins at n i - i (i + 1) / 2, solved for i as ATen does
+    root = b.unary(ew.Sqrt, b.sub(b.sub(b.mul(half, half), b.mul(b.convert(k, "f64"), 2.0)), 1.0))
+    i = b.convert(b.sub(half, root), "i64")
+    triangle = b.floordiv(b.mul(i, b.add(i, 1)), 2)
+    j = b.add(b.add(b.sub(k, b.mul(i, n)), triangle), b.add(i, 1))
+    gap = b.sub(b.take(x, [i], [0], 0), b.take(x, [j], [0], 0))
+    return LOWERINGS[A.linalg_vector_norm.default](b, gap, p, [1])
 
 
 @lowers(A.linalg_cross.default)

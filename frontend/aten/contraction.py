@@ -184,15 +184,21 @@ def _attention(
         if known is None:
             raise CompileError(f"is_causal depends on sizes ({causal})", hint="pass is_causal as a plain bool")
         causal = known
-    rank, shape = b.rank(q), b.shape(q)
+    rank = max(map(b.rank, (q, k, v)))
+    q, k, v = (b.reshape(x, [*[1] * (rank - b.rank(x)), *b.shape(x)]) for x in (q, k, v))
     if mask is not None and rank == 3 and b.rank(mask) == 3:
         mask = b.unsqueeze(mask, 1)
+    lead = b.broadcast_shape(*(b.shape(x)[: -3 if rank > 3 else -2] for x in (q, k, v)))
+    if rank > 4:
+        q, k, v = (b.expand(x, [*lead, *b.shape(x)[-3:]]) for x in (q, k, v))
+    shape = [*lead, *b.shape(q)[len(lead) :]]
     q, k, v = (_four_dims(b, x) for x in (q, k, v))
     if mask is not None and rank > 4:
-        lead = b.broadcast_shape(shape[:-2], b.shape(mask)[:-2])
-        mask = b.expand(mask, [*lead, *b.shape(mask)[-2:]])
+        mask = b.expand(mask, [*b.broadcast_shape(shape[:-2], b.shape(mask)[:-2]), *b.shape(mask)[-2:]])
         mask = _four_dims(b, mask)
     batch, heads, length, depth = b.shape(q)
+    if not enable_gqa:
+        heads = b.broadcast_shape([heads], b.shape(k)[1:2], b.shape(v)[1:2])[0]
     kv = b.dims.same(b.shape(k)[2], b.shape(v)[2])
     b.dims.same(depth, b.shape(k)[3])
     kv_heads = b.dims.same(b.shape(k)[1], b.shape(v)[1]) if enable_gqa else heads

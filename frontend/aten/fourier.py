@@ -9,9 +9,11 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from dhlo.errors import CompileError
+from dhlo.frontend.aten import resize  # noqa: F401  (whose padding stft uses)
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Operand, Value
-from dhlo.frontend.registry import COMPLEX, lowers
+from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ops import elementwise as ew
 from dhlo.ops import sequence
 from dhlo.shape_infer.symbols import as_expr
@@ -36,6 +38,10 @@ def _parts(b: OpBuilder, x: Operand) -> tuple[Value, Value]:
 def _each(b: OpBuilder, x: Operand, f: Any) -> Operand:
     """A function of real tensors on both parts."""
     return Complex(f(x.re), f(x.im)) if isinstance(x, Complex) else f(x)
+
+
+def _conj(b: OpBuilder, x: Operand) -> Operand:
+    return Complex(x.re, b.op(ew.Neg, [x.im])) if isinstance(x, Complex) else x
 
 
 def _resized(b: OpBuilder, x: Operand, dim: int, size: Any) -> Operand:
@@ -111,7 +117,8 @@ def _register() -> None:
 
         return f
 
-    for name, inverse, kind in (("fft", False, "full"), ("ifft", True, "full"), ("rfft", False, "half"), ("irfft", True, "real")):
+    kinds = [("fft", False, "full"), ("ifft", True, "full"), ("rfft", False, "half"), ("irfft", True, "real")]
+    for name, inverse, kind in (*kinds, ("hfft", False, "real"), ("ihfft", True, "half")):
         for op, f in (
             (getattr(A, f"fft_{name}").default, one(inverse, kind)),
             (getattr(A, f"fft_{name}2").default, many(inverse, [-2, -1], kind)),
@@ -133,10 +140,12 @@ def _general(
         sizes = [*sizes[:-1], None]
     for d, s in zip(dims, sizes, strict=True):
         x = x if s is None or s == -1 else _resized(b, x, d, s)
-    if kind == "real":
-        return to_real(b, x, dims, out, inverse, power)
-    z = transform(b, x, dims, inverse, power)
-    return half(b, z, dims[-1]) if kind == "half" else z
+    if kind == "real":  # hfft goes forward, which is irfft of the conjugate
+        return to_real(b, x if inverse else _conj(b, x), dims, out, True, power)
+    if kind == "half":  # ihfft goes backward, which is the conjugate of rfft
+        z = half(b, transform(b, x, dims, False, power), dims[-1])
+        return _conj(b, z) if inverse else z
+    return transform(b, x, dims, inverse, power)
 
 
 _register()
@@ -169,7 +178,67 @@ def _prim_r2c(b: OpBuilder, x: Value, *, dim: Sequence[int], onesided: bool) -> 
     return _r2c(b, x, dim, 0, onesided)
 
 
+def _window(b: OpBuilder, window: Operand | None, length: int, n: int, dtype: Any) -> Operand | None:
+    """A window of `length` in the middle of n zeros; None if it is all ones."""
+    if window is None:
+        if length == n:
+            return None
+        window = b.full([length], 1, dtype)
+    left = (n - length) // 2
+    return _each(b, window, lambda v: b.pad(v, [left], [n - length - left], 0.0))
+
+
+def _stft(
+    b: OpBuilder,
+    x: Operand,
+    n: int,
+    hop: int | None = None,
+    length: int | None = None,
+    window: Operand | None = None,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> Operand:
+    """Spectra [.., n or n // 2 + 1, frames] of the frames of x [.., T] (aten.stft, nothing padded)."""
+    if align_to_window:
+        raise CompileError("stft with align_to_window", hint="pad the signal by (n_fft - win_length) // 2 on both sides")
+    signal = _shape(b, x)
+    d, hop = len(signal) - 1, hop or n // 4
+    b.require(sympy.Ge(signal[d], n), "stft wants at least n_fft samples")
+    frames = FloorDiv(signal[d] - n, hop) + 1
+    at = b.add(b.iota([frames, n], 0, "i64", step=hop), b.iota([frames, n], 1, "i64"))
+    x = _each(b, x, lambda v: b.take(v, [at], [d], d))
+    whole = isinstance(x, Complex) or isinstance(window, Complex)
+    w = _window(b, window, length or n, n, b.dtype(x.re if isinstance(x, Complex) else x))
+    if w is not None:
+        x = COMPLEX[A.mul.Tensor](b, x, w) if whole else b.mul(x, w)
+    z = transform(b, x, [d + 1], False, "root" if normalized else "none")
+    z = z if whole or onesided is False else half(b, z, d + 1)
+    z = Complex(b.swap(z.re, d, d + 1), b.swap(z.im, d, d + 1))
+    return z if return_complex else COMPLEX[A.view_as_real.default](b, z)
+
+
+def _stft_centred(
+    b: OpBuilder,
+    x: Operand,
+    n: int,
+    hop: int | None = None,
+    length: int | None = None,
+    window: Operand | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    *args: Any,
+    **kwargs: Any,
+) -> Operand:
+    if center:
+        x = _each(b, x, lambda v: LOWERINGS[A.pad.default](b, v, [n // 2, n // 2], pad_mode))
+    return _stft(b, x, n, hop, length, window, *args, **kwargs)
+
+
 _NATIVE: dict[Any, Any] = {
+    A.stft.default: _stft,
+    A.stft.center: _stft_centred,
     P.fft_c2c.default: _prim_c2c,
     P.fft_c2r.default: _prim_c2r,
     A._fft_c2c.default: _c2c,

@@ -235,7 +235,7 @@ def _channel_shuffle(b: OpBuilder, x: Value, groups: int) -> Value:
 @lowers(A.unfold.default)
 def _unfold(b: OpBuilder, x: Value, dim: int, size: int, step: int) -> Value:
     if b.rank(x) == 0:
-        x = b.reshape(x, [1])
+        return b.slice(b.reshape(x, [1]), 0, 0, size)
     d = b.dim(x, dim)
     count = FloorDiv(b.shape(x)[d] - size, step) + 1
     y = b.take(x, [window_index(b, count, size, step)], [d], d)

@@ -353,7 +353,7 @@ class Importer:
             if isinstance(args[0], Complex):
                 raise CompileError("complex tensors can't be written in place", hint="compute a new tensor")
             if torch.Tag.inplace_view in target.tags:
-                args[0].become(partial(self._as_view, functional, args[1:], kwargs))
+                args[0].become(partial(self._as_view, functional, _read(args[1:]), _read(kwargs)))
                 return args[0]
             if functional in LOWERINGS:
                 return self._in_place(args[0], LOWERINGS[functional](self.b, *_read(args), **_read(kwargs)))

@@ -2,6 +2,7 @@
 
 from dhlo.frontend.aten import (
     activation,
+    binning,
     complex,
     composite,
     contraction,
@@ -30,6 +31,7 @@ from dhlo.frontend.aten import (
 
 __all__ = [
     "activation",
+    "binning",
     "complex",
     "composite",
     "contraction",

@@ -10,7 +10,7 @@ import torch
 
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Value
-from dhlo.frontend.registry import lowers
+from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ops import control, lookup
 from dhlo.ops import elementwise as ew
 from dhlo.types import TensorType
@@ -22,6 +22,16 @@ A: Any = torch.ops.aten
 @lowers(A.embedding.default)
 def _embedding(b: OpBuilder, table: Value, index: Value, *_: Any) -> Value:
     return b.take(table, [index], [0], 0)
+
+
+@lowers(A.embedding_renorm.default)
+def _embedding_renorm(b: OpBuilder, table: Value, index: Value, max_norm: float, p: float) -> Value:
+    """The table with the rows that `index` names scaled down to a norm of at most `max_norm`."""
+    index = b.reshape(index, [b.type(index).numel])
+    rows = b.take(table, [index], [0], 0)
+    norm = LOWERINGS[A.linalg_vector_norm.default](b, rows, p, [1], True)
+    factor = b.select(b.ew(ew.Gt, norm, max_norm), b.div(max_norm, b.add(norm, 1e-7)), 1.0, dtype=b.dtype(table))
+    return scatter(b, table, [index], b.mul(rows, factor), [0], 0, "set")
 
 
 @lowers(A.index_select.default)

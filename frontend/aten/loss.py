@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from dhlo.frontend.aten import activation  # noqa: F401  (whose rules these are made of)
+from dhlo.errors import CompileError
+from dhlo.frontend.aten import activation, contraction  # noqa: F401  (whose rules these are made of)
 from dhlo.frontend.aten.indexing import gather
 from dhlo.frontend.aten.reduction import mean
 from dhlo.frontend.builder import OpBuilder, Value
@@ -123,3 +124,51 @@ def _soft_cross_entropy(b: OpBuilder, logs: Value, target: Value, weight: Value 
         share = b.div(smoothing, b.full([], b.shape(logs)[d], b.dtype(logs)))
         target = b.add(b.mul(target, 1.0 - smoothing), share)
     return _reduced(b, b.op(ew.Neg, [b.reduce(b.mul(_weighted(b, logs, weight, d), target), "sum", [d])]), how)
+
+
+# ---------------------------------------------------------------------------------------------------- fused with the layer
+@lowers("torch_nn::_linear_cross_entropy_batch_chunked")
+def _linear_cross_entropy(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    target: Value,
+    bias: Value | None,
+    weight: Value | None,
+    reduction: str,
+    ignore: int,
+    smoothing: float,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
+    retain: bool,
+    *gradients: bool,
+) -> list[Value]:
+    """The loss of x [N, F] through a layer w [C, F], and gradients, which are empty unless wanted. How it is chunked is left to
+    eager PyTorch."""
+    if any(gradients):
+        raise CompileError("linear_cross_entropy with gradients", hint="export under torch.no_grad()")
+    loss = _of_layer(b, x, w, target, bias, weight, {"mean": 1, "sum": 2}[reduction], ignore, smoothing)
+    return [loss, *(b.full(shape, 0, b.dtype(x)) for shape in ([0, 0], [0, 0], [0]))]
+
+
+@lowers("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def _linear_cross_entropy_each(
+    b: OpBuilder, x: Value, w: Value, target: Value, bias: Value | None, weight: Value | None, ignore: int, *_: Any
+) -> Value:
+    return _of_layer(b, x, w, target, bias, weight, 0, ignore, 0.0)
+
+
+def _of_layer(
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    target: Value,
+    bias: Value | None,
+    weight: Value | None,
+    how: int,
+    ignore: int,
+    smoothing: float,
+) -> Value:
+    scores = LOWERINGS[A.linear.default](b, x, b.convert(w, b.dtype(x)), None if bias is None else b.convert(bias, b.dtype(x)))
+    return b.in_f32(lambda v: _cross_entropy(b, v, target, weight, how, ignore, smoothing), scores)

@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
 from dhlo.shape_infer.symbols import as_expr
@@ -116,6 +117,21 @@ def _tensor_split(b: OpBuilder, x: Value, indices: Sequence[Any], dim: int = 0) 
     d = b.dim(x, dim)
     edges = [0, *indices, None]
     return [_slice(b, x, d, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+
+
+@lowers(A.tensor_split.tensor_indices_or_sections)
+def _tensor_split_at(b: OpBuilder, x: Value, where: Value, dim: int = 0) -> list[Value]:
+    """Splits before the positions [n] that a tensor holds. The exported program names the parts' sizes and places in memory."""
+    if b.rank(where) == 0:
+        raise CompileError("tensor_split into a number of parts that a tensor holds", hint="pass a plain int")
+    d = b.dim(x, dim)
+    at = [b.importer.item(b.pick(where, 0, i), fresh=True) for i in range(_count(b) - 1)]
+    bounds = [slice_bounds(b, b.shape(x)[d], lo, hi, 1) for lo, hi in zip([None, *at], [*at, None], strict=True)]
+    for (first, size), part in zip(bounds, b.node.meta["val"], strict=True):
+        own = b.node.args[0].meta["val"].storage_offset() + part.stride(d) * first
+        for name, value in ((part.shape[d], size), (part.storage_offset(), own)):
+            b.dims.equate(b.importer.size_of(name), b.importer.size_of(value))
+    return [b.slice(x, d, first, size) for first, size in bounds]
 
 
 @lowers(A.tensor_split.sections)

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
@@ -98,6 +99,39 @@ def _register() -> None:
 
 
 _register()
+
+
+@lowers(A.fractional_max_pool2d.default, A.fractional_max_pool3d.default)
+def _fractional_max_pool(b: OpBuilder, x: Value, window: Any, size: Sequence[Any], samples: Value) -> list[Value]:
+    """Maxima of windows at random places: `samples` [N, C, n] in [0, 1) shift the windows of each plane and dim (in 2d, width
+    comes first)."""
+    n = len(size)
+    window, first = many(window, n), b.rank(x) - n
+    lead, spatial = b.shape(x)[:first], b.shape(x)[first:]
+    samples = b.reshape(samples, [*lead, n])
+    grid = [*lead, *map(as_expr, size), *window]
+    at = []
+    for k, (own, out, taps) in enumerate(zip(spatial, map(as_expr, size), window, strict=True)):
+        b.require(sympy.Ge(own, out + taps - 1), "fractional_max_pool: the input is too small for the windows")
+        sample = b.unsqueeze(b.pick(samples, first, n - 1 - k if n == 2 else k), first)
+        alpha = b.div(b.full([], own - taps, b.dtype(samples)), b.full([], sympy.Max(out - 1, 1), b.dtype(samples)))
+        i = b.iota([out], 0, "i64")
+        moved = b.convert(b.mul(b.add(sample, b.convert(i, b.dtype(samples))), alpha), "i64")
+        start = b.sub(moved, b.convert(b.mul(sample, alpha), "i64"))
+        start = b.select(b.ew(ew.Eq, i, out - 1), own - taps, start)  # [*lead, out]
+        start = b.reshape(start, [*lead, *[out if j == k else 1 for j in range(n)], *[1] * n])
+        tap = b.reshape(b.iota([taps], 0, "i64"), [taps if j == k else 1 for j in range(n)])
+        at.append(b.expand(b.add(start, tap), grid))
+    planes = [b.iota(grid, k, "i64") for k in range(first)]
+    whole, count = [*lead, *size], product([as_expr(t) for t in window])
+    flat = b.full(grid, 0, "i64")
+    for v, s in zip(at, spatial, strict=True):
+        flat = b.add(b.mul(flat, s), v)
+    patches = b.reshape(b.take(x, [*planes, *at], list(range(b.rank(x))), 0), [*whole, count])
+    values = b.reduce(patches, "max", [len(whole)])
+    best = b.op(compute.ArgReduce, [patches], {"how": "max", "dim": len(whole)})
+    here = [b.iota(whole, k, "i64") for k in range(len(whole))]
+    return [values, b.take(b.reshape(flat, [*whole, count]), [*here, best], list(range(len(whole) + 1)), 0)]
 
 
 @lowers(A.max_unpool2d.default, A.max_unpool3d.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,6 +167,58 @@ def _cubic(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: in
     return x
 
 
+def _triangle(b: OpBuilder, x: Value) -> Value:
+    return b.maximum(b.sub(1.0, b.op(ew.Abs, [x])), 0.0)
+
+
+def _keys(b: OpBuilder, x: Value) -> Value:
+    """Keys' cubic kernel with a = -0.5."""
+    x = b.op(ew.Abs, [x])
+    near = b.add(b.mul(b.mul(b.sub(b.mul(x, 1.5), 2.5), x), x), 1.0)
+    far = b.mul(b.sub(b.mul(b.add(b.mul(b.sub(x, 5.0), x), 8.0), x), 4.0), -0.5)
+    return b.select(b.ew(ew.Lt, x, 1.0), near, b.select(b.ew(ew.Lt, x, 2.0), far, 0.0))
+
+
+def _lanczos(b: OpBuilder, x: Value) -> Value:
+    """sinc(x) sinc(x / 3) for |x| < 3."""
+
+    def sinc(v: Value) -> Value:
+        angle = b.mul(v, math.pi)
+        return b.select(b.ew(ew.Eq, v, 0.0), 1.0, b.div(b.unary(ew.Sin, angle), angle))
+
+    return b.select(b.ew(ew.Lt, b.op(ew.Abs, [x]), 3.0), b.mul(sinc(x), sinc(b.div(x, 3.0))), 0.0)
+
+
+def _antialiased(width: int, kernel: Any) -> Any:
+    """Interpolation by a kernel of `width` elements that is stretched where the result is smaller (aten._upsample_*_aa)."""
+
+    def f(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
+        if not b.dtype(x).is_float:
+            raise CompileError("antialiased interpolation of integers", hint="convert to float32")
+        work = b.dtype(x)
+        for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+            own = b.shape(x)[d]
+            scale = as_expr(_scale(own, out, factor, corners))
+            taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(scale, 1.0))) + 1
+            stretch = b.maximum(b.full([], scale, work), 1.0)
+            reach = b.mul(stretch, 0.5 * width)
+            centre = b.mul(b.add(b.iota([out, 1], 0, work), 0.5), scale)
+            low = b.maximum(b.convert(b.add(b.sub(centre, reach), 0.5), "i64"), 0)
+            high = b.minimum(b.convert(b.add(b.add(centre, reach), 0.5), "i64"), own)
+            at = b.add(low, b.iota([out, taps], 1, "i64"))
+            far = b.div(b.add(b.sub(b.convert(at, work), centre), 0.5), stretch)
+            inside = b.ew(ew.Lt, at, high)
+            w = b.select(inside, kernel(b, far), 0.0)
+            total = b.reduce(w, "sum", [1], keepdim=True)
+            w = b.div(w, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))  # given factors may point beyond the end
+            values = b.take(x, [b.minimum(at, own - 1)], [d], d)
+            w, inside = (b.expand(v, b.shape(values), [d, d + 1]) for v in (w, inside))
+            x = b.reduce(b.select(inside, b.mul(values, w), 0.0), "sum", [d + 1])
+        return x
+
+    return f
+
+
 def _register_upsampling() -> None:
     def nearest(n: int) -> Any:
         def vec(b: OpBuilder, x: Value, size: Any, factors: Any = None) -> Value:
@@ -191,6 +244,9 @@ def _register_upsampling() -> None:
         ("upsample_bilinear2d", smooth(2, _linear)),
         ("upsample_trilinear3d", smooth(3, _linear)),
         ("upsample_bicubic2d", smooth(2, _cubic)),
+        ("_upsample_bilinear2d_aa", smooth(2, _antialiased(2, _triangle))),
+        ("_upsample_bicubic2d_aa", smooth(2, _antialiased(4, _keys))),
+        ("_upsample_lanczos2d_aa", smooth(2, _antialiased(6, _lanczos))),
     ]
     for name, (vec, default) in kinds:
         lowers(getattr(A, name).vec)(vec)

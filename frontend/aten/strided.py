@@ -80,6 +80,28 @@ def _(b: OpBuilder, base: Value, new: Value, out: int, *args: Any) -> Value:
     return _as_strided_scatter(b, base, new, *args)
 
 
+@lowers(A.resize.default)
+def _resize(b: OpBuilder, x: Value, size: Sequence[Any], **_: Any) -> Value:
+    """The first elements of the memory under another shape; what is added holds anything, here zeros."""
+    n, want = b.type(x).numel, product([as_expr(s) for s in size])
+    more = b.size(sympy.Max(want - n, 0))
+    flat = b.pad(b.reshape(x, [n]), [0], [more], 0.0)
+    return b.reshape(b.slice(flat, 0, 0, want), size)
+
+
+@lowers(A.resize_as.default)
+def _resize_as(b: OpBuilder, x: Value, template: Value, **_: Any) -> Value:
+    return _resize(b, x, b.shape(template))
+
+
+@views(A.resize.default, A.resize_as.default)
+def _(b: OpBuilder, base: Value, new: Value, out: int, *_: Any, **__: Any) -> Value:
+    n = b.size(sympy.Min(b.type(base).numel, b.type(new).numel))
+    flat = b.slice(b.reshape(new, [b.type(new).numel]), 0, 0, n)
+    rest = b.slice(b.reshape(base, [b.type(base).numel]), 0, n, b.type(base).numel - n)
+    return b.reshape(b.concat([flat, rest], 0), b.shape(base))
+
+
 @lowers(A.sym_stride.int)
 def _sym_stride(b: OpBuilder, x: Value, dim: int) -> Any:
     return b.importer.size_of(b.node.args[0].meta["val"].stride(dim))

@@ -17,7 +17,7 @@ _REASONS: list[tuple[str, str]] = [
      r"laguerre_\w+|legendre_\w+|shifted_chebyshev_\w+|zeta|ndtri|log_ndtr|erfcx|i0e|i1|i1e)|polygamma\w*|igamma\w*|i0|"
      r"_standard_gamma|special_\w+",
      "special functions without a kernel"),
-    (r"bessel_\w+|chebyshev\w*", "special functions without a kernel"),
+    (r"bessel_\w+|chebyshev\w*|zeta|ndtri|erfcx", "special functions without a kernel"),
     (r"_?sparse\w*|to_sparse\w*|_to_sparse\w*|_nested\w*|to_mkldnn", "sparse and nested tensors"),
 ]
 

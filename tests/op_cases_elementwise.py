@@ -51,6 +51,7 @@ DTYPES_OF: dict[type, Sequence[str]] = {
     ew.Maximum: ALL,
     ew.Minimum: ALL,
     ew.Atan2: FLOATS,
+    ew.Gcd: INTS,
     ew.And: INTS + ["i1"],
     ew.Or: INTS + ["i1"],
     ew.Xor: INTS + ["i1"],

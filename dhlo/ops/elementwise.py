@@ -8,7 +8,7 @@ import torch
 
 from dhlo.codegen import vmath
 from dhlo.codegen.builder import F32, F64, I1, Fn, V
-from dhlo.codegen.vmath_base import with_sign
+from dhlo.codegen.vmath_base import any_lane, with_sign
 from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, equal_shapes
 from dhlo.types import DTYPES, TensorType
 
@@ -233,6 +233,26 @@ class Atan2(Binary, name="atan2"):
 
     def torch(self, a: Any, b: Any) -> Any: return torch.atan2(a, b)
     def emit(self, fn: Fn, a: V, b: V) -> V: return vmath.call(fn, "atan2", a, b)
+
+
+class Gcd(Binary, name="gcd"):
+    """The greatest common divisor, not negative; of two zeros 0."""
+
+    takes = "i"
+
+    def torch(self, a: Any, b: Any) -> Any: return torch.gcd(a, b)
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        a, b = (fn.select(fn.cmp("lt", v, 0), fn.neg(v), v) for v in (a, b))
+        with fn.loop(0, 92, 1, [a, b]) as lp:  # Euclid; neighbours of Fibonacci's sequence take longest
+            x, y = lp.carried
+            left = fn.cmp("ne", y, 0)
+
+            def step(x: V = x, y: V = y, left: V = left) -> list[V]:
+                return [fn.select(left, y, x), fn.select(left, fn.rem(x, _divisor(fn, y)), y)]
+
+            lp.yield_(*fn.if_else(any_lane(fn, left), step, lambda: lp.carried, [x.type, y.type]))
+        return lp.results[0]
 
 
 class And(Binary, name="and"):

@@ -26,6 +26,8 @@ def _relu6(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.hardtanh.default)
 def _hardtanh(b: OpBuilder, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
+    if b.dtype(x).is_int:
+        low, high = int(low), int(high)
     return b.minimum(b.maximum(x, low), high)
 
 

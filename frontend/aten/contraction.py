@@ -24,7 +24,7 @@ def _linear(b: OpBuilder, x: Value, weight: Value, bias: Value | None = None) ->
     if b.rank(weight) == 1:
         y = _matmul(b, x, weight)
     elif b.rank(x) == 1:
-        y = b.squeeze(b.matmul(b.unsqueeze(x, 0), b.transpose(weight, [1, 0])), [0])
+        return b.squeeze(_linear(b, b.unsqueeze(x, 0), weight, bias), [0])
     else:
         y = b.matmul(x, b.transpose(weight, [1, 0]))
     return y if bias is None else b.add(y, bias)
@@ -55,10 +55,14 @@ def _matmul(b: OpBuilder, x: Value, y: Value) -> Value:
 def _accumulate(b: OpBuilder, c: Value, product: Value, beta: Any, alpha: Any) -> Value:
     if not b.dtype(product).is_float:
         beta, alpha = int(beta), int(alpha)
-    product = b.mul(product, alpha) if alpha != 1 else product
-    if beta == 0:
-        return product
-    return b.add(b.mul(c, beta) if beta != 1 else c, product)
+
+    def f(product: Value, c: Value) -> Value:
+        product = b.mul(product, alpha) if alpha != 1 else product
+        if beta == 0:
+            return product
+        return b.add(b.mul(c, beta) if beta != 1 else c, product)
+
+    return b.in_f32(f, product, c)
 
 
 @lowers(A.addmm.default, A.baddbmm.default)
@@ -68,12 +72,15 @@ def _addmm(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: 
 
 @lowers(A.addmv.default)
 def _addmv(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return _accumulate(b, c, _matmul(b, x, y), beta, alpha)
+    column = b.unsqueeze(c, 1) if b.rank(c) else c
+    return b.squeeze(_accumulate(b, column, b.matmul(x, b.unsqueeze(y, 1)), beta, alpha), [1])
 
 
 @lowers(A.addbmm.default)
 def _addbmm(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return _accumulate(b, c, b.reduce(b.matmul(x, y), "sum", [0]), beta, alpha)
+    batch, rows, inner = b.shape(x)
+    x = b.reshape(b.transpose(x, [1, 0, 2]), [rows, batch * inner])
+    return _accumulate(b, c, b.matmul(x, b.reshape(y, [batch * inner, b.shape(y)[2]])), beta, alpha)
 
 
 @lowers(A.outer.default, A.ger.default)

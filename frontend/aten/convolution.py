@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
 from dhlo.ops import elementwise as ew
@@ -211,8 +211,8 @@ def pool(
             out.append(b.size(sympy.Min(FloorDiv(room + st - 1, st) + 1, FloorDiv(s + p - 1, st) + 1)))
         else:
             out.append(FloorDiv(room, st) + 1)
-    if how == "max" and not b.dtype(x).is_float:
-        return _largest(b, x, out, window, stride, padding, dilation)
+    if not b.dtype(x).is_float:
+        return _pool_integers(b, x, how, out, window, stride, padding, dilation, count_pad, divisor)
     return b.op(
         compute.Pool,
         [x],
@@ -229,18 +229,41 @@ def pool(
     )
 
 
-def _largest(
-    b: OpBuilder, x: Value, out: list[Any], window: list[int], stride: list[int], padding: list[int], dilation: list[int]
+def _pool_integers(
+    b: OpBuilder,
+    x: Value,
+    how: str,
+    out: list[Any],
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    count_pad: bool,
+    divisor: int | None,
 ) -> Value:
-    """Max pooling of integers, which has no kernel of its own: all elements of all windows, reduced."""
-    first, low = b.rank(x) - len(out), torch.iinfo(b.dtype(x).torch).min
-    for k, (o, w, s, p, d) in enumerate(zip(out, window, stride, padding, dilation, strict=True)):
-        dim, n = first + 2 * k, b.shape(x)[first + 2 * k]
+    """Pooling of integers, which has no kernel of its own: all elements of all windows, reduced. Averages are rounded to zero."""
+    first, dtype = b.rank(x) - len(out), b.dtype(x)
+    neutral = torch.iinfo(dtype.torch).min if how == "max" else 0
+    windows = [first + 2 * k for k in range(len(out))]
+    counts = []
+    for dim, o, w, s, p, d in zip(windows, out, window, stride, padding, dilation, strict=True):
+        n = b.shape(x)[dim]
         at = b.add(b.iota([o, w], 0, "i64", start=-p, step=s), b.iota([o, w], 1, "i64", step=d))
         inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, n))
+        counted = b.ew(ew.Lt, at, n + p) if count_pad else inside
+        counts.append(b.reduce(b.convert(counted, "i64"), "sum", [1]))
         x = b.take(x, [b.minimum(b.maximum(at, 0), n - 1)], [dim], dim)
-        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, low, dtype=b.dtype(x))
-    return b.reduce(x, "max", [first + 2 * k + 1 for k in range(len(out))])
+        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, neutral, dtype=dtype)
+    taps = [d + 1 for d in windows]
+    if how == "max":
+        return b.reduce(x, "max", taps)
+    total = b.reduce(b.convert(x, "i64"), "sum", taps)
+    count: Operand = divisor
+    if not divisor:
+        count = b.full([], 1, "i64")
+        for k, c in enumerate(counts):
+            count = b.mul(count, b.reshape(c, [*b.shape(c), *[1] * (len(out) - 1 - k)]))
+    return b.convert(b.ew(ew.TruncDiv, total, count), dtype)
 
 
 def adaptive_pool(b: OpBuilder, x: Value, how: str, n: int, size: Any) -> Value:

@@ -216,6 +216,8 @@ def _logspace(
 ) -> Value:
     d = b.as_dtype(dtype)
     work = d if d.is_float else "f64"
+    if d.is_int:
+        start, end = (int(v) if isinstance(v, float) else v for v in (start, end))
     line = _linspace(b, start, end, steps, dtype=b.as_dtype("f64").torch)
     return b.convert(b.convert(b.ew(ew.Pow, float(base), line), work), d)
 

@@ -100,6 +100,7 @@ def _reciprocal(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.square.default)
 def _square(b: OpBuilder, x: Value) -> Value:
+    x = b.convert(x, "i64") if b.dtype(x).is_bool else x
     return b.mul(x, x)
 
 
@@ -184,6 +185,7 @@ def _floor_divide(b: OpBuilder, x: Operand, y: Operand) -> Value:
 _BINARY: dict[str, type[Op]] = {
     "remainder": ew.Remainder,
     "fmod": ew.Fmod,
+    "gcd": ew.Gcd,
     "maximum": ew.Maximum,
     "minimum": ew.Minimum,
     "bitwise_and": ew.And,

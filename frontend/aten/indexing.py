@@ -360,6 +360,9 @@ def _reduced(
 ) -> Value:
     """x with `src` combined into places by `write(tensor, source, how)`; unless `include_self`, what was there doesn't count."""
     how = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}[reduce]
+    if b.dtype(x).is_bool:  # combined as 0 and 1
+        either = "amax" if reduce in ("sum", "amax") else "amin"
+        return b.convert(_reduced(b, b.convert(x, "ui8"), write, b.convert(src, "ui8"), either, include_self), "i1")
     touched = write(b.full(b.shape(x), 0, "i64"), 1, "add")
     start = x
     if not include_self:

@@ -54,11 +54,14 @@ def _huber_loss(b: OpBuilder, x: Value, y: Value, how: int = 1, delta: float = 1
 def _bce_logits(
     b: OpBuilder, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None, how: int = 1
 ) -> Value:
-    tail = b.op(ew.Neg, [LOWERINGS[A.log_sigmoid.default](b, x)])
-    if pos_weight is not None:
-        tail = b.mul(tail, b.add(b.mul(b.sub(pos_weight, 1.0), y), 1.0))
-    loss = b.add(b.mul(b.sub(1.0, y), x), tail)
-    return _reduced(b, loss if weight is None else b.mul(loss, weight), how)
+    def f(x: Value, y: Value) -> Value:
+        tail = b.op(ew.Neg, [LOWERINGS[A.log_sigmoid.default](b, x)])
+        if pos_weight is not None:
+            tail = b.mul(tail, b.add(b.mul(b.sub(pos_weight, 1.0), y), 1.0))
+        loss = b.add(b.mul(b.sub(1.0, y), x), tail)
+        return _reduced(b, loss if weight is None else b.mul(loss, weight), how)
+
+    return b.in_f32(f, x, y)
 
 
 @lowers(A.nll_loss_nd.default, A.nll_loss.default)

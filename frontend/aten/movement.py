@@ -187,7 +187,7 @@ def _roll(b: OpBuilder, x: Value, shifts: Sequence[Any], dims: Sequence[int] = (
 def _sum_to_size(b: OpBuilder, x: Value, size: Sequence[Any]) -> Value:
     more = b.rank(x) - len(size)
     dims = [d for d, s in enumerate(b.shape(x)) if d < more or (size[d - more] == 1 and s != 1)]
-    if dims:  # as a sum, of integers in i64
+    if dims or not size:  # as a sum, of integers in i64; to no dims always
         x = b.reduce(x if b.dtype(x).is_float else b.convert(x, "i64"), "sum", dims, keepdim=True)
     return b.reshape(x, size)
 

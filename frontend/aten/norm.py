@@ -44,7 +44,8 @@ def _native_layer_norm(
     dtype = b.dtype(x)
     wide = b.convert(x, "f32") if dtype.name in ("f16", "bf16") else x
     y, mu, rstd = _standardise(b, wide, dims, eps)
-    return [b.convert(_affine(b, y, weight, bias, None), dtype), mu, rstd]
+    own = next((b.dtype(v) for v in (weight, bias) if v is not None), dtype)  # ATen's mean and deviation have the weights' dtype
+    return [b.convert(_affine(b, y, weight, bias, None), dtype), b.convert(mu, own), b.convert(rstd, own)]
 
 
 @lowers(A.layer_norm.default)

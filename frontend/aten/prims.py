@@ -20,7 +20,7 @@ P: Any = torch.ops.prims
 
 _SAME = (
     "abs acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 exp2 digamma floor ceil isfinite lgamma log log1p log2 log10 "
-    "neg reciprocal round sign signbit sin sinh sqrt tan tanh trunc bitwise_not atan2 fmax fmin nextafter conj conj_physical"
+    "neg reciprocal round sign signbit sin sinh sqrt tan tanh trunc bitwise_not atan2 fmax fmin gcd nextafter conj conj_physical"
 )
 _SAME_TENSOR = "add sub mul eq ne lt le gt ge fmod remainder bitwise_and bitwise_or bitwise_xor copysign"
 _RENAMED = {

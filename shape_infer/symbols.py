@@ -173,21 +173,23 @@ def evaluate(x: Size, env: Mapping[str, int | float]) -> int:
     values = {s: sympy.sympify(env[s.name]) for s in x.free_symbols}
     try:
         v = x.xreplace(values)
-    except ZeroDivisionError:
-        v = _dividing_by_one(x, values)
+    except (ZeroDivisionError, ValueError):  # ValueError: a quotient that isn't whole, in a Min or Max
+        v = _as_host(x, values)
     if isinstance(v, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
         return int(bool(v))
     return int(v)
 
 
-def _dividing_by_one(e: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic:
-    """The value of an expression that divides by zero, as the host program computes it where the contract excludes the sizes."""
+def _as_host(e: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic:
+    """The value of an expression as the host program computes it where the contract excludes the sizes: division by zero divides
+    by one, a quotient that isn't whole is rounded down."""
     if not e.args:
         return e.xreplace(values)
-    args = [_dividing_by_one(a, values) for a in e.args]
+    args = [_as_host(a, values) for a in e.args]
     if len(args) == 2 and args[1] == 0 and isinstance(e, (tsf.FloorDiv, tsf.Mod, tsf.PythonMod, tsf.CleanDiv, tsf.CeilDiv)):
         args[1] = sympy.Integer(1)
-    return e.func(*args)
+    v = e.func(*args)
+    return sympy.floor(v) if v.is_Rational else v
 
 
 def ceil_div(a: Size, b: int) -> sympy.Expr:

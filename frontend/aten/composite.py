@@ -63,8 +63,11 @@ def _heaviside(b: OpBuilder, x: Value, values: Value) -> Value:
 
 @lowers(A.sinc.default)
 def _sinc(b: OpBuilder, x: Value) -> Value:
-    angle = b.mul(b.floating(x), math.pi)
-    return b.select(b.ew(ew.Eq, x, 0), 1.0, b.div(b.unary(ew.Sin, angle), angle))
+    def f(v: Value) -> Value:
+        angle = b.mul(v, math.pi)
+        return b.select(b.ew(ew.Eq, v, 0), 1.0, b.div(b.unary(ew.Sin, angle), angle))
+
+    return b.in_f32(f, b.floating(x))
 
 
 @lowers(A.logaddexp2.default)

@@ -60,7 +60,8 @@ def _conv(
             for s, st, p, d, k in zip(spatial, stride, padding, dilation, ws[2:], strict=True)
         ]
     if not b.dtype(x).is_float or not all(map(is_static, (channels, *ws))):
-        y = _conv_by_columns(b, x, w, stride, padding, dilation, transposed, out, groups)
+        columns = _transposed_by_columns if transposed else _conv_by_columns
+        y = columns(b, x, w, stride, padding, dilation, out, groups)
         return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
     y = b.op(
         compute.Conv,
@@ -79,15 +80,7 @@ def _conv(
 
 
 def _conv_by_columns(
-    b: OpBuilder,
-    x: Value,
-    w: Value,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    out: list[Any],
-    groups: int,
+    b: OpBuilder, x: Value, w: Value, stride: list[int], padding: list[int], dilation: list[int], out: list[Any], groups: int
 ) -> Value:
     """A convolution as one product with the input's windows, for what its kernels don't take: channels or windows whose sizes
     vary, integers."""
@@ -95,25 +88,41 @@ def _conv_by_columns(
     for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, ws[2:], out, strict=True)):
         dim, size = 2 + 2 * i, spatial[i]  # window dims before, [k, o] here
         taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
-        if transposed:
-            far = b.sub(b.add(places, p), b.mul(taps, d))
-            at = b.floordiv(far, s)
-            inside = b.ew(ew.And, b.ew(ew.Eq, b.mul(at, s), far), b.ew(ew.Ge, at, 0))
-        else:
-            at = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
-            inside = b.ew(ew.Ge, at, 0)
-        inside = b.ew(ew.And, inside, b.ew(ew.Lt, at, size))
+        at = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
+        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, size))
         x = b.take(x, [b.maximum(b.minimum(at, size - 1), 0)], [dim], dim)
         x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=b.dtype(x))
     windows = [*range(2, 2 + 2 * n, 2)]
     x = b.transpose(x, [0, 1, *windows, *(d + 1 for d in windows)])
-    depth, flat = b.size(channels / groups) * sympy.prod(ws[2:]), sympy.prod(out)
-    x = b.reshape(x, [batch, groups, depth, flat])
-    if transposed:
-        w = b.swap(b.reshape(w, [groups, b.size(channels / groups), *ws[1:]]), 1, 2)
-    each = ws[1] if transposed else b.size(ws[0] / groups)
+    depth, each = b.size(channels / groups) * sympy.prod(ws[2:]), b.size(ws[0] / groups)
+    x = b.reshape(x, [batch, groups, depth, sympy.prod(out)])
     w = b.expand(b.reshape(w, [groups, each, depth]), [batch, groups, each, depth])
     return b.reshape(b.matmul(w, x), [batch, each * groups, *out])
+
+
+def _transposed_by_columns(
+    b: OpBuilder, x: Value, w: Value, stride: list[int], padding: list[int], dilation: list[int], out: list[Any], groups: int
+) -> Value:
+    """A transposed convolution as one product of window elements for each place of the input, which are then summed, dim by dim,
+    where windows overlap; for what its kernels don't take."""
+    n, (batch, channels, *spatial), ws = len(out), b.shape(x), b.shape(w)
+    depth = b.size(channels / groups)
+    w = b.swap(b.reshape(w, [groups, depth, sympy.prod(ws[1:])]), 1, 2)
+    w = b.expand(w, [batch, *b.shape(w)])
+    y = b.matmul(w, b.reshape(x, [batch, groups, depth, sympy.prod(spatial)]))
+    y = b.reshape(y, [batch, groups * ws[1], *ws[2:], *spatial])
+    last = 2 + 2 * n - 2
+    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, ws[2:], out, strict=True)):
+        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
+        far = b.sub(b.add(places, p), b.mul(taps, d))
+        at, size = b.floordiv(far, s), spatial[i]
+        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, size))
+        inside = b.ew(ew.And, inside, b.ew(ew.Eq, b.mul(at, s), far))
+        at = b.maximum(b.minimum(at, size - 1), 0)
+        y = b.take(y, [taps, at], [2, 2 + n - i], last - i)  # the window's next dim, the input's next dim -> [k, o] at the end
+        y = b.select(b.expand(inside, b.shape(y)), y, 0, dtype=b.dtype(y))
+        y = b.reduce(y, "sum", [last - i])
+    return y
 
 
 @lowers(A.convolution.default)

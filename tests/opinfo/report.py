@@ -20,7 +20,7 @@ PyTorch keeps sample inputs of its operators for its own tests (OpInfo). `python
 differently structured samples of every operator and dtype, exports each with every size of 2 or more dynamic (static where
 torch.export can't do that), compiles it, and compares with eager PyTorch; then again at other sizes from the same binary, as far as
 the exported program accepts them (grown, larger, 1, 0). Integers and bools must be equal; floats within the tolerances stated in
-`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms and convolutions: as
+`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions and running sums: as
 PyTorch's worst element). Random operators are compared by dtype and shape.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't

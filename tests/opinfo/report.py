@@ -20,8 +20,8 @@ PyTorch keeps sample inputs of its operators for its own tests (OpInfo). `python
 differently structured samples of every operator and dtype, exports each with every size of 2 or more dynamic (static where
 torch.export can't do that), compiles it, and compares with eager PyTorch; then again at other sizes from the same binary, as far as
 the exported program accepts them (grown, larger, 1, 0). Integers and bools must be equal; floats within the tolerances stated in
-`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions and running sums: as
-PyTorch's worst element). Random operators are compared by dtype and shape.
+`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions and
+running sums: as PyTorch's worst element). Random operators are compared by dtype and shape.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts. What is left out on purpose is named in the last column, in parentheses.
@@ -39,7 +39,7 @@ def outcome(sample: dict[str, Any]) -> str:
     reason = sample["reason"]
     if sample["outcome"] == "refused" and reason.startswith("no lowering: "):
         missing = reason.removeprefix("no lowering: ").split(", ")
-        if any(out_of_scope(m) for m in missing):
+        if all(out_of_scope(m) for m in missing):
             return "left out"
     return str(sample["outcome"])
 

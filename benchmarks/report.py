@@ -48,8 +48,12 @@ def speedups(result: Result, figure: str = "median_ms") -> tuple[list[float], li
     peer that was compiled for that shape alone; empty where nothing is to compare."""
     by_peer = times(result, figure)
     specialised = [n for n in by_peer if n in PEERS and PEERS[n].specialised]
-    general = [n for n in by_peer if n not in specialised and n != OURS]
+    general = [n for n in by_peer if n not in specialised and not _is_ours(n)]
     return _ratio(by_peer, ["eager"]), _ratio(by_peer, general), _ratio(by_peer, specialised)
+
+
+def _is_ours(name: str) -> bool:
+    return name in PEERS and PEERS[name].ours
 
 
 def geomean(xs: Sequence[float]) -> str:
@@ -148,7 +152,7 @@ def _conditions(results: Sequence[Result]) -> str:
     """What was measured, on what, against which versions."""
     r = results[-1]
     c = r["ceilings"]
-    peers = sorted({n for x in results for n in times(x)} - {OURS})
+    peers = sorted({n for x in results for n in times(x) if not _is_ours(n)})
     versions = ", ".join(f"{n} {v}" for n, v in r["versions"].items())
     return (
         f"Speed-ups (geometric means over all shapes; the shape changes at every call) on {r['threads']} "

@@ -34,6 +34,7 @@ class Workload:
 
     group         heading under which it is summed up
     export_shape  the example for export and for compilers that need one; no size of 0 or 1
+    grow          arguments that are caches, and the dim along which they grow (`dhlo.Options`)
     tied_head     the embedding table is also read as a whole, by the output layer
     """
 
@@ -46,6 +47,7 @@ class Workload:
     export_shape: Shape
     dtype: torch.dtype = torch.float32
     export_options: dict[str, Any] = field(default_factory=dict)
+    grow: dict[str, int] = field(default_factory=dict)
     tied_head: bool = False
 
     @property
@@ -73,7 +75,12 @@ class Workload:
     def subject(self) -> Subject:
         shapes = [*self.shapes, self.export_shape]
         return Subject(
-            self.labels, lambda i: (self.arguments(shapes[i]), {}), self.module, self.export, example=len(self.shapes)
+            self.labels,
+            lambda i: (self.arguments(shapes[i]), {}),
+            self.module,
+            self.export,
+            grow=self.grow,
+            example=len(self.shapes),
         )
 
 
@@ -194,6 +201,7 @@ def _decoders(tiny: bool) -> Iterator[Workload]:
         ({}, {}, dims, dims),
         [(p,) for p in ((1, 5) if tiny else pasts)],
         (6,) if tiny else (64,),
+        grow={"keys_*": 2, "values_*": 2},
         tied_head=True,
         export_options={"prefer_deferred_runtime_asserts_over_guards": True},
     )

@@ -171,6 +171,22 @@ def test_peers_of_one_shape_have_a_column_of_their_own() -> None:
     assert "over the best specialised" in text and "| W1 | 2.83 | 2.83 | 2.00 (1x7) | 0.50 | 1.5 | 2 |" in text
 
 
+def test_other_ways_of_using_dhlo_are_shown_and_not_compared_with() -> None:
+    result = fake("w1_x", "W1", eager=[4.0, 8.0], dhlo=[2.0, 2.0], dhlo_grow=[1.0, 1.0])
+    assert "| 2.00 | **1.00** |" in report.detail(result) and "1.00 over the best other" not in report.detail(result)
+    assert "Other peers: eager;" in report.summary([result])
+
+
+def test_growing_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure", lambda threads: CEILINGS)
+    known = registry(tiny=True)
+    for name, fails in (("w2_decode", False), ("w2_prefill", True)):
+        (w,) = select(name, known)
+        result = measure.measure_workload(w, ["dhlo_grow"], 1, budget=0.0, rounds=1, tiny=True, results=tmp_path)
+        assert ("no argument of this program" in result["peers"]["dhlo_grow"].get("error", "")) == fails
+        assert fails or max(result["peers"]["dhlo_grow"]["errors"]) < 1e-4
+
+
 def test_insert_replaces_what_is_between_markers(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.dlpack import from_dlpack
 
 from dhlo.bench.subject import Arguments, Subject
@@ -20,6 +20,7 @@ from dhlo.errors import CompileError
 __all__ = ["PEERS", "Peer", "installed"]
 
 PEERS: dict[str, type[Peer]] = {}
+_ROOM = 64  # positions that a growing cache has left
 
 
 class Peer:
@@ -33,6 +34,7 @@ class Peer:
     needs: ClassVar[tuple[str, ...]] = ()  # modules that must be installed
     from_file: ClassVar[bool] = False  # works where only a compiled model is at hand
     specialised: ClassVar[bool] = False  # compiles each shape for itself, outside the timed region
+    ours: ClassVar[bool] = False  # a way to use this compiler: nothing to compare it with
 
     def __init_subclass__(cls, peer: str) -> None:
         PEERS[peer] = cls
@@ -137,6 +139,7 @@ class Dhlo(Eager, peer="dhlo"):
     """This compiler."""
 
     from_file: ClassVar[bool] = True
+    ours: ClassVar[bool] = True
 
     def build(self) -> None:
         os.environ["DHLO_NUM_THREADS"] = str(self.threads)
@@ -145,10 +148,32 @@ class Dhlo(Eager, peer="dhlo"):
         if self.subject.model_file is not None:
             self.fn = dhlo.load(self.subject.model_file)
         else:
-            self.fn = dhlo.compile(self._exported(), cache="")
+            self.fn = dhlo.compile(self._exported(), cache="", grow=self.grow())
+
+    def grow(self) -> Mapping[str, int]:
+        return {}
 
     def code_bytes(self) -> int | None:
         return None if self.subject.model_file is not None else int(self.fn._compiled().code_bytes)
+
+
+class DhloGrow(Dhlo, peer="dhlo_grow"):
+    """This compiler, with caches that grow in buffers of the caller: each call writes its rows behind the filled ones."""
+
+    from_file: ClassVar[bool] = False
+
+    def grow(self) -> Mapping[str, int]:
+        if not self.subject.grow:
+            raise CompileError("no argument of this program is a cache that grows")
+        return self.subject.grow
+
+    def prepare(self, arguments: Arguments) -> Any:
+        leaves, spec = tree_flatten(arguments)
+        for i, dim, _ in self.fn._grown:
+            filled = leaves[i].shape[dim]
+            room = leaves[i].new_empty([n + _ROOM * (d == dim) for d, n in enumerate(leaves[i].shape)])
+            leaves[i] = room.narrow(dim, 0, filled).copy_(leaves[i])
+        return tree_unflatten(leaves, spec)
 
 
 # ---------------------------------------------------------------------- others

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Subject:
     module: Callable[[], torch.nn.Module] | None = None
     exported: Callable[[], torch.export.ExportedProgram] | None = None
     model_file: Path | None = None
+    grow: Mapping[str, int] = field(default_factory=dict)  # `Options.grow`, where the program has caches
     example: int = 0  # the shape at which just-in-time compilers compile first
 
 

@@ -68,17 +68,29 @@ def decompositions_of(op: Any) -> list[Callable[..., Any]]:
         return []
     table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
     known = [table[op]] if op in table else []
+    if op.namespace not in ("aten", "prims"):
+        keys = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd
+        return [*known, *(_kernel(op, key) for key in keys if _has_kernel(op, key))]
     if not op._can_decompose():
         return known
-    key, name = torch._C.DispatchKey.CompositeImplicitAutograd, str(op).removesuffix(".default").replace(".", "::", 1)
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not _has_kernel(op, key):
         return [*known, op.decompose]
+    return [*known, _kernel(op, key)]  # not op.decompose, which torch.export overrides while it traces
+
+
+def _has_kernel(op: Any, key: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def _kernel(op: Any, key: Any) -> Callable[..., Any]:
+    """What PyTorch itself calls for the operator; of other libraries, such kernels are functions in Python as a rule."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():  # else torch.export's mode calls the operator as such
             return op._op_dk(key, *args, **kwargs)
 
-    return [*known, kernel]  # not op.decompose, which torch.export overrides while it traces
+    return kernel
 
 
 def _trace(node: Any) -> Any | None:

@@ -303,3 +303,16 @@ def _im2col(
     r = len(front)
     x = b.transpose(x, [*range(r), r, r + 1, r + 3, r + 2, r + 4])
     return b.reshape(x, [*front, c * kh * kw, oh * ow])
+
+
+@lowers(A._trilinear.default)
+def _trilinear(
+    b: OpBuilder, x: Value, y: Value, z: Value, new_x: Any, new_y: Any, new_z: Any, summed: Sequence[int], unroll_dim: int = 1
+) -> Value:
+    """Product of three tensors, each with dims of size 1 inserted, summed along dims."""
+    product: Value | None = None
+    for v, new in ((x, new_x), (y, new_y), (z, new_z)):
+        for d in sorted(new):
+            v = b.unsqueeze(v, d)
+        product = v if product is None else b.mul(product, v)
+    return b.reduce(product, "sum", b.dims_list(product, summed)) if summed else product

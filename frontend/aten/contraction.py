@@ -225,6 +225,27 @@ def _attention(
     return b.reshape(y, [*shape[:-1], b.shape(v)[3]]) if rank != 4 else y
 
 
+@lowers(A._scaled_dot_product_flash_attention_for_cpu.default)
+def _flash_attention(
+    b: OpBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Value]:
+    """Attention, and the logarithm of its rows' sums [B, H, S] in f32."""
+    wide_q, wide_k = (b.convert(x, "f32") if b.dtype(x).bytes < 4 else x for x in (q, k))
+    scores = _scores(b, wide_q, wide_k, attn_mask, causal=causal, scale=scale)
+    top = b.reduce(scores, "max", [3], keepdim=True)
+    sums = b.reduce(b.unary(ew.Exp, b.sub(scores, top)), "sum", [3])
+    logs = b.add(b.squeeze(top, [3]), b.unary(ew.Log, sums))
+    return [_attention(b, q, k, v, attn_mask, dropout, causal, scale=scale, enable_gqa=True), logs]
+
+
 def _composed_attention(
     b: OpBuilder,
     q: Value,
@@ -237,11 +258,22 @@ def _composed_attention(
     dropout: float,
 ) -> Value:
     """Attention as products around a softmax, for what its kernels don't take: head sizes that vary, double precision, dropout."""
-    batch, heads, rows, depth = b.shape(q)
+    batch, heads = b.shape(q)[:2]
     groups, columns = b.size(heads / b.shape(k)[1]), b.shape(k)[2]
     if groups != 1:
         kv = [batch, b.shape(k)[1], groups, columns]
         k, v = (b.reshape(b.expand(b.unsqueeze(x, 2), [*kv, b.shape(x)[3]]), [batch, heads, *b.shape(x)[2:]]) for x in (k, v))
+    scores = _scores(b, q, k, mask, causal=causal, scale=scale)
+    top = b.reduce(scores, "max", [3], keepdim=True)
+    weights = b.unary(ew.Exp, b.sub(scores, b.select(b.ew(ew.Eq, top, -math.inf), 0.0, top)))
+    total = b.reduce(weights, "sum", [3], keepdim=True)
+    weights = b.div(weights, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))
+    return b.matmul(drop(b, weights, dropout)[0] if dropout else weights, v)
+
+
+def _scores(b: OpBuilder, q: Value, k: Value, mask: Value | None, *, causal: bool, scale: float | None) -> Value:
+    """What the softmax of attention is taken of."""
+    rows, depth, columns = *b.shape(q)[2:], b.shape(k)[2]
     factor = b.unary(ew.Rsqrt, b.full([], depth, b.dtype(q))) if scale is None else scale
     scores = b.matmul(b.mul(q, factor), b.swap(k, 2, 3))
     allowed = None
@@ -253,13 +285,7 @@ def _composed_attention(
         square = [rows, columns]
         lower = b.op(ew.Ge, [b.iota(square, 0, "i64"), b.iota(square, 1, "i64")])
         allowed = lower if allowed is None else b.ew(ew.And, allowed, lower)
-    if allowed is not None:
-        scores = b.select(allowed, scores, -math.inf)
-    top = b.reduce(scores, "max", [3], keepdim=True)
-    weights = b.unary(ew.Exp, b.sub(scores, b.select(b.ew(ew.Eq, top, -math.inf), 0.0, top)))
-    total = b.reduce(weights, "sum", [3], keepdim=True)
-    weights = b.div(weights, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))
-    return b.matmul(drop(b, weights, dropout)[0] if dropout else weights, v)
+    return scores if allowed is None else b.select(allowed, scores, -math.inf)
 
 
 def _four_dims(b: OpBuilder, x: Value) -> Value:

@@ -155,6 +155,13 @@ def _convnd(
     return _conv(b, x, w, bias, stride, padding, dilation, False, 0, groups)
 
 
+@lowers(A.conv_tbc.default)
+def _conv_tbc(b: OpBuilder, x: Value, w: Value, bias: Value, padding: int = 0) -> Value:
+    """Of x [T, B, I] and w [K, I, O]."""
+    y = _conv(b, b.transpose(x, [1, 2, 0]), b.transpose(w, [2, 1, 0]), bias, 1, padding, 1, False, 0, 1)
+    return b.transpose(y, [2, 0, 1])
+
+
 @lowers(A.conv1d.padding, A.conv2d.padding, A.conv3d.padding)
 def _conv_padding(
     b: OpBuilder,
@@ -309,7 +316,9 @@ def _register_pools() -> None:
             count_pad: bool = True,
             divisor: int | None = None,
         ) -> Value:
-            return pool(b, x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
+            whole = b.dtype(x).is_int
+            y = pool(b, b.convert(x, "f64") if whole else x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
+            return b.convert(y, b.dtype(x)) if whole else y  # integers are divided towards 0
 
         return rule
 

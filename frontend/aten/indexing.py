@@ -272,8 +272,10 @@ def scatter(
     return b.op(lookup.Scatter, [x, *index, src], {"dims": list(dims), "at": at, "how": how, "wrap": wrap})
 
 
-@lowers(A.index_put.default, A._unsafe_index_put.default)
-def _index_put(b: OpBuilder, x: Value, index: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+@lowers(A.index_put.default, A._unsafe_index_put.default, A._index_put_impl.default)
+def _index_put(
+    b: OpBuilder, x: Value, index: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+) -> Value:
     mask = index[0] if len(index) == 1 else None
     if mask is not None and b.dtype(mask).is_bool and not accumulate and b.type(values).numel == 1:
         wide = b.expand(b.reshape(mask, [*b.shape(mask), *[1] * (b.rank(x) - b.rank(mask))]), b.shape(x))

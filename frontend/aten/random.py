@@ -292,7 +292,7 @@ def _rrelu(
 
 
 @lowers(A.rrelu_with_noise_functional.default)
-def _rrelu_with_noise(
+def _rrelu_with_noise_functional(
     b: OpBuilder,
     x: Value,
     noise: Value,
@@ -306,3 +306,8 @@ def _rrelu_with_noise(
     slope = b.add(b.mul(_uniform(b, b.shape(x), b.dtype(x)), upper - lower), lower)
     used = b.select(b.ew(ew.Gt, x, 0), 1, slope, dtype=b.dtype(x))
     return [b.mul(x, used), used]
+
+
+@lowers(A.rrelu_with_noise.default)
+def _rrelu_with_noise(b: OpBuilder, *args: Any) -> Value:
+    return _rrelu_with_noise_functional(b, *args)[0]

@@ -35,7 +35,26 @@ def compiled(fn: Any, *sets: Any) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+A: Any = torch.ops.aten
 CASES: dict[str, Any] = {
+    "trilinear": (
+        lambda x, y, z: (A._trilinear(x, y, z, [1], [0], [1, 2], [1, 2]), A._trilinear(x, y, z, [1], [0], [1, 2], [])),
+        [[rn(2, 5, 6), rn(3, 5, 6), rn(2, 6)]],
+    ),
+    "flash attention": (
+        lambda q, k, m: (
+            *A._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, True),
+            *A._scaled_dot_product_flash_attention_for_cpu(q, k, k, attn_mask=m, scale=0.3),
+        ),
+        [[rn(2, 4, 8, 16), rn(2, 4, 8, 16), rn(2, 4, 8, 8)], [rn(1, 3, 17, 16), rn(1, 3, 17, 16), rn(1, 3, 17, 17)]],
+    ),
+    "average of integers": (
+        lambda x: F.avg_pool2d(x, (3, 2), 2, 1),
+        [[ri(2, 3, 8, 9, hi=99) - 50], [ri(1, 3, 18, 7, hi=99) - 50]],
+    ),
+    "rounded size": (lambda x: x[: round(x.shape[0] / 2)], [[rn(6, 3)], [rn(5, 4)], [rn(7, 4)]]),
+    "linspace to a size": (lambda x: torch.linspace(0, x.size(0) - 1, 5), [[rn(6, 3)], [rn(3, 4)], [rn(1, 1)]]),
+    "rrelu": (lambda x: A.rrelu_with_noise(x, x), [[rn(6, 3)], [rn(1, 4)]]),
     "median": (
         lambda x: (x.median(), x.median(1), x.nanmedian(), x.nanmedian(0), x.kthvalue(2, 0)),
         [[some_nan(3, 5)], [rn(4, 6)], [some_nan(7, 40)]],

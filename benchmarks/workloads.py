@@ -201,7 +201,7 @@ def _decoders(tiny: bool) -> Iterator[Workload]:
         ({}, {}, dims, dims),
         [(p,) for p in ((1, 5) if tiny else pasts)],
         (6,) if tiny else (64,),
-        grow={"keys_*": 2, "values_*": 2},
+        grow={"keys*": 2, "values*": 2},
         tied_head=True,
         export_options={"prefer_deferred_runtime_asserts_over_guards": True},
     )

@@ -9,7 +9,7 @@ ULP; all but exp and log go through libm lane by lane.
 
 from __future__ import annotations
 
-from dhlo.codegen import vmath_f32, vmath_special  # noqa: F401  (they register)
+from dhlo.codegen import vmath_bessel, vmath_f32, vmath_special  # noqa: F401  (they register)
 from dhlo.codegen.vmath_base import ARITY, ULP, call
 
 __all__ = ["ARITY", "ULP", "call"]

@@ -446,6 +446,20 @@ class NormalCdf(MathOp, name="normal_cdf"):
     def torch(self, x: Any) -> Any: return (torch.erfc(x.double() * -math.sqrt(0.5)) * 0.5).to(x.dtype)
 
 
+class SpecialOp(MathOp):
+    """A function that torch.special has."""
+
+    takes = "f"
+
+    def torch(self, x: Any) -> Any:
+        return getattr(torch.special, type(self).OPERATION_NAME.removeprefix("dhlo."))(x.double()).to(x.dtype)
+
+
+class BesselI0(SpecialOp, name="i0"): pass
+class BesselI0e(SpecialOp, name="i0e"): pass
+class BesselI1(SpecialOp, name="i1"): pass
+class BesselI1e(SpecialOp, name="i1e"): pass
+class Erfcx(SpecialOp, name="erfcx"): pass
 class Rsqrt(MathOp, name="rsqrt"): pass
 class Lgamma(MathOp, name="lgamma"): pass
 class Digamma(MathOp, name="digamma"): pass

@@ -52,6 +52,11 @@ _FLOAT: dict[str, type[Op]] = {
     "sqrt": ew.Sqrt,
     "lgamma": ew.Lgamma,
     "digamma": ew.Digamma,
+    "i0": ew.BesselI0,
+    "special_i0e": ew.BesselI0e,
+    "special_i1": ew.BesselI1,
+    "special_i1e": ew.BesselI1e,
+    "special_erfcx": ew.Erfcx,
 }
 _SAME: dict[str, type[Op]] = {"neg": ew.Neg, "abs": ew.Abs, "sign": ew.Sign, "sgn": ew.Sign, "bitwise_not": ew.Not}
 _ROUND: dict[str, type[Op]] = {

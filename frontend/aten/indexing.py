@@ -168,14 +168,15 @@ def _embedding_bag(
         offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
     n, bags = b.shape(index)[0], b.shape(offsets)[0]
     bag = b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), b.iota([n], 0, "i64")], {"right": True}), 1)
-    rows = b.take(table, [index], [0], 0)
-    used = b.full([n], 1, b.dtype(table))
+    work = b.as_dtype("f32") if b.dtype(table).name in ("f16", "bf16") else b.dtype(table)
+    rows = b.convert(b.take(table, [index], [0], 0), work)
+    used = b.full([n], 1, work)
     if padding_idx is not None and padding_idx != -1:
-        used = b.convert(b.ew(ew.Ne, index, padding_idx), b.dtype(table))
-    start = b.full([bags, b.shape(table)[1]], 0, b.dtype(table))
-    count = scatter(b, b.full([bags], 0, b.dtype(table)), [bag], used, [0], 0, "add")
+        used = b.convert(b.ew(ew.Ne, index, padding_idx), work)
+    start = b.full([bags, b.shape(table)[1]], 0, work)
+    count = scatter(b, b.full([bags], 0, work), [bag], used, [0], 0, "add")
     if mode == 2:
-        low = b.full(b.shape(start), float("-inf"), b.dtype(table))
+        low = b.full(b.shape(start), float("-inf"), work)
         rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
         out = scatter(b, low, [bag], rows, [0], 0, "max")
         out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
@@ -190,7 +191,7 @@ def _embedding_bag(
             "add",
         )
         out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == 1 else out
-    return [out, bag, b.convert(count, "i64"), b.full([0], 0, "i64")]
+    return [b.convert(out, b.dtype(table)), bag, b.convert(count, "i64"), b.full([0], 0, "i64")]
 
 
 # ---------------------------------------------------------------------------------------------------- data-dependent

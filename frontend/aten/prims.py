@@ -25,6 +25,11 @@ _SAME = (
 _SAME_TENSOR = "add sub mul eq ne lt le gt ge fmod remainder bitwise_and bitwise_or bitwise_xor copysign"
 _RENAMED = {
     P.erf_inv.default: A.erfinv.default,
+    P.bessel_i0.default: A.i0.default,
+    P.bessel_i0e.default: A.special_i0e.default,
+    P.bessel_i1.default: A.special_i1.default,
+    P.bessel_i1e.default: A.special_i1e.default,
+    P.erfcx.default: A.special_erfcx.default,
     P.where.default: A.where.self,
     P.shift_left.default: A.bitwise_left_shift.Tensor,
     P.shift_right_arithmetic.default: A.bitwise_right_shift.Tensor,

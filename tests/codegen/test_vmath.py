@@ -70,7 +70,7 @@ def reference(name: str) -> Callable[..., Array]:
     """The function in float64."""
     if name == "cbrt":
         return np.cbrt
-    fn = getattr(torch, name)
+    fn = getattr(torch, name, None) or getattr(torch.special, name)
     return lambda *xs: fn(*[torch.from_numpy(x) for x in xs]).numpy()
 
 
@@ -149,8 +149,8 @@ def test_f64_functions() -> None:
                         [-745.0, 709.7, 1e-310, 1e300]])
     for name in UNARY:
         with np.errstate(all="ignore"):
-            np.testing.assert_allclose(run(jit, name, x), reference(name)(x), rtol=1e-10
-                                       if name == "digamma" else 4e-15,
+            np.testing.assert_allclose(run(jit, name, x), reference(name)(x),
+                                       rtol={"digamma": 1e-10, "erfcx": 1e-13}.get(name, 4e-15),  # PyTorch's own error
                                        atol=1e-300, err_msg=name)
     a, b = (v.ravel() for v in np.meshgrid(SPECIAL.astype(np.float64), SPECIAL.astype(np.float64)))
     for name in BINARY:

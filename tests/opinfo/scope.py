@@ -13,8 +13,8 @@ _REASONS: list[tuple[str, str]] = [
      r"cholesky_inverse|cholesky_solve|geqrf|lu_unpack|ormqr|triangular_solve",
      "matrix decompositions"),
     (r"special_(airy_ai|bessel_[jy][01]|(scaled_)?modified_bessel_[ik][01]|(shifted_)?chebyshev_polynomial_[tuvw]|"
-     r"hermite_polynomial_he?|laguerre_polynomial_l|legendre_polynomial_p)|bessel_[ij][01]e?|spherical_bessel_j0|"
-     r"igammac?|polygamma|zeta|ndtri|erfcx",
+     r"hermite_polynomial_he?|laguerre_polynomial_l|legendre_polynomial_p)|bessel_j[01]|spherical_bessel_j0|"
+     r"igammac?|polygamma|zeta|ndtri",
      "special functions without a kernel"),
     (r"_?sparse\w*|to_sparse\w*|_to_sparse\w*|_nested\w*|to_mkldnn", "sparse and nested tensors"),
 ]

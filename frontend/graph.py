@@ -382,7 +382,7 @@ class Importer:
             view = MAYBE_VIEWS[target]
         if view is None and target not in MAYBE_VIEWS and is_view(target):
             view = _no_writes(target)
-        if view is None or not isinstance(args[0], Ref):
+        if view is None or not isinstance(args[0], Ref) or isinstance(result, Complex):  # complex ones are never written in place
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
 

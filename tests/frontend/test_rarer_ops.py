@@ -122,6 +122,7 @@ def test_split_at_positions_that_a_tensor_holds() -> None:
         (lambda x: F.batch_norm(x, x, x), [rn(0)]),
         (lambda x: (x.clone().resize_(5, 2), (x + 1).resize_as_(x[:1])), [rn(4, 5)]),
         (torch.trace, [rn(1, 3)]),
+        (torch.view_as_complex, [rn(5, 2)]),
         *((_fractional, [x, torch.rand(2, 3, 3)]) for x in (rn(2, 3, 5, 6, 7), rn(2, 3, 19, 12, 30))),
         *((_histogram, [x, torch.rand_like(x)]) for x in (rn(3, 5), torch.full((2, 1), 0.25), rn(0, 3), rn(40, 50))),
         *((_histogramdd, [rn(n, 2), torch.rand(n)]) for n in (0, 1, 7, 500)),

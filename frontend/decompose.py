@@ -20,6 +20,7 @@ from torch.fx.experimental import _config
 
 from dhlo.frontend.functionalize import functional_form
 from dhlo.frontend.guards import input_values
+from dhlo.frontend.linear_algebra import LINEAR_ALGEBRA
 
 __all__ = ["Decompositions", "decompositions_of"]
 
@@ -66,6 +67,8 @@ def decompositions_of(op: Any) -> list[Callable[..., Any]]:
     """PyTorch's decompositions of an operator: the one in Python, and what its own kernel calls, as far as there are such."""
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
         return []
+    if op in LINEAR_ALGEBRA:
+        return [LINEAR_ALGEBRA[op]]
     table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
     known = [table[op]] if op in table else []
     if op.namespace not in ("aten", "prims"):

@@ -18,7 +18,7 @@ from dhlo.frontend.promotion import is_boolean
 from dhlo.frontend.registry import higher_order, lowers
 from dhlo.mlir import ir
 from dhlo.ops import control
-from dhlo.ops.elementwise import Lt
+from dhlo.ops.elementwise import Eq, Lt
 from dhlo.shape_infer.symbols import as_expr
 from dhlo.types import TensorType, from_mlir, from_torch_dtype
 
@@ -51,6 +51,12 @@ def _assert_scalar(b: OpBuilder, cond: Any, message: str = "assertion failed") -
 @lowers(A._assert_async.msg, A._assert_async.default, A._functional_assert_async.msg)
 def _assert_async(b: OpBuilder, x: Value, message: str = "assertion failed", *_: Any) -> None:
     b.op(control.AssertTensor, [b.convert(x, "i1")], {"message": message})
+
+
+@lowers(A._linalg_check_errors.default)
+def _linalg_check_errors(b: OpBuilder, info: Value, name: str, *, is_matrix: bool) -> None:
+    fine = b.reduce(b.op(Eq, [info, b.full(b.shape(info), 0, b.dtype(info))]), "all", list(range(b.rank(info))))
+    b.op(control.AssertTensor, [fine], {"message": f"{name}: a matrix is singular, or not positive definite"})
 
 
 @lowers(A.sym_constrain_range.default, A.sym_constrain_range_for_size.default)

@@ -6,7 +6,7 @@ import copy
 import gc
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import dhlo
 from dhlo.errors import DhloError, UnsupportedError
 from tests.opinfo.samples import Sample, samples
 
-__all__ = ["TOLERANCE", "Result", "check"]
+__all__ = ["TOLERANCE", "Result", "check", "check_samples"]
 
 # (relative, absolute). Values farther away pass if they are as close to the double-precision result as PyTorch's are.
 TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
@@ -58,19 +58,24 @@ class _Binary:
 
 def check(op: Any, dtype: str, structures: int | None = None) -> list[dict[str, Any]]:
     """Results of the samples of an operator, of at most `structures` structures."""
+    return check_samples(op.name, samples(op, dtype, structures))
+
+
+def check_samples(name: str, chosen: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Results of samples of what has that name."""
     warnings.filterwarnings("ignore")
     out: list[Result] = []
     binary: _Binary | None = None
     last = ""
-    for s in samples(op, dtype, structures):
+    for s in chosen:
         shared = binary if binary is not None and s.structure == last else None
-        result, binary, last = *_check_sample(op, s, shared), s.structure
+        result, binary, last = *_check_sample(name, s, shared), s.structure
         out.append(result)
     gc.collect()
     return [asdict(r) for r in out]
 
 
-def _check_sample(op: Any, s: Sample, binary: _Binary | None) -> tuple[Result, _Binary | None]:
+def _check_sample(name: str, s: Sample, binary: _Binary | None) -> tuple[Result, _Binary | None]:
     """Runs a sample on the binary of another of its structure if that takes it, else on one of its own."""
     try:
         with torch.no_grad():
@@ -81,20 +86,20 @@ def _check_sample(op: Any, s: Sample, binary: _Binary | None) -> tuple[Result, _
         binary = None
     own = binary is None
     if binary is None:
-        made = _compile(op, s)
+        made = _compile(name, s)
         if isinstance(made, Result):
             return made, None
         binary = made
     result = Result(s.text, "pass", dynamic=binary.dynamic)
-    problem = _compare(binary, s.tensors, want, s.module, ties=op.name in TIES, sums=op.name.startswith(SUMS))
+    problem = _compare(binary, s.tensors, want, s.module, ties=name in TIES, sums=name.startswith(SUMS))
     if problem is None and own:
-        problem, result.sizes = _other_sizes(binary, s, op.name)
+        problem, result.sizes = _other_sizes(binary, s, name)
     if problem is not None:
         result.outcome, result.reason = problem
     return result, binary
 
 
-def _compile(op: Any, s: Sample) -> _Binary | Result:
+def _compile(name: str, s: Sample) -> _Binary | Result:
     dynamic = {d for x in s.tensors for d in x.shape if d >= 2}
     shapes = tuple({i: torch.export.Dim.AUTO for i, n in enumerate(x.shape) if n >= 2} for x in s.tensors)
     exported = None
@@ -108,7 +113,7 @@ def _compile(op: Any, s: Sample) -> _Binary | Result:
     if exported is None:
         return Result(s.text, "no export", reason)
     tags = {t for n in exported.graph.nodes if n.op == "call_function" for t in getattr(n.target, "tags", ())}
-    exact = torch.Tag.nondeterministic_seeded not in tags and op.name not in UNINITIALISED
+    exact = torch.Tag.nondeterministic_seeded not in tags and name not in UNINITIALISED
     try:
         return _Binary(exported, dhlo.compile(exported), bool(dynamic), exact)
     except UnsupportedError as e:
@@ -215,7 +220,7 @@ def _in_double(module: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """The results of the same call in double precision; nothing where that doesn't work."""
     try:
         with torch.no_grad():
-            return pytree.tree_leaves(copy.copy(module)(*[x.to(_widest(x.dtype)) for x in _copies(tensors)]))
+            return pytree.tree_leaves(copy.deepcopy(module).double()(*[x.to(_widest(x.dtype)) for x in _copies(tensors)]))
     except Exception:
         return []
 

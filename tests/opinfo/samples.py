@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["DTYPES", "Sample", "operators", "samples"]
+__all__ = ["DTYPES", "Sample", "module_samples", "modules", "operators", "samples"]
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
@@ -59,12 +59,25 @@ class Sample:
 
 def operators() -> dict[str, Any]:
     """The database by name: `op` or `op.variant`."""
-    if importlib.util.find_spec("expecttest") is None:  # PyTorch's test utilities derive a class from its TestCase, no more
-        sys.modules["expecttest"] = module = ModuleType("expecttest")
-        vars(module)["TestCase"] = unittest.TestCase
+    _stand_in_for_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{o.name}.{o.variant_test_name}" if o.variant_test_name else o.name: o for o in op_db}
+
+
+def modules() -> dict[str, Any]:
+    """PyTorch's database of modules, by name."""
+    _stand_in_for_expecttest()
+    from torch.testing._internal.common_modules import module_db
+
+    return {m.name: m for m in module_db}
+
+
+def _stand_in_for_expecttest() -> None:
+    """PyTorch's test utilities derive a class from its TestCase, no more."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        sys.modules["expecttest"] = module = ModuleType("expecttest")
+        vars(module)["TestCase"] = unittest.TestCase
 
 
 def samples(op: Any, dtype: str, structures: int | None = None) -> list[Sample]:
@@ -101,3 +114,20 @@ def _text(x: torch.Tensor) -> str:
 
 def _form(x: torch.Tensor) -> str:
     return f"{x.dtype}{[min(n, 2) for n in x.shape]}"
+
+
+def module_samples(info: Any, structures: int) -> list[Sample]:
+    """Calls of a module in f32 and for inference, of a few differing structures."""
+    torch.manual_seed(0)
+    found: dict[str, Sample] = {}
+    for given in info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=False):
+        built, call = given.constructor_input, given.forward_input
+        leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+        tensors = tuple(x for x in leaves if isinstance(x, torch.Tensor))
+        text = f"{built.args} {built.kwargs}: " + ", ".join(map(_text, tensors))
+        structure = f"{built.args} {built.kwargs} {list(map(_form, tensors))} {spec}"
+        module = info.module_cls(*built.args, **built.kwargs).eval()
+        with torch.no_grad():
+            module(*call.args, **call.kwargs)  # gives lazy modules their parameters
+        found.setdefault(structure, Sample(text, structure, _Call(module, leaves, spec).eval(), tensors))
+    return _spread(list(found.values()), structures)

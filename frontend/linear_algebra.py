@@ -17,27 +17,29 @@ Tensor = torch.Tensor
 
 
 def _columns(body: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
-    """State after body(k, *state, *given) for each k below the number of rows of the first [B, N, M]; k is a tensor."""
-
-    if state[0].is_complex():
+    """State after body(k, *state, *given) for each k below the size of the last dim of the last of the state; k is a tensor."""
+    if any(x.is_complex() for x in state):
         raise NotImplementedError("complex matrices")
+    if isinstance(state[-1].shape[-1], int) and state[-1].shape[-1] == 0:
+        return state
+    dense: Any = lambda xs: tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)  # strides have to stay the same
 
-    def more(k: Tensor, first: Tensor, *_: Tensor) -> Tensor:
-        return k < first.shape[1]
+    def more(k: Tensor, *values: Tensor) -> Tensor:
+        return k < values[len(state) - 1].shape[-1]
 
     def step(k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        return (k + 1, *body(k, *values))
+        return (k + 1, *dense(body(k, *values)))
 
-    start = (torch.zeros((), dtype=torch.int64), *state)
-    return tuple(torch.ops.higher_order.while_loop(more, step, start, given)[1:])
+    start = (torch.zeros((), dtype=torch.int64), *dense(state))
+    return tuple(torch.ops.higher_order.while_loop(more, step, start, dense(given))[1:])
 
 
 def _factored(a: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
-    """LU of matrices a [B, N, N] with partial pivoting: (factors [B, N, N], what the same steps make of `rest` [B, N, M], pivots
-    [B, N] counted from 1, signs of the permutations [B])."""
+    """LU of matrices a [B, R, C] with partial pivoting: (factors [B, R, C], what the same steps make of `rest` [B, R, M], pivots
+    [B, min(R, C)] counted from 1, signs of the permutations [B])."""
     n = a.shape[-1]
 
-    def step(k: Tensor, m: Tensor, pivots: Tensor, sign: Tensor) -> tuple[Tensor, ...]:
+    def step(k: Tensor, m: Tensor, sign: Tensor, pivots: Tensor) -> tuple[Tensor, ...]:
         rows, cols = torch.arange(m.shape[1]), torch.arange(m.shape[2])
         column = m.index_select(2, k.reshape(1))
         best = torch.where(rows >= k, column.squeeze(2).abs(), -1.0).argmax(1, keepdim=True)
@@ -48,11 +50,11 @@ def _factored(a: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
         below = (rows > k).unsqueeze(1)
         factor = torch.where(below, m.index_select(2, k.reshape(1)) / torch.where(pivot == 0, 1.0, pivot), 0.0)
         m = torch.where(below & (cols == k), factor, m - factor * torch.where(cols > k, row, 0.0))
-        pivots = torch.where(rows == k, (best + 1).to(torch.int32), pivots)
-        return m, pivots, torch.where(best.squeeze(1) == k, sign, -sign)
+        pivots = torch.where(torch.arange(pivots.shape[1]) == k, (best + 1).to(torch.int32), pivots)
+        return m, torch.where(best.squeeze(1) == k, sign, -sign), pivots
 
-    state = torch.cat([a, rest], 2), torch.zeros(a.shape[:2], dtype=torch.int32), torch.ones(a.shape[:1], dtype=a.dtype)
-    m, pivots, sign = _columns(step, state)
+    pivots = torch.zeros(a.diagonal(dim1=-2, dim2=-1).shape, dtype=torch.int32)
+    m, sign, pivots = _columns(step, (torch.cat([a, rest], 2), torch.ones(a.shape[:1], dtype=a.dtype), pivots))
     return m[:, :, :n], m[:, :, n:], pivots, sign
 
 
@@ -65,14 +67,13 @@ def _substituted(a: Tensor, b: Tensor, upper: bool) -> Tensor:
         column, row = a.index_select(2, k.reshape(1)), x.index_select(1, k.reshape(1))
         row = row / column.index_select(1, k.reshape(1))
         later = rows < k if upper else rows > k
-        return (torch.where(rows == k, row, x - torch.where(later, column, 0.0) * row),)
+        return torch.where(rows == k, row, x - torch.where(later, column, 0.0) * row), a
 
-    result: Tensor = _columns(step, (b.clone(),), a)[0]
-    return result
+    return _columns(step, (b, a))[0]
 
 
 def _batches(*matrices: Tensor) -> list[Tensor]:
-    """As [B, rows, columns], dense: what a loop carries keeps its strides."""
+    """As [B, rows, columns]."""
     dense = [m.clone(memory_format=torch.contiguous_format) for m in matrices]
     return [m.unsqueeze(0) if m.dim() == 2 else m if m.dim() == 3 else m.flatten(0, -3) for m in dense]
 
@@ -89,8 +90,8 @@ def _apart(x: Tensor, lead: Any) -> Tensor:
 
 def _info(factors: Tensor, lead: Any) -> Tensor:
     """The number of the first pivot that is 0, or 0."""
-    zero = factors.diagonal(dim1=-2, dim2=-1) == 0
-    numbers = torch.where(zero, torch.arange(1, factors.shape[-1] + 1), factors.shape[-1] + 1).amin(-1)
+    zero = torch.nn.functional.pad(factors.diagonal(dim1=-2, dim2=-1) == 0, (0, 1))  # never of nothing
+    numbers = torch.where(zero, torch.arange(1, zero.shape[-1] + 1), zero.shape[-1] + 1).amin(-1)
     return _apart(torch.where(zero.any(-1), numbers, 0).to(torch.int32), lead)
 
 
@@ -153,7 +154,7 @@ def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, u
 def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     (m,) = _batches(a.mT if upper else a)
 
-    def step(k: Tensor, m: Tensor, info: Tensor) -> tuple[Tensor, ...]:
+    def step(k: Tensor, info: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         rows = torch.arange(m.shape[1])
         column = m.index_select(2, k.reshape(1))
         pivot = column.index_select(1, k.reshape(1))
@@ -161,10 +162,10 @@ def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> 
         factor = torch.where((rows > k).unsqueeze(1), column / root, 0.0)
         own = torch.where((rows == k).unsqueeze(1), root, factor)
         m = torch.where((rows >= k).unsqueeze(1) & (rows == k), own, m - factor * factor.mT)
-        bad = ((~(pivot > 0)).reshape(info.shape)) & (info == 0)
-        return m, torch.where(bad, k + 1, info)
+        bad = ~(pivot > 0).flatten() & (info == 0)
+        return torch.where(bad, k + 1, info), m
 
-    m, info = _columns(step, (m, torch.zeros(m.shape[:1], dtype=torch.int64)))
+    info, m = _columns(step, (torch.zeros(m.shape[:1], dtype=torch.int64), m))
     factor = _apart(m.tril(), a.shape[:-2])
     return factor.mT if upper else factor, _apart(info.to(torch.int32), a.shape[:-2])
 

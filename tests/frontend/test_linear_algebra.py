@@ -48,7 +48,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
         ),
         [[m(3, 3), torch.randn(3, 4)], [m(5, 5), torch.randn(5, 2)]],
     ),
-    "lu": (lambda x: (L.lu_factor(x), L.lu_factor(x.double())), [[m(3, 3)], [m(6, 6)]]),
+    "lu": (lambda x: (L.lu_factor(x), L.lu_factor(x.double())), [[m(3, 3)], [m(6, 6)], [m(4, 7)], [m(7, 4)]]),
+    "nothing": (lambda x: (L.det(x), L.inv(x), L.slogdet(x)), [[m(3, 0, 0)]]),
 }
 
 

@@ -31,6 +31,7 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
 }
 SUMS = ("fft.", "stft", "istft", "nn.functional.conv", "cumulative_trapezoid")  # what is rounded is small beside the whole result
 ORDERED = {"bucketize", "searchsorted", "_segment_reduce"}  # parts of their inputs fit together, which other sizes don't keep
+REGULAR = ("linalg.inv", "linalg.lu", "linalg.solve", "linalg.tensor", "linalg.cholesky", "cholesky", "logdet")  # nor matrices regular
 SORTED = {"nn.functional.embedding_bag"}  # their sorted inputs have to stay so
 TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, any may be named
 MEMORY = 1 << 30  # bytes; other sizes that need more aren't looked at
@@ -238,7 +239,7 @@ def _other_sizes(binary: _Binary, s: Sample, op_name: str) -> tuple[tuple[str, s
     inputs = [n.meta["val"] for n in ep.graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
     inputs = inputs[len(inputs) - len(s.tensors):]
     symbols = sorted({x for t in inputs for d in t.shape if isinstance(d, torch.SymInt) for x in d.node.expr.free_symbols}, key=str)
-    if not symbols or len(inputs) != len(s.tensors) or op_name in ORDERED:
+    if not symbols or len(inputs) != len(s.tensors) or op_name in ORDERED or op_name.startswith(REGULAR):
         return None, 0
     now = _solve(inputs, s.tensors)
     module, done = ep.module(), 0

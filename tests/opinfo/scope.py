@@ -8,9 +8,8 @@ __all__ = ["out_of_scope"]
 
 # What must match an operator's qualified name, and why it has no lowering.
 _REASONS: list[tuple[str, str]] = [
-    (r"linalg_(cholesky_ex|eig|eigh|eigvals|eigvalsh|householder_product|inv_ex|ldl_factor_ex|ldl_solve|lstsq|lu|lu_factor_ex|"
-     r"lu_solve|matrix_exp|pinv|qr|solve_triangular)|_linalg_(check_errors|det|eigh|slogdet|solve_ex|svd)|cholesky|"
-     r"cholesky_inverse|cholesky_solve|geqrf|lu_unpack|ormqr|triangular_solve",
+    (r"linalg_(eig|eigh|eigvals|eigvalsh|householder_product|ldl_factor_ex|ldl_solve|lstsq|lu|lu_solve|matrix_exp|pinv|qr)|"
+     r"_linalg_(eigh|svd)|cholesky_inverse|cholesky_solve|geqrf|lu_unpack|ormqr|triangular_solve",
      "matrix decompositions"),
     (r"special_(airy_ai|bessel_[jy][01]|(scaled_)?modified_bessel_[ik][01]|(shifted_)?chebyshev_polynomial_[tuvw]|"
      r"hermite_polynomial_he?|laguerre_polynomial_l|legendre_polynomial_p)|bessel_j[01]|spherical_bessel_j0|"

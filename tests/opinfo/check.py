@@ -31,7 +31,7 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
 }
 SUMS = ("fft.", "stft", "istft", "nn.functional.conv", "cumulative_trapezoid")  # what is rounded is small beside the whole result
 ORDERED = {"bucketize", "searchsorted", "_segment_reduce"}  # parts of their inputs fit together, which other sizes don't keep
-REGULAR = ("linalg.inv", "linalg.lu", "linalg.solve", "linalg.tensor", "linalg.cholesky", "cholesky", "logdet")  # nor matrices regular
+REGULAR = ("linalg.inv", "linalg.lu", "linalg.solve", "linalg.tensor", "linalg.cholesky", "cholesky", "logdet")  # nor these regular
 SORTED = {"nn.functional.embedding_bag"}  # their sorted inputs have to stay so
 TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, any may be named
 MEMORY = 1 << 30  # bytes; other sizes that need more aren't looked at

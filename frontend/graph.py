@@ -284,17 +284,18 @@ class Importer:
     def _inline(self, program: Any, values: Sequence[Any]) -> Any:
         """Interprets another exported program on values of this one; its guards become conditions of this one."""
         env: dict[Any, Any] = {}
-        sizes: dict[Any, Any] = {}
+        pairs: list[tuple[sympy.Expr, sympy.Expr]] = []
         nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         rest = iter(values)
         for spec in program.graph_signature.input_specs:
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT:
                 env[node] = next(rest)
-                self._match_sizes(node.meta["val"], env[node], sizes)
+                pairs += self._sizes_of(node.meta["val"], env[node])
             else:
                 data = program.constants[spec.target] if spec.target in program.constants else program.state_dict[spec.target]
                 env[node] = Ref(self.weight(f"{self.b.node.name}.{spec.target}", data))
+        sizes = self._match_sizes(pairs)
         examples = input_values(program)
         conditions = read_guards(program, input_names(program, examples), examples) + bounds_of(program)
         for relation, text in conditions:
@@ -313,18 +314,23 @@ class Importer:
         """The current value of an earlier node of the graph being interpreted."""
         return self.scope[node].read()
 
-    def _match_sizes(self, traced: Any, value: Any, sizes: dict[Any, Any]) -> None:
-        """Learns what the symbols of a traced argument are here; sizes that aren't bare symbols have to agree."""
+    def _sizes_of(self, traced: Any, value: Any) -> list[tuple[sympy.Expr, sympy.Expr]]:
+        """The sizes of a traced argument, each with what it is here."""
         if isinstance(traced, torch.SymInt):
-            pairs = [(traced, value)]
-        else:
-            real = value.re if isinstance(value, Complex) else value.read()
-            pairs = list(zip(traced.shape, self.b.shape(real), strict=True))
-        for s, own in ((as_expr(s), as_expr(own)) for s, own in pairs):
-            if s.is_Symbol and s not in sizes:
-                sizes[s] = own
-            else:
+            return [(as_expr(traced), as_expr(value))]
+        real = value.re if isinstance(value, Complex) else value.read()
+        return [(as_expr(s), as_expr(own)) for s, own in zip(traced.shape, self.b.shape(real), strict=True)]
+
+    def _match_sizes(self, pairs: list[tuple[sympy.Expr, sympy.Expr]]) -> dict[Any, Any]:
+        """What the symbols of traced sizes are here: bare symbols say it, then all else has to agree."""
+        sizes: dict[Any, Any] = {}
+        for s, own in pairs:
+            if s.is_Symbol:
+                sizes.setdefault(s, own)
+        for s, own in pairs:
+            if sizes.get(s) != own:
                 self.dims.same(s.xreplace(sizes), own)
+        return sizes
 
     def _attribute(self, gm: Any, node: Any) -> Any:
         value = operator.attrgetter(node.target)(gm)

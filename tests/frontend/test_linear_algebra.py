@@ -49,6 +49,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
         [[m(3, 3), torch.randn(3, 4)], [m(5, 5), torch.randn(5, 2)]],
     ),
     "lu": (lambda x: (L.lu_factor(x), L.lu_factor(x.double())), [[m(3, 3)], [m(6, 6)], [m(4, 7)], [m(7, 4)]]),
+    "a size that is a product of others": (
+        L.tensorsolve,
+        [[m(6, 6).reshape(2, 3, 6), torch.randn(2, 3)], [m(20, 20).reshape(5, 4, 20), torch.randn(5, 4)]],
+    ),
     "nothing": (lambda x: (L.det(x), L.inv(x), L.slogdet(x)), [[m(3, 0, 0)]]),
 }
 

@@ -44,4 +44,4 @@ def test_whole_database() -> None:
     subprocess.run([sys.executable, "-m", "tests.opinfo"], cwd=ROOT, check=True)
     c = counts(load().values())
     total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
-    assert total > 5000 and c["pass"] >= 0.98 * total, c
+    assert total > 5000 and c["pass"] >= 0.985 * total, c

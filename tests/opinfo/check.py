@@ -219,11 +219,15 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 def _in_double(module: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """The results of the same call in double precision; nothing where that doesn't work."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # what integers become
     try:
         with torch.no_grad():
             return pytree.tree_leaves(copy.deepcopy(module).double()(*[x.to(_widest(x.dtype)) for x in _copies(tensors)]))
     except Exception:
         return []
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _worst(a: torch.Tensor, b: torch.Tensor) -> str:

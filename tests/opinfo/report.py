@@ -21,7 +21,8 @@ differently structured samples of every operator and dtype, exports each with ev
 torch.export can't do that), compiles it, and compares with eager PyTorch; then again at other sizes from the same binary, as far as
 the exported program accepts them (grown, larger, 1, 0). Integers and bools must be equal; floats within the tolerances stated in
 `tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions and
-running sums: as PyTorch's worst element). Random operators are compared by dtype and shape.
+running sums: as PyTorch's worst element). Random operators are compared by dtype and shape. Left at the sample's own sizes are
+operators whose inputs have to fit together (sorted bounds, segments, regular matrices), and sizes that need over 1 GiB.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts. What is left out on purpose is named in the last column, in parentheses.

@@ -30,7 +30,7 @@ from dhlo.mlir import ir
 from dhlo.ops.complexes import Imag, Interleave, Real
 from dhlo.ops.control import Yield
 from dhlo.ops.movement import Weight
-from dhlo.shape_infer.symbols import exact_floors, product
+from dhlo.shape_infer.symbols import exact_floors, least, product
 from dhlo.types import from_mlir
 
 __all__ = ["GroupHost", "Lowering", "Step", "pack_matrix"]
@@ -94,7 +94,7 @@ class ReductionStep:
         self.split = split_of(low.module, group, low.checks)
         if self.split is not None:
             self.partial, self.gather = lower("partial"), lower("gather")
-            self.workspace = sympy.Min(self.whole.count, MAX_SPLIT) * self.split.parts * self.split.cell_bytes
+            self.workspace = least(self.whole.count, sympy.Integer(MAX_SPLIT)) * self.split.parts * self.split.cell_bytes
 
     def emit(self, host: GroupHost) -> None:
         if self.split is None:

@@ -12,7 +12,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy import functions as tsf
 
-__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors",
+__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
            "is_static", "parse", "product", "show", "spell", "symbol", "symbols_of"]
 
 Expr: TypeAlias = sympy.Expr
@@ -190,6 +190,13 @@ def _as_host(e: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> symp
         args[1] = sympy.Integer(1)
     v = e.func(*args)
     return sympy.floor(v) if v.is_Rational else v
+
+
+def least(*sizes: sympy.Expr) -> sympy.Expr:
+    """The least of sizes. Symbolic ones are left uncompared: sympy takes long to try that."""
+    numbers, others = [s for s in sizes if s.is_Integer], [s for s in sizes if not s.is_Integer]
+    known = [min(numbers)] if numbers else []
+    return sympy.Min(*others, *known, evaluate=False) if others else known[0]
 
 
 def ceil_div(a: Size, b: int) -> sympy.Expr:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -25,7 +26,7 @@ from dhlo.codegen.kernels.loops import MIN_WORK, group_cost
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
 from dhlo.ops.elementwise import wrap
-from dhlo.shape_infer.symbols import FloorDiv, ceil_div, product
+from dhlo.shape_infer.symbols import FloorDiv, ceil_div, least, product
 from dhlo.types import DTYPES, DType, from_mlir
 
 __all__ = ["MAX_SPLIT", "Split", "lower_reduction", "split_of"]
@@ -157,12 +158,13 @@ class _Reduction:
     def _split_dim(self) -> int:
         return self.reduced[0] if self.reduced else self.lane
 
-    @property
+    @cached_property
     def parts(self) -> sympy.Expr:
         """How many parts pay; a matter of sizes alone, so that results don't depend on the number of threads."""
         length, elements = self.shape[self._split_dim], product(self.shape[d] for d in self.dims)
         work = elements * group_cost(self.k.ops) * (LANES * COLUMNS if self.lane_kept else 1)
-        return sympy.Min(FloorDiv(work, sympy.Integer(MIN_WORK)) + 1, length + 1, MAX_PARTS)
+        most = least(FloorDiv(work, sympy.Integer(MIN_WORK)) + 1, length + 1, sympy.Integer(MAX_PARTS))
+        return sympy.Integer(1) if 1 in most.args else most
 
     @property
     def cell_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from dhlo.codegen.kernels.loops import lower_loops
 from dhlo.codegen.kernels.matmul import Matmul, workspace_bytes
 from dhlo.codegen.kernels.microkernel import BF16, tile_spec, unit
 from dhlo.codegen.kernels.pack import pack_b
-from dhlo.codegen.kernels.reduction import MAX_SPLIT, lower_reduction, split_of
+from dhlo.codegen.kernels.reduction import MAX_SPLIT, lower_reduction
 from dhlo.codegen.launch import HostContext
 from dhlo.codegen.llvm import TargetSpec
 from dhlo.codegen.structure import Structure
@@ -35,16 +34,7 @@ from dhlo.types import from_mlir
 
 __all__ = ["GroupHost", "Lowering", "Step", "pack_matrix"]
 
-
-
-class Bindable(Protocol):
-    """Something made for one group that fits others with other buffers: a dataclass with these fields."""
-
-    slots: list[Slot]
-    lookups: dict[int, Any]
-
-
-Bound = TypeVar("Bound", bound=Bindable)
+T = TypeVar("T")
 
 
 class GroupHost(HostContext, Protocol):
@@ -87,13 +77,8 @@ class ReductionStep:
     workspace: sympy.Expr = sympy.Integer(0)
 
     def __init__(self, low: Lowering, group: Any) -> None:
-        def lower(part: str) -> Launch:
-            return low.once(group, f"kernel {part}", lambda: lower_reduction(low.module, group, low.checks, part))
-
-        self.whole = lower("")
-        self.split = split_of(low.module, group, low.checks)
+        self.whole, self.split = low.once(group, "kernel", lambda: lower_reduction(low.module, group, low.checks))
         if self.split is not None:
-            self.partial, self.gather = lower("partial"), lower("gather")
             self.workspace = least(self.whole.count, sympy.Integer(MAX_SPLIT)) * self.split.parts * self.split.cell_bytes
 
     def emit(self, host: GroupHost) -> None:
@@ -102,7 +87,7 @@ class ReductionStep:
             return
         fn, workspace = host.fn, host.workspace()
         launches = [(x, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
-                    for x in (self.whole, self.partial, self.gather)]  # sizes stand outside of branches
+                    for x in (self.whole, self.split.partial, self.split.gather)]  # sizes stand outside of branches
 
         def launch(k: int, *first: V) -> None:
             x, slots, count, grain, scratch = launches[k]
@@ -162,18 +147,15 @@ class Lowering:
             raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
         return steps[anchor](self, group)
 
-    def once(self, group: Any, what: str, make: Callable[[], Bound]) -> Bound:
-        """Lowers a group, or reuses what was made for an earlier group of the same structure with this group's buffers."""
+    def once(self, group: Any, what: str, make: Callable[[], T]) -> T:
+        """Lowers a group, or reuses what was made for an earlier one of the same structure, with this group's buffers and sizes."""
         structure = Structure(group)
         key = (what, structure.key)
         if key not in self._known:
             self._known[key] = (structure, make())
         made_for, made = self._known[key]
-        bound: Bound = made
-        if made_for is structure:
-            return bound
-        slots = structure.rebind(bound.slots, made_for, self.checks.index_check, bound.lookups)
-        return replace(bound, slots=slots)  # type: ignore[type-var]
+        lowered: T = made
+        return lowered if made_for is structure else structure.adopt(lowered, made_for, self.checks.index_check)
 
     # ------------------------------------------------------------------ constants
     def constant_value(self, v: Any) -> torch.Tensor | None:

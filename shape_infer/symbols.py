@@ -12,12 +12,13 @@ import sympy
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy import functions as tsf
 
-__all__ = ["Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
-           "is_static", "parse", "product", "show", "spell", "symbol", "symbols_of"]
+__all__ = ["SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
+           "is_static", "parse", "product", "renamed", "show", "spell", "symbol", "symbols_of"]
 
 Expr: TypeAlias = sympy.Expr
 FloorDiv: Any = tsf.FloorDiv
 Size: TypeAlias = sympy.Expr | int
+SYMBOL_NAME = re.compile(r"\b(s|u|zuf|f_|cap)\d+\b")  # in texts of types and attributes; the kind of symbol is the first group
 
 
 @functools.cache
@@ -125,7 +126,19 @@ def show(expr: sympy.Expr) -> str:
 @functools.cache
 def _own(expr: sympy.Expr) -> sympy.Expr:
     """The same expression over our symbols (torch's carry other assumptions, e.g. positive)."""
-    return expr.xreplace({s: symbol(s.name) for s in expr.free_symbols})
+    others = {s: symbol(s.name) for s in expr.free_symbols if s != symbol(s.name)}
+    return expr.xreplace(others) if others else expr
+
+
+def renamed(expr: sympy.Basic, names: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Basic:
+    """The expression with other symbols of the same kinds. Functions aren't simplified again, which would take long and change
+    nothing."""
+    if not names or not expr.args:
+        return names.get(expr, expr)
+    args = [renamed(a, names) for a in expr.args]
+    if isinstance(expr, (sympy.Function, sympy.Min, sympy.Max)):
+        return expr.func(*args, evaluate=False)
+    return expr.func(*args)
 
 
 def as_expr(x: object) -> sympy.Expr:

@@ -29,7 +29,7 @@ from dhlo.ops.elementwise import wrap
 from dhlo.shape_infer.symbols import FloorDiv, ceil_div, least, product
 from dhlo.types import DTYPES, DType, from_mlir
 
-__all__ = ["MAX_SPLIT", "Split", "lower_reduction", "split_of"]
+__all__ = ["MAX_SPLIT", "Split", "lower_reduction"]
 
 MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
 
@@ -379,21 +379,21 @@ def _scratch_type(v: Any) -> DType:
 
 @dataclass(frozen=True)
 class Split:
-    """What a group takes that is reduced in `parts` parts an item: `cell_bytes` of a workspace for each."""
+    """How a group is reduced in `parts` parts an item: `partial` leaves each part's results (`cell_bytes`) in the workspace, its
+    first argument; `gather` brings them together."""
 
     parts: sympy.Expr
     cell_bytes: int
+    partial: Launch
+    gather: Launch
 
 
-def split_of(module: KernelModule, group: Any, checks: Checks) -> Split | None:
-    """How a group of reductions is split where it has few items; None where it never is."""
+def lower_reduction(module: KernelModule, group: Any, checks: Checks) -> tuple[Launch, Split | None]:
+    """The kernel of a group that holds reductions over the same dims of one domain, and how the group is split where it has few
+    items; None where it never is."""
     r = _Reduction(module, group, checks)
+    whole = r.lower()
     if not r.can_split or r.parts == 1:
-        return None
-    return Split(r.parts, r.cell_bytes)
-
-
-def lower_reduction(module: KernelModule, group: Any, checks: Checks, part: str = "") -> Launch:
-    """The kernel of a group that holds reductions over the same dims of one domain. `part`: "partial" for the one that leaves
-    each part's results in the workspace, its first argument; "gather" for the one that brings them together."""
-    return _Reduction(module, group, checks, part).lower()
+        return whole, None
+    partial, gather = (_Reduction(module, group, checks, part).lower() for part in ("partial", "gather"))
+    return whole, Split(r.parts, r.cell_bytes, partial, gather)

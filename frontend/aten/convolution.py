@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -12,10 +13,11 @@ from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
 from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import is_static
+from dhlo.shape_infer.symbols import is_static, product
 from dhlo.types import TensorType
 
 A: Any = torch.ops.aten
+_MAX_TAPS = 64  # a slice of the input each: beyond, compiling takes longer than gathering does
 
 
 def many(x: Any, n: int) -> list[int]:
@@ -24,7 +26,7 @@ def many(x: Any, n: int) -> list[int]:
     return [int(v) for v in (x * n if len(x) == 1 else x)]
 
 
-def _conv(
+def conv(
     b: OpBuilder,
     x: Value,
     w: Value,
@@ -40,11 +42,11 @@ def _conv(
     stride, padding, dilation, output_padding = (many(v, n) for v in (stride, padding, dilation, output_padding))
     if b.rank(x) == n + 1:
         return b.squeeze(
-            _conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0]
+            conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0]
         )
     if b.dtype(x).name in ("f16", "bf16"):
         wx, ww, wb = (None if v is None else b.convert(v, "f32") for v in (x, w, bias))
-        y = _conv(b, wx, ww, wb, stride, padding, dilation, transposed, output_padding, groups)
+        y = conv(b, wx, ww, wb, stride, padding, dilation, transposed, output_padding, groups)
         return b.convert(y, b.dtype(x))
     batch, channels, *spatial = b.shape(x)
     ws = b.shape(w)
@@ -84,16 +86,8 @@ def _conv_by_columns(
 ) -> Value:
     """A convolution as one product with the input's windows, for what its kernels don't take: channels or windows whose sizes
     vary, integers."""
-    n, (batch, channels, *spatial), ws = len(out), b.shape(x), b.shape(w)
-    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, ws[2:], out, strict=True)):
-        dim, size = 2 + 2 * i, spatial[i]  # window dims before, [k, o] here
-        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
-        at = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
-        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, size))
-        x = b.take(x, [b.maximum(b.minimum(at, size - 1), 0)], [dim], dim)
-        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=b.dtype(x))
-    windows = [*range(2, 2 + 2 * n, 2)]
-    x = b.transpose(x, [0, 1, *windows, *(d + 1 for d in windows)])
+    batch, channels, ws = *b.shape(x)[:2], b.shape(w)
+    x = windows(b, x, stride, padding, dilation, ws[2:], out, 2)
     depth, each = b.size(channels / groups) * sympy.prod(ws[2:]), b.size(ws[0] / groups)
     x = b.reshape(x, [batch, groups, depth, sympy.prod(out)])
     w = b.expand(b.reshape(w, [groups, each, depth]), [batch, groups, each, depth])
@@ -125,6 +119,43 @@ def _transposed_by_columns(
     return y
 
 
+def few(kernel: Sequence[Any]) -> bool:
+    """Is the kernel's size fixed, and small enough to write out an op for each element of it?"""
+    return all(map(is_static, kernel)) and bool(product(kernel) <= _MAX_TAPS)
+
+
+def shifted(
+    b: OpBuilder, x: Value, stride: list[int], padding: list[int], dilation: list[int], kernel: list[Any], out: list[Any]
+) -> list[Value]:
+    """What each element of the kernel meets of x [A, B, *spatial], zeros around it: tensors [A, B, *out]."""
+    x = b.pad(x, [0, 0, *padding], [0, 0, *padding], 0.0)
+    found = [x]
+    for i, (s, d, k, o) in enumerate(zip(stride, dilation, kernel, out, strict=True), 2):
+        found = [b.slice(y, i, tap * d, o, s) for y in found for tap in range(int(k))]
+    return found
+
+
+def windows(
+    b: OpBuilder, x: Value, stride: list[int], padding: list[int], dilation: list[int], kernel: list[Any], out: list[Any], at: int
+) -> Value:
+    """All elements of the windows of x [A, B, *spatial], zeros around it: [A, *kernel, B, *out], or [A, B, *kernel, *out] with
+    `at` 2."""
+    if few(kernel):
+        taps = shifted(b, x, stride, padding, dilation, kernel, out)
+        y = b.concat([b.unsqueeze(t, at) for t in taps], at)
+        return b.reshape(y, [*b.shape(y)[:at], *kernel, *b.shape(y)[at + 1 :]])
+    n, spatial = len(out), b.shape(x)[2:]
+    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, kernel, out, strict=True)):
+        dim, size = 2 + 2 * i, spatial[i]  # window dims before, [k, o] here
+        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
+        where = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
+        inside = b.ew(ew.And, b.ew(ew.Ge, where, 0), b.ew(ew.Lt, where, size))
+        x = b.take(x, [b.maximum(b.minimum(where, size - 1), 0)], [dim], dim)
+        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=b.dtype(x))
+    first = range(2, 2 + 2 * n, 2)
+    return b.transpose(x, [*range(at), *first, *range(at, 2), *(d + 1 for d in first)])
+
+
 @lowers(A.convolution.default)
 def _convolution(
     b: OpBuilder,
@@ -138,7 +169,7 @@ def _convolution(
     output_padding: Any,
     groups: int,
 ) -> Value:
-    return _conv(b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return conv(b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 @lowers(A.conv1d.default, A.conv2d.default, A.conv3d.default)
@@ -152,13 +183,13 @@ def _convnd(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    return _conv(b, x, w, bias, stride, padding, dilation, False, 0, groups)
+    return conv(b, x, w, bias, stride, padding, dilation, False, 0, groups)
 
 
 @lowers(A.conv_tbc.default)
 def _conv_tbc(b: OpBuilder, x: Value, w: Value, bias: Value, padding: int = 0) -> Value:
     """Of x [T, B, I] and w [K, I, O]."""
-    y = _conv(b, b.transpose(x, [1, 2, 0]), b.transpose(w, [2, 1, 0]), bias, 1, padding, 1, False, 0, 1)
+    y = conv(b, b.transpose(x, [1, 2, 0]), b.transpose(w, [2, 1, 0]), bias, 1, padding, 1, False, 0, 1)
     return b.transpose(y, [2, 0, 1])
 
 
@@ -175,13 +206,13 @@ def _conv_padding(
 ) -> Value:
     n = b.rank(w) - 2
     if padding == "valid":
-        return _conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
+        return conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
     total = [d * (k - 1) for d, k in zip(many(dilation, n), b.shape(w)[2:], strict=True)]
     if all(map(is_static, total)) and not any(t % 2 for t in total):
-        return _conv(b, x, w, bias, stride, [int(t) // 2 for t in total], dilation, False, 0, groups)
+        return conv(b, x, w, bias, stride, [int(t) // 2 for t in total], dilation, False, 0, groups)
     lead, low = [0] * (b.rank(x) - n), [FloorDiv(t, 2) for t in total]
     x = b.pad(x, [*lead, *low], [*lead, *(t - before for t, before in zip(total, low, strict=True))], 0.0)  # one more at the end
-    return _conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
+    return conv(b, x, w, bias, stride, 0, dilation, False, 0, groups)
 
 
 @lowers(A.conv_transpose1d.default, A.conv_transpose2d.input, A.conv_transpose3d.input)
@@ -196,7 +227,7 @@ def _conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Value:
-    return _conv(b, x, w, bias, stride, padding, dilation, True, output_padding, groups)
+    return conv(b, x, w, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 # ---------------------------------------------------------------------------------------------------- pooling

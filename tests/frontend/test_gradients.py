@@ -1,0 +1,108 @@
+"""The operators that gradients call, and whole graphs of training, against eager PyTorch at many sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import dhlo
+from tests.frontend.helpers import export
+
+A: Any = torch.ops.aten
+AUTO = torch.export.Dim.AUTO
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 5e-2}
+
+
+def check(fn: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]], shapes: Any = None) -> None:
+    """Compiles once with the first inputs; all sets give what eager gives."""
+    model = dhlo.compile(export(fn, sets[0], shapes))
+    for args in sets:
+        got, want = tree_leaves(model(*args)), tree_leaves(fn(*args))
+        assert len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            if w is None:
+                assert g is None
+            else:
+                tol = TOLERANCE[w.dtype]
+                torch.testing.assert_close(g, w, rtol=tol, atol=tol)
+
+
+def convolution_backward(*where: Any, mask: Sequence[bool] = (True, True, True)) -> Callable[..., Any]:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = A.convolution(x, w, None, *where)
+        channels = w.shape[1] * where[-1] if where[3] else w.shape[0]
+        return A.convolution_backward(y.cos(), x, w, [channels], *where, list(mask))
+
+    return fn
+
+
+# stride, padding, dilation, transposed, output padding, groups; weight; spatial sizes; dtype; which gradients
+CONVOLUTIONS: dict[str, Any] = {
+    "plain": (([1], [1], [1], False, [0], 1), (5, 4, 3, 3), [(8, 9), (15, 14), (1, 1), (5, 2)]),
+    "strides": (([2, 3], [1, 0], [1, 2], False, [0, 0], 2), (6, 2, 3, 2), [(18, 13), (7, 8), (4, 6), (9, 31)]),
+    "depthwise": (([2, 1], [1, 1], [1, 1], False, [0, 0], 4), (8, 1, 3, 3), [(18, 13), (7, 3), (4, 1), (9, 31)]),
+    "large": (([1], [4], [1], False, [0], 4), (4, 1, 9, 9), [(8, 9), (5, 4), (1, 1)]),
+    "transposed": (([2, 2], [1, 0], [1, 3], True, [1, 2], 2), (4, 3, 3, 2), [(8, 9), (15, 14), (1, 1), (5, 1)]),
+    "1d": (([2], [3], [1], False, [0], 1), (5, 4, 7), [(18,), (6,), (9,), (31,)], torch.float64, (True, False, True)),
+    "3d": (([2] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1), (3, 4, 3, 3, 3), [(8, 7, 6), (6, 5, 5), (3, 4, 9)],
+           torch.bfloat16, (False, True, True)),
+    "3d transposed": (([1, 2, 2], [1] * 3, [1] * 3, True, [0, 1, 0], 1), (4, 3, 2, 3, 3), [(4, 5, 3), (3, 3, 5)],
+                      torch.float32, (True, True, False)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name: str) -> None:
+    where, weight, sizes, dtype, mask = (*CONVOLUTIONS[name], torch.float32, (True, True, True))[:5]
+    n = len(weight) - 2
+    spread = tuple(list(v) * (n // len(v)) if isinstance(v, list) else v for v in where)
+    w, channels = torch.randn(weight, dtype=dtype), weight[0] if where[3] else weight[1] * where[-1]
+    sets = [[torch.randn(batch, channels, *size, dtype=dtype), w] for batch, size in zip((2, 3, 0, 1), sizes, strict=False)]
+    check(convolution_backward(*spread, mask=mask), sets, ({d: AUTO for d in range(n + 2) if d != 1}, None))
+
+
+def test_convolution_of_sizes_that_vary() -> None:
+    fn = convolution_backward([2, 1], [1, 0], [1, 2], False, [0, 0], 1)
+    x, w = torch.randn, torch.randn
+    check(fn, [[x(2, 3, 9, 8), w(4, 3, 3, 2)], [x(1, 5, 12, 20), w(2, 5, 5, 6)], [x(3, 2, 7, 9), w(3, 2, 4, 4)]])
+
+
+SIZES = [(2, 3, 9, 8), (1, 4, 21, 6), (0, 2, 5, 5), (3, 1, 4, 33)]
+
+
+AVERAGES: dict[str, Any] = {
+    "whole": ([2, 2], [], [0, 0], False, True, None),
+    "ceil": ([3, 2], [2, 1], [1, 1], True, True, None),
+    "uncounted": ([3, 4], [2, 3], [1, 2], True, False, None),
+    "divisor": ([3, 3], [2, 1], [1, 0], False, False, 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_average_pool(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return [A.avg_pool2d_backward(A.avg_pool2d(x, *where).cos(), x, *where) for where in AVERAGES.values()]
+
+    check(fn, [[torch.randn(size, dtype=dtype)] for size in SIZES])
+
+
+def test_average_pool_3d() -> None:
+    where = [2, 3, 3], [2, 2, 1], [1, 1, 0], True, False, None
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return A.avg_pool3d_backward(A.avg_pool3d(x, *where).cos(), x, *where)
+
+    check(fn, [[torch.randn(size, dtype=torch.float64)] for size in [(2, 3, 5, 6, 7), (1, 1, 3, 4, 9)]])
+
+
+def test_adaptive_average_pool() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        pooled = [A._adaptive_avg_pool2d(x, size) for size in ([1, 1], [3, 5], [7, 12])]
+        return [A._adaptive_avg_pool2d_backward(p.cos(), x) for p in pooled], A._adaptive_avg_pool3d_backward(y, x.unsqueeze(1))
+
+    others = [(3, 2, 4), (7, 5, 9), (1, 2, 3), (1, 1, 2)]
+    check(fn, [[torch.randn(s), torch.randn(s[0], 1, *other)] for s, other in zip(SIZES, others, strict=True)])

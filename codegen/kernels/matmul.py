@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.builder import BITS, F32, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.builder import BITS, F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernels.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_elements
 from dhlo.codegen.kernels.microkernel import (
     AVX512,
@@ -31,17 +31,19 @@ EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
-# Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take.
-_L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 4
+# Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take. B passes
+# through all sets, a line each while a row's line is in use.
+_L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 8
 # Work, in FMA cycles of one core, that pays for waking another one.
 _WAKE_CYCLES = 20_000
-# Cost model, in cycles: of a call of micro-kernel and epilogue, per element of A packed, per k step of a panel of B
-# streamed (packed) or transposed on the way.
-_CALL_CYCLES, _PACK_CYCLES, _STREAM_CYCLES = 100, 1, 16
+# Cost model, in cycles: of a call of micro-kernel and epilogue, per k step of rows of A packed (one a row, but no less), per k step
+# of a panel of B streamed (packed) or transposed on the way.
+_CALL_CYCLES, _PACK_LEAST, _STREAM_CYCLES = 100, 8, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 192
-# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed.
-_CHUNKS_PER_THREAD = 4
+# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
+# more than one part in so many of the time, half as many, if they balance as well.
+_CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
 # How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
@@ -188,6 +190,8 @@ class Matmul:
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride.
         """
+        if True not in self._row_forms:
+            return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
         fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * _L1_WAYS_FOR_A)
@@ -232,14 +236,17 @@ class _Plan:
             work = fn.mul(rows, spec.vectors)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
             item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
-            pack = fn.mul(fn.mul(rows, k), _PACK_CYCLES)
+            pack = fn.mul(fn.max(rows, _PACK_LEAST), k)
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
-            runs = fn.add(fn.divu(share, columns), fn.select(in_place, 1, _CHUNKS_PER_THREAD))
-            cut = fn.add(fn.mul(share, item), fn.mul(runs, pack))
-            share = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
-            whole = fn.mul(share, fn.add(fn.mul(columns, item), pack))
+            dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
+            halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))
+            chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
+            cut = fn.add(fn.mul(share, item), fn.mul(fn.add(fn.divu(share, columns), fn.select(in_place, 1, chunks)), pack))
+            blocks_each = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
+            whole = fn.mul(blocks_each, fn.add(fn.mul(columns, item), pack))
             use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
             grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
             return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
 
         tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)

@@ -23,9 +23,9 @@ def units(fn: Fn, k: V, elem: str) -> V:
 def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec = AVX512) -> str:
     """Emits `pack_rows_{elem}(src, row_stride, k_stride, rows, k, dst, ld)` once and returns its symbol.
 
-    dst[kk * ld + r] = src[r * row_stride + kk * k_stride] for r < rows, 0 for rows <= r < lanes, where lanes is the
-    vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1. Strides are in
-    elements, `ld` in panel units. Every step writes `lanes` units in ascending order of k, so that with ld < lanes a
+    dst[kk * ld + r] = src[r * row_stride + kk * k_stride] for r < rows, 0 for rows <= r < min(ld, lanes), where lanes is
+    the vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1. Strides are in
+    elements, `ld` in panel units. Steps write up to `lanes` units in ascending order of k, so that with ld < lanes a
     step overwrites the padding of the one before, and up to lanes - ld units past the panel are clobbered.
     """
     name = f"pack_rows_{elem}"
@@ -38,8 +38,13 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec = AVX512) -> 
     mask = fn.tail_mask(fn.max(rows, 0), lanes)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
-    def transposed() -> list[V]:
-        return [_emit_transposed(fn, elem, lanes, src, row_stride, rows, k, dst, ld, mask)]
+    def transposed(high: int = lanes // 4) -> list[V]:
+        """By the height of blocks: padding isn't transposed where a next step overwrites it."""
+        def block() -> list[V]:
+            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, dst, ld, mask)]
+
+        dense = fn.and_(fn.cmp("le", rows, high), fn.cmp("eq", ld, rows)) if high < lanes else None
+        return block() if dense is None else fn.if_else(dense, block, lambda: transposed(high * 2), [I64])
 
     transpose = fn.and_(fn.cmp("eq", k_stride, 1), fn.cmp("gt", rows, 0))
     done = fn.if_else(transpose, transposed, lambda: [fn.const(0, I64)], [I64])[0]
@@ -77,22 +82,24 @@ def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
     return fn.or_(low, fn.select(fn.cmp("lt", second, k), high, fn.const(0, high.type)))
 
 
-def _emit_transposed(fn: Fn, elem: str, lanes: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V, mask: V) -> V:
-    """Blocks of lanes x lanes units, read along k and transposed in registers; returns how many units of k are done."""
+def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V,
+                     mask: V) -> V:
+    """Blocks of `high` rows by `lanes` units, read along k and transposed in registers; returns how many units of k are done."""
     main = fn.mul(fn.divu(k, lanes * depth(elem)), lanes)
-    pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(lanes)]
+    pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
     ty = vec(unit(elem), lanes)
     zero = fn.const(0, ty)
-    low = [x for i in range(lanes // 2) for x in (i, lanes + i)]
-    high = [x + lanes // 2 for x in low]
+    first = [x for i in range(lanes // 2) for x in (i, lanes + i)]
+    second = [x + lanes // 2 for x in first]
     with fn.loop(0, main, lanes) as loop:
         at = fn.mul(loop.iv, depth(elem))
         block = [fn.load(fn.gep(p, at, elem), ty, BITS[elem] // 8) for p in pointers]
-        for _ in range(lanes.bit_length() - 1):  # log2(lanes) perfect shuffles transpose a square
-            block = [fn.shuffle(block[i // 2], block[i // 2 + lanes // 2], high if i % 2 else low)
-                     for i in range(lanes)]
-        for i, x in enumerate(block):
-            fn.store(fn.select(mask, x, zero), fn.gep(dst, fn.mul(fn.add(loop.iv, i), ld), unit(elem)))
+        for _ in range(high.bit_length() - 1):  # a perfect shuffle of the block brings one bit of the row's number to the end
+            block = [fn.shuffle(block[i // 2], block[i // 2 + high // 2], second if i % 2 else first) for i in range(high)]
+        for i in range(lanes):
+            x, part = block[i * high // lanes], i * high % lanes
+            x = fn.select(mask, x, zero) if high == lanes else fn.shuffle(x, x, list(range(part, part + high)))
+            fn.store(x, fn.gep(dst, fn.mul(fn.add(loop.iv, i), ld), unit(elem)))
     return main
 
 

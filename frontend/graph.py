@@ -21,7 +21,7 @@ from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.functionalize import Ref, aliases_input, functional_form, is_view
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
-from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
+from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
 from dhlo.frontend.promotion import scalar_dtype
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, UPDATES, VIEWS, View, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
@@ -93,7 +93,7 @@ class Importer:
             inputs,
             outputs,
             self.ep.call_spec.in_spec,
-            self.ep.call_spec.out_spec,
+            output_structure(self.ep),
             symbols,
             self._user_names(symbols),
             mutations,
@@ -200,10 +200,11 @@ class Importer:
                 mutations.append(Mutation("buffer", spec.target, len(values)))
             elif spec.kind == OutputKind.USER_INPUT_MUTATION:
                 mutations.append(Mutation("input", targets.get(spec.target, spec.target), len(values)))
-            elif spec.kind != OutputKind.USER_OUTPUT:
+            elif spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT, *GRADIENTS):
                 raise CompileError(f"outputs of kind {spec.kind.name} are not supported")
             else:
                 name = spec.arg.name if isinstance(spec.arg, TensorArgument) else f"output{i}"
+                name = f"{spec.target}.grad" if spec.kind in GRADIENTS else name
                 outputs.append(self._output(name, x, len(values)))
                 if outputs[-1].index is None:
                     continue

@@ -7,10 +7,12 @@ from typing import Any
 
 import sympy
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo import mlir
-from dhlo.errors import InternalError, UnsupportedError
+from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
@@ -33,6 +35,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself.
     """
     decompositions = Decompositions()
+    _check_constants(ep)
     if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
         ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
     unknown = list(unknown_ops(ep.graph_module, decompositions))
@@ -82,6 +85,16 @@ def unknown_ops(gm: Any, decompositions: Decompositions) -> Any:
     for child in gm.children():
         if isinstance(child, torch.fx.GraphModule):
             yield from unknown_ops(child, decompositions)
+
+
+def _check_constants(ep: torch.export.ExportedProgram) -> None:
+    """Raises CompileError where torch.export took a tensor of its trace for a constant, so that there is no data to be had."""
+    for name, x in (*ep.state_dict.items(), *ep.constants.items()):
+        if isinstance(x, FakeTensor) or (isinstance(x, torch.Tensor) and is_functorch_wrapped_tensor(x)):
+            raise CompileError(
+                f"constant '{name}' of the exported program has no data: it is a tensor that torch.export lost track of",
+                hint="gradients inside a program can cause this: let torch.export.experimental._export_forward_backward write them",
+            )
 
 
 def _declare(ep: Any, dims: Dims) -> None:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
 
 from dhlo.types import TensorType
 
-__all__ = ["InputSpec", "Mutation", "OutputSpec", "Program", "Range"]
+__all__ = ["GRADIENTS", "InputSpec", "Mutation", "OutputSpec", "Program", "Range", "output_structure"]
+
+GRADIENTS = (OutputKind.GRADIENT_TO_PARAMETER, OutputKind.GRADIENT_TO_USER_INPUT)
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,13 @@ class Program:
     symbols: dict[str, Range]
     user_names: dict[str, str] = field(default_factory=dict)
     mutations: list[Mutation] = field(default_factory=list)
+
+
+def output_structure(ep: torch.export.ExportedProgram) -> Any:
+    """The pytree of a call's results. A program with gradients (a joint graph) gives its own results and a dict of the gradients,
+    by the name of the parameter or input."""
+    spec = ep.call_spec.out_spec
+    targets = [s.target for s in ep.graph_signature.output_specs if s.kind in GRADIENTS]
+    if not targets:
+        return spec
+    return pytree.tree_structure((pytree.tree_unflatten([0] * spec.num_leaves, spec), dict.fromkeys(targets, 0)))

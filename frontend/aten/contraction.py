@@ -239,7 +239,7 @@ def _flash_attention(
 ) -> list[Value]:
     """Attention, and the logarithm of its rows' sums [B, H, S] in f32."""
     wide_q, wide_k = (b.convert(x, "f32") if b.dtype(x).bytes < 4 else x for x in (q, k))
-    scores = _scores(b, wide_q, wide_k, attn_mask, causal=causal, scale=scale)
+    scores = attention_scores(b, wide_q, wide_k, attn_mask, causal=causal, scale=scale)
     top = b.reduce(scores, "max", [3], keepdim=True)
     sums = b.reduce(b.unary(ew.Exp, b.sub(scores, top)), "sum", [3])
     logs = b.add(b.squeeze(top, [3]), b.unary(ew.Log, sums))
@@ -263,7 +263,7 @@ def _composed_attention(
     if groups != 1:
         kv = [batch, b.shape(k)[1], groups, columns]
         k, v = (b.reshape(b.expand(b.unsqueeze(x, 2), [*kv, b.shape(x)[3]]), [batch, heads, *b.shape(x)[2:]]) for x in (k, v))
-    scores = _scores(b, q, k, mask, causal=causal, scale=scale)
+    scores = attention_scores(b, q, k, mask, causal=causal, scale=scale)
     top = b.reduce(scores, "max", [3], keepdim=True)
     weights = b.unary(ew.Exp, b.sub(scores, b.select(b.ew(ew.Eq, top, -math.inf), 0.0, top)))
     total = b.reduce(weights, "sum", [3], keepdim=True)
@@ -271,7 +271,7 @@ def _composed_attention(
     return b.matmul(drop(b, weights, dropout)[0] if dropout else weights, v)
 
 
-def _scores(b: OpBuilder, q: Value, k: Value, mask: Value | None, *, causal: bool, scale: float | None) -> Value:
+def attention_scores(b: OpBuilder, q: Value, k: Value, mask: Value | None, *, causal: bool, scale: float | None) -> Value:
     """What the softmax of attention is taken of."""
     rows, depth, columns = *b.shape(q)[2:], b.shape(k)[2]
     factor = b.unary(ew.Rsqrt, b.full([], depth, b.dtype(q))) if scale is None else scale

@@ -1,4 +1,4 @@
-"""Gradients of convolutions and of average pooling, as operators of their own: what graphs of training call."""
+"""Gradients of convolutions, average pooling and attention: operators that graphs of training call."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dhlo.errors import CompileError
+from dhlo.frontend.aten.contraction import attention_scores
 from dhlo.frontend.aten.convolution import adaptive_pool, conv, few, many, shifted, windows
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
@@ -80,6 +82,39 @@ def _grad_weight(
     columns = b.reshape(columns, [groups, per_group * product(kernel), batch * product(out)])
     small = b.reshape(b.swap(small, 0, 1), [groups, each, batch * product(out)])
     return b.reshape(b.swap(b.matmul(columns, b.swap(small, 1, 2)), 1, 2), b.shape(w))
+
+
+# ---------------------------------------------------------------------------------------------------- attention
+@lowers(A._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _flash_attention_backward(
+    b: OpBuilder,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    out: Value,
+    logs: Value,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Value]:
+    """The gradients of q, k and v [B, H, S, D]; the weights are computed again from the logarithms of their sums [B, H, S]."""
+    if b.rank(logs) != 3:
+        hint = "torch.export mixes up its results: export under sdpa_kernel(SDPBackend.MATH)"
+        raise CompileError("the gradient of attention is not given the logarithms of sums", hint=hint)
+    dtype = b.dtype(q)
+    if dtype.bytes < 4:
+        grad, q, k, v, out = (b.convert(x, "f32") for x in (grad, q, k, v, out))
+    factor = 1.0 / math.sqrt(int(b.shape(q)[3])) if scale is None else scale
+    scores = attention_scores(b, q, k, attn_mask, causal=causal, scale=factor)
+    weights = b.unary(ew.Exp, b.sub(scores, b.convert(b.unsqueeze(logs, 3), b.dtype(scores))))
+    weights = b.select(b.ew(ew.Eq, scores, -math.inf), 0.0, weights)  # where a row may attend to nothing, its sum is 0
+    through = b.sub(b.matmul(grad, b.swap(v, 2, 3)), b.reduce(b.mul(grad, out), "sum", [3], keepdim=True))
+    through = b.mul(b.mul(weights, through), factor)
+    found = b.matmul(through, k), b.matmul(b.swap(through, 2, 3), q), b.matmul(b.swap(weights, 2, 3), grad)
+    return [b.convert(x, dtype) for x in found]
 
 
 # ---------------------------------------------------------------------------------------------------- pooling

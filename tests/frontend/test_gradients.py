@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.export.experimental import _export_forward_backward
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 import dhlo
@@ -106,3 +109,91 @@ def test_adaptive_average_pool() -> None:
 
     others = [(3, 2, 4), (7, 5, 9), (1, 2, 3), (1, 1, 2)]
     check(fn, [[torch.randn(s), torch.randn(s[0], 1, *other)] for s, other in zip(SIZES, others, strict=True)])
+
+
+def test_attention() -> None:
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
+        found = []
+        for causal, more in ((True, {}), (False, {"attn_mask": mask, "scale": 0.3})):
+            y, logs = A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, **more)
+            backward = A._scaled_dot_product_flash_attention_for_cpu_backward
+            found.append(backward(y.cos(), q, k, v, y, logs, 0.0, causal, **more))
+        return found
+
+    sizes = [(2, 7, 9), (1, 1, 3), (3, 40, 33)]
+    sets = [[torch.randn(b, 2, s, 8) for s in (m, n, n)] + [torch.randn(b, 2, m, n)] for b, m, n in sizes]
+    check(fn, sets, (*[{0: AUTO, 2: AUTO}] * 3, {0: AUTO, 2: AUTO, 3: AUTO}))
+
+
+class Convolutional(torch.nn.Module):
+    """The loss of a classifier of images, whose batch norm updates its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 5)
+        self.second = torch.nn.Conv2d(8, 8, 3, stride=2, groups=2)
+
+    def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2) + F.avg_pool2d(self.first(x)[:, :8], 2)
+        return F.cross_entropy(self.last(F.adaptive_avg_pool2d(self.second(x), (1, 1)).flatten(1)), label)
+
+
+class Transformer(torch.nn.Module):
+    """The loss of a transformer block that predicts tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.last = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 48), torch.nn.Linear(16, 11)
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, ids: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        q, k, v = self.inner(self.norm(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + F.gelu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.last(x).flatten(0, 1), label)
+
+
+@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+def test_joint_graph(kind: str) -> None:
+    if kind == "convolutional":
+        model: torch.nn.Module = Convolutional()
+        sets = [(torch.randn(b, 3, h, w), torch.randint(5, (b,))) for b, h, w in [(4, 16, 20), (1, 13, 11), (3, 30, 19)]]
+    else:
+        model, sizes = Transformer(), [(2, 7), (1, 3), (3, 40)]
+        sets = [(torch.randint(11, (b, s)), torch.randint(11, (b * s,))) for b, s in sizes]
+    spec = tuple(dict.fromkeys([d for d in range(x.dim()) if x.shape[d] != 3 or kind != "convolutional"], AUTO) for x in sets[0])
+    with sdpa_kernel(SDPBackend.MATH):  # torch.export mixes up the results of attention's other forms
+        exported = torch.export.export(model, sets[0], dynamic_shapes=spec)
+        compiled = dhlo.compile(_export_forward_backward(exported))
+    for args in sets:
+        loss, gradients = compiled(*args)
+        model.zero_grad()
+        want = model(*args)
+        want.backward()
+        torch.testing.assert_close(loss, want.detach(), rtol=1e-4, atol=1e-5)
+        assert list(gradients) == [name for name, _ in model.named_parameters()]
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(gradients[name], p.grad, rtol=1e-3, atol=1e-5)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(compiled.read_state(name), buffer)
+
+
+def test_gradients_inside_a_program() -> None:
+    class Step(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.autograd.grad((x.sin() * x).sum(), x)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = dhlo.compile(torch.export.export(Step(), (x,), dynamic_shapes=({0: AUTO, 1: AUTO},)))
+    for y in (x, torch.randn(1, 9, requires_grad=True)):
+        torch.testing.assert_close(compiled(y)[0], Step()(y)[0])
+
+
+def test_gradients_that_torch_export_loses() -> None:
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.func.grad(lambda v: (v.sin() * v).sum())(x)
+
+    exported = torch.export.export(Inner(), (torch.randn(3, 4),), dynamic_shapes=({0: AUTO},))
+    with pytest.raises(dhlo.CompileError, match="has no data"):
+        dhlo.compile(exported)

@@ -10,6 +10,9 @@ namespace {
 
 // A block may serve a tensor that needs at least this share of it.
 constexpr int64_t kLargestWaste = 4;
+// Idle blocks and blocks in use together never exceed so many times what was in use at once. With less than 2, the block
+// of the largest shape would go whenever a small one is called in between.
+constexpr int64_t kMostHeld = 2;
 
 }  // namespace
 
@@ -74,7 +77,7 @@ void OutputPool::keep(std::unique_ptr<Entry> entry) noexcept {
     idle_bytes_ -= entry ? entry->block.bytes() : 0;
     return;
   }
-  while (idle_bytes_ + used_bytes_ > 2 * most_used_bytes_ || idle_bytes_ > most_used_bytes_) {
+  while (idle_bytes_ + used_bytes_ > kMostHeld * most_used_bytes_) {
     idle_bytes_ -= idle_.front()->block.bytes();
     dropped.splice(dropped.end(), idle_, idle_.begin());
   }

@@ -12,7 +12,7 @@
 namespace dhlo::python {
 
 // Shared by a session and the tensors that it gave out; tensors may outlive the session and die on any thread.
-// Idle memory never exceeds what was in use at once, so that random shapes don't make it grow.
+// It never holds more than twice what was in use at once, so that random shapes don't make it grow.
 class OutputPool : public std::enable_shared_from_this<OutputPool> {
  public:
   // Tensors below this many bytes are better served by torch's own allocator.

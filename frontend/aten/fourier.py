@@ -236,9 +236,60 @@ def _stft_centred(
     return _stft(b, x, n, hop, length, window, *args, **kwargs)
 
 
+def _overlapped(b: OpBuilder, frames: Value, hop: Any, start: Any, size: Any) -> Value:
+    """Sums of frames [.., F, n] laid `hop` apart, from `start` on: [.., size]; zeros past the last frame."""
+    d = b.rank(frames) - 2
+    count, n = b.shape(frames)[d:]
+    shape = [as_expr(size), FloorDiv(n + hop - 1, hop)]  # the frames over one sample
+    t, back = b.iota(shape, 0, "i64", start=start), b.iota(shape, 1, "i64")
+    frame = b.sub(b.floordiv(t, hop), back)
+    place = b.sub(t, b.mul(frame, hop))
+    inside = b.ew(ew.And, b.ew(ew.And, b.ew(ew.Ge, frame, 0), b.ew(ew.Lt, frame, count)), b.ew(ew.Lt, place, n))
+    at = [b.minimum(b.maximum(i, 0), s - 1) for i, s in ((frame, count), (place, n))]
+    values = b.take(frames, at, [d, d + 1], d)
+    return b.reduce(b.select(inside, values, 0.0, dtype=b.dtype(frames)), "sum", [d + 1])
+
+
+def _istft(
+    b: OpBuilder,
+    x: Complex,
+    n: int,
+    hop: int | None = None,
+    length: int | None = None,
+    window: Operand | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    samples: Any = None,
+    return_complex: bool = False,
+) -> Operand:
+    """The signal [.., T] of spectra [.., n or n // 2 + 1, frames] (aten.istft): overlapping frames, divided by the windows' squares."""
+    if isinstance(window, Complex):
+        raise CompileError("istft with a complex window", hint="write it with irfft or ifft, and add the frames up")
+    d, hop, power = b.rank(x.re) - 1, hop or n // 4, "root" if normalized else "all"
+    # `onesided` says what x's size says: of a whole spectrum, to_real takes the first half
+    z = Complex(b.swap(x.re, d - 1, d), b.swap(x.im, d - 1, d))
+    count = b.shape(z.re)[d - 1]
+    y: Operand = transform(b, z, [d], True, power) if return_complex else to_real(b, z, [d], n, True, power)
+    w = _window(b, window, length or n, n, b.dtype(x.re))
+    w = w if w is not None else b.full([n], 1, b.dtype(x.re))
+    start = as_expr(n // 2 if center else 0)
+    whole = n + hop * (count - 1)
+    size = as_expr(samples) if samples is not None else whole - 2 * start if center else whole
+    squares = b.expand(b.mul(w, w), [count, n])
+    envelope = _overlapped(b, squares, hop, start, size)
+    if samples is not None:  # what the frames don't reach is zero
+        t = b.iota([size], 0, "i64", start=start)
+        envelope = b.select(b.ew(ew.Lt, t, whole), envelope, 1.0)
+    enough = b.reduce(b.ew(ew.Gt, b.unary(ew.Abs, envelope), 1e-11), "all", [0])
+    LOWERINGS[A._assert_async.msg](b, enough, "istft: the windows don't cover all samples")
+    return _each(b, y, lambda v: b.div(_overlapped(b, b.mul(v, w), hop, start, size), envelope))
+
+
 _NATIVE: dict[Any, Any] = {
     A.stft.default: _stft,
     A.stft.center: _stft_centred,
+    A.istft.default: _istft,
     P.fft_c2c.default: _prim_c2c,
     P.fft_c2r.default: _prim_c2r,
     A._fft_c2c.default: _c2c,

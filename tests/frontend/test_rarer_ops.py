@@ -20,6 +20,11 @@ def _lengths(*counts: int) -> torch.Tensor:
     return torch.tensor(counts)
 
 
+def _signal(x: torch.Tensor, *args: Any, center: bool = True, length: int | None = None, **kwargs: Any) -> torch.Tensor:
+    spectra = torch.stft(x, *args, center=center, return_complex=True, **kwargs)
+    return torch.istft(spectra, *args, center=center, length=length, **kwargs)
+
+
 def _antialiased(x: torch.Tensor) -> Any:
     return (
         F.interpolate(x, (5, 17), mode="bilinear", antialias=True),
@@ -79,6 +84,15 @@ CASES: dict[str, Any] = {
             torch.fft.hfftn(x, s=(4, 9)),
         ),
         [[rn(2, 20)], [rn(1, 9)], [rn(3, 301)]],
+    ),
+    "signals of spectra": (
+        lambda x: (
+            _signal(x, 8, 3, 6, torch.hann_window(6)),
+            _signal(x, 6, normalized=True, onesided=False),
+            _signal(x, 8, 2, center=False),
+            torch.view_as_real(torch.istft(torch.stft(x, 6, 2, onesided=False, return_complex=True), 6, 2, return_complex=True)),
+        ),
+        [[rn(2, 20)], [rn(4, 13)], [rn(3, 301)]],
     ),
     "distances": (
         lambda x: (F.pdist(x), F.pdist(x, 1.0)),

@@ -13,6 +13,7 @@ from torch.export import Dim, export
 from torch.utils._pytree import tree_leaves
 
 import dhlo
+from tests import small_decoders, small_vision  # noqa: F401  (which add to SMALL)
 from tests.small_models import SMALL, Small
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 from dhlo.codegen.fusion.cost import worth_storing
 from dhlo.codegen.fusion.graph import Graph, Unit, kind_of
+from dhlo.codegen.fusion.sites import Sites
 from dhlo.codegen.views import View, same, strided
 from dhlo.dialect import Kind
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -20,17 +21,19 @@ def make_loops(g: Graph) -> None:
     """Decides which of the remaining on-demand values get a buffer, and makes loop nests of those."""
     stored: set[Any] = set()
     readers_of: dict[Any, set[int]] = {}
+    sites = Sites(g)
     for n in range(len(g.ops) - 1, -1, -1):
         op = g.ops[n]
         free = n not in g.unit and kind_of(op).pullable
         if free:
             v = op.results[0]
-            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()))):
+            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()))) or sites.too_many(n):
                 stored.add(v)
                 g.unit[n] = Unit(None, [n], [v])
                 free = False
         # Who reads the operands: this op's unit, or whoever pulls this op.
         readers = readers_of.get(op.results[0], set()) if free else {id(g.unit[n])} if n in g.unit else {-n - 1}
+        sites.add(n, free)
         for v in g.inputs(n):
             readers_of.setdefault(v, set()).update(readers)
         if not free:

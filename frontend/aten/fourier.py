@@ -263,7 +263,7 @@ def _istft(
     samples: Any = None,
     return_complex: bool = False,
 ) -> Operand:
-    """The signal [.., T] of spectra [.., n or n // 2 + 1, frames] (aten.istft): overlapping frames, divided by the windows' squares."""
+    """The signal [.., T] of spectra [.., n or n // 2 + 1, frames] (aten.istft): frames overlap, divided by the windows' squares."""
     if isinstance(window, Complex):
         raise CompileError("istft with a complex window", hint="write it with irfft or ifft, and add the frames up")
     d, hop, power = b.rank(x.re) - 1, hop or n // 4, "root" if normalized else "all"

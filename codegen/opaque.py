@@ -25,7 +25,7 @@ from dhlo.ops.complexes import Interleave
 from dhlo.ops.compute import ArgReduce, Scan
 from dhlo.ops.extern import Extern
 from dhlo.ops.lookup import Histogram, LexSort, Scatter, SearchSorted, Sort, TopK, UpdateSlice
-from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm, LstmProjected, Rnn
+from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm, Rnn
 from dhlo.types import from_mlir
 
 __all__ = ["opaque_step"]
@@ -67,7 +67,6 @@ STEPS: dict[type[Op], Callable[[Lowering, Any], Step]] = {
     GroupedMatmul: GroupedMatmulStep,
     Gru: RecurrentStep,
     Lstm: RecurrentStep,
-    LstmProjected: RecurrentStep,
     Rnn: RecurrentStep,
     Scatter: _WriteStep,
     UpdateSlice: _WriteStep,

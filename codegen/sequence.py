@@ -19,7 +19,7 @@ from dhlo.codegen.kernels.recurrent import CELL_GRAIN, CHUNK, emit_cell, emit_st
 from dhlo.codegen.steps import GroupHost, Lowering, anchor_of, pack_matrix, view_pointer
 from dhlo.dialect import Kind, attr
 from dhlo.errors import CompileError
-from dhlo.ops.sequence import Gru, Lstm, LstmProjected
+from dhlo.ops.sequence import Gru, Lstm
 from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.symbols import as_expr, exact_floors, is_static
 from dhlo.types import from_mlir
@@ -148,7 +148,7 @@ class RecurrentStep:
 
     def __init__(self, low: Lowering, group: Any) -> None:
         self.op, self.group = anchor_of(group, Kind.OPAQUE), group
-        names = {Lstm: "lstm", LstmProjected: "lstm", Gru: "gru"}
+        names = {Lstm: "lstm", Gru: "gru"}
         self.kind = names.get(type(self.op)) or str(attr(self.op, "activation"))
         self.views = [low.view(group, v) for v in self.op.operands]
         self.w = _Factor(low, group, self.op, 1, transposed=True)
@@ -157,8 +157,8 @@ class RecurrentStep:
         self.workspace = self.w.workspace + self.product
         self.projection: _Factor | None = None
         self.hidden = self.w.k
-        if isinstance(self.op, LstmProjected):
-            self.projection = _Factor(low, group, self.op, 2, transposed=True, at=self.workspace)
+        if self.kind == "lstm" and len(self.views) == 5:
+            self.projection = _Factor(low, group, self.op, 4, transposed=True, at=self.workspace)
             self.hidden = self.projection.k
             self.before_projection = self.workspace + self.projection.workspace
             self.workspace = self.before_projection + self.product  # of which a fourth is used
@@ -174,10 +174,9 @@ class RecurrentStep:
         state, gate_elems = fn.mul(batch, size), fn.mul(batch, self.w.sizes[0])
         cell = emit_cell(host.module, self.kind, dtype)
         items = fn.mul(batch, fn.ceildivu(hidden, CHUNK))
-        h0 = inputs[-1]
+        h0 = inputs[3 if self.kind == "gru" else 2]
         if self.kind == "lstm":
-            h0 = inputs[-2]
-            emit_copy(host, inputs[-1], results[2], fn.mul(fn.mul(batch, hidden), dtype.bytes))
+            emit_copy(host, inputs[3], results[2], fn.mul(fn.mul(batch, hidden), dtype.bytes))
         if self.projection is not None:
             self.projection.prepare(host)
             projected = fn.gep(host.workspace(), host.size(self.before_projection), "i8")

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from dhlo.frontend.builder import Value
+from dhlo.errors import CompileError
+from dhlo.frontend.builder import Complex, OpBuilder, Value
+from dhlo.frontend.registry import COMPLEX_VIEWS, MAYBE_VIEWS, VIEWS, View
 from dhlo.shape_infer.symbols import as_expr, product
 
-__all__ = ["Ref", "aliases_input", "functional_form", "is_view", "shares_storage"]
+__all__ = ["Ref", "functional_form", "shares_storage", "view_rule"]
 
 
 class Ref:
-    """A tensor of the graph. A base holds its current value; a view holds how to read it from and write it into its
-    base, and
-    reads again when the base was written since."""
+    """A tensor of the graph. A base holds its current value (complex ones a pair); a view holds how to read it from and write it
+    into its base, and reads again when the base was written since."""
 
     def __init__(
         self,
@@ -90,7 +91,37 @@ def functional_form(op: Any) -> Any | None:
     return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)
 
 
-def is_view(op: Any) -> bool:
+def view_rule(op: Any, node: Any, complex_numbers: bool) -> View | None:
+    """How the node's first argument is written through its result, the operator's; None if they don't share memory."""
+    rule = VIEWS.get(op)
+    if rule is None and op in MAYBE_VIEWS:
+        rule = MAYBE_VIEWS[op] if _aliases_input(node) else None
+    elif rule is None and _is_view(op):
+        rule = _no_writes(op)
+    if rule is None or not complex_numbers:
+        return rule
+    return COMPLEX_VIEWS.get(op) or _by_parts(rule)
+
+
+def _by_parts(rule: View) -> View:
+    """A rule for tensors as one for pairs of them."""
+
+    def parts(b: OpBuilder, base: Complex, new: Complex, *args: Any, **kwargs: Any) -> Complex:
+        return Complex(rule(b, base.re, new.re, *args, **kwargs), rule(b, base.im, new.im, *args, **kwargs))
+
+    return parts
+
+
+def _no_writes(op: Any) -> View:
+    """The rule of views that can only be read."""
+
+    def rule(*_: Any, **__: Any) -> Any:
+        raise CompileError(f"tensors can't be written through {op}", hint="write to the tensor itself")
+
+    return rule
+
+
+def _is_view(op: Any) -> bool:
     """Do results of the operator share the memory of its argument, by its schema?"""
     schema = getattr(op, "_schema", None)
     return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
@@ -103,10 +134,12 @@ def shares_storage(a: Any, b: Any) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
-def aliases_input(node: Any) -> bool:
+def _aliases_input(node: Any) -> bool:
     """Does `to`, `reshape`, `contiguous`, ... give a view of its first argument here, as in the example run, or a copy?"""
     x, y = node.args[0].meta.get("val"), node.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or x.dtype != y.dtype:
+        return False
+    if x.is_conj() != y.is_conj() or x.is_neg() != y.is_neg():
         return False
     if shares_storage(x, y):
         return True

@@ -18,12 +18,12 @@ from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
-from dhlo.frontend.functionalize import Ref, aliases_input, functional_form, is_view
+from dhlo.frontend.functionalize import Ref, functional_form, view_rule
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, MAYBE_VIEWS, UPDATES, VIEWS, View, find
+from dhlo.frontend.registry import HIGHER_ORDER, LOWERINGS, UPDATES, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.mlir import func, ir
 from dhlo.ops import complexes, control, movement
@@ -126,11 +126,8 @@ class Importer:
                 self.env[node] = spec.constant
             elif spec.scalar:
                 self.env[node] = self._define(next(rest), node.meta["val"].node.expr)
-            elif spec.type.dtype.is_complex:
-                x = next(rest)
-                self.env[node] = Complex(self.b.op(complexes.Real, [x]), self.b.op(complexes.Imag, [x]))
             else:
-                self.env[node] = Ref(next(rest))
+                self.env[node] = self._content(next(rest))
                 self.owners.append(("input", spec.name, self.env[node]))
 
     def _bind_state(self) -> None:
@@ -146,26 +143,23 @@ class Importer:
             data = self.ep.state_dict.get(spec.target)
             if data is None:
                 data = self.ep.constants[spec.target]
-            if data.is_complex():
-                parts = [
-                    self.weight(f"{spec.target}.{name}", p.contiguous())
-                    for name, p in (("real", data.real), ("imag", data.imag))
-                ]
-                self.env[node] = Complex(*parts)
-                continue
             key = (
                 (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype)
                 if data.numel()
                 else spec.target
             )
             if key not in seen:
-                seen[key] = Ref(self.weight(spec.target, data))
+                seen[key] = self._content(self.weight(spec.target, data))
                 self.owners.append(("buffer", spec.target, seen[key]))
             self.env[node] = seen[key]
 
+    def _content(self, x: Value) -> Ref:
+        """A tensor in memory: itself, or the two parts of a complex one."""
+        return Ref(Complex(self.b.op(complexes.Real, [x]), self.b.op(complexes.Imag, [x])) if self.b.dtype(x).is_complex else x)
+
     def weight(self, name: str, data: torch.Tensor) -> Value:
         """A `weight` op for constant data."""
-        data = data.detach()
+        data = data.detach().resolve_conj()
         self.weights[name] = data
         return self.b.op(
             movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))]
@@ -212,13 +206,13 @@ class Importer:
         for kind, target, ref in self.owners:
             if ref.version:
                 mutations.append(Mutation(kind, target, len(values)))
-                values.append(ref.read())
+                values.append(self.tensor_of(ref))
                 if kind == "buffer":
                     self.weights[target] = self.weights[target].clone()  # the state that calls start from
         return values, outputs, mutations
 
     def _output(self, name: str, x: Any, index: int) -> OutputSpec:
-        if isinstance(x, Ref | Complex):
+        if isinstance(x, Ref):
             return OutputSpec(name, index)
         if isinstance(x, sympy.Basic):
             kind = {torch.bool: "bool", torch.int64: "int", torch.float32: "float"}[scalar_dtype(x)]
@@ -227,8 +221,9 @@ class Importer:
 
     def tensor_of(self, x: Any) -> Value:
         """A graph value as an SSA value; numbers become rank-0 tensors of their widest dtype."""
-        if isinstance(x, Ref):
-            return x.read()
+        x = _read(x)
+        if self.b.is_tensor(x):
+            return x
         if isinstance(x, Complex):
             return self.b.op(complexes.Interleave, [x.re, x.im])
         kind = scalar_dtype(x)
@@ -276,7 +271,7 @@ class Importer:
         env: dict[Any, Any] = {}
         inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
         for node, a in zip(inputs, args, strict=True):
-            env[node] = Ref(a) if self.b.is_tensor(a) else a
+            env[node] = _wrap(a)
         outer, self.depth = self.b.node, self.depth + 1
         result = self._graph(gm, env)
         self.b.node, self.depth = outer, self.depth - 1
@@ -295,7 +290,7 @@ class Importer:
                 pairs += self._sizes_of(node.meta["val"], env[node])
             else:
                 data = program.constants[spec.target] if spec.target in program.constants else program.state_dict[spec.target]
-                env[node] = Ref(self.weight(f"{self.b.node.name}.{spec.target}", data))
+                env[node] = self._content(self.weight(f"{self.b.node.name}.{spec.target}", data))
         sizes = self._match_sizes(pairs)
         examples = input_values(program)
         conditions = read_guards(program, input_names(program, examples), examples) + bounds_of(program)
@@ -319,7 +314,8 @@ class Importer:
         """The sizes of a traced argument, each with what it is here."""
         if isinstance(traced, torch.SymInt):
             return [(as_expr(traced), as_expr(value))]
-        real = value.re if isinstance(value, Complex) else value.read()
+        x = value.read()
+        real = x.re if isinstance(x, Complex) else x
         return [(as_expr(s), as_expr(own)) for s, own in zip(traced.shape, self.b.shape(real), strict=True)]
 
     def _match_sizes(self, pairs: list[tuple[sympy.Expr, sympy.Expr]]) -> dict[Any, Any]:
@@ -340,7 +336,7 @@ class Importer:
         name = f"{node.target}"
         while name in self.weights and self.weights[name].data_ptr() != value.data_ptr():
             name += "_"
-        return Ref(self.weight(name, value))
+        return self._content(self.weight(name, value))
 
     def _call(self, node: Any, env: dict[Any, Any]) -> Any:
         fetch: Any = lambda n: env[n]
@@ -352,44 +348,30 @@ class Importer:
         if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
             return scalar_call(target, args, kwargs)
         functional = functional_form(target)
-        if functional is not None and target not in LOWERINGS:
-            if isinstance(args[0], Complex) and torch.Tag.inplace_view in target.tags:
-                view = COMPLEX[functional](self.b, *_read(args), **_read(kwargs))
-                env.update({n: view for n, x in env.items() if x is args[0]})
-                return view
-            if isinstance(args[0], Complex):
-                raise CompileError("complex tensors can't be written in place", hint="compute a new tensor")
-            if torch.Tag.inplace_view in target.tags:
-                args[0].become(partial(self._as_view, functional, _read(args[1:]), _read(kwargs)))
-                return args[0]
-            if functional in LOWERINGS:
-                return self._in_place(args[0], LOWERINGS[functional](self.b, *_read(args), **_read(kwargs)))
-            program = self.decompositions.of(node)
-            if program is None:
-                raise CompileError("no lowering")
-            return self._in_place(args[0], self._inline(program, [env[n] for n in node.all_input_nodes]).read())
         call_args, call_kwargs = _read(args), _read(kwargs)
+        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
+        lowering = find(target, complex_numbers)
+        if functional is not None and target not in LOWERINGS:
+            lowering = find(functional, complex_numbers)
+            if lowering is not None and torch.Tag.inplace_view in target.tags:
+                args[0].become(partial(self._as_view, functional, lowering, call_args[1:], call_kwargs))
+                return args[0]
+            if lowering is not None:
+                return self._in_place(args[0], lowering(self.b, *call_args, **call_kwargs))
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
-        lowering = find(target)
-        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
-        if target in COMPLEX and complex_numbers:
-            return _wrap(COMPLEX[target](self.b, *call_args, **call_kwargs))
-        if lowering is None or complex_numbers:
+        if lowering is None:
             program = self.decompositions.of(node)
             if program is None:
                 raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
-            return self._inline(program, [env[n] for n in node.all_input_nodes])
+            result = self._inline(program, [env[n] for n in node.all_input_nodes])
+            return result if functional is None else self._in_place(args[0], result.read())
         result = lowering(self.b, *call_args, **call_kwargs)
         if target in UPDATES:
             for i, value in UPDATES[target](self.b, *call_args, **call_kwargs).items():
                 args[i].write(value)
-        view = VIEWS.get(target)
-        if view is None and target in MAYBE_VIEWS and aliases_input(node):
-            view = MAYBE_VIEWS[target]
-        if view is None and target not in MAYBE_VIEWS and is_view(target):
-            view = _no_writes(target)
-        if view is None or not isinstance(args[0], Ref) or isinstance(result, Complex):  # complex ones are never written in place
+        view = view_rule(target, node, complex_numbers)
+        if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
 
@@ -416,18 +398,27 @@ class Importer:
             return [make(v, i) for i, v in enumerate(result)]
         return make(result, None)
 
-    def _as_view(self, op: Any, args: Any, kwargs: Any, base: Ref) -> Ref:
+    def _as_view(self, op: Any, lowering: Callable[..., Any], args: Any, kwargs: Any, base: Ref) -> Ref:
         """A view op's result on `base`."""
-        result = LOWERINGS[op](self.b, base.read(), *args, **kwargs)
-        view: Ref = self._view(base, LOWERINGS[op], VIEWS[op], result, args, kwargs)
+        x = base.read()
+        rule = view_rule(op, self.b.node, isinstance(x, Complex))
+        assert rule is not None
+        view: Ref = self._view(base, lowering, rule, lowering(self.b, x, *args, **kwargs), args, kwargs)
         return view
 
-    def _in_place(self, ref: Ref, new: Value) -> Ref:
+    def _in_place(self, ref: Ref, new: Any) -> Ref:
         old = ref.read()
         if new is not old:
-            t = from_mlir(old)
-            ref.write(self.b.expand(self.b.convert(new, t.dtype), t.shape))
+            ref.write(self._as(new, old))
         return ref
+
+    def _as(self, new: Any, old: Any) -> Any:
+        """A value in another's shape and dtype."""
+        if not isinstance(old, Complex):
+            t = from_mlir(old)
+            return self.b.expand(self.b.convert(new, t.dtype), t.shape)
+        parts = new if isinstance(new, Complex) else self.b.convert(new, f"complex<{self.b.dtype(old.re)}>")
+        return Complex(self._as(parts.re, old.re), self._as(parts.im, old.im))
 
     # ------------------------------------------------------------------------------------------------ run-time symbols
     def symbol_name(self) -> str:
@@ -479,22 +470,13 @@ class Importer:
             )
 
 
-def _no_writes(op: Any) -> View:
-    """The rule of views that can only be read."""
-
-    def rule(*_: Any) -> Any:
-        raise CompileError(f"tensors can't be written through {op}", hint="write to the tensor itself")
-
-    return rule
-
-
 def _read(x: Any) -> Any:
     return pytree.tree_map_only(Ref, lambda r: r.read(), x)
 
 
 def _wrap(x: Any) -> Any:
     """SSA values as references, in whatever structure."""
-    if isinstance(x, ir.Value):
+    if isinstance(x, ir.Value | Complex):
         return Ref(x)
     if isinstance(x, list | tuple):
         return [_wrap(i) for i in x]

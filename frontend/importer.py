@@ -74,6 +74,7 @@ def unknown_ops(gm: Any, decompositions: Decompositions) -> Any:
             or t in HIGHER_ORDER
             or t in COMPLEX
             or functional_form(t) in LOWERINGS
+            or functional_form(t) in COMPLEX
         )
         if known:
             continue

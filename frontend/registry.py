@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "COMPLEX",
+    "COMPLEX_VIEWS",
     "HIGHER_ORDER",
     "LOWERINGS",
     "MAYBE_VIEWS",
@@ -14,6 +15,7 @@ __all__ = [
     "VIEWS",
     "Lowering",
     "View",
+    "complex_views",
     "find",
     "higher_order",
     "lowers",
@@ -29,6 +31,7 @@ LOWERINGS: dict[Any, Lowering] = {}
 VIEWS: dict[Any, View] = {}
 MAYBE_VIEWS: dict[Any, View] = {}
 COMPLEX: dict[Any, Lowering] = {}  # rules that take over where an argument is complex
+COMPLEX_VIEWS: dict[Any, View] = {}  # those of views that don't just go part by part
 HIGHER_ORDER: dict[Any, Lowering] = {}
 UPDATES: dict[Any, Lowering] = {}
 
@@ -46,9 +49,11 @@ def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
     return register
 
 
-def find(op: Any) -> Lowering | None:
-    """The lowering of an overload; ops of other libraries may be registered by qualified name ("lib::op"), without
-    the library."""
+def find(op: Any, complex_numbers: bool = False) -> Lowering | None:
+    """The lowering of an overload, on complex numbers where some argument is; ops of other libraries may be registered by
+    qualified name ("lib::op"), without the library."""
+    if complex_numbers:
+        return COMPLEX.get(op)
     hit = LOWERINGS.get(op)
     schema = getattr(op, "_schema", None)
     return hit if hit is not None or schema is None else LOWERINGS.get(schema.name)
@@ -73,6 +78,17 @@ def maybe_views(*ops: Any) -> Callable[[View], View]:
     def register(f: View) -> View:
         for op in ops:
             MAYBE_VIEWS[op] = f
+        return f
+
+    return register
+
+
+def complex_views(*ops: Any) -> Callable[[View], View]:
+    """As `views`, for ops whose first argument is complex and whose result has other parts than its."""
+
+    def register(f: View) -> View:
+        for op in ops:
+            COMPLEX_VIEWS[op] = f
         return f
 
     return register

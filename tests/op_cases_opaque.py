@@ -290,8 +290,8 @@ CASES: dict[str, list[Part]] = {
     "dhlo.update_slice": UPDATE_SLICE,
     "dhlo.random_bits": RANDOM_BITS,
     "dhlo.grouped_matmul": GROUPED,
-    "dhlo.lstm": _recurrent(sequence.Lstm, 4, [[12, 3], ["m", 3], ["m", 3]]),
-    "dhlo.lstm_projected": _recurrent(sequence.LstmProjected, 4, [[12, 2], [2, 3], ["m", 2], ["m", 3]]),
+    "dhlo.lstm": _recurrent(sequence.Lstm, 4, [[12, 3], ["m", 3], ["m", 3]])
+    + _recurrent(sequence.Lstm, 4, [[12, 2], ["m", 2], ["m", 3], [2, 3]]),
     "dhlo.rnn": _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "tanh"})
     + _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "relu"}),
     "dhlo.gru": _recurrent(sequence.Gru, 3, [[9, 3], [9], ["m", 3]]),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, attr
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.mlir import ir
 from dhlo.types import TensorType
 
@@ -41,16 +41,16 @@ class GroupedMatmul(Op, name="grouped_matmul"):
 
 
 class Lstm(Op, name="lstm"):
-    """The recurrence of one LSTM direction: gates [T, B, 4H] from the input (i, f, g, o; biases included), w [4H, H]
-    of the
-    hidden state, h0 and c0 [B, H]; results y [T, B, H], h and c [B, H] after the last step. `reverse` runs from the
-    last step."""
+    """The recurrence of one LSTM direction: gates [T, B, 4H] from the input (i, f, g, o; biases included), w [4H, P] of the hidden
+    state, h0 [B, P], c0 [B, H] and perhaps a projection [P, H] of the hidden state after each step (else P = H); results
+    y [T, B, P], h [B, P] and c [B, H] after the last step. `reverse` runs from the last step."""
 
     kind = Kind.OPAQUE
     gates: Tensor
     w: Tensor
     h0: Tensor
     c0: Tensor
+    projection: Variadic  # none or one
     reverse: ir.IntegerAttr
     y: Out
     h: Out
@@ -58,47 +58,17 @@ class Lstm(Op, name="lstm"):
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        gates, _, h0, c0 = operands
+        gates, _, h0, c0 = operands[:4]
         return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0, c0]
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        gates, w, h, c = args
+        gates, w, h, c, *projection = args
         y = gates.new_empty(*gates.shape[:2], h.shape[1])
         for t in _steps(gates.shape[0], attr(self, "reverse")):
             i, f, g, o = (gates[t] + h @ w.t()).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
-            y[t] = h
-        return [y, h.clone(), c.clone()]
-
-
-class LstmProjected(Op, name="lstm_projected"):
-    """As `Lstm`, where the hidden state is projected after each step: gates [T, B, 4H], w [4H, P], projection [P, H], h0 [B, P],
-    c0 [B, H]; results y [T, B, P], h [B, P] and c [B, H]."""
-
-    kind = Kind.OPAQUE
-    gates: Tensor
-    w: Tensor
-    projection: Tensor
-    h0: Tensor
-    c0: Tensor
-    reverse: ir.IntegerAttr
-    y: Out
-    h: Out
-    c: Out
-
-    @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        gates, _, _, h0, c0 = operands
-        return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0, c0]
-
-    def reference(self, args: Args, sizes: Any) -> Args:
-        gates, w, projection, h, c = args
-        y = gates.new_empty(*gates.shape[:2], h.shape[1])
-        for t in _steps(gates.shape[0], attr(self, "reverse")):
-            i, f, g, o = (gates[t] + h @ w.t()).chunk(4, -1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = (o.sigmoid() * c.tanh()) @ projection.t()
+            h = h @ projection[0].t() if projection else h
             y[t] = h
         return [y, h.clone(), c.clone()]
 

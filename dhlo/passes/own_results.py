@@ -6,6 +6,7 @@ from typing import Any
 
 from dhlo.dialect import Kind, build, defining
 from dhlo.mlir import ir
+from dhlo.ops.complexes import Interleave
 from dhlo.ops.elementwise import Copy
 from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.passes.separate_state import updates_of
@@ -35,8 +36,14 @@ def _block(block: Any) -> None:
         v = end.operands[k]
         if v in seen or not _computed_here(v, block) or (k not in updates and _shown(v) in kept):
             with ir.InsertionPoint(end.operation), end.location:
-                end.operation.operands[k] = build(Copy, [v]).results[0]
+                end.operation.operands[k] = _copy(v)
         seen.add(v)
+
+
+def _copy(v: Any) -> Any:
+    """The value once more; complex ones are put together again, since kernels see only their parts."""
+    op = defining(v)
+    return build(Interleave, list(op.operands)).results[0] if isinstance(op, Interleave) else build(Copy, [v]).results[0]
 
 
 def _shown(v: Any) -> Any:

@@ -11,7 +11,7 @@ from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ops import elementwise as ew
 
-__all__ = ["Complex"]
+__all__ = ["Complex", "parts_of"]
 
 A: Any = torch.ops.aten
 
@@ -27,7 +27,7 @@ def on_complex(*ops: Any) -> Callable[[Any], Any]:
     return register
 
 
-def _parts(b: OpBuilder, x: Operand) -> tuple[Operand, Operand]:
+def parts_of(b: OpBuilder, x: Operand) -> tuple[Operand, Operand]:
     if isinstance(x, Complex):
         return x.re, x.im
     if isinstance(x, complex):
@@ -96,27 +96,39 @@ def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, 
     return b.convert(x.re, dtype)
 
 
-def _filled_like(value: Any) -> Any:
-    def rule(b: OpBuilder, x: Complex, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-        return b.full(b.shape(x.re), value, dtype or f"complex<{b.dtype(x.re)}>")
+def _filled(size: Any, value: Any) -> Any:
+    """A new tensor's rule; `size` and `value` are given, or None if the operator's arguments say them."""
+
+    def rule(b: OpBuilder, x: Operand, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+        rest = list(args)
+        own = b.shape(parts_of(b, x)[0]) if size is None else rest.pop(0)
+        like = f"complex<{b.dtype(x.re)}>" if isinstance(x, Complex) else b.dtype(x)
+        return b.full(own, rest[0] if value is None else value, dtype or like)
 
     return rule
 
 
-on_complex(A.zeros_like.default, A.empty_like.default)(_filled_like(0))
-on_complex(A.ones_like.default)(_filled_like(1))
+for _names, _value in (("zeros empty", 0), ("ones", 1), ("full", None)):
+    for _name in _names.split():
+        COMPLEX[getattr(A, f"{_name}_like").default] = _filled(None, _value)
+        COMPLEX[getattr(A, f"new_{_name}").default] = _filled("given", _value)
+
+
+@on_complex(A.sym_size.int, A.sym_numel.default, A.sym_stride.int, A.sym_storage_offset.default)
+def _size(b: OpBuilder, x: Complex, *args: Any) -> Any:
+    return LOWERINGS[b.node.target](b, x.re, *args)
 
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
 @on_complex(A.add.Tensor, A.add.Scalar)
 def _add(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Complex:
-    (p, q), (r, s) = _parts(b, x), _parts(b, _mul(b, y, alpha) if alpha != 1 else y)
+    (p, q), (r, s) = parts_of(b, x), parts_of(b, _mul(b, y, alpha) if alpha != 1 else y)
     return _pair(b, b.add(p, r), b.add(q, s))
 
 
 @on_complex(A.sub.Tensor, A.sub.Scalar)
 def _sub(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Complex:
-    (p, q), (r, s) = _parts(b, x), _parts(b, _mul(b, y, alpha) if alpha != 1 else y)
+    (p, q), (r, s) = parts_of(b, x), parts_of(b, _mul(b, y, alpha) if alpha != 1 else y)
     return _pair(b, b.sub(p, r), b.sub(q, s))
 
 
@@ -131,11 +143,11 @@ def _mul(b: OpBuilder, x: Operand, y: Operand) -> Any:
         x, y = y, x
     if not isinstance(x, Complex):  # a real tensor and a complex number
         x, y = (y, x) if b.is_tensor(y) else (x, y)
-        re, im = _parts(b, y)
+        re, im = parts_of(b, y)
         return _pair(b, b.mul(b.floating(x), re), b.mul(b.floating(x), im)) if b.is_tensor(x) else x * y
     if not isinstance(y, Complex | complex):
         return Complex(b.mul(x.re, y), b.mul(x.im, y))
-    (p, q), (r, s) = _parts(b, x), _parts(b, y)
+    (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
     return Complex(b.sub(b.mul(p, r), b.mul(q, s)), b.add(b.mul(p, s), b.mul(q, r)))
 
 
@@ -218,7 +230,7 @@ def _sqrt(b: OpBuilder, x: Complex) -> Complex:
 
 @on_complex(A.eq.Tensor, A.eq.Scalar)
 def _eq(b: OpBuilder, x: Operand, y: Operand) -> Value:
-    (p, q), (r, s) = _parts(b, x), _parts(b, y)
+    (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
     return b.ew(ew.And, b.ew(ew.Eq, p, r), b.ew(ew.Eq, q, s))
 
 
@@ -231,14 +243,14 @@ def _register_products() -> None:
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, x: Operand, y: Operand) -> Complex:
             product = LOWERINGS[op]
-            (p, q), (r, s) = _parts(b, x), _parts(b, y)
+            (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
             return Complex(b.sub(product(b, p, r), product(b, q, s)), b.add(product(b, p, s), product(b, q, r)))
 
         return f
 
     for op in (A.mm.default, A.bmm.default, A.matmul.default, A.mv.default, A.dot.default, A.outer.default, A.linear.default):
         COMPLEX[op] = rule(op)
-    COMPLEX[A.vdot.default] = lambda b, x, y: COMPLEX[A.dot.default](b, _conj(b, Complex(*_parts(b, x))), y)
+    COMPLEX[A.vdot.default] = lambda b, x, y: COMPLEX[A.dot.default](b, _conj(b, Complex(*parts_of(b, x))), y)
 
 
 _register_products()
@@ -253,7 +265,7 @@ def _register_by_parts() -> None:
             def half(i: int) -> Any:
                 def pick(x: Any) -> Any:
                     whole = isinstance(x, Complex) or (joins and b.is_tensor(x) and not b.dtype(x).is_bool)
-                    return _parts(b, x)[i] if whole else x
+                    return parts_of(b, x)[i] if whole else x
 
                 picked = [[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args]
                 return LOWERINGS[op](b, *picked, **kwargs)
@@ -318,5 +330,21 @@ _VIEWS = (
     A.chunk.default,
     A.resolve_conj.default,
     A.resolve_neg.default,
+    A.swapaxes.default,
+    A.swapdims.default,
+    A.moveaxis.int,
+    A.moveaxis.intlist,
+    A.view_as.default,
+    A.reshape_as.default,
+    A.expand_as.default,
+    A.broadcast_to.default,
+    A.ravel.default,
+    A.positive.default,
+    A.lift_fresh.default,
+    A.detach_.default,
+    A.unfold.default,
+    A.split.sizes,
+    A.tensor_split.sections,
+    A.tensor_split.indices,
 )
 _register_by_parts()

@@ -72,9 +72,8 @@ def _recurrent(
 def _lstm(b: OpBuilder, x: Value, hx: Sequence[Value], params: Sequence[Value], has_biases: bool, *how: Any) -> list[Value]:
     def run(x: Value, p: Sequence[Value], states: Sequence[Value], reverse: bool) -> Any:
         gates = linear(b, x, p[0], b.add(p[2], p[3]) if has_biases else None)
-        if len(p) in (3, 5):
-            return b.op(sequence.LstmProjected, [gates, p[1], p[-1], *states], {"reverse": reverse})
-        return b.op(sequence.Lstm, [gates, p[1], *states], {"reverse": reverse})
+        projection = p[-1:] if len(p) in (3, 5) else []
+        return b.op(sequence.Lstm, [gates, p[1], *states, *projection], {"reverse": reverse})
 
     return _recurrent(b, run, x, hx, params, *how)
 

@@ -69,8 +69,9 @@ views(
     A.view_as.default,
     A.lift_fresh.default,
     A.positive.default,
-    A.resolve_conj.default,
-    A.resolve_neg.default,
+    A.real.default,
+    A.conj.default,
+    A._conj.default,
 )(same_elements)
 maybe_views(
     A.reshape.default,
@@ -84,6 +85,8 @@ maybe_views(
     A.dropout.default,
     A.ravel.default,
     A.reshape_as.default,
+    A.resolve_conj.default,
+    A.resolve_neg.default,
 )(same_elements)
 
 

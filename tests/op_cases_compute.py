@@ -85,9 +85,9 @@ def _reductions() -> list[Part]:
         parts.append(reduction("f32", "max", ["n", "m", 2], dims, anything, tol=ANY_ZERO))
     for k, d in enumerate(ALL):
         hows = ["max", "min", "sum", "prod", "any", "all"] if d == "i1" else ["max", "min", "sum", "prod"]
-        for how in hows:
+        for how in [*hows, *(["maxnum"] if d in FLOATS else [])]:
             draw = (
-                anything if how in ("max", "min") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
+                anything if how in ("max", "min", "maxnum") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
             )
             tol = SUMS if how == "sum" else ANY_ZERO
             parts.append(reduction(d, how, ["n", "m"], [(k + len(how)) % 2], draw, tol=tol))

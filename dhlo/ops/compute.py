@@ -12,12 +12,12 @@ from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+REDUCTIONS = ("sum", "prod", "max", "min", "maxnum", "any", "all")
 
 
 class Reduce(Op, name="reduce"):
-    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, any or all. Max and min propagate NaN;
-    of nothing they give the dtype's lowest or highest value."""
+    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, maxnum, any or all. Max and min propagate
+    NaN, maxnum (of floats) leaves it out; of nothing they give the dtype's lowest or highest value."""
 
     kind = Kind.REDUCTION
     x: Tensor
@@ -31,10 +31,14 @@ class Reduce(Op, name="reduce"):
             raise TypeError_(f"unknown reduction {attrs['how']!r}")
         if attrs["how"] in ("any", "all") and not operands[0].dtype.is_bool:
             raise TypeError_(f"{attrs['how']} wants a bool, not {operands[0]}")
+        if attrs["how"] == "maxnum" and not operands[0].dtype.is_float:
+            raise TypeError_(f"maxnum wants floats, not {operands[0]}")
         return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d not in attrs["dims"]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         x, how, dims = args[0], attr(self, "how"), attr(self, "dims")
+        if how == "maxnum":
+            x, how = torch.where(x.isnan(), -float("inf"), x), "max"
         for d in sorted(dims, reverse=True):
             if how in ("max", "min"):
                 if x.shape[d] == 0:

@@ -138,6 +138,18 @@ def _neutral(op: Any) -> Any:
     return None
 
 
+def _add(op: Any) -> Any:
+    """1 + tanh(x) = 2 sigmoid(2 x), as gelu's approximation is written: cheaper, and exact where the sum cancels."""
+    for one, y in (tuple(op.operands), tuple(reversed(op.operands))):
+        tanh, out = _producer(y, ew.Tanh), from_mlir(op.results[0])
+        if tanh is None or _constant(one) != 1 or out.dtype.name not in ("f32", "f64"):
+            continue
+        two = build(Full, [], {"value": "2.0"}, results=[out]).results[0]
+        doubled = build(ew.Mul, [tanh.operands[0], two]).results[0]
+        return build(ew.Mul, [build(ew.Sigmoid, [doubled]).results[0], two]).results[0]
+    return _neutral(op)
+
+
 def _all_ones(dtype: Any) -> int | None:
     return 1 if dtype.is_bool else None
 
@@ -238,6 +250,6 @@ def _position_dim(v: Any) -> int | None:
 
 _RULES: dict[type, Callable[[Any], Any]] = {
     Reshape: _reshape, Transpose: _transpose, Broadcast: _broadcast, Slice: _slice, Concat: _concat, Pad: _pad,
-    ew.Add: _neutral, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
+    ew.Add: _add, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
     Reduce: _reduce, ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
 }

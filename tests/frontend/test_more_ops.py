@@ -214,3 +214,17 @@ def test_embedding_bag_with_padding_counted_from_the_end(mode: str) -> None:
     for count, offsets in ((5, [0, 3]), (7, [0, 0, 2, 7]), (1, [0]), (40, [0, 5, 9, 9, 30, 40])):
         args = (torch.randint(8, 10, (count,)), torch.tensor(offsets), table)
         torch.testing.assert_close(model(*args), Bags()(*args))
+
+
+def test_softmax_of_rows_with_special_values() -> None:
+    inf, nan = torch.inf, torch.nan
+    special = [[1.0, nan, 2.0], [-inf, -inf, -inf], [inf, 1.0, -inf], [nan, nan, nan], [-inf, nan, 0.0], [88.0, -1e30, 3e38]]
+    rows = torch.tensor(special)
+
+    def f(x: torch.Tensor) -> Any:
+        parts = (x.softmax(-1), x.log_softmax(-1), x.t().softmax(0), A._safe_softmax(x, -1), x.logsumexp(-1))
+        parts += (x.amax(-1), x.amin(-1))
+        gates = (1 + x.tanh(), x.sigmoid(), F.gelu(x, approximate="tanh"))
+        return *parts, *gates
+
+    compiled(f, [rows], [rows.repeat(1, 7)], [rows.repeat(3, 40)], [rows[:1]])

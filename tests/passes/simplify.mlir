@@ -7,7 +7,7 @@
 !b = tensor<?xi1, #dhlo.shape<["n"]>>
 module {
   // Views of views become one view, or none.
-  func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>) {
+  func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t) {
     %t0 = "dhlo.transpose"(%x) {perm = [1, 0]} : (!t) -> !u
     %t1 = "dhlo.transpose"(%t0) {perm = [1, 0]} : (!u) -> !t
     %f0 = "dhlo.reshape"(%x) : (!t) -> !flat
@@ -28,6 +28,10 @@ module {
     // A reduction over no dim.
     %one = "dhlo.full"() {value = "1"} : () -> tensor<f32>
     %sum = "dhlo.reduce"(%one) {how = "sum", dims = []} : (tensor<f32>) -> tensor<f32>
-    return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>
+    // 1 + tanh(x) as gelu's approximation has it.
+    %ones = "dhlo.full"() {value = "1.0"} : () -> !t
+    %tanh = "dhlo.tanh"(%x) : (!t) -> !t
+    %gate = "dhlo.add"(%ones, %tanh) : (!t, !t) -> !t
+    return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum, %gate : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t
   }
 }

@@ -135,8 +135,8 @@ class OpBuilder:
         for d in range(-rank, 0):
             size = as_expr(1)
             for s in shapes:
-                if len(s) >= -d and as_expr(s[d]) != 1:
-                    size = as_expr(s[d]) if size == 1 else self.dims.same(size, s[d])
+                if len(s) >= -d and (own := self.dims.size(s[d])) != 1:
+                    size = own if size == 1 else self.dims.same(size, own)
             out.append(size)
         return out
 
@@ -145,6 +145,9 @@ class OpBuilder:
         t = from_mlir(x)
         want = TensorType.of(t.dtype, shape)
         at = list(range(want.rank - t.rank, want.rank)) if dims is None else list(dims)
+        if any(t.shape[i] != want.shape[d] and t.shape[i] in self.dims.ones for i, d in enumerate(at)):
+            x = self.reshape(x, t.shape)
+            t = from_mlir(x)
         for i, d in enumerate(at):
             if t.shape[i] != 1:
                 self.dims.same(t.shape[i], want.shape[d])
@@ -228,6 +231,7 @@ class OpBuilder:
         if -1 in sizes:
             at = sizes.index(sympy.Integer(-1))
             sizes[at] = self._quotient(t.shape, [s for i, s in enumerate(sizes) if i != at])
+        sizes = [self.dims.size(s) for s in sizes]
         if t.shape == tuple(sizes):
             return x
         if not self.dims.equal(t.numel, product(sizes)):

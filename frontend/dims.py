@@ -45,6 +45,7 @@ class Dims:
     substitution: dict[sympy.Symbol, Expr] = field(default_factory=dict)
     unsolved: list[tuple[Expr, Expr]] = field(default_factory=list)
     not_negative: set[Expr] = field(default_factory=set)  # what conditions say of sizes beyond single bounds
+    ones: set[Expr] = field(default_factory=set)  # sizes that conditions say are 1, though no renaming of a symbol does
     intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     changed: bool = False
@@ -55,6 +56,11 @@ class Dims:
         """A size under the equalities known so far."""
         e = as_expr(x)
         return e.xreplace(self.substitution) if self.substitution and e.free_symbols else e
+
+    def size(self, x: Any) -> Expr:
+        """A size as an expression; 1 where conditions say so."""
+        e = as_expr(x)
+        return sympy.Integer(1) if e in self.ones else e
 
     def range_of(self, name: str) -> Range:
         return self.ranges.get(name, Range(None, None) if name.startswith("u") else Range(0, None))
@@ -271,6 +277,8 @@ class Dims:
             solved = self._solve(d) if all(s.is_integer for s in d.free_symbols) else None
             if solved:
                 self.equate(cond.lhs, cond.rhs)
+            elif not unbacked and cond.rhs == 1:
+                self.ones.add(cond.lhs)
             return cond if unbacked or not solved else None
         if bound is not None:
             self.tighten(*bound)

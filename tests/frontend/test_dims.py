@@ -50,6 +50,20 @@ def test_mask_as_long_as_past_and_present() -> None:
     assert d.expr("s54") == d.expr("s84")
 
 
+def test_a_quotient_that_is_one_broadcasts() -> None:
+    """A view's size is the ratio of two batches, of which torch.export's guards say that it is 1, not that they are equal."""
+
+    def f(scores: Any, mask: Any) -> Any:
+        return scores + mask.unsqueeze(1).repeat_interleave(2, 0).view(scores.shape[0], 2, -1, mask.shape[-1])
+
+    p = import_fn(f, [rn(3, 2, 4, 5), rn(3, 5)], ({0: D, 2: D, 3: D}, {0: D, 1: D}))
+    for b, n, k in ((3, 4, 5), (2, 7, 3), (5, 1, 9)):
+        args = (rn(b, 2, n, k), rn(b, k))
+        torch.testing.assert_close(run(p, args)[0], f(*args))
+    with pytest.raises(ContractError):
+        run(p, (rn(2, 2, 4, 5), rn(4, 5)))
+
+
 def test_ranges_accept_one_but_keep_the_users_bounds() -> None:
     p = check(lambda x: x * 2, [rn(3, 4)], [rn(1, 1)], [rn(0, 1)])
     assert all(r.lo == 0 and r.hi is None for r in p.symbols.values())

@@ -31,6 +31,9 @@ def _accumulator(how: str, dtype: DType) -> str:
     return "f64" if dtype.name == "f32" and how in ("sum", "prod") else register_of(dtype)
 
 
+_PREFIX_COST = 8  # of an element of a line, in simple operations: prefixes within a vector take four steps
+
+
 class _Scan(OpKernel):
     def __init__(self, low: Any, group: Any, op: Any) -> None:
         super().__init__(low, group, op)
@@ -104,6 +107,6 @@ def lower_scan(low: Any, group: Any, op: Any) -> Launch:
     lines = k.lines
     if lines.contiguous:
         k.along()
-        return Launch(finish(k, "scan"), k.args.slots, lines.outer, grain_of(lines.n))
+        return Launch(finish(k, "scan"), k.args.slots, lines.outer, grain_of(lines.n * _PREFIX_COST))
     k.across()
     return Launch(finish(k, "scan"), k.args.slots, block_count(lines), grain_of(lines.n * LANES))

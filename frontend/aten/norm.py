@@ -11,7 +11,7 @@ from dhlo.frontend.aten.reduction import mean, variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers, updates
 from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.shape_infer.symbols import product
 
 A: Any = torch.ops.aten
 
@@ -87,10 +87,17 @@ def _group_norm(
 
     def f(v: Value) -> Value:
         split = b.reshape(v, [batch, groups, b.size(channels / groups), *spatial])
-        y = _standardise(b, split, list(range(2, b.rank(split))), eps)[0]
-        return _affine(b, b.reshape(y, b.shape(x)), weight, bias, 1)
+        mu, rstd = (b.reshape(s, [batch, groups, *[1] * (b.rank(split) - 2)]) for s in _group_statistics(b, v, groups, eps))
+        return _affine(b, b.reshape(b.mul(b.sub(split, mu), rstd), b.shape(x)), weight, bias, 1)
 
     return b.in_f32(f, x)
+
+
+def _group_statistics(b: OpBuilder, x: Value, groups: int, eps: float) -> tuple[Value, Value]:
+    """Mean and reciprocal deviation [batch, groups] of groups of channels, each a run of memory."""
+    batch, channels, *spatial = b.shape(x)
+    var, mu = variance(b, b.reshape(x, [batch, groups, product([b.size(channels / groups), *spatial])]), [2], 0, False)
+    return mu, b.unary(ew.Rsqrt, b.add(var, eps))
 
 
 @lowers(A.native_group_norm.default)
@@ -98,11 +105,8 @@ def _native_group_norm(
     b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, groups: int, eps: float
 ) -> list[Value]:
     y = _group_norm(b, x, groups, weight, bias, eps)
-    dims = [2, 3]
-    split = b.reshape(x, [n, groups, b.size(as_expr(c) / groups), hw])
-    wide = b.convert(split, "f32") if b.dtype(x).bytes < 4 else split
-    _, mu, rstd = _standardise(b, wide, dims, eps)
-    return [y, *(b.convert(b.squeeze(v, dims), b.dtype(x)) for v in (mu, rstd))]
+    wide = b.convert(x, "f32") if b.dtype(x).bytes < 4 else x
+    return [y, *(b.convert(v, b.dtype(x)) for v in _group_statistics(b, wide, groups, eps))]
 
 
 def batch_norm(

@@ -211,7 +211,8 @@ class MatmulStep:
         elem = self.a_type.dtype.name
         if elem not in (F32, F64, BF16):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
-        self.matmul = Matmul(elem, low.tiles)
+        rest = self.b_type.shape[-1] % low.tiles.nr(elem)
+        self.matmul = Matmul(elem, low.tiles, narrow=not rest.is_Integer or 0 < int(rest) <= low.tiles.lanes(elem))
         self.a = low.view(group, op.operands[0])
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
         self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))

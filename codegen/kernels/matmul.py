@@ -77,10 +77,11 @@ class Matmul:
 
     elem: str = F32
     spec: TileSpec = AVX512
+    narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
 
     def kernel(self, *, rows: bool, packed: bool) -> str:
         """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
-        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}"
+        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
@@ -291,7 +292,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     spec, elem, nr = matmul.spec, matmul.elem, matmul.spec.nr(matmul.elem)
     part = unit(elem)
     row_bytes = nr * BITS[part] // 8
-    table = emit_microkernel_table(module, elem, rows=rows, ahead=True, spec=spec)
+    table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
     fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
     a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
         fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR])
@@ -331,9 +332,13 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec),
                         [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
+            variants = ukrs
+            if matmul.narrow:
+                half = fn.cmp("le", width, spec.lanes(elem))
+                variants = fn.gep(ukrs, fn.select(half, fn.i64(spec.rows(elem)), 0), PTR)
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                ukr = fn.load(fn.gep(ukrs, fn.sub(mr, 1), PTR), PTR)
+                ukr = fn.load(fn.gep(variants, fn.sub(mr, 1), PTR), PTR)
                 operand = ([fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows
                            else [fn.gep(a_pack, fn.mul(offset, steps), part)])
                 place = [batch, fn.add(split.first, offset), n0, mr, width]

@@ -108,14 +108,14 @@ def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSp
 
 
 def emit_microkernel_ahead(module: KernelModule, elem: str, mr: int, spec: TileSpec = AVX512, *,
-                           rows: bool = False) -> str:
+                           rows: bool = False, narrow: bool = False) -> str:
     """Emits a micro-kernel with two more arguments, `ahead` and `ahead_step`, once and returns its symbol.
 
     At step kk of k it prefetches a row of B's size at ahead + kk * ahead_step bytes: so that the calls that share a
     panel of B can fetch the next panel between them. The other arguments are as in the variant without (symbol less
-    `_ahead`).
+    `_ahead`). `narrow`: only a panel's first vector of columns is computed, the rest of the tile isn't written.
     """
-    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}_ahead"
+    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}_ahead"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else (("a", PTR),)
@@ -125,10 +125,10 @@ def emit_microkernel_ahead(module: KernelModule, elem: str, mr: int, spec: TileS
         lda = fn.args[1]
         bases = _row_addresses(fn, a, lda, elem, mr)
         _emit_body(fn, elem, mr, spec, rest,
-                   lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases], 1)
+                   lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases], 1, narrow)
     else:
         _emit_body(fn, elem, mr, spec, rest,
-                   lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr)
+                   lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr, narrow)
     return name
 
 
@@ -144,21 +144,24 @@ def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple
     return name
 
 
-def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False,
+def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False, narrow: bool = False,
                            spec: TileSpec = AVX512) -> str:
-    """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol."""
-    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_ahead' if ahead else ''}"
+    """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` (of
+    `ahead` alone) as many narrow ones follow."""
+    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_ahead' if ahead else ''}"
     if name not in module.globals:
-        ty = f"!llvm.array<{spec.rows(elem)} x ptr>"
+        if ahead:
+            symbols = [emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows, narrow=half)
+                       for half in (False, True)[:1 + narrow] for i in range(spec.rows(elem))]
+        else:
+            symbols = [(emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec)
+                       for i in range(spec.rows(elem))]
+        ty = f"!llvm.array<{len(symbols)} x ptr>"
         lines = [f"%t0 = llvm.mlir.undef : {ty}"]
-        for i in range(spec.rows(elem)):
-            if ahead:
-                symbol = emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows)
-            else:
-                symbol = (emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec)
+        for i, symbol in enumerate(symbols):
             lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
             lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
-        lines.append(f"llvm.return %t{spec.rows(elem)} : {ty}")
+        lines.append(f"llvm.return %t{len(symbols)} : {ty}")
         body = "\n  ".join(lines)
         module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
     return name
@@ -196,11 +199,11 @@ def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
 
 
 def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
-               a_at: Callable[[V], list[tuple[V, int]]], a_step: int) -> None:
+               a_at: Callable[[V], list[tuple[V, int]]], a_step: int, narrow: bool) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on."""
     b, k, tile, accumulate, ahead, ahead_step = rest
-    lanes, nv, nr, part = spec.lanes(elem), spec.vectors, spec.nr(elem), unit(elem)
-    ty, n = vec(accumulator(elem), lanes), mr * spec.vectors
+    lanes, nv, nr, part = spec.lanes(elem), 1 if narrow else spec.vectors, spec.nr(elem), unit(elem)
+    ty, n = vec(accumulator(elem), lanes), mr * nv
     sets = max(1, -(-_MIN_ACCUMULATORS // n))
     unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets))
     zero = fn.const(0.0, ty)

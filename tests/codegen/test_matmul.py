@@ -59,7 +59,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
     for i, x in enumerate(("c", "m", "n", "bias")):
         fn.store(p[x], fn.gep(eargs, i, I64))
     epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), bias_relu=bias_relu))
-    Matmul(elem, spec).emit_launch(
+    Matmul(elem, spec, narrow=not bias_relu).emit_launch(
         host, a=pointer["a"], b=pointer["b"], m=p["m"], n=p["n"], k=p["k"],
         a_strides=[p[x] for x in ("sa0", "sa1", "sam", "sak")],
         b_strides=[p[x] for x in (("sb0", "sb1") if packed else ("sb0", "sb1", "sbk", "sbn"))],

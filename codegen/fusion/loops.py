@@ -59,11 +59,18 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
         return p is None or x in stored or not kind_of(g.ops[p]).pullable or p in g.unit or not isinstance(
             g.ops[p], (Reshape, Transpose, Slice, Broadcast))
 
+    irregular: set[int] = set()
     for k, v in enumerate(operands):
         p = g.producer(v)
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
             continue
         view = strided(v, in_memory)
+        if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:
+            steps = irregular | _irregular_steps(view)
+            if len(steps) > 1:  # kernels take two batch dims; what is in memory joins with anything
+                view = None
+            else:
+                irregular = steps
         if view is not None and acceptable_view(op, k, view) and n == len(g.ops) - 1:
             owned = view.base not in bases and g.producer(view.base) is not None
             bases.add(view.base)
@@ -76,6 +83,12 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
         if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
             stored.add(view.base)
     return len(stored) > before
+
+
+def _irregular_steps(view: View) -> set[int]:
+    """Batch dims of a product's operand that can't be counted as one with the dim before."""
+    dims = [d for d, n in enumerate(view.shape[:-2]) if n != 1]
+    return {d for c, d in zip(dims, dims[1:], strict=False) if not same(view.strides[c], view.strides[d] * view.shape[d])}
 
 
 def acceptable_view(op: Any, k: int, view: View) -> bool:

@@ -94,6 +94,10 @@ CASES: dict[str, Any] = {
         ),
         [[rn(2, 20)], [rn(4, 13)], [rn(3, 301)]],
     ),
+    "products of many batch dims": (
+        lambda a, b: (a.permute(3, 0, 2, 1, 4) @ b.permute(3, 0, 2, 4, 1), b.permute(2, 3, 0, 1, 4) @ a.permute(2, 3, 0, 4, 1)),
+        [[rn(2, 3, 4, 2, 5), rn(2, 6, 4, 2, 5)], [rn(3, 2, 2, 3, 7), rn(3, 5, 2, 3, 7)]],
+    ),
     "distances": (
         lambda x: (F.pdist(x), F.pdist(x, 1.0)),
         [[rn(5, 3)], [rn(90, 7)], [rn(3, 1)], [rn(6, 0)]],

@@ -11,7 +11,7 @@ import torch
 from dhlo.dialect import build
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
-from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
 from dhlo.frontend.promotion import is_boolean
@@ -92,7 +92,7 @@ def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: An
         holder = ir.Operation.create("builtin.module", regions=1, ip=False)  # the branch is built here and then moved
         block = ir.Block.create_at_start(holder.regions[0], [])
         with ir.InsertionPoint(block):
-            result = list(b.importer.subgraph(graph, operands))
+            result, pairs = _apart(b.importer.subgraph(graph, operands))
             numbers = [not b.is_tensor(v) for v in result]
             values.append([b.importer.tensor_of(v) if number else v for v, number in zip(result, numbers, strict=True)])
         bodies.append((holder, block))
@@ -104,7 +104,19 @@ def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: An
         block.append_to(region)
         with ir.InsertionPoint(block):
             build(control.Yield, [results[i] for i in order])
-    return _numbered(b, _unordered(op.results, order), numbers)
+    return _together(_numbered(b, _unordered(op.results, order), numbers), pairs)
+
+
+def _apart(values: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+    """Values with both parts of complex ones in their place, and which are complex."""
+    pairs = [isinstance(v, Complex) for v in values]
+    return [x for v in values for x in ((v.re, v.im) if isinstance(v, Complex) else (v,))], pairs
+
+
+def _together(values: Sequence[Any], pairs: Sequence[bool]) -> list[Any]:
+    """The values that were taken apart."""
+    rest = iter(values)
+    return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in pairs]
 
 
 def _order(types: Sequence[Any]) -> list[int]:
@@ -181,20 +193,21 @@ def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
 def _while_loop(
     b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
 ) -> list[Any]:
+    carried, pairs = _apart(carried)
     numbers = [not b.is_tensor(v) for v in carried]
     tensor = b.importer.tensor_of
 
     def test(args: list[Value]) -> Value:
-        out = b.importer.subgraph(cond, [*_numbered(b, args, numbers), *additional])
+        out = b.importer.subgraph(cond, [*_together(_numbered(b, args, numbers), pairs), *additional])
         flag = out[0] if isinstance(out, list | tuple) else out
         return flag if b.is_tensor(flag) else tensor(flag)
 
     def step(args: list[Value]) -> list[Value]:
-        out = b.importer.subgraph(body, [*_numbered(b, args, numbers), *additional])
-        return [v if b.is_tensor(v) else tensor(v) for v in out]
+        out = b.importer.subgraph(body, [*_together(_numbered(b, args, numbers), pairs), *additional])
+        return [v if b.is_tensor(v) else tensor(v) for v in _apart(out)[0]]
 
     init = [tensor(v) if number else v for v, number in zip(carried, numbers, strict=True)]
-    return _numbered(b, loop(b, init, test, step), numbers)
+    return _together(_numbered(b, loop(b, init, test, step), numbers), pairs)
 
 
 def _iterate(
@@ -223,26 +236,34 @@ def _iterate(
     return values[1:]
 
 
-def _output_types(b: OpBuilder, skip: int) -> list[TensorType]:
-    """Types of one slice of the stacked outputs, from the node's example value."""
+def _output_types(b: OpBuilder, skip: int) -> tuple[list[TensorType], list[bool]]:
+    """Types of one slice of the stacked outputs, from the node's example value, two for complex ones; which are complex."""
     values = b.node.meta["val"]
     values = values[skip:] if isinstance(values, list | tuple) else [values]
-    return [TensorType.of(from_torch_dtype(v.dtype), [b.dims.expr(s) for s in v.shape[1:]]) for v in values]
+    types, pairs = [], [v.is_complex() for v in values]
+    for v, pair in zip(values, pairs, strict=True):
+        dtype = from_torch_dtype(v.dtype)
+        types += [TensorType.of(dtype.register if pair else dtype, [b.dims.expr(s) for s in v.shape[1:]])] * (1 + pair)
+    return types, pairs
 
 
 @higher_order(H.scan)
 def _scan(
     b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()
 ) -> list[Value]:
-    def step(carry: list[Value], rows: list[Value]) -> list[Value]:
-        return list(b.importer.subgraph(combine, [*carry, *rows, *additional]))
+    (carried, pairs), (slices, of_slices), (types, stacked) = _apart(init), _apart(xs), _output_types(b, len(init))
 
-    return _iterate(b, list(init), list(xs), step, _output_types(b, len(init)))
+    def step(carry: list[Value], rows: list[Value]) -> list[Value]:
+        return _apart(b.importer.subgraph(combine, [*_together(carry, pairs), *_together(rows, of_slices), *additional]))[0]
+
+    return _together(_iterate(b, carried, slices, step, types), pairs + stacked)
 
 
 @higher_order(H.map_impl)
 def _map(b: OpBuilder, f: Any, xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
-    def step(_: list[Value], rows: list[Value]) -> list[Value]:
-        return list(b.importer.subgraph(f, [*rows, *additional]))
+    (slices, pairs), (types, stacked) = _apart(xs), _output_types(b, 0)
 
-    return _iterate(b, [], list(xs), step, _output_types(b, 0))
+    def step(_: list[Value], rows: list[Value]) -> list[Value]:
+        return _apart(b.importer.subgraph(f, [*_together(rows, pairs), *additional]))[0]
+
+    return _together(_iterate(b, [], slices, step, types), stacked)

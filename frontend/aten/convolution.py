@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from dhlo.frontend.aten.windows import conv_by_columns, transposed_by_columns
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import compute
 from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import is_static, product
+from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType
 
 A: Any = torch.ops.aten
-_MAX_TAPS = 64  # a slice of the input each: beyond, compiling takes longer than gathering does
 
 
 def many(x: Any, n: int) -> list[int]:
@@ -62,7 +61,7 @@ def conv(
             for s, st, p, d, k in zip(spatial, stride, padding, dilation, ws[2:], strict=True)
         ]
     if not b.dtype(x).is_float or not all(map(is_static, (channels, *ws))):
-        columns = _transposed_by_columns if transposed else _conv_by_columns
+        columns = transposed_by_columns if transposed else conv_by_columns
         y = columns(b, x, w, stride, padding, dilation, out, groups)
         return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
     y = b.op(
@@ -79,81 +78,6 @@ def conv(
         [TensorType.of(b.dtype(x), [batch, ws[1] * groups if transposed else ws[0], *out])],
     )
     return y if bias is None else b.add(y, b.expand(b.convert(bias, b.dtype(y)), b.shape(y), [1]))
-
-
-def _conv_by_columns(
-    b: OpBuilder, x: Value, w: Value, stride: list[int], padding: list[int], dilation: list[int], out: list[Any], groups: int
-) -> Value:
-    """A convolution as one product with the input's windows, for what its kernels don't take: channels or windows whose sizes
-    vary, integers."""
-    batch, channels, ws = *b.shape(x)[:2], b.shape(w)
-    x = windows(b, x, stride, padding, dilation, ws[2:], out, 2)
-    depth, each = b.size(channels / groups) * sympy.prod(ws[2:]), b.size(ws[0] / groups)
-    x = b.reshape(x, [batch, groups, depth, sympy.prod(out)])
-    w = b.expand(b.reshape(w, [groups, each, depth]), [batch, groups, each, depth])
-    return b.reshape(b.matmul(w, x), [batch, each * groups, *out])
-
-
-def _transposed_by_columns(
-    b: OpBuilder, x: Value, w: Value, stride: list[int], padding: list[int], dilation: list[int], out: list[Any], groups: int
-) -> Value:
-    """A transposed convolution as one product of window elements for each place of the input, which are then summed, dim by dim,
-    where windows overlap; for what its kernels don't take."""
-    n, (batch, channels, *spatial), ws = len(out), b.shape(x), b.shape(w)
-    depth = b.size(channels / groups)
-    w = b.swap(b.reshape(w, [groups, depth, sympy.prod(ws[1:])]), 1, 2)
-    w = b.expand(w, [batch, *b.shape(w)])
-    y = b.matmul(w, b.reshape(x, [batch, groups, depth, sympy.prod(spatial)]))
-    y = b.reshape(y, [batch, groups * ws[1], *ws[2:], *spatial])
-    last = 2 + 2 * n - 2
-    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, ws[2:], out, strict=True)):
-        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
-        far = b.sub(b.add(places, p), b.mul(taps, d))
-        at, size = b.floordiv(far, s), spatial[i]
-        inside = b.ew(ew.And, b.ew(ew.Ge, at, 0), b.ew(ew.Lt, at, size))
-        inside = b.ew(ew.And, inside, b.ew(ew.Eq, b.mul(at, s), far))
-        at = b.maximum(b.minimum(at, size - 1), 0)
-        y = b.take(y, [taps, at], [2, 2 + n - i], last - i)  # the window's next dim, the input's next dim -> [k, o] at the end
-        y = b.select(b.expand(inside, b.shape(y)), y, 0, dtype=b.dtype(y))
-        y = b.reduce(y, "sum", [last - i])
-    return y
-
-
-def few(kernel: Sequence[Any]) -> bool:
-    """Is the kernel's size fixed, and small enough to write out an op for each element of it?"""
-    return all(map(is_static, kernel)) and bool(product(kernel) <= _MAX_TAPS)
-
-
-def shifted(
-    b: OpBuilder, x: Value, stride: list[int], padding: list[int], dilation: list[int], kernel: list[Any], out: list[Any]
-) -> list[Value]:
-    """What each element of the kernel meets of x [A, B, *spatial], zeros around it: tensors [A, B, *out]."""
-    x = b.pad(x, [0, 0, *padding], [0, 0, *padding], 0.0)
-    found = [x]
-    for i, (s, d, k, o) in enumerate(zip(stride, dilation, kernel, out, strict=True), 2):
-        found = [b.slice(y, i, tap * d, o, s) for y in found for tap in range(int(k))]
-    return found
-
-
-def windows(
-    b: OpBuilder, x: Value, stride: list[int], padding: list[int], dilation: list[int], kernel: list[Any], out: list[Any], at: int
-) -> Value:
-    """All elements of the windows of x [A, B, *spatial], zeros around it: [A, *kernel, B, *out], or [A, B, *kernel, *out] with
-    `at` 2."""
-    if few(kernel):
-        taps = shifted(b, x, stride, padding, dilation, kernel, out)
-        y = b.concat([b.unsqueeze(t, at) for t in taps], at)
-        return b.reshape(y, [*b.shape(y)[:at], *kernel, *b.shape(y)[at + 1 :]])
-    n, spatial = len(out), b.shape(x)[2:]
-    for i, (s, p, d, k, o) in enumerate(zip(stride, padding, dilation, kernel, out, strict=True)):
-        dim, size = 2 + 2 * i, spatial[i]  # window dims before, [k, o] here
-        taps, places = b.iota([k, o], 0, "i64"), b.iota([k, o], 1, "i64")
-        where = b.sub(b.add(b.mul(places, s), b.mul(taps, d)), p)
-        inside = b.ew(ew.And, b.ew(ew.Ge, where, 0), b.ew(ew.Lt, where, size))
-        x = b.take(x, [b.maximum(b.minimum(where, size - 1), 0)], [dim], dim)
-        x = b.select(b.expand(inside, b.shape(x), [dim, dim + 1]), x, 0, dtype=b.dtype(x))
-    first = range(2, 2 + 2 * n, 2)
-    return b.transpose(x, [*range(at), *first, *range(at, 2), *(d + 1 for d in first)])
 
 
 @lowers(A.convolution.default)

@@ -10,7 +10,8 @@ import torch
 
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.contraction import attention_scores
-from dhlo.frontend.aten.convolution import adaptive_pool, conv, few, many, shifted, windows
+from dhlo.frontend.aten.convolution import adaptive_pool, conv, many
+from dhlo.frontend.aten.windows import few, shifted, windows
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import elementwise as ew

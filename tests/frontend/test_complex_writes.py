@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan
 from torch.utils._pytree import tree_leaves
 
 import dhlo
@@ -131,6 +132,26 @@ def test_through_a_conjugate() -> None:
     z = torch.randn(4, 5, dtype=C64)
     for got, want in zip(dhlo.compile(export(f, (z,)))(z), f(z), strict=True):
         torch.testing.assert_close(got, want.resolve_conj())
+
+
+def test_branches_and_loops() -> None:
+    def f(z: torch.Tensor, x: torch.Tensor) -> Any:
+        (chosen, size) = torch.cond(x.sum() > 0, lambda a: (a * 2j, a.abs()), lambda a: (a + 1, a.abs() * 2), (z,))
+        return chosen, size, *scan(lambda c, row: (c * 0.5j + row, c * row), torch.zeros_like(z[0]), z, dim=0)
+
+    def g(z: torch.Tensor, x: torch.Tensor) -> Any:  # scan wants torch.compile
+        total, products = torch.zeros_like(z[0]), []
+        for row in z:
+            products.append(total * row)
+            total = total * 0.5j + row
+        return (z * 2j, z.abs()) if x.sum() > 0 else (z + 1, z.abs() * 2), total, torch.stack(products)
+
+    auto = torch.export.Dim.AUTO
+    model = dhlo.compile(export(f, (torch.randn(3, 4, dtype=C64), torch.randn(2)), ({0: auto}, None)))
+    for n, x in ((3, torch.ones(2)), (5, -torch.ones(2)), (1, torch.ones(2))):
+        z = torch.randn(n, 4, dtype=C64)
+        for got, want in zip(model(z, x), tree_leaves(g(z, x)), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_arguments_and_state() -> None:

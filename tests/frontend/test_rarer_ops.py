@@ -123,6 +123,22 @@ def test_case(name: str) -> None:
     compiled(fn, *sets)
 
 
+def test_kernels_of_varying_size() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+        return F.conv_transpose3d(x, w, None, (2, 1, 1), (1, 0, 1), (1, 0, 0)), F.conv3d(x, v, None, (1, 2, 1), 1, (1, 1, 2), 2)
+
+    model = dhlo.compile(export(fn, (rn(2, 4, 8, 6, 9), rn(4, 3, 2, 3, 4), rn(6, 2, 2, 3, 4))))
+    for args in (
+        (rn(2, 4, 8, 6, 9), rn(4, 3, 2, 3, 4), rn(6, 2, 2, 3, 4)),
+        (rn(1, 6, 5, 7, 9), rn(6, 2, 4, 3, 2), rn(4, 3, 5, 2, 3)),
+        (rn(1, 4, 5, 9, 7), rn(4, 3, 2, 2, 2), rn(2, 2, 3, 3, 3)),
+    ):
+        for got, want in zip(model(*args), fn(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    plan = model.plan([[1, 4, 21, 23, 25], [4, 3, 21, 23, 25], [4, 2, 21, 23, 25]])
+    assert plan["arena_bytes"] < 100 << 20  # one row of the kernel at a time: all windows would take gigabytes
+
+
 def test_split_at_positions_that_a_tensor_holds() -> None:
     def fn(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
         return [part * 2 for part in torch.tensor_split(x, at, 1)]

@@ -17,6 +17,7 @@ __all__: list[str] = []
 
 
 # ---------------------------------------------------------------------- f64 exp and log
+@register("exp_below", F64)
 @register("exp", F64)
 def _exp64(f: Fn, x: V) -> V:
     # Taylor to r^13 on |r| <= log(2)/2: 4e-18; log 2 in two parts (fdlibm)

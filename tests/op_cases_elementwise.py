@@ -30,6 +30,7 @@ TOLERANCES: dict[type, dict[str, float]] = {
     ew.Minimum: ANY_ZERO,
     ew.Digamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12},
     ew.Lgamma: {**TOLERANCE, "f32": 1e-5, "f64": 1e-12},
+    ew.ExpBelow: {**TOLERANCE, "f32": 1.5e-6},
     ew.NormalCdf: {**TOLERANCE, "f32": 2e-4},  # far out to the left; see its test in codegen/test_vmath.py
     ew.Pow: TOLERANCE,
     ew.Atan2: TOLERANCE,
@@ -73,6 +74,7 @@ DTYPES_OF: dict[type, Sequence[str]] = {
 # Values other than `anything`: (operand, dtype kind) -> draw
 DRAWS: dict[tuple[type, int], Draw] = {
     (ew.NormalCdf, 0): within(-6, 9),
+    (ew.ExpBelow, 0): within(-30, 0),
     (ew.ShiftLeft, 1): within(0, 70),
     (ew.ShiftRight, 1): within(0, 70),
     # PyTorch's own remainders of vectors give NaN where the quotient is huge.

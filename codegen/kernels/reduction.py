@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.builder import I64, LANES, KernelModule, V, vec
+from dhlo.codegen.emit import memory_type
 from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.fusion.reductions import reduction_axes
 from dhlo.codegen.index import Index
@@ -242,12 +243,12 @@ class _Reduction:
             stores = [v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
             keeps = [v for v, s in self.cached.items() if s == stage]
             if self.part == "partial":
-                for n, xs in enumerate(self._pass(done, stores, keeps, ats)):
+                for n, xs in enumerate(self._pass(stage, done, stores, keeps, ats)):
                     for x, at in zip(xs, ats, strict=True):
                         self.fn.store(x, self._place(self._cell, n, at))
                 return
             if done or stores:
-                values = self._gathered(done, ats) if self.part else self._pass(done, stores, keeps, ats)
+                values = self._gathered(done, ats) if self.part else self._pass(stage, done, stores, keeps, ats)
                 for r, xs in zip(done, values, strict=True):
                     dtype = from_mlir(r.results[0]).dtype.name
                     em.leaves[r.results[0]] = self._finished(r.results[0], [wrap(self.fn, x, dtype) for x in xs])
@@ -301,7 +302,25 @@ class _Reduction:
             return r
         return leaf
 
-    def _pass(self, done: list[Any], stores: list[Any], keeps: list[Any], ats: list[dict[int, Index]]) -> list[list[V]]:
+    def _fetch(self, stage: int, idx: Sequence[Index]) -> None:
+        """While the second pass computes: prefetches what the next item reads first. Before the last: what it will write."""
+        fn, em = self.fn, self.em
+        if self.dims != list(range(len(self.shape) - len(self.dims), len(self.shape))) or self.part or em.mask is not None:
+            return
+        if stage == 1:
+            inside = {v for op in self.k.ops for v in op.results}
+            for v in dict.fromkeys(x for op in self.k.ops for x in op.operands if x not in inside and self.whole(x)):
+                at = em.flatten(idx, self.shape)
+                next_item = fn.add(fn.i64(at.base), fn.i64(em.size(product(self.inner_sizes))))
+                fn.prefetch(fn.gep(em.args.get(("pointer", v)), next_item, memory_type(from_mlir(v).dtype)), 2)
+        if stage == self.last - 1:
+            for v in self.k.yields:
+                if self.whole(v) and self.level.get(v, 0) == self.last:
+                    at = em.flatten(idx, self.shape)
+                    fn.prefetch(fn.gep(self.k.result_pointer(self.k.yields.index(v)), at.base, memory_type(from_mlir(v).dtype)),
+                                2, write=True)
+
+    def _pass(self, stage: int, done: list[Any], stores: list[Any], keeps: list[Any], ats: list[dict[int, Index]]) -> list[list[V]]:
         """One sweep over the reduced dims; returns the finished reductions, of each position."""
         fn, em = self.fn, self.em
         hows = [attr(r, "how") for r in done]
@@ -324,6 +343,7 @@ class _Reduction:
                 em.store(em.value(v, idx), p, from_mlir(v).dtype, em.flatten(idx, self.shape))
             for v in keeps:
                 em.store(em.value(v, idx), self._scratch(v), _scratch_type(v), self._scratch_at(idx))
+            self._fetch(stage, idx)
             return out
 
         accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element)

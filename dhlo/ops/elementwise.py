@@ -414,6 +414,14 @@ class MathOp(Unary):
 
 
 class Exp(MathOp, name="exp"): pass
+class ExpBelow(MathOp, name="exp_below"):
+    """exp(x) where x <= 0 or NaN, as in softmax: one step less, relative error 1.8e-7 + 1.4e-8 |x| in f32."""
+
+    takes = "f"
+
+    def torch(self, x: Any) -> Any: return x.exp()
+
+
 class Exp2(MathOp, name="exp2"): pass
 class Expm1(MathOp, name="expm1"): pass
 class Log(MathOp, name="log"): pass

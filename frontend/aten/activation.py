@@ -175,7 +175,7 @@ def _normalised(b: OpBuilder, x: Value, dim: int, dtype: Any, log: bool, top: st
 
     def f(v: Value) -> Value:
         z = b.sub(v, b.reduce(v, top, [d], keepdim=True))
-        e = b.unary(ew.Exp, z)
+        e = b.unary(ew.ExpBelow, z)
         total = b.reduce(e, "sum", [d], keepdim=True)  # at least 1, so that its reciprocal is a normal number
         return b.sub(z, b.unary(ew.Log, total)) if log else b.mul(e, b.div(1.0, total))
 

@@ -19,7 +19,7 @@
 namespace dhlo {
 namespace {
 
-constexpr int64_t kWorkerSpin = 40'000;  // ns that an idle worker waits before it parks
+constexpr int64_t kWorkerSpin = 200'000;  // ns that an idle worker waits before it parks: waking it takes 50'000
 constexpr int64_t kCallerSpin =
     100'000;                       // ns that the caller waits for chunks in progress before it yields its processor
 constexpr int kUnhelpedLaunches = 3;  // in a row, before workers are moved off the caller's processor

@@ -95,6 +95,14 @@ def test_unary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
     assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}): {d[k]:.3f} ULP"
 
 
+def test_exp_below_zero() -> None:
+    some = -np.random.default_rng(0).uniform(0, 120, 200_000)
+    x = np.concatenate([some, -np.logspace(-45, 3, 2000), [-np.inf, 0.0, -0.0, np.nan]]).astype(np.float32)
+    got, want = run(build(["exp_below"], F32, 16), "exp_below", x).astype(np.float64), np.exp(x.astype(np.float64))
+    assert np.isnan(got[-1]) and (np.abs(got - want) <= want * (1.8e-7 - 1.4e-8 * x) + 2.0**-126)[:-4].all()
+    assert got[-4:-1].tolist() == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
     rng = np.random.default_rng(0)

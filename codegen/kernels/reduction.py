@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.builder import I64, LANES, KernelModule, V, vec
-from dhlo.codegen.emit import memory_type
+from dhlo.codegen.emit import Slot, memory_type
 from dhlo.codegen.fusion.cost import cost_of
 from dhlo.codegen.fusion.reductions import reduction_axes
 from dhlo.codegen.index import Index
@@ -302,23 +302,27 @@ class _Reduction:
             return r
         return leaf
 
+    @cached_property
+    def _fetched(self) -> dict[int, list[tuple[Slot, DType, bool]]]:
+        """What is prefetched while a pass computes: in the second what the next item reads first, before the last what this one
+        writes. Only where an item is a run of memory."""
+        if self.part or self.dims != list(range(len(self.shape) - len(self.dims), len(self.shape))):
+            return {}
+        inside = {v for op in self.k.ops for v in op.results}
+        read = dict.fromkeys(v for op in self.k.ops for v in op.operands if v not in inside and self.whole(v))
+        out: dict[int, list[tuple[Slot, DType, bool]]] = {1: [(("pointer", v), from_mlir(v).dtype, False) for v in read]}
+        for v, result in zip(self.k.yields, self.k.group.results, strict=True):
+            if self.whole(v) and self.level.get(v, 0) == self.last:
+                out.setdefault(self.last - 1, []).append((("pointer", result), from_mlir(v).dtype, True))
+        return out
+
     def _fetch(self, stage: int, idx: Sequence[Index]) -> None:
-        """While the second pass computes: prefetches what the next item reads first. Before the last: what it will write."""
+        """Prefetches, to the second cache, what belongs to the elements at `idx`."""
         fn, em = self.fn, self.em
-        if self.dims != list(range(len(self.shape) - len(self.dims), len(self.shape))) or self.part or em.mask is not None:
-            return
-        if stage == 1:
-            inside = {v for op in self.k.ops for v in op.results}
-            for v in dict.fromkeys(x for op in self.k.ops for x in op.operands if x not in inside and self.whole(x)):
-                at = em.flatten(idx, self.shape)
-                next_item = fn.add(fn.i64(at.base), fn.i64(em.size(product(self.inner_sizes))))
-                fn.prefetch(fn.gep(em.args.get(("pointer", v)), next_item, memory_type(from_mlir(v).dtype)), 2)
-        if stage == self.last - 1:
-            for v in self.k.yields:
-                if self.whole(v) and self.level.get(v, 0) == self.last:
-                    at = em.flatten(idx, self.shape)
-                    fn.prefetch(fn.gep(self.k.result_pointer(self.k.yields.index(v)), at.base, memory_type(from_mlir(v).dtype)),
-                                2, write=True)
+        for slot, dtype, write in self._fetched.get(stage, ()) if em.mask is None else ():
+            at = fn.i64(em.flatten(idx, self.shape).base)
+            at = at if write else fn.add(at, fn.i64(em.size(product(self.inner_sizes))))
+            fn.prefetch(fn.gep(em.args.get(slot), at, memory_type(dtype)), 2, write=write)
 
     def _pass(self, stage: int, done: list[Any], stores: list[Any], keeps: list[Any], ats: list[dict[int, Index]]) -> list[list[V]]:
         """One sweep over the reduced dims; returns the finished reductions, of each position."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "complex_views",
     "find",
     "higher_order",
+    "into",
     "lowers",
     "maybe_views",
     "register_lowering",
@@ -36,17 +37,20 @@ HIGHER_ORDER: dict[Any, Lowering] = {}
 UPDATES: dict[Any, Lowering] = {}
 
 
-def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
-    """Registers `f(b, *args, **kwargs) -> value(s)` for the overloads. Tensors arrive as MLIR values, sizes as ints
-    or sympy
-    expressions, everything else as in the exported graph."""
+def into(table: dict[Any, Lowering], ops: Iterable[Any]) -> Callable[[Lowering], Lowering]:
+    """A decorator that enters a function in a table under all of `ops`."""
 
     def register(f: Lowering) -> Lowering:
-        for op in ops:
-            LOWERINGS[op] = f
+        table.update(dict.fromkeys(ops, f))
         return f
 
     return register
+
+
+def lowers(*ops: Any) -> Callable[[Lowering], Lowering]:
+    """Registers `f(b, *args, **kwargs) -> value(s)` for the overloads. Tensors arrive as MLIR values, sizes as ints
+    or sympy expressions, everything else as in the exported graph."""
+    return into(LOWERINGS, ops)
 
 
 def find(op: Any, complex_numbers: bool = False) -> Lowering | None:
@@ -61,66 +65,34 @@ def find(op: Any, complex_numbers: bool = False) -> Lowering | None:
 
 def views(*ops: Any) -> Callable[[View], View]:
     """Registers `f(b, base, new, out, *args) -> base` for ops whose result aliases their first argument: the base's
-    content after
-    `new` was written through result number `out` of the view."""
-
-    def register(f: View) -> View:
-        for op in ops:
-            VIEWS[op] = f
-        return f
-
-    return register
+    content after `new` was written through result number `out` of the view."""
+    return into(VIEWS, ops)
 
 
 def maybe_views(*ops: Any) -> Callable[[View], View]:
     """As `views`, for ops that alias their argument only where the exported run did (reshape, contiguous, to)."""
-
-    def register(f: View) -> View:
-        for op in ops:
-            MAYBE_VIEWS[op] = f
-        return f
-
-    return register
+    return into(MAYBE_VIEWS, ops)
 
 
 def complex_views(*ops: Any) -> Callable[[View], View]:
     """As `views`, for ops whose first argument is complex and whose result has other parts than its."""
-
-    def register(f: View) -> View:
-        for op in ops:
-            COMPLEX_VIEWS[op] = f
-        return f
-
-    return register
+    return into(COMPLEX_VIEWS, ops)
 
 
 def updates(*ops: Any) -> Callable[[Lowering], Lowering]:
     """Registers `f(b, *args, **kwargs) -> {argument's number: its new content}` for ops that change arguments besides what they
     return."""
-
-    def register(f: Lowering) -> Lowering:
-        for op in ops:
-            UPDATES[op] = f
-        return f
-
-    return register
+    return into(UPDATES, ops)
 
 
 def higher_order(*ops: Any) -> Callable[[Lowering], Lowering]:
     """Registers the lowering of an operator that takes graphs as arguments."""
-
-    def register(f: Lowering) -> Lowering:
-        for op in ops:
-            HIGHER_ORDER[op] = f
-        return f
-
-    return register
+    return into(HIGHER_ORDER, ops)
 
 
 def register_lowering(op: Any) -> Callable[[Lowering], Lowering]:
     """Teaches dhlo an operator of your own: `f(b, *args, **kwargs)` builds it out of `b`'s methods (an OpBuilder) and
-    returns the
-    result values. `op` is an OpOverload such as torch.ops.mylib.myop.default, or a packet (all its overloads)."""
+    returns the result values. `op` is an OpOverload such as torch.ops.mylib.myop.default, or a packet (all its overloads)."""
     if hasattr(op, "overloads"):
         return lowers(*(getattr(op, name) for name in op.overloads()))
     return lowers(op)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
-from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
+from dhlo.frontend.registry import COMPLEX, LOWERINGS, into, lowers
 from dhlo.ops import elementwise as ew
 
 __all__ = ["Complex", "parts_of"]
@@ -18,13 +18,7 @@ A: Any = torch.ops.aten
 
 def on_complex(*ops: Any) -> Callable[[Any], Any]:
     """Registers the rule that applies where an argument is complex."""
-
-    def register(f: Any) -> Any:
-        for op in ops:
-            COMPLEX[op] = f
-        return f
-
-    return register
+    return into(COMPLEX, ops)
 
 
 def parts_of(b: OpBuilder, x: Operand) -> tuple[Operand, Operand]:

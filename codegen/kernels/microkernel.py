@@ -83,6 +83,9 @@ _FMAS_PER_ITERATION = 28
 PREFETCH_BYTES = 4096
 # To the second level: it is far ahead.
 _PREFETCH_LOCALITY = 2
+# A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
+# second time, so many bytes after the first.
+_RETRY_ROWS, _RETRY_BYTES = 5, 2048
 
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
@@ -204,6 +207,7 @@ def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, nv, nr, part = spec.lanes(elem), 1 if narrow else spec.vectors, spec.nr(elem), unit(elem)
     ty, n = vec(accumulator(elem), lanes), mr * nv
+    fetched = [*range(0, nr * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
     sets = max(1, -(-_MIN_ACCUMULATORS // n))
     unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets))
     zero = fn.const(0.0, ty)
@@ -226,7 +230,7 @@ def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
         acc = list(loop.carried)
         fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
         for u in range(unroll):
-            for line in range(0, nr * BITS[part] // 8, 64):
+            for line in fetched:
                 fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
             fetch = fn.gep(fetch, ahead_step, I8)
             s = u % sets * n

@@ -132,7 +132,7 @@ class ConvStep:
                                       tuple(get("output_padding")), tuple(get("dilation")), groups, self.x.dtype.name)
             self.workspace = aligned(self.out.bytes)
         else:
-            self.conv = Conv(channels, int(w.shape[0]), kernel, tuple(get("stride")), tuple((p, p) for p in get("padding")),
+            self.conv = Conv(channels, int(w.shape[0]), kernel, tuple(get("stride")), tuple(op.pads),
                              tuple(get("dilation")), groups, self.x.dtype.name)
         self.phases = self.workspace
         self.conv.emit_kernels(low.module)

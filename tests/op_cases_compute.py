@@ -288,12 +288,18 @@ def conv(
         ]
 
     def eager(x: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
+        padding = attrs["padding"]
+        if len(padding) > n:
+            ends = zip(reversed(padding[:n]), reversed(padding[n:]), strict=True)
+            x, padding = torch.nn.functional.pad(x, [p for pair in ends for p in pair]), [0] * n
         return [
             torch.ops.aten.convolution(
                 x,
                 w,
                 None,
-                *(attrs[k] for k in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")),
+                attrs["stride"],
+                padding,
+                *(attrs[k] for k in ("dilation", "transposed", "output_padding", "groups")),
             ).relu()
         ]
 
@@ -314,6 +320,8 @@ CONV = [
     conv(["n", 3, 5, "m + 3"], "conv", ["n", 8, 3, "m + 1"], dtype="f64", constant=False),
     conv(["n", 1, "m + 5"], "conv1", ["n", 4, "m + 1"]),
     conv(["n", 6, "m + 1", 5], "depth", ["n", 6, "m + 1", 5], padding=[1, 1], groups=6),
+    conv(["n", 3, "m + 2", 8], "conv", ["n", 8, "floordiv(m, 2) + 1", 4], padding=[0, 0, 1, 1], stride=[2, 2]),
+    conv(["n", 6, "m + 1", 5], "depth", ["n", 6, "m + 2", 4], padding=[2, 0, 1, 1], groups=6),
     conv(["n", 4, "m + 1", 5], "grouped", ["n", 4, "m + 1", 3], groups=2),
     conv(["n", 2, "m + 3", 3, 4], "conv3", ["n", 2, "m + 1", 3, 3]),
     conv(

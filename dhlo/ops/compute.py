@@ -145,7 +145,7 @@ class Attention(Op, name="attention"):
 
 class Conv(Op, name="conv"):
     """aten.convolution without bias: x [B, C, *spatial], w [OC, C / groups, *kernel] (transposed: [C, OC / groups, *kernel]).
-    `padding` is symmetric, per spatial dim."""
+    `padding` has an entry per spatial dim, for both ends, or, if not transposed, two: all dims' before, then all after."""
 
     kind = Kind.CONVOLUTION
     explicit = True
@@ -159,11 +159,20 @@ class Conv(Op, name="conv"):
     groups: ir.IntegerAttr
     y: Out
 
+    @property
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding before and after each spatial dim."""
+        ends, rank = attr(self, "padding"), len(attr(self, "stride"))
+        return list(zip(ends[:rank], ends[-rank:], strict=True))
+
     def reference(self, args: Args, sizes: Any) -> Args:
         def g(n: str) -> Any:
             return attr(self, n)
 
-        return [torch.ops.aten.convolution(args[0], args[1], None, g("stride"), g("padding"), g("dilation"), g("transposed"),
+        x, padding = args[0], [a for a, _ in self.pads]
+        if any(a != b for a, b in self.pads):
+            x, padding = F.pad(x, [n for pair in reversed(self.pads) for n in pair]), [0] * len(padding)
+        return [torch.ops.aten.convolution(x, args[1], None, g("stride"), padding, g("dilation"), g("transposed"),
                                            g("output_padding"), g("groups"))]
 
 

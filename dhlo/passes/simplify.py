@@ -8,7 +8,7 @@ from typing import Any
 from dhlo.dialect import attr, build, defining, exprs
 from dhlo.mlir import ir
 from dhlo.ops import elementwise as ew
-from dhlo.ops.compute import Reduce
+from dhlo.ops.compute import Conv, Reduce
 from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
 from dhlo.shape_infer.symbols import parse
 from dhlo.types import from_mlir
@@ -112,6 +112,23 @@ def _concat(op: Any) -> Any:
 
 def _pad(op: Any) -> Any:
     return op.operands[0] if from_mlir(op.operands[0]) == from_mlir(op.results[0]) else None
+
+
+def _conv(op: Any) -> Any:
+    """Zeros around the image, as many at all sizes, are the convolution's own padding."""
+    x, w = op.operands
+    pad = _producer(x, Pad)
+    if pad is None or attr(op, "transposed") or attr(pad, "value") != 0:
+        return None
+    inner, outer, low = from_mlir(pad.operands[0]).shape, from_mlir(x).shape, exprs(attr(pad, "low"))
+    high = [b - a - n for a, b, n in zip(inner, outer, low, strict=True)]
+    if not all(n.is_Integer and n >= 0 for n in (*low, *high)) or any(low[:2]) or any(high[:2]):
+        return None
+    ends = [(a + int(lo), b + int(hi)) for (a, b), lo, hi in zip(op.pads, low[2:], high[2:], strict=True)]
+    attrs = {n: attr(op, n) for n in ("stride", "dilation", "transposed", "output_padding", "groups")}
+    before, after = [a for a, _ in ends], [b for _, b in ends]
+    padding = before if before == after else before + after
+    return build(Conv, [pad.operands[0], w], attrs | {"padding": padding}, results=[from_mlir(op.results[0])]).results[0]
 
 
 def _constant(v: Any) -> float | int | None:
@@ -251,5 +268,5 @@ def _position_dim(v: Any) -> int | None:
 _RULES: dict[type, Callable[[Any], Any]] = {
     Reshape: _reshape, Transpose: _transpose, Broadcast: _broadcast, Slice: _slice, Concat: _concat, Pad: _pad,
     ew.Add: _add, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
-    Reduce: _reduce, ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
+    Conv: _conv, Reduce: _reduce, ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
 }

@@ -5,6 +5,13 @@
 !row1 = tensor<1x?xf32, #dhlo.shape<["1", "m"]>>
 !i = tensor<?xi64, #dhlo.shape<["n"]>>
 !b = tensor<?xi1, #dhlo.shape<["n"]>>
+!image = tensor<?x3x?x?xf32, #dhlo.shape<["n", "3", "h", "w"]>>
+!more1 = tensor<?x3x?x?xf32, #dhlo.shape<["n", "3", "h + 1", "w + 1"]>>
+!more2 = tensor<?x3x?x?xf32, #dhlo.shape<["n", "3", "h + 2", "w + 2"]>>
+!morew = tensor<?x3x?x?xf32, #dhlo.shape<["n", "3", "h", "h + w"]>>
+!strided = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "floordiv(h, 2)", "floordiv(w, 2)"]>>
+!same = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "w"]>>
+!grown = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "h + w"]>>
 module {
   // Views of views become one view, or none.
   func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t) {
@@ -33,5 +40,17 @@ module {
     %tanh = "dhlo.tanh"(%x) : (!t) -> !t
     %gate = "dhlo.add"(%ones, %tanh) : (!t, !t) -> !t
     return %t1, %f1, %b1, %s, %i0, %ge, %all, %cf, %sum, %gate : !t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t
+  }
+  // Zeros around the image become the convolution's padding where they are the same at all sizes; other values don't.
+  func.func @padded(%x: !image, %w: tensor<4x3x3x3xf32>) -> (!strided, !same, !same, !grown) {
+    %after = "dhlo.pad"(%x) {low = ["0", "0", "0", "0"], value = 0.0 : f64} : (!image) -> !more1
+    %a = "dhlo.conv"(%after, %w) {stride = [2, 2], padding = [0, 0], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1 : i64} : (!more1, tensor<4x3x3x3xf32>) -> !strided
+    %around = "dhlo.pad"(%x) {low = ["0", "0", "1", "1"], value = 0.0 : f64} : (!image) -> !more2
+    %b = "dhlo.conv"(%around, %w) {stride = [1, 1], padding = [0, 0], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1 : i64} : (!more2, tensor<4x3x3x3xf32>) -> !same
+    %ones = "dhlo.pad"(%x) {low = ["0", "0", "1", "1"], value = 1.0 : f64} : (!image) -> !more2
+    %c = "dhlo.conv"(%ones, %w) {stride = [1, 1], padding = [0, 0], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1 : i64} : (!more2, tensor<4x3x3x3xf32>) -> !same
+    %varying = "dhlo.pad"(%x) {low = ["0", "0", "0", "h"], value = 0.0 : f64} : (!image) -> !morew
+    %d = "dhlo.conv"(%varying, %w) {stride = [1, 1], padding = [1, 1], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1 : i64} : (!morew, tensor<4x3x3x3xf32>) -> !grown
+    return %a, %b, %c, %d : !strided, !same, !same, !grown
   }
 }

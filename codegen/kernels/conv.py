@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dhlo.codegen.builder import BITS, F32, KernelModule, V
-from dhlo.codegen.kernels.conv_depthwise import BLOCK, depthwise_scratch_bytes, emit_depthwise_kernel
+from dhlo.codegen.kernels.conv_depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.kernels.conv_gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.kernels.conv_params import ConvParams, Triple
 from dhlo.codegen.kernels.conv_weights import WeightView, emit_pack_weights
@@ -24,6 +24,8 @@ __all__ = ["Conv"]
 _GRAIN_FLOPS = 1 << 20
 _GRAIN_ELEMENTS = 1 << 13
 _ITEMS_PER_THREAD = 4
+# Cycles that pay for waking a thread; of a depthwise item, and of each of its vectors beyond the multiply-adds.
+_WAKE_CYCLES, _ITEM_CYCLES, _VECTOR_CYCLES = 20_000, 200, 8
 Array = npt.NDArray[Any]
 
 
@@ -165,7 +167,7 @@ class Conv:
         `w` points to `pack_weight`'s result. `x_strides`, in elements, are those of (batch, channel, *spatial); the
         last must be 1; None means dense. `epilogue(eargs, tile, ld, batch, m0, n0, mr, nr)` is called once for every
         tile of finished sums: rows are output channels m0.., columns flattened output positions n0.. of image
-        `batch`; mr <= 32, nr <= 64 (depthwise: mr = 1, nr <= 256). `out_sizes` overrides the output's spatial sizes:
+        `batch`; mr <= 32, nr <= 64 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
         windows beyond the padded input read zeros. Nothing is launched if the output is empty.
         """
         f, p = host.fn, self.params(host.module)
@@ -198,7 +200,7 @@ class Conv:
         )
         flat_flag = f.select(flat, one, f.i64(0))
         if self.depthwise:
-            self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), positions)
+            self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out)
             return
         # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
         normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
@@ -237,18 +239,17 @@ class Conv:
         host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
-        self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, positions: V
+        self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V]
     ) -> None:
-        f = host.fn
-        blocks = f.ceildivu(positions, BLOCK)
-        count = f.mul(planes, blocks)
-        flops = f.mul(f.min(positions, BLOCK), 4 * p.points)
+        f, most = host.fn, tile_rows(p)
+        columns = f.max(f.min(out[2], COLUMNS), 1)
+        rows = f.max(f.mul(f.divu(f.divu(f.i64(TILE), columns), most), most), most)
+        rows = f.min(rows, f.mul(f.ceildivu(out[1], most), most))
+        row_blocks = f.divu(f.add(out[1], f.sub(rows, 1)), f.max(rows, 1))
+        count = f.mul(f.mul(f.mul(planes, out[0]), row_blocks), f.ceildivu(out[2], COLUMNS))
+        cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
         with f.when(f.cmp("gt", count, 0)):
-            grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
+            grain = f.add(f.divu(f.i64(_WAKE_CYCLES), cycles), 1)
             host.launch(
-                f"{self.name}_depthwise",
-                [*shared, blocks, blocks, flat],
-                count,
-                grain,
-                depthwise_scratch_bytes(p),
+                f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p)
             )

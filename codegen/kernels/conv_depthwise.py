@@ -1,145 +1,273 @@
-"""Direct convolution for one input channel a group: vectors along the output row, kernel points outside."""
+"""Direct convolution for one input channel a group: tiles of a few output rows by a vector of columns, in registers."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
-from dhlo.codegen.builder import I1, I32, Fn, V, vec
-from dhlo.codegen.kernels.conv_pack import Geometry, load_geometry, load_strided
+from dhlo.codegen.builder import I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernels.conv_pack import load_geometry
 from dhlo.codegen.kernels.conv_params import ConvParams
 from dhlo.codegen.launch import kernel_fn
 
-__all__ = ["BLOCK", "depthwise_scratch_bytes", "emit_depthwise_kernel"]
+__all__ = ["COLUMNS", "TILE", "depthwise_scratch_bytes", "emit_depthwise_kernel", "tile_rows"]
 
-# Output positions handed to the epilogue at once.
-BLOCK = 256
-# Kernel points up to which the sum is one straight line of code.
-_UNROLL = 49
-# Kernel columns up to which a kernel row is a straight line of code, and independent chains of sums.
-_COLUMNS = 16
+# Output columns of an item, and the most elements handed to the epilogue at once.
+COLUMNS, TILE = 512, 2048
+# Kernel points up to which the sum is one straight line of code, and up to which weights stay in registers.
+_UNROLL, _HELD = 49, 9
+# Rows of a register tile, with weights in registers and without: each row of the input that is loaded serves all output rows
+# whose windows hold it.
+_ROWS_HELD, _ROWS = 8, 4
+# Kernel columns up to which a row of a looped sum is a straight line of code.
+_LINE = 16
+# Independent sums that cover the latency of a multiply-add.
 _CHAINS = 4
 
 
+def tile_rows(p: ConvParams) -> int:
+    """Most output rows of a register tile; one where neighbouring rows share nothing."""
+    if p.kernel[1] == 1:
+        return 1
+    return _ROWS_HELD if p.points <= _HELD else _ROWS
+
+
+def _zeros(p: ConvParams) -> int:
+    """Elements read at once from a row of the input: as many zeros stand in for rows outside of the image."""
+    return (p.kernel[2] - 1) * p.dilation[2] + p.lanes * max(p.stride[2], 2) + 1
+
+
 def depthwise_scratch_bytes(p: ConvParams) -> int:
-    """Scratch of a worker: one tile row and room for the last vector's tail."""
-    return (BLOCK + p.lanes) * p.bytes
+    """Scratch of a worker: a tile, room for the last vector's tail, and zeros."""
+    return (max(TILE, COLUMNS * tile_rows(p)) + p.lanes + _zeros(p)) * p.bytes
 
 
 def emit_depthwise_kernel(p: ConvParams) -> str:
-    """Emits the kernel; items are (image, output channel, block of BLOCK positions), the block fastest."""
+    """Emits the kernel; items are (image, output channel, plane, block of `panels` rows, block of COLUMNS), the last fastest.
+
+    `blocks` is the number of row blocks.
+    """
+    full, half = (_emit_table(p, lanes) for lanes in (p.lanes, p.lanes // 2))
+    most = tile_rows(p)
     f = kernel_fn(p.module, f"{p.name}_depthwise")
     args, begin, end, _, tile = f.args
     geo = load_geometry(f, args)
-    per_image = f.mul(geo.blocks, p.out_channels)
+    column_blocks = f.ceildivu(geo.ow, COLUMNS)
+    zeros = f.gep(tile, max(TILE, COLUMNS * most) + p.lanes, p.elem)
+    with f.loop(0, _zeros(p)) as lp:
+        f.store(f.const(0.0, p.elem), f.gep(zeros, lp.iv, p.elem))
     with f.loop(begin, end) as items:
-        image = f.divu(items.iv, per_image)
-        rest = f.sub(items.iv, f.mul(image, per_image))
-        m = f.divu(rest, geo.blocks)
-        p0 = f.mul(f.sub(rest, f.mul(m, geo.blocks)), BLOCK)
-        stop = f.min(f.add(p0, BLOCK), geo.positions)
-        channel = f.divu(m, p.out_channels // p.groups)
-        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(channel, geo.sxc)), p.elem)
+        rest, column_block = _split(f, items.iv, column_blocks)
+        rest, row_block = _split(f, rest, geo.blocks)
+        rest, plane = _split(f, rest, geo.od)
+        image, m = _split(f, rest, f.i64(p.out_channels))
+        c0 = f.mul(column_block, COLUMNS)
+        width = f.min(f.sub(geo.ow, c0), COLUMNS)
+        row0 = f.mul(row_block, geo.panels)
+        rows = f.min(f.sub(geo.oh, row0), geo.panels)
+        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.divu(m, p.group_out), geo.sxc)), p.elem)
         w = f.gep(geo.w, f.mul(m, p.points), p.elem)
-        with f.loop(f.divu(p0, geo.ow), f.add(f.divu(f.sub(stop, 1), geo.ow), 1)) as rows:
-            row_start = f.mul(rows.iv, geo.ow)
-            od = f.divu(rows.iv, geo.oh)
-            oh = f.sub(rows.iv, f.mul(od, geo.oh))
-            z0 = f.sub(f.mul(od, p.stride[0]), p.padding[0][0])
-            y0 = f.sub(f.mul(oh, p.stride[1]), p.padding[1][0])
-            with f.loop(f.max(row_start, p0), f.min(f.add(row_start, geo.ow), stop), p.lanes) as chunk:
-                x0 = f.sub(f.mul(f.sub(chunk.iv, row_start), p.stride[2]), p.padding[2][0])
-                f.store(_Window(p, f, geo, x, w, (z0, y0, x0)).sum(), f.gep(tile, f.sub(chunk.iv, p0), p.elem))
-        f.call_ptr(geo.epilogue, [geo.eargs, tile, f.i64(BLOCK), image, m, p0, f.i64(1), f.sub(stop, p0)])
+        z0 = f.sub(f.mul(plane, p.stride[0]), p.padding[0][0])
+        # A rest of at most half a vector is computed as that, and first: whole vectors then overwrite what it clobbers.
+        rest = f.remu(width, p.lanes)
+        narrow = f.select(f.cmp("le", rest, p.lanes // 2), rest, 0)
+        parts = ((half, f.sub(width, narrow), narrow), (full, f.i64(0), f.sub(width, narrow)))
+        with f.loop(0, rows, most) as lr:
+            n = f.sub(f.min(f.sub(rows, lr.iv), most), 1)
+            y0 = f.sub(f.mul(f.add(row0, lr.iv), p.stride[1]), p.padding[1][0])
+            out = f.gep(tile, f.mul(lr.iv, width), p.elem)
+            for table, first, count in parts:
+                x0 = f.sub(f.mul(f.add(c0, first), p.stride[2]), p.padding[2][0])
+                with f.when(f.cmp("gt", count, 0)):
+                    compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
+                    f.call_ptr(compute, [args, x, w, zeros, z0, y0, x0, f.gep(out, first, p.elem), width, count])
+        row = f.add(f.mul(plane, geo.oh), row0)
+        one = f.i64(1)
+
+        def whole() -> list[V]:
+            f.call_ptr(geo.epilogue, [geo.eargs, tile, width, image, m, f.mul(row, geo.ow), one, f.mul(rows, width)])
+            return []
+
+        def by_row() -> list[V]:
+            with f.loop(0, rows) as lr:
+                n0 = f.add(f.mul(f.add(row, lr.iv), geo.ow), c0)
+                line = f.gep(tile, f.mul(lr.iv, width), p.elem)
+                f.call_ptr(geo.epilogue, [geo.eargs, line, width, image, m, n0, one, width])
+            return []
+
+        f.if_else(f.cmp("eq", width, geo.ow), whole, by_row, [])
     f.done()
     return f.name
 
 
-class _Window:
-    """The sum over the windows of a vector of outputs, whose first lane's window starts at `origin` (z, y, x)."""
+def _split(f: Fn, index: V, size: V) -> tuple[V, V]:
+    """Quotient and remainder."""
+    q = f.divu(index, size)
+    return q, f.sub(index, f.mul(q, size))
 
-    def __init__(self, p: ConvParams, f: Fn, geo: Geometry, x: V, w: V, origin: tuple[V, V, V]) -> None:
-        self.p, self.f, self.geo, self.x, self.w, self.origin = p, f, geo, x, w, origin
-        self.sizes = (geo.id, geo.ih, geo.iw)
-        step, lanes = p.stride[2], p.lanes
-        # Stride 2 loads two vectors and keeps every other element.
-        self.span = 2 * lanes if step == 2 else lanes
-        self.steps = f.dense([i * (1 if step == 2 else step) for i in range(self.span)], I32)
-        self.reach = self.span - 1 if step == 2 else (lanes - 1) * step
+
+def _emit_table(p: ConvParams, lanes: int) -> str:
+    """A constant table of the functions for 1 to `tile_rows` rows; convolutions of equal windows share it."""
+    key = hashlib.sha256(repr((p.elem, p.kernel, p.stride[1:], p.dilation, lanes)).encode()).hexdigest()[:8]
+    name = f"conv_rows_{p.elem}_{lanes}_{key}"
+    if name not in p.module.globals:
+        symbols = [_Rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
+        _emit_pointers(p.module, name, symbols)
+    return name
+
+
+def _emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
+    ty = f"!llvm.array<{len(symbols)} x ptr>"
+    lines = [f"%t0 = llvm.mlir.undef : {ty}"]
+    for i, symbol in enumerate(symbols):
+        lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
+    lines.append(f"llvm.return %t{len(symbols)} : {ty}")
+    body = "\n  ".join(lines)
+    module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
+
+
+class _Rows:
+    """Emits `rows(args, x, w, zeros, z0, y0, x0, out, ld, count)`: `rows` output rows of `count` columns to out[row * ld + column].
+
+    (z0, y0, x0) is where the first output's window starts in channel `x`, outside of the image maybe. Up to lanes - 1
+    elements after each row are clobbered, and rows are written in ascending order.
+    """
+
+    def __init__(self, p: ConvParams, name: str, rows: int, lanes: int) -> None:
+        self.p, self.rows, self.lanes = p, rows, lanes
+        pointers, numbers = ("args", "x", "w", "zeros"), ("z0", "y0", "x0")
+        self.f = f = Fn(p.module, name, [*((n, PTR) for n in pointers), *((n, I64) for n in numbers), ("out", PTR),
+                                         ("ld", I64), ("count", I64)], noinline=True)
+        args, self.x, self.w, self.zeros, self.z0, self.y0, self.x0, self.out, self.ld, self.count = f.args
+        self.geo = load_geometry(f, args)
         self.zero = f.const(0.0, vec(p.elem, lanes))
+        self.width = f.splat(f.cast(self.geo.iw, I32), lanes)
+        self.chains = max(1, min(_CHAINS // rows, p.points))
 
-    def sum(self) -> V:
-        """The vector of sums; windows that lie inside of the image need no masks."""
+    def emit(self) -> str:
         f, p = self.f, self.p
-        interior = f.cmp("ge", f.min(f.min(self.origin[0], self.origin[1]), self.origin[2]), 0)
-        for d, size in enumerate(self.sizes):
-            last = (p.kernel[d] - 1) * p.dilation[d] + (self.reach if d == 2 else 0)
-            interior = f.and_(interior, f.cmp("lt", f.add(self.origin[d], last), size))
-        inside = self.unrolled if p.points <= _UNROLL else self.looped
-        return f.if_else(interior, lambda: [inside()], lambda: [self.border()], [self.zero.type])[0]
+        held = [self.weight(self.w, i) for i in range(p.points)] if p.points <= _HELD and p.kernel[0] == 1 else None
+        lo, hi = self.planes()
+        vectors = f.ceildivu(self.count, self.lanes)
+        with f.loop(0, vectors) as lp:  # the last first: each overwrites what the one after it clobbered of the next row
+            at = f.mul(f.sub(f.sub(vectors, 1), lp.iv), self.lanes)
+            column = f.add(self.x0, f.mul(at, p.stride[2]))
+            with f.loop(lo, hi, 1, [self.zero] * (self.rows * self.chains)) as planes:
+                plane = f.gep(self.x, f.mul(f.add(self.z0, f.mul(planes.iv, p.dilation[0])), self.geo.sxd), p.elem)
+                w = f.gep(self.w, f.mul(planes.iv, p.kernel[1] * p.kernel[2]), p.elem)
+                add = self.unrolled if p.points <= _UNROLL else self.looped
+                planes.yield_(*add(planes.carried, plane, w, held, column))
+            for r in range(self.rows):
+                total = planes.results[r]
+                for c in range(1, self.chains):
+                    total = f.add(total, planes.results[c * self.rows + r])
+                f.store(total, f.gep(self.out, f.add(f.mul(self.ld, r), at), p.elem))
+        f.done()
+        return f.name
 
-    def term(self, acc: V, k: Sequence[V | int], mask: V) -> V:
-        """Adds kernel point `k`."""
+    def planes(self) -> tuple[V, V]:
+        """The kernel's planes that meet the image."""
+        f, dilation = self.f, self.p.dilation[0]
+        lo = f.divu(f.add(f.max(f.neg(self.z0), 0), dilation - 1), dilation)
+        left = f.max(f.sub(self.geo.id, self.z0), 0)
+        return lo, f.min(f.divu(f.add(left, dilation - 1), dilation), self.p.kernel[0])
+
+    def weight(self, w: V, index: V | int) -> V:
+        return self.f.splat(self.f.load(self.f.gep(w, index, self.p.elem), self.p.elem), self.lanes)
+
+    def line(self, plane: V, offset: V | int, column: V) -> V:
+        """Address of `column` in the row `offset` below the first window's start; of zeros outside of the image."""
         f, p = self.f, self.p
-        c = [f.add(o, f.mul(k[d], p.dilation[d])) for d, o in enumerate(self.origin)]
-        offset = f.add(f.add(f.mul(c[0], self.geo.sxd), f.mul(c[1], self.geo.sxh)), c[2])
-        value = load_strided(p, f, f.gep(self.x, offset, p.elem), mask, self.zero)
-        number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
-        return f.fma(f.load(f.gep(self.w, number, p.elem), p.elem), value, acc)
+        y = f.add(self.y0, offset)
+        inside = f.gep(plane, f.add(f.mul(y, self.geo.sxh), column), p.elem)
+        return f.select(f.cmp("ult", y, self.geo.ih), inside, self.zeros)
 
-    def total(self, sums: Sequence[V]) -> V:
-        out = sums[0]
-        for x in sums[1:]:
-            out = self.f.add(out, x)
+    def mask(self, column: V, step: int) -> V:
+        """Lanes inside of the image, for elements from `column` on, `step` apart."""
+        f = self.f
+        steps = f.dense([i * step for i in range(self.lanes)], I32)
+        return f.cmp("ult", f.add(steps, f.splat(f.cast(column, I32), self.lanes)), self.width)
+
+    def unrolled(self, sums: Sequence[V], plane: V, w: V, held: Sequence[V] | None, column: V) -> list[V]:
+        """All points of a plane in one straight line of code: each row of the input is loaded once."""
+        f, p = self.f, self.p
+        out, columns = list(sums), _Columns(self, column)
+        weights = list(held) if held is not None else [None] * (p.kernel[1] * p.kernel[2])
+        users: dict[int, list[tuple[int, int]]] = {}
+        for r in range(self.rows):
+            for k in range(p.kernel[1]):
+                users.setdefault(r * p.stride[1] + k * p.dilation[1], []).append((r, k))
+        registers = 32 if p.spec.vector_bits == 512 else 16
+        crowded = len(users) * len(columns.masks) + len(out) + (p.points if held is not None else 0) > registers
+        for offset in sorted(users):
+            values = columns.load(self.line(plane, offset, column))
+            for kx, value in enumerate(values):
+                for r, ky in users[offset]:
+                    number = ky * p.kernel[2] + kx
+                    factor = weights[number] or self.weight(w, number)
+                    at = number % self.chains * self.rows + r
+                    out[at] = f.fma(factor, value, out[at])
+            for r in {r for r, _ in users[offset]} if crowded else ():
+                out[r] = self.fence(out[r])
         return out
 
-    def unrolled(self) -> V:
-        """All points in one straight line of code, in several chains to cover the latency of an FMA."""
-        p, sums = self.p, [self.zero] * min(_CHAINS, self.p.points)
-        everything = self.f.const(1, vec(I1, self.span))
-        for number in range(p.points):
-            plane, column = divmod(number, p.kernel[2])
-            chain = number % len(sums)
-            sums[chain] = self.term(sums[chain], (*divmod(plane, p.kernel[1]), column), everything)
-        return self.total(sums)
+    def fence(self, x: V) -> V:
+        """Keeps a row's sums before the next row's loads: LLVM would load all rows first, and spill."""
+        return self.f.op(x.type, f'llvm.inline_asm has_side_effects "", "=v,0,~{{memory}}" {x.name} : ({x.type}) -> {x.type}')
 
-    def looped(self) -> V:
-        """All points in a loop."""
-        return self.rows([(0, k) for k in self.p.kernel[:2]], None)
-
-    def border(self) -> V:
-        """Only the kernel rows that meet the image, with a mask for the columns outside."""
-        f, bounds = self.f, []
-        for d in range(2):
-            dilation = self.p.dilation[d]
-            lo = f.divu(f.add(f.max(f.neg(self.origin[d]), 0), dilation - 1), dilation)
-            left = f.max(f.sub(self.sizes[d], self.origin[d]), 0)
-            bounds.append((lo, f.min(f.divu(f.add(left, dilation - 1), dilation), self.p.kernel[d])))
-        return self.rows(bounds, f.splat(f.cast(self.geo.iw, I32), self.span))
-
-    def rows(self, bounds: Sequence[tuple[V | int, V | int]], width: V | None) -> V:
-        """Loops over kernel planes and rows; columns in a straight line if few. Masks columns from `width` on."""
+    def looped(self, sums: Sequence[V], plane: V, w: V, _: Sequence[V] | None, column: V) -> list[V]:
+        """Kernel rows in a loop, and columns too if many."""
         f, p = self.f, self.p
-        columns = p.kernel[2]
+        few = p.kernel[2] <= _LINE
+        columns = _Columns(self, column) if few else None
 
-        def mask(column: V | int) -> V:
-            if width is None:
-                return f.const(1, vec(I1, self.span))
-            x = f.add(self.origin[2], f.mul(column, p.dilation[2]))
-            return f.cmp("ult", f.add(self.steps, f.cast(x, I32)), width)
+        def add(out: list[V], r: int, kx: V | int, factor: V, value: V) -> None:
+            at = (kx % self.chains if isinstance(kx, int) else 0) * self.rows + r
+            out[at] = f.fma(factor, value, out[at])
 
-        few = columns <= _COLUMNS
-        masks = [mask(c) for c in range(columns)] if few else []
-        with f.loop(*bounds[0], 1, [self.zero] * (min(_CHAINS, columns) if few else 1)) as lz:
-            with f.loop(*bounds[1], 1, lz.carried) as ly:
-                sums = list(ly.carried)
-                if few:
-                    for c in range(columns):
-                        chain = c % len(sums)
-                        sums[chain] = self.term(sums[chain], (lz.iv, ly.iv, c), masks[c])
-                else:
-                    with f.loop(0, columns, 1, sums) as lx:
-                        lx.yield_(self.term(lx.carried[0], (lz.iv, ly.iv, lx.iv), mask(lx.iv)))
-                    sums = lx.results
-                ly.yield_(*sums)
-            lz.yield_(*ly.results)
-        return self.total(lz.results)
+        with f.loop(0, p.kernel[1], 1, sums) as ly:
+            out, base = list(ly.carried), f.mul(ly.iv, p.kernel[2])
+            lines = [self.line(plane, f.add(f.mul(ly.iv, p.dilation[1]), r * p.stride[1]), column) for r in range(self.rows)]
+            if columns is not None:
+                values = [columns.load(line) for line in lines]
+                for kx in range(p.kernel[2]):
+                    factor = self.weight(w, f.add(base, kx))
+                    for r in range(self.rows):
+                        add(out, r, kx, factor, values[r][kx])
+            else:
+                with f.loop(0, p.kernel[2], 1, out) as lx:
+                    out, shift = list(lx.carried), f.mul(lx.iv, p.dilation[2])
+                    one = _Columns(self, f.add(column, shift), 1)
+                    factor = self.weight(w, f.add(base, lx.iv))
+                    for r in range(self.rows):
+                        add(out, r, lx.iv, factor, one.load(f.gep(lines[r], shift, p.elem))[0])
+                    lx.yield_(*out)
+                out = lx.results
+            ly.yield_(*out)
+        return ly.results
+
+
+class _Columns:
+    """Loads what a vector of outputs needs of a row of the input, for each kernel column; lanes outside are 0."""
+
+    def __init__(self, rows: _Rows, column: V, count: int = 0) -> None:
+        self.rows, self.step = rows, rows.p.stride[2]
+        self.offsets = [k * rows.p.dilation[2] for k in range(count or rows.p.kernel[2])]
+        f, lanes = rows.f, rows.lanes
+        # Stride 2 loads two vectors, whose even and odd elements may both be needed.
+        starts = {k // 2 * 2 + half for k in self.offsets for half in (0, lanes)} if self.step == 2 else set(self.offsets)
+        unit = 1 if self.step == 2 else self.step
+        self.masks = {s: rows.mask(f.add(column, s), unit) for s in sorted(starts)}
+
+    def load(self, line: V) -> list[V]:
+        """`line` is where the first kernel column's first lane lies."""
+        rows, f, lanes, elem = self.rows, self.rows.f, self.rows.lanes, self.rows.p.elem
+        if self.step > 2:
+            steps = f.dense([i * self.step for i in range(lanes)], I32)
+            return [f.gather(f.gep(f.gep(line, k, elem), steps, elem), self.masks[k], rows.zero) for k in self.offsets]
+        loaded = {s: f.masked_load(f.gep(line, s, elem), mask, rows.zero) for s, mask in self.masks.items()}
+        if self.step == 1:
+            return [loaded[k] for k in self.offsets]
+        even = {s: (loaded[s], loaded[s + lanes]) for s in {k // 2 * 2 for k in self.offsets}}
+        return [f.shuffle(*even[k // 2 * 2], range(k % 2, 2 * lanes, 2)) for k in self.offsets]

@@ -40,7 +40,7 @@ _WAKE_CYCLES = 20_000
 # of a panel of B streamed (packed) or transposed on the way.
 _CALL_CYCLES, _PACK_LEAST, _STREAM_CYCLES = 100, 8, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
-_TOUCH_DEPTH = 192
+_TOUCH_DEPTH = 64
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6

@@ -9,7 +9,7 @@ namespace dhlo::python {
 namespace {
 
 // A block may serve a tensor that needs at least this share of it.
-constexpr int64_t kLargestWaste = 4;
+constexpr int64_t kLargestWaste = 2;
 // Idle blocks and blocks in use together never exceed so many times what was in use at once. With less than 2, the block
 // of the largest shape would go whenever a small one is called in between.
 constexpr int64_t kMostHeld = 2;
@@ -53,15 +53,14 @@ void OutputPool::give_back(dlpack::ManagedTensorVersioned* managed) noexcept {
 
 std::unique_ptr<OutputPool::Entry> OutputPool::reuse(int64_t bytes) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto best = idle_.end();
+  auto last = idle_.end();  // used, and so the likeliest to be in a cache
   for (auto it = idle_.begin(); it != idle_.end(); ++it) {
     const int64_t size = (*it)->block.bytes();
-    if (size >= bytes && size / kLargestWaste <= bytes && (best == idle_.end() || size < (*best)->block.bytes()))
-      best = it;
+    if (size >= bytes && size / kLargestWaste <= bytes) last = it;
   }
-  if (best == idle_.end()) return nullptr;
-  std::unique_ptr<Entry> entry = std::move(*best);
-  idle_.erase(best);
+  if (last == idle_.end()) return nullptr;
+  std::unique_ptr<Entry> entry = std::move(*last);
+  idle_.erase(last);
   idle_bytes_ -= entry->block.bytes();
   return entry;
 }

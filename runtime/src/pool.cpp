@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kWorkerSpin = 200'000;  // ns that an idle worker waits before it parks: waking it takes 50'000
 constexpr int64_t kCallerSpin =
     100'000;                       // ns that the caller waits for chunks in progress before it yields its processor
-constexpr int kUnhelpedLaunches = 3;  // in a row, before workers are moved off the caller's processor
+constexpr int kApartLaunches = 3;  // in a row in which no worker was of use, before workers are moved off the caller's processor
 constexpr int kCallerYields = 64;  // and how often it yields before it parks
 
 void pause_briefly() {
@@ -202,6 +202,7 @@ int64_t Pool::run_claimed(int64_t worker) {
     for (int64_t chunk = 0; claim(span, &chunk); ++ran) {
       launch_.run_chunk(chunk, worker);
       if (worker == 0) continue;
+      if (ran == 0 && sched_getcpu() == caller_cpu_.load(std::memory_order_relaxed)) in_turns_.store(true, std::memory_order_relaxed);
       done_.fetch_add(1);
       if (caller_parked_.load()) futex_wake(done_, 1);
     }
@@ -222,7 +223,7 @@ void Pool::wait_for_chunks(uint32_t chunks) {
 }
 
 // A kernel that wakes a thread on its waker's processor, while others are taken, would leave workers waiting there for
-// as long as the caller runs. So keep them off the processor that the caller is on.
+// as long as the caller runs, or let the two run in turns. So keep them off the processor that the caller is on.
 void Pool::keep_apart() {
   unhelped_ = 0;
   const int here = sched_getcpu();
@@ -239,6 +240,8 @@ bool Pool::run(const Launch& launch) {
   if (!started_) start_threads();
   launch_ = launch;
   done_.store(0, std::memory_order_relaxed);
+  caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
+  in_turns_.store(false, std::memory_order_relaxed);
   ++epoch_;
   const int64_t chunks = launch.chunks;
   for (int64_t w = 0; w < threads_; ++w)
@@ -247,8 +250,8 @@ bool Pool::run(const Launch& launch) {
   if (parked_.load() > 0) futex_wake(signal_, static_cast<int>(std::min(threads_, chunks) - 1));
   const int64_t own = run_claimed(0);
   wait_for_chunks(static_cast<uint32_t>(chunks - own));
-  unhelped_ = own == chunks && chunks > 1 ? unhelped_ + 1 : 0;
-  if (unhelped_ >= kUnhelpedLaunches) keep_apart();
+  unhelped_ = own == chunks || in_turns_.load(std::memory_order_relaxed) ? unhelped_ + 1 : 0;
+  if (unhelped_ >= kApartLaunches) keep_apart();
   busy_.store(false, std::memory_order_release);
   return true;
 }

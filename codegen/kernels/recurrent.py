@@ -14,7 +14,7 @@ from dhlo.types import DType
 __all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_store_rows", "emit_zero"]
 
 CHUNK = 256  # elements of a row that one item of a cell kernel covers
-CELL_GRAIN = 16
+CELL_GRAIN = 4
 GATES = {"lstm": 4, "gru": 3}
 POINTERS = {"lstm": 4, "gru": 5}
 

@@ -48,7 +48,20 @@ def slice_bounds(b: OpBuilder, n: sympy.Expr, start: Any, end: Any, step: int) -
 @lowers(A.slice.Tensor, A.slice_copy.Tensor)
 def _slice(b: OpBuilder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     d = b.dim(x, dim)
-    return b.slice(x, d, *slice_bounds(b, b.shape(x)[d], start, end, step), step)
+    first, size = slice_bounds(b, b.shape(x)[d], start, end, step)
+    _name_place(b, b.node.meta["val"], d, first, size)
+    return b.slice(x, d, first, size, step)
+
+
+def _name_place(b: OpBuilder, part: Any, d: int, first: Any, size: Any = None) -> None:
+    """Where data decide the bounds of a part, the exported program names its size in dim d (unless it has none) and its place in
+    memory: says what they are."""
+    if not b.node.meta.get("unbacked_bindings"):
+        return
+    whole = b.node.args[0].meta["val"]
+    named = [(part.storage_offset(), whole.storage_offset() + whole.stride(d) * first)]
+    for name, value in named if size is None else [(part.shape[d], size), *named]:
+        b.dims.equate(b.importer.size_of(name), b.importer.size_of(value))
 
 
 @lowers(A.narrow.default)
@@ -62,7 +75,9 @@ def _narrow(b: OpBuilder, x: Value, dim: int, start: Any, length: Any) -> Value:
 @lowers(A.select.int, A.select_copy.int)
 def _select(b: OpBuilder, x: Value, dim: int, index: Any) -> Value:
     d = b.dim(x, dim)
-    return b.pick(x, d, element(b, b.shape(x)[d], index))
+    at = element(b, b.shape(x)[d], index)
+    _name_place(b, b.node.meta["val"], d, at)
+    return b.pick(x, d, at)
 
 
 def element(b: OpBuilder, n: sympy.Expr, index: Any) -> sympy.Expr:
@@ -115,22 +130,20 @@ def _split_sizes(b: OpBuilder, x: Value, sizes: Sequence[Any], dim: int = 0) -> 
 @lowers(A.tensor_split.indices)
 def _tensor_split(b: OpBuilder, x: Value, indices: Sequence[Any], dim: int = 0) -> list[Value]:
     d = b.dim(x, dim)
-    edges = [0, *indices, None]
-    return [_slice(b, x, d, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    n, edges = b.shape(x)[d], [0, *indices, None]
+    return [b.slice(x, d, *slice_bounds(b, n, lo, hi, 1)) for lo, hi in zip(edges, edges[1:], strict=False)]
 
 
 @lowers(A.tensor_split.tensor_indices_or_sections)
 def _tensor_split_at(b: OpBuilder, x: Value, where: Value, dim: int = 0) -> list[Value]:
-    """Splits before the positions [n] that a tensor holds. The exported program names the parts' sizes and places in memory."""
+    """Splits before the positions [n] that a tensor holds."""
     if b.rank(where) == 0:
         raise CompileError("tensor_split into a number of parts that a tensor holds", hint="pass a plain int")
     d = b.dim(x, dim)
     at = [b.importer.item(b.pick(where, 0, i), fresh=True) for i in range(_count(b) - 1)]
     bounds = [slice_bounds(b, b.shape(x)[d], lo, hi, 1) for lo, hi in zip([None, *at], [*at, None], strict=True)]
     for (first, size), part in zip(bounds, b.node.meta["val"], strict=True):
-        own = b.node.args[0].meta["val"].storage_offset() + part.stride(d) * first
-        for name, value in ((part.shape[d], size), (part.storage_offset(), own)):
-            b.dims.equate(b.importer.size_of(name), b.importer.size_of(value))
+        _name_place(b, part, d, first, size)
     return [b.slice(x, d, first, size) for first, size in bounds]
 
 

@@ -13,6 +13,7 @@ import dhlo
 from tests.frontend.helpers import export
 from tests.frontend.test_more_ops import compiled
 
+AUTO = torch.export.Dim.AUTO
 rn = torch.randn
 
 
@@ -145,6 +146,20 @@ def test_split_at_positions_that_a_tensor_holds() -> None:
 
     model = dhlo.compile(export(fn, (rn(4, 5, 6), torch.tensor([2, 1, 3]))))
     for x, at in ((rn(1, 9, 3), [0, 9, 4]), (rn(2, 7, 3), [-3, 6, 20]), (rn(0, 3, 2), [1, 2, 3]), (rn(2, 0, 2), [1, 2, 3])):
+        for got, want in zip(model(x, torch.tensor(at)), fn(x, torch.tensor(at)), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_parts_whose_place_in_memory_is_asked_for() -> None:
+    def fn(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
+        lo, hi = at.tolist()
+        parts = [x[lo:hi], x[:, lo], x.select(1, hi), x[5 - hi :], x[:, 1:][lo:]]
+        for part in parts:
+            torch._check(part.storage_offset() <= 1000)
+        return [part * 2 for part in parts]
+
+    model = dhlo.compile(export(fn, (rn(9, 7), torch.tensor([2, 5])), ({0: AUTO, 1: AUTO}, None)))
+    for x, at in ((rn(12, 8), [0, 7]), (rn(3, 9), [-2, 2]), (rn(4, 9), [3, 1])):
         for got, want in zip(model(x, torch.tensor(at)), fn(x, torch.tensor(at)), strict=True):
             assert torch.equal(got, want)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.dialect import build, defining
+from dhlo.dialect import attr, build, defining
 from dhlo.mlir import ir
 from dhlo.ops.compute import Attention
 from dhlo.ops.movement import Broadcast, Reshape
@@ -36,7 +36,9 @@ def _unrepeated(v: Any) -> Any:
     if wide.rank != 5 or (wide.shape[0], *wide.shape[3:]) != (out.shape[0], *out.shape[2:]):
         return None
     x = b.operands[0]
-    narrow = from_mlir(x)
+    narrow, dims = from_mlir(x), attr(b, "dims")
+    if 2 in dims and narrow.shape[dims.index(2)] != 1:
+        return None  # all heads in turn, repeated as a whole
     want = (wide.shape[0], wide.shape[1], wide.shape[3], wide.shape[4])
     if tuple(s for s in narrow.shape if s != 1) != tuple(s for s in want if s != 1):
         return None

@@ -136,16 +136,29 @@ class OpBuilder:
             size = as_expr(1)
             for s in shapes:
                 if len(s) >= -d and (own := self.dims.size(s[d])) != 1:
-                    size = own if size == 1 else self.dims.same(size, own)
+                    if size == 1 or self._is_one(size, own):
+                        size = own
+                    elif not self._is_one(own, size):
+                        size = self.dims.same(size, own)
             out.append(size)
         return out
+
+    def _is_one(self, size: sympy.Expr, other: sympy.Expr) -> bool:
+        """Is a size that meets another taken to be 1? The exported program does so where it is 1 for all inputs that aren't
+        empty; that becomes part of the contract."""
+        if size in self.dims.ones:
+            return True
+        if not size.has(sympy.Max, sympy.Min) or self.dims.equal(size, other) or self.dims.fold(size, 1) != 1:
+            return False
+        self.require(sympy.Eq(size, 1), f"{show(size)} must be 1")
+        return True
 
     def expand(self, x: Value, shape: Sequence[Size], dims: Sequence[int] | None = None) -> Value:
         """Broadcasts: operand dim i becomes result dim dims[i] (default: aligned at the right)."""
         t = from_mlir(x)
         want = TensorType.of(t.dtype, shape)
         at = list(range(want.rank - t.rank, want.rank)) if dims is None else list(dims)
-        if any(t.shape[i] != want.shape[d] and t.shape[i] in self.dims.ones for i, d in enumerate(at)):
+        if any(t.shape[i] != want.shape[d] and self._is_one(t.shape[i], want.shape[d]) for i, d in enumerate(at)):
             x = self.reshape(x, t.shape)
             t = from_mlir(x)
         for i, d in enumerate(at):

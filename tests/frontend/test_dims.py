@@ -135,6 +135,14 @@ def test_item_defines_a_symbol_that_is_checked() -> None:
         run(p, (rn(4), torch.tensor(0)))
 
 
+def test_sizes_that_are_1_unless_inputs_are_empty_broadcast() -> None:
+    def f(x: Any) -> Any:
+        bias = torch.ones(1)[torch.sym_max(1 - 2 * x.shape[0], 0) :]
+        return x.t() + bias, bias.expand(x.shape[1], x.shape[0]) * 2
+
+    check(f, [rn(6, 3)], [rn(1, 2)], [rn(9, 1)], shapes=({0: D, 1: D},))
+
+
 def test_python_numbers_as_inputs() -> None:
     p = import_fn(lambda x, n: (x[:, -n:] * n, torch.arange(n)), [rn(3, 9), 4], ({0: D, 1: D}, D))
     got = run(p, (rn(2, 8), 3))

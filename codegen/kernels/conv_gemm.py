@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.builder import PTR, Fn, V
-from dhlo.codegen.kernels.conv_pack import Geometry, emit_coords, emit_pack, load_geometry
+from dhlo.codegen.builder import I1, PTR, Fn, V
+from dhlo.codegen.kernels.conv_pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_geometry
 from dhlo.codegen.kernels.conv_params import ConvParams
 from dhlo.codegen.kernels.conv_ukr import emit_strided_microkernel, emit_transpose, row_splits
 from dhlo.codegen.launch import kernel_fn
@@ -21,7 +21,9 @@ class _Scratch:
         width, panels = p.panel_width(swapped), p.block_panels(swapped)
         self.panel = p.block_channels * p.points * width * p.bytes
         self.coord = 3 * width * 4
-        self.tile = (width if swapped else p.nr) * p.nr * p.bytes
+        self.wide = not swapped and p.depth_blocks == 1
+        rows = width if swapped else p.spec.mr if self.wide else p.nr
+        self.tile = rows * p.nr * p.bytes
         self.coords = panels * self.panel
         self.tiles = self.coords + panels * self.coord
         kept = p.run_panels if p.depth_blocks > 1 else 1
@@ -51,6 +53,11 @@ class _Kernel:
         self.f: Fn = kernel_fn(p.module, self.name)
         self.args, self.begin, self.end, _, self.scratch = self.f.args
         self.geo: Geometry = load_geometry(self.f, self.args)
+        self.plain = self.f.const(0, I1)  # the input's positions are the output's
+        if p.pointwise and not swapped:
+            f, geo = self.f, self.geo
+            inside = f.cmp("le", geo.positions, f.mul(f.mul(geo.id, geo.ih), geo.iw))
+            self.plain = f.and_(f.cmp("ne", geo.flat, 0), inside)
 
     def at(self, offset: int, index: V | int = 0, size: int = 0) -> V:
         """Scratch address at byte `offset` + index * size."""
@@ -91,7 +98,7 @@ class _Kernel:
         f = self.f
         if any(s != 1 for s in self.p.stride):
             return
-        with f.when(f.cmp("ne", self.geo.flat, 0)), f.loop(0, count) as lp:
+        with f.when(f.and_(f.cmp("ne", self.geo.flat, 0), f.not_(self.plain))), f.loop(0, count) as lp:
             p0 = self.start(f.add(panel0, lp.iv))
             n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
             emit_coords(self.p, f, self.geo, p0, n, self.width, self.at(self.layout.coords, lp.iv, self.layout.coord))
@@ -105,21 +112,7 @@ class _Kernel:
             channels = f.min(f.sub(p.group_in, c0), p.block_channels)
             k = f.mul(channels, p.points)
             xc = f.gep(x, f.mul(c0, geo.sxc), p.elem)
-            with f.loop(0, count) as lp:
-                p0 = self.start(f.add(panel0, lp.iv))
-                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
-                f.call(
-                    self.pack,
-                    [
-                        self.args,
-                        xc,
-                        channels,
-                        self.at(0, lp.iv, self.layout.panel),
-                        p0,
-                        n,
-                        self.at(self.layout.coords, lp.iv, self.layout.coord),
-                    ],
-                )
+            self.pack_block(xc, channels, panel0, count)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
                 at = f.add(f.mul(index, p.depth * p.nr), f.mul(c0, p.points * p.nr))
@@ -130,12 +123,60 @@ class _Kernel:
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
                 back = f.sub(f.mul(k, p.nr), f.mul(f.sub(panel.iv, lo), p.depth * p.nr))
                 ahead = f.gep(w, f.select(more, f.i64(p.depth * p.nr), back), p.elem)
-                self.multiply(w, ahead, panel.iv, panel0, count, k, tiles, depth.iv)
-                if p.depth_blocks == 1:
-                    self.finish(image, group, panel.iv, panel0, count, tiles)
+                if self.layout.wide:
+                    self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
+                    self.multiply(w, ahead, panel.iv, panel0, count, k, tiles, depth.iv)
                     with f.when(f.cmp("eq", depth.iv, p.depth_blocks - 1)):
                         self.finish(image, group, panel.iv, panel0, count, tiles)
+
+    def pack_block(self, x: V, channels: V, panel0: V, count: V) -> None:
+        """Packs the block's positions of `channels` channels from `x` on."""
+        f, p = self.f, self.p
+
+        def plain() -> list[V]:
+            p0 = self.start(panel0)
+            n = f.sub(self.start(f.add(panel0, count)), p0)
+            stride = f.i64(self.layout.panel // p.bytes)
+            pack = emit_pack_pointwise(p, self.width)
+            f.call(pack, [f.gep(x, p0, p.elem), self.at(0), self.geo.sxc, channels, stride, n])
+            return []
+
+        def windows() -> list[V]:
+            with f.loop(0, count) as lp:
+                p0 = self.start(f.add(panel0, lp.iv))
+                n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
+                coords = self.at(self.layout.coords, lp.iv, self.layout.coord)
+                f.call(self.pack, [self.args, x, channels, self.at(0, lp.iv, self.layout.panel), p0, n, coords])
+            return []
+
+        if p.pointwise and not self.swapped:
+            f.if_else(self.plain, plain, windows, [])
+        else:
+            windows()
+
+    def wide(self, w: V, ahead: V, image: V, group: V, panel: V, panel0: V, count: V, k: V) -> None:
+        """One weight panel times the block's input panels, some rows over all positions at a time, to the epilogue."""
+        f, p, geo = self.f, self.p, self.geo
+        tile, ld = self.at(self.layout.tiles), f.i64(self.block * p.nr)
+        p0 = self.start(panel0)
+        positions = f.sub(self.start(f.add(panel0, count)), p0)
+        m0 = f.add(f.mul(group, p.group_out), f.mul(panel, p.nr))
+
+        def rows(splits: list[tuple[int, int]]) -> list[V]:
+            for row, n in splits:
+                with f.loop(0, count) as lp:
+                    step = f.i64(0) if row else f.select(f.cmp("eq", lp.iv, 0), f.i64(p.nr), f.i64(0))
+                    x, out = self.at(0, lp.iv, self.layout.panel), f.gep(tile, f.mul(lp.iv, p.nr), p.elem)
+                    f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.nr), x, k, out, ld, f.i64(0), ahead, step])
+                f.call_ptr(geo.epilogue, [geo.eargs, tile, ld, image, f.add(m0, row), p0, f.i64(n), positions])
+            return []
+
+        if p.channel_panels == 1 or self.full_splits == self.last_splits:
+            rows(self.last_splits)
+        else:
+            last = f.cmp("eq", panel, p.channel_panels - 1)
+            f.if_else(last, lambda: rows(self.last_splits), lambda: rows(self.full_splits), [])
 
     def multiply(self, w: V, ahead: V, panel: V, panel0: V, count: V, k: V, tiles: V, accumulate: V) -> None:
         """One weight panel times the block's input panels, into the tiles; the first pass prefetches `ahead`."""
@@ -148,7 +189,7 @@ class _Kernel:
                 p0 = self.start(f.add(panel0, lp.iv))
                 n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
                 fn = f.load(f.gep(self.table, n, PTR), PTR)
-                f.call_ptr(fn, [x, f.i64(self.width), w, k, tile, accumulate, ahead, step])
+                f.call_ptr(fn, [x, f.i64(self.width), w, k, tile, f.i64(p.nr), accumulate, ahead, step])
             elif p.channel_panels == 1 or self.full_splits == self.last_splits:
                 self.rows(self.last_splits, w, x, k, tile, accumulate, ahead, step)
             else:
@@ -170,7 +211,7 @@ class _Kernel:
         f, p = self.f, self.p
         for row, n in splits:
             a, c = f.gep(w, row, p.elem), f.gep(tile, row * p.nr, p.elem)
-            f.call(self.ukr[n], [a, f.i64(p.nr), x, k, c, accumulate, ahead, f.i64(0) if row else step])
+            f.call(self.ukr[n], [a, f.i64(p.nr), x, k, c, f.i64(p.nr), accumulate, ahead, f.i64(0) if row else step])
         return []
 
     def finish(self, image: V, group: V, panel: V, panel0: V, count: V, tiles: V) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dhlo.codegen.builder import I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernels.conv_params import ConvParams
 
-__all__ = ["KERNEL_TYPES", "Geometry", "emit_coords", "emit_pack", "load_geometry", "load_strided"]
+__all__ = ["CACHE_LINE", "KERNEL_TYPES", "Geometry", "emit_coords", "emit_pack", "emit_pack_pointwise", "load_geometry"]
 
 _FIELDS = (
     "x",
@@ -33,6 +33,7 @@ _FIELDS = (
 )
 _POINTERS = {"x", "w", "epilogue", "eargs"}
 KERNEL_TYPES = tuple(PTR if n in _POINTERS else I64 for n in _FIELDS)
+CACHE_LINE = 64
 # Tail lanes get this input column, which is outside of every image.
 _OUTSIDE = -(1 << 30)
 # Input channels up to which the loop over them is unrolled.
@@ -129,6 +130,40 @@ def emit_pack(p: ConvParams, width: int) -> str:
             _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
     else:
         _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
+    f.done()
+    return name
+
+
+def emit_pack_pointwise(p: ConvParams, width: int) -> str:
+    """`pack(x, channel_stride, channels, panels, panel_stride, n)`: panels[i][channel][width] of consecutive positions.
+
+    Positions 0 .. n of each channel, contiguous, are cut in panels `panel_stride` elements apart; lanes beyond the last are 0.
+    Prefetches the n positions after them.
+    """
+    name = f"conv_pack_pointwise_{p.elem}_{width}"
+    if name in p.module.functions:
+        return name
+    numbers = ("channel_stride", "channels", "panel_stride", "n")
+    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers)], noinline=True)
+    x, panels, channel_stride, channels, panel_stride, n = f.args
+    starts = range(0, width, p.lanes)
+    zero = f.const(0.0, vec(p.elem, p.lanes))
+    full = f.divu(n, width)
+    rest = f.sub(n, f.mul(full, width))
+    masks = [f.tail_mask(f.max(f.sub(rest, s), 0), p.lanes) for s in starts]
+    with f.loop(0, channels) as channel:
+        row = f.gep(x, f.mul(channel.iv, channel_stride), p.elem)
+        out = f.gep(panels, f.mul(channel.iv, width), p.elem)
+        with f.loop(0, full) as lp:
+            src, dst = f.gep(row, f.mul(lp.iv, width), p.elem), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
+            for at in range(0, width * p.bytes, CACHE_LINE):
+                f.prefetch(f.gep(f.gep(src, n, p.elem), at, "i8"), 2)
+            for s in starts:
+                f.store(f.load(f.gep(src, s, p.elem), vec(p.elem, p.lanes)), f.gep(dst, s, p.elem))
+        with f.when(f.cmp("gt", rest, 0)):
+            src, dst = f.gep(row, f.mul(full, width), p.elem), f.gep(out, f.mul(full, panel_stride), p.elem)
+            for s, mask in zip(starts, masks, strict=True):
+                f.store(f.masked_load(f.gep(src, s, p.elem), mask, zero), f.gep(dst, s, p.elem))
     f.done()
     return name
 

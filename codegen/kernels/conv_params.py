@@ -14,6 +14,8 @@ Triple = tuple[int, int, int]
 _K_BLOCK = 288
 # Output channels whose partial tiles are kept between depth blocks.
 _RUN_CHANNELS = 512
+# Input panels of a block, and what they may take of the second cache.
+_WIDE_PANELS, _WIDE_BYTES = 8, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,18 @@ class ConvParams:
         """Positions in a packed input panel: `nr`, or a tile's rows in whole vectors where they are broadcast."""
         return -(-self.spec.mr // self.lanes) * self.lanes if swapped else self.nr
 
+    @property
+    def pointwise(self) -> bool:
+        """A product over channels at each position: the input needs no masks."""
+        return self.points == 1 and all(s == 1 for s in self.stride) and not any(map(any, self.padding))
+
     def block_panels(self, swapped: bool) -> int:
-        """Input panels packed together, over which weights are reused from the near cache."""
-        return 4 if swapped else 2
+        """Input panels packed together, over which weights are reused from the near cache.
+
+        As many as fit next to them, if partial sums needn't be kept: long rows of the output are then written at once.
+        """
+        if swapped:
+            return 4
+        if self.depth_blocks > 1:
+            return 2
+        return max(2, min(_WIDE_PANELS, _WIDE_BYTES // (self.depth * self.nr * self.bytes)))

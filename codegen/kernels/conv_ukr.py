@@ -22,9 +22,9 @@ def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
 
 
 def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
-    """tile[mr][NR] (+)= sum over k of a[k*lda + i] * b[k][j], with NR = spec.nr(elem); returns the symbol.
+    """tile[i*ld + j] (+)= sum over k of a[k*lda + i] * b[k][j], i < mr, j < NR = spec.nr(elem); returns the symbol.
 
-    `conv_ukr_{spec}_{elem}_{mr}(a: ptr, lda: i64 elements, b: ptr, k: i64, tile: ptr with rows of NR, accumulate:
+    `conv_ukr_{spec}_{elem}_{mr}(a: ptr, lda: i64 elements, b: ptr, k: i64, tile: ptr, ld: i64 elements, accumulate:
     i64, ahead: ptr, step: i64 elements)`; with `accumulate` 0 the tile is written without being read. Every depth step
     brings a row of NR elements at `ahead`, advancing by `step`, to the second-level cache: weights needed next.
     """
@@ -43,15 +43,16 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
             ("b", PTR),
             ("k", I64),
             ("tile", PTR),
+            ("ld", I64),
             ("accumulate", I64),
             ("ahead", PTR),
             ("step", I64),
         ],
         noinline=True,
     )
-    a, lda, b, k, tile, accumulate, ahead, step = f.args
+    a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
     row_bytes = nr * BITS[elem] // 8
-    cells = [f.gep(tile, i * nr + h * lanes, elem) for i in range(mr) for h in halves]
+    cells = [f.gep(f.gep(tile, f.mul(ld, i), elem), h * lanes, elem) for i in range(mr) for h in halves]
     zero = f.const(0.0, ty)
     start = f.if_else(
         f.cmp("ne", accumulate, 0),

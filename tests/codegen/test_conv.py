@@ -29,6 +29,7 @@ CONVS = [
     Conv(5, 7, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
     Conv(3, 33, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1)),
     Conv(24, 70, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    Conv(10, 12, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2, elem=F64),
     Conv(9, 40, (1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1)),
     Conv(4, 5, (2, 3), (3, 4), ((0, 2), (1, 0)), (2, 1)),
     Conv(3, 2, (2, 2), (1, 1), ((5, 4), (3, 6)), (1, 1)),
@@ -117,6 +118,42 @@ def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv) -> None:
             check(conv, build(conv), x, weight, seed=seed)
         tried += 1
     assert tried > 1
+
+
+DEPTHWISE = [
+    Conv(3, 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3),
+    Conv(2, 4, (3, 3), (2, 2), ((0, 1), (0, 1)), (1, 1), groups=2),
+    Conv(2, 2, (5, 5), (1, 2), ((2, 2), (2, 2)), (1, 1), groups=2),
+    Conv(2, 2, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2), groups=2),
+    Conv(2, 2, (7, 7), (1, 1), ((3, 3), (3, 3)), (1, 1), groups=2),
+    Conv(2, 2, (3, 2), (3, 3), ((1, 0), (0, 2)), (1, 1), groups=2, spec=AVX2),
+]
+
+
+@pytest.mark.parametrize("conv", DEPTHWISE, ids=lambda c: c.name)
+def test_depthwise_tiles_of_all_sizes(conv: Conv) -> None:
+    """Rows and columns around whole tiles, half vectors and blocks of columns; NaN and infinity stay in their windows."""
+    for height in (1, 2, 7, 8, 9, 17):
+        for width in (1, 7, 8, 9, 15, 16, 17, 24, 33):
+            if min(conv.output_size((height, width))) >= 1:
+                x, weight = operands(conv, (2, height, width), height * width)
+                x[0, 0, height // 2, width // 2] = np.nan
+                x[1, 1, 0, width - 1] = np.inf
+                with np.errstate(invalid="ignore"):
+                    check(conv, build(conv), x, weight)
+    x, weight = operands(conv, (1, 11, 1100))
+    check(conv, build(conv), x, weight, seed=1)
+
+
+@pytest.mark.parametrize("positions", [1, 31, 32, 33, 511, 513, 1000])
+def test_pointwise_blocks(positions: int) -> None:
+    """Positions around whole panels and blocks of them, dense and as a slice of a larger tensor."""
+    conv = Conv(40, 45, (1,), (1,), ((0, 0),), (1,))
+    x, weight = operands(conv, (2, positions))
+    check(conv, build(conv), x, weight, seed=positions)
+    big, weight = operands(conv, (2, positions + 5))
+    big[:, :, 2] = big[:, :, -1] = np.nan
+    check(conv, build(conv, strided=True), big[:, :, 3:-2], weight, strided=True)
 
 
 def test_chunks_give_bitwise_equal_results() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 __all__ = [
     "Decoder",
     "Ids",
+    "Maps",
     "MixtureOfExperts",
     "Pixels",
     "Prefill",
@@ -44,6 +45,18 @@ class Pixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state: Tensor = self.model(pixel_values=x).last_hidden_state[:, 0]
+        return state
+
+
+class Maps(nn.Module):
+    """A convolutional network of transformers: images [batch, channels, height, width] to its last maps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Tensor = self.model(pixel_values=x).last_hidden_state
         return state
 
 

@@ -321,6 +321,22 @@ def _convolution(tiny: bool) -> Iterator[Workload]:
         (2, 96, 80) if tiny else (2, 160, 320),
     )
 
+    def mobilenet() -> nn.Module:
+        from transformers import MobileNetV2Config, MobileNetV2Model
+
+        return models.Maps(MobileNetV2Model(MobileNetV2Config(**({"depth_multiplier": 0.25} if tiny else {}))))
+
+    side = 64 if tiny else 224  # torch.export makes image sizes constants: its padding looks at them
+    yield Workload(
+        "w6_mobilenet",
+        "W6 MobileNetV2",
+        mobilenet,
+        lambda b: (randn(b, 3, side, side),),
+        ({0: _BATCH},),
+        [(1,), (2,)] if tiny else [(1,), (2,), (4,)],
+        (2,),
+    )
+
 
 def _vision(tiny: bool) -> Iterator[Workload]:
     side = 32 if tiny else 224

@@ -212,6 +212,25 @@ def _cdist(b: OpBuilder, x: Value, y: Value, p: float = 2.0, mode: Any = None) -
     return LOWERINGS[A.linalg_vector_norm.default](b, gap, p, [b.rank(gap) - 1])
 
 
+@lowers(A._cdist_backward.default)
+def _cdist_backward(b: OpBuilder, grad: Value, x: Value, y: Value, p: float, distance: Value) -> Value:
+    """The gradient of x: along each gap, as much as it counts for the distance."""
+    if p == 0:
+        return b.full(b.shape(x), 0, b.dtype(x))
+    gap = b.sub(b.unsqueeze(x, b.rank(x) - 1), b.unsqueeze(y, b.rank(y) - 2))
+    grad, distance = (b.unsqueeze(v, b.rank(v)) for v in (grad, distance))
+    size, sign = b.op(ew.Abs, [gap]), b.unary(ew.Sign, gap)
+    if p == math.inf:
+        share = b.mul(sign, b.convert(b.ew(ew.Eq, size, distance), b.dtype(x)))
+    elif p == 1:
+        share = sign
+    else:  # the gap's part of the distance to the power of p - 1
+        part = b.div(size, b.select(b.ew(ew.Eq, distance, 0.0), 1.0, distance))
+        power = part if p == 2 else b.ew(ew.Pow, part, p - 1.0)
+        share = b.mul(sign, b.select(b.ew(ew.Eq, size, 0.0), 0.0, power))
+    return b.reduce(b.mul(share, grad), "sum", [b.rank(gap) - 2])
+
+
 @lowers(A.pdist.default, A._pdist_forward.default)
 def _pdist(b: OpBuilder, x: Value, p: float = 2.0) -> Value:
     """The distances of all pairs i < j of rows, by i and then j."""

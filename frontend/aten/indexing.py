@@ -13,6 +13,7 @@ from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ops import control, lookup
 from dhlo.ops import elementwise as ew
+from dhlo.shape_infer.symbols import as_expr, product
 from dhlo.types import TensorType
 
 A: Any = torch.ops.aten
@@ -139,61 +140,6 @@ def _put(b: OpBuilder, x: Value, index: Value, source: Value, accumulate: bool =
     return b.reshape(y, shape)
 
 
-@lowers(A.embedding_bag.padding_idx)
-def _embedding_bag_padding(b: OpBuilder, table: Value, *args: Any, padding_idx: int | None = None) -> list[Value]:
-    *rest, last = args if len(args) == 8 else (*args, padding_idx)
-    if last is not None and last < 0:  # here counted from the end; below, none
-        last = b.shape(table)[0] + last
-    return _embedding_bag(b, table, *rest, padding_idx=last)  # type: ignore[no-any-return]
-
-
-@lowers(
-    A.embedding_bag.default,
-    A._embedding_bag.default,
-    A._embedding_bag_forward_only.default,
-)
-def _embedding_bag(
-    b: OpBuilder,
-    table: Value,
-    index: Value,
-    offsets: Value,
-    scale_grad: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    weights: Value | None = None,
-    include_last: bool = False,
-    padding_idx: int | None = None,
-) -> list[Value]:
-    if include_last:
-        offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
-    n, bags = b.shape(index)[0], b.shape(offsets)[0]
-    bag = b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), b.iota([n], 0, "i64")], {"right": True}), 1)
-    work = b.as_dtype("f32") if b.dtype(table).name in ("f16", "bf16") else b.dtype(table)
-    rows = b.convert(b.take(table, [index], [0], 0), work)
-    used = b.full([n], 1, work)
-    if padding_idx is not None and padding_idx != -1:
-        used = b.convert(b.ew(ew.Ne, index, padding_idx), work)
-    start = b.full([bags, b.shape(table)[1]], 0, work)
-    count = scatter(b, b.full([bags], 0, work), [bag], used, [0], 0, "add")
-    if mode == 2:
-        low = b.full(b.shape(start), float("-inf"), work)
-        rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
-        out = scatter(b, low, [bag], rows, [0], 0, "max")
-        out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
-    else:
-        out = scatter(
-            b,
-            start,
-            [bag],
-            b.mul(rows, b.unsqueeze(b.mul(used, weights) if weights is not None else used, 1)),
-            [0],
-            0,
-            "add",
-        )
-        out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == 1 else out
-    return [b.convert(out, b.dtype(table)), bag, b.convert(count, "i64"), b.full([0], 0, "i64")]
-
-
 # ---------------------------------------------------------------------------------------------------- data-dependent
 # selections
 @lowers(A.nonzero.default, A.argwhere.default)
@@ -226,6 +172,17 @@ def _masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value
         return x
     values = b.take(b.reshape(source, [n]), [at], [0], 0)
     return b.select(mask, b.reshape(values, b.shape(x)), x)
+
+
+@lowers(A.masked_scatter_backward.default)
+def _masked_scatter_backward(b: OpBuilder, grad: Value, mask: Value, sizes: Sequence[Any]) -> Value:
+    """The gradient of the source: what was chosen, in order, then zeros."""
+    n, chosen = b.type(grad).numel, b.reshape(b.expand(mask, b.shape(grad)), [b.type(grad).numel])
+    room = product([as_expr(s) for s in sizes])
+    at = b.sub(scan(b, b.convert(chosen, "i64"), "sum", 0), 1)
+    at = b.select(chosen, b.minimum(at, room), room)  # one place more, for what isn't chosen
+    y = scatter(b, b.full([room + 1], 0, b.dtype(grad)), [at], b.reshape(grad, [n]), [0], 0, "set")
+    return b.reshape(b.slice(y, 0, 0, room), sizes)
 
 
 @lowers(A.repeat_interleave.self_Tensor)

@@ -23,9 +23,9 @@ A: Any = torch.ops.aten
 Places = list[tuple[Value, Value]]  # of each spatial dim, for [windows, taps]: positions, and whether they count
 
 
-def _wanted(b: OpBuilder) -> bool:
-    """Does anybody read the indices of the node being lowered?"""
-    return any(u.target is not operator.getitem or (u.args[1] == 1 and u.users) for u in b.node.users)
+def wanted(b: OpBuilder, result: int = 1) -> bool:
+    """Does anybody read a result of the node being lowered?"""
+    return any(u.target is not operator.getitem or (u.args[1] == result and u.users) for u in b.node.users)
 
 
 def _indices(b: OpBuilder, x: Value, places: Places) -> Value:
@@ -61,7 +61,7 @@ def _register() -> None:
             ceil_mode: bool = False,
         ) -> list[Value]:
             values = pool(b, x, "max", n, window, stride, padding, dilation, ceil_mode)
-            if not _wanted(b):
+            if not wanted(b):
                 return [values, b.full(b.shape(values), 0, "i64")]
             window = many(window, n)
             steps = many(stride, n) if stride else window
@@ -78,7 +78,7 @@ def _register() -> None:
     def adaptive(n: int) -> Any:
         def rule(b: OpBuilder, x: Value, size: Any) -> list[Value]:
             values = adaptive_pool(b, x, "max", n, size)
-            if not _wanted(b):
+            if not wanted(b):
                 return [values, b.full(b.shape(values), 0, "i64")]
             places: Places = []
             for own, m in zip(b.shape(x)[-n:], b.shape(values)[-n:], strict=True):
@@ -92,7 +92,12 @@ def _register() -> None:
 
         return rule
 
+    def backward(n: int) -> Any:
+        return lambda b, grad, x, *where: _placed(b, grad, where[-1], b.shape(x)[-n:], "add")
+
     for n in (2, 3):
+        lowers(getattr(A, f"max_pool{n}d_with_indices_backward").default)(backward(n))
+        lowers(getattr(A, f"adaptive_max_pool{n}d_backward").default)(backward(n))
         lowers(getattr(A, f"max_pool{n}d_with_indices").default)(fixed(n))
         lowers(getattr(A, f"adaptive_max_pool{n}d").default)(adaptive(n))
     lowers(A.adaptive_max_pool1d.default)(adaptive(1))
@@ -136,10 +141,14 @@ def _fractional_max_pool(b: OpBuilder, x: Value, window: Any, size: Sequence[Any
 
 @lowers(A.max_unpool2d.default, A.max_unpool3d.default)
 def _max_unpool(b: OpBuilder, x: Value, index: Value, size: Sequence[Any], *_: Any) -> Value:
-    """Zeros, with x at the flat positions of the trailing dims that `index` says."""
+    return _placed(b, x, index, size, "set")
+
+
+def _placed(b: OpBuilder, x: Value, index: Value, size: Sequence[Any], how: str) -> Value:
+    """Zeros, combined with x at the flat positions in the trailing dims, of sizes `size`, that `index` says."""
     lead, inner = b.shape(x)[: -len(size)], product(b.shape(x)[-len(size) :])
     flat = [*lead, inner]
     at = [b.iota(flat, d, "i64") for d in range(len(lead))]
     start = b.full([*lead, product([as_expr(s) for s in size])], 0, b.dtype(x))
-    y = scatter(b, start, [*at, b.reshape(index, flat)], b.reshape(x, flat), list(range(len(flat))), 0, "set")
+    y = scatter(b, start, [*at, b.reshape(index, flat)], b.reshape(x, flat), list(range(len(flat))), 0, how)
     return b.reshape(y, [*lead, *size])

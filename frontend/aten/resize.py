@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -15,12 +16,14 @@ from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
 from dhlo.ops import elementwise as ew
 from dhlo.shape_infer.symbols import as_expr
+from dhlo.types import DType
 
 A: Any = torch.ops.aten
+Taps: TypeAlias = list[tuple[Value, Value | None]]  # for each element of a resized dim: what it reads, and the weights if not 1
 
 
 # ---------------------------------------------------------------------------------------------------- padding
-def _amounts(b: OpBuilder, x: Value, pad: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def amounts(b: OpBuilder, x: Value, pad: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Amounts before and after every dim; PyTorch lists the last dim first."""
     low: list[Any] = [as_expr(0)] * b.rank(x)
     high: list[Any] = [as_expr(0)] * b.rank(x)
@@ -31,7 +34,7 @@ def _amounts(b: OpBuilder, x: Value, pad: Sequence[Any]) -> tuple[list[Any], lis
 
 @lowers(A.constant_pad_nd.default)
 def _constant_pad(b: OpBuilder, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
-    low, high = _amounts(b, x, pad)
+    low, high = amounts(b, x, pad)
     for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
         cut = [-p if b.dims.nonnegative(-p) else as_expr(0) for p in (lo, hi)]  # a negative amount crops
         if cut != [0, 0]:
@@ -46,22 +49,24 @@ def _constant_pad(b: OpBuilder, x: Value, pad: Sequence[Any], value: Any = 0) ->
 def _pad(b: OpBuilder, x: Value, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Value:
     if mode == "constant":
         return _constant_pad(b, x, pad, value or 0)
-    low, high = _amounts(b, x, pad)
+    low, high = amounts(b, x, pad)
     for d, (lo, hi) in enumerate(zip(low, high, strict=True)):
         if lo == 0 and hi == 0:
             continue
-        n = b.shape(x)[d]
-        i = b.iota([lo + n + hi], 0, "i64", start=-lo)
-        if mode == "reflect":
-            i = b.sub(n - 1, b.op(ew.Abs, [b.sub(n - 1, b.op(ew.Abs, [i]))]))
-        elif mode == "replicate":
-            i = b.minimum(b.maximum(i, 0), n - 1)
-        elif mode == "circular":
-            i = b.remainder(i, n)
-        else:
-            raise CompileError(f"unknown padding mode {mode!r}")
-        x = b.take(x, [i], [d], d)
+        x = b.take(x, [padded_places(b, b.shape(x)[d], lo, hi, mode)], [d], d)
     return x
+
+
+def padded_places(b: OpBuilder, n: sympy.Expr, low: Any, high: Any, mode: str) -> Value:
+    """Which of n elements each element of the padded dim repeats."""
+    i = b.iota([low + n + high], 0, "i64", start=-low)
+    if mode == "reflect":
+        return b.sub(n - 1, b.op(ew.Abs, [b.sub(n - 1, b.op(ew.Abs, [i]))]))
+    if mode == "replicate":
+        return b.minimum(b.maximum(i, 0), n - 1)
+    if mode == "circular":
+        return b.remainder(i, n)
+    raise CompileError(f"unknown padding mode {mode!r}")
 
 
 def _register_pads() -> None:
@@ -90,6 +95,11 @@ def _sizes(b: OpBuilder, x: Value, size: Any, factors: Any, n: int) -> list[tupl
     return out
 
 
+def given(factors: Sequence[Any]) -> Sequence[Any] | None:
+    """The factors of all dims, if they are given."""
+    return factors if factors and None not in factors else None
+
+
 def _scale(n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool) -> Operand:
     """Source steps for one step of the result, as ATen computes it (area_pixel_compute_scale)."""
     if corners:
@@ -103,9 +113,9 @@ def _scale(n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool) -> Operan
     return tsf.IntTrueDiv(n, out)
 
 
-def _positions(b: OpBuilder, n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, clamp: bool) -> Value:
-    """Source coordinates (f32) of the result's elements along a dim."""
-    i = b.iota([out], 0, "f32")
+def _positions(b: OpBuilder, n: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType, clamp: bool) -> Value:
+    """Source coordinates of the result's elements along a dim."""
+    i = b.iota([out], 0, dtype)
     scale = _scale(n, out, factor, corners)
     if corners:
         return b.mul(i, scale)
@@ -113,29 +123,27 @@ def _positions(b: OpBuilder, n: sympy.Expr, out: sympy.Expr, factor: Any, corner
     return b.maximum(pos, 0.0) if clamp else pos
 
 
-def _nearest(b: OpBuilder, x: Value, size: Any, factors: Any, n: int) -> Value:
-    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
-        own = b.shape(x)[d]
-        pos = b.mul(b.iota([out], 0, "f32"), _scale(own, out, factor, False))
-        x = b.take(x, [b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)], [d], d)
-    return x
-
-
-def _along(b: OpBuilder, w: Value, rank: int, d: int) -> Value:
+def along(b: OpBuilder, w: Value, rank: int, d: int) -> Value:
     """A vector laid along dim d."""
     return b.reshape(w, [b.shape(w)[0] if i == d else 1 for i in range(rank)])
 
 
-def _linear(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
-    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
-        own = b.shape(x)[d]
-        pos = _positions(b, own, out, factor, corners, clamp=True)
-        low = b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)
-        w = _along(b, b.minimum(b.maximum(b.sub(pos, b.convert(low, "f32")), 0.0), 1.0), b.rank(x), d)
-        left = b.take(x, [low], [d], d)
-        right = b.take(x, [b.minimum(b.add(low, 1), own - 1)], [d], d)
-        x = b.add(b.mul(left, b.sub(1.0, w)), b.mul(right, w))
-    return x
+def nearest_taps(exact: bool) -> Callable[..., Taps]:
+    """The element below the place, in single precision; `exact`: below the middle's place."""
+
+    def find(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
+        i = b.iota([out], 0, "f32")
+        pos = b.mul(b.add(i, 0.5) if exact else i, _scale(own, out, factor, corners))
+        return [(b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1), None)]
+
+    return find
+
+
+def linear_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
+    pos = _positions(b, own, out, factor, corners, dtype, clamp=True)
+    low = b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1)
+    w = b.minimum(b.maximum(b.sub(pos, b.convert(low, dtype)), 0.0), 1.0)
+    return [(low, b.sub(1.0, w)), (b.minimum(b.add(low, 1), own - 1), w)]
 
 
 def cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
@@ -152,19 +160,41 @@ def cubic_weights(b: OpBuilder, t: Value) -> list[Value]:
     return [far(b.add(t, 1.0)), near(t), near(u), far(b.add(u, 1.0))]
 
 
-def _cubic(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
-    for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
-        own = b.shape(x)[d]
-        pos = _positions(b, own, out, factor, corners, clamp=False)
-        floor = b.op(ew.Floor, [pos])
-        base = b.convert(floor, "i64")
-        total = None
-        for k, w in enumerate(cubic_weights(b, b.sub(pos, floor))):
-            at = b.minimum(b.maximum(b.add(base, k - 1), 0), own - 1)
-            term = b.mul(b.take(x, [at], [d], d), _along(b, w, b.rank(x), d))
-            total = term if total is None else b.add(total, term)
-        x = total
-    return x
+def cubic_slopes(b: OpBuilder, t: Value) -> list[Value]:
+    """The derivatives of the weights."""
+    a = -0.75
+
+    def near(x: Value) -> Value:
+        return b.mul(b.sub(b.mul(x, 3 * (a + 2)), 2 * (a + 3)), x)
+
+    def far(x: Value) -> Value:
+        return b.add(b.mul(b.sub(b.mul(x, 3 * a), 10 * a), x), 8 * a)
+
+    u = b.sub(1.0, t)
+    return [far(b.add(t, 1.0)), near(t), b.sub(0.0, near(u)), b.sub(0.0, far(b.add(u, 1.0)))]
+
+
+def cubic_taps(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
+    pos = _positions(b, own, out, factor, corners, dtype, clamp=False)
+    floor = b.op(ew.Floor, [pos])
+    base = b.convert(floor, "i64")
+    at = [b.minimum(b.maximum(b.add(base, k - 1), 0), own - 1) for k in range(4)]
+    return list(zip(at, cubic_weights(b, b.sub(pos, floor)), strict=True))
+
+
+def _resized(find: Callable[..., Taps]) -> Any:
+    """Interpolation dim by dim: the sum of what the taps read, weighted."""
+
+    def f(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
+        for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
+            terms = []
+            for at, w in find(b, b.shape(x)[d], out, factor, corners, b.dtype(x)):
+                read = b.take(x, [at], [d], d)
+                terms.append(read if w is None else b.mul(read, along(b, w, b.rank(x), d)))
+            x = reduce(b.add, terms)
+        return x
+
+    return f
 
 
 def _triangle(b: OpBuilder, x: Value) -> Value:
@@ -189,29 +219,38 @@ def _lanczos(b: OpBuilder, x: Value) -> Value:
     return b.select(b.ew(ew.Lt, b.op(ew.Abs, [x]), 3.0), b.mul(sinc(x), sinc(b.div(x, 3.0))), 0.0)
 
 
-def _antialiased(width: int, kernel: Any) -> Any:
-    """Interpolation by a kernel of `width` elements that is stretched where the result is smaller (aten._upsample_*_aa)."""
+def kernel_taps(width: int, kernel: Any) -> Any:
+    """The places [out, taps] that a kernel of `width` elements covers, stretched where the result is smaller; their weights; and
+    which of them count."""
+
+    def find(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> tuple[Value, ...]:
+        scale = as_expr(_scale(own, out, factor, corners))
+        taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(scale, 1.0))) + 1
+        stretch = b.maximum(b.full([], scale, dtype), 1.0)
+        reach = b.mul(stretch, 0.5 * width)
+        centre = b.mul(b.add(b.iota([out, 1], 0, dtype), 0.5), scale)
+        low = b.maximum(b.convert(b.add(b.sub(centre, reach), 0.5), "i64"), 0)
+        high = b.minimum(b.convert(b.add(b.add(centre, reach), 0.5), "i64"), own)
+        at = b.add(low, b.iota([out, taps], 1, "i64"))
+        far = b.div(b.add(b.sub(b.convert(at, dtype), centre), 0.5), stretch)
+        inside = b.ew(ew.Lt, at, high)
+        w = b.select(inside, kernel(b, far), 0.0)
+        total = b.reduce(w, "sum", [1], keepdim=True)
+        w = b.div(w, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))  # given factors may point beyond the end
+        return b.minimum(at, own - 1), w, inside
+
+    return find
+
+
+def _antialiased(find: Any) -> Any:
+    """Interpolation by stretched kernels (aten._upsample_*_aa)."""
 
     def f(b: OpBuilder, x: Value, size: Any, corners: bool, factors: Any, n: int) -> Value:
         if not b.dtype(x).is_float:
             raise CompileError("antialiased interpolation of integers", hint="convert to float32")
-        work = b.dtype(x)
         for d, (out, factor) in zip(range(b.rank(x) - n, b.rank(x)), _sizes(b, x, size, factors, n), strict=True):
-            own = b.shape(x)[d]
-            scale = as_expr(_scale(own, out, factor, corners))
-            taps = 2 * as_expr(tsf.CeilToInt(0.5 * width * sympy.Max(scale, 1.0))) + 1
-            stretch = b.maximum(b.full([], scale, work), 1.0)
-            reach = b.mul(stretch, 0.5 * width)
-            centre = b.mul(b.add(b.iota([out, 1], 0, work), 0.5), scale)
-            low = b.maximum(b.convert(b.add(b.sub(centre, reach), 0.5), "i64"), 0)
-            high = b.minimum(b.convert(b.add(b.add(centre, reach), 0.5), "i64"), own)
-            at = b.add(low, b.iota([out, taps], 1, "i64"))
-            far = b.div(b.add(b.sub(b.convert(at, work), centre), 0.5), stretch)
-            inside = b.ew(ew.Lt, at, high)
-            w = b.select(inside, kernel(b, far), 0.0)
-            total = b.reduce(w, "sum", [1], keepdim=True)
-            w = b.div(w, b.select(b.ew(ew.Eq, total, 0.0), 1.0, total))  # given factors may point beyond the end
-            values = b.take(x, [b.minimum(at, own - 1)], [d], d)
+            at, w, inside = find(b, b.shape(x)[d], out, factor, corners, b.dtype(x))
+            values = b.take(x, [at], [d], d)
             w, inside = (b.expand(v, b.shape(values), [d, d + 1]) for v in (w, inside))
             x = b.reduce(b.select(inside, b.mul(values, w), 0.0), "sum", [d + 1])
         return x
@@ -219,13 +258,18 @@ def _antialiased(width: int, kernel: Any) -> Any:
     return f
 
 
+ANTIALIASED = {"bilinear": kernel_taps(2, _triangle), "bicubic": kernel_taps(4, _keys), "lanczos": kernel_taps(6, _lanczos)}
+
+
 def _register_upsampling() -> None:
-    def nearest(n: int) -> Any:
+    def nearest(n: int, exact: bool) -> Any:
+        f = _resized(nearest_taps(exact))
+
         def vec(b: OpBuilder, x: Value, size: Any, factors: Any = None) -> Value:
-            return _nearest(b, x, size, factors, n)
+            return f(b, x, size, False, factors, n)
 
         def default(b: OpBuilder, x: Value, size: Any, *factors: Any) -> Value:
-            return _nearest(b, x, size, factors if factors and None not in factors else None, n)
+            return f(b, x, size, False, given(factors), n)
 
         return vec, default
 
@@ -234,20 +278,19 @@ def _register_upsampling() -> None:
             return b.in_f32(lambda v: f(b, v, size, corners, factors, n), x)
 
         def default(b: OpBuilder, x: Value, size: Any, corners: bool, *factors: Any) -> Value:
-            return vec(b, x, size, corners, factors if factors and None not in factors else None)
+            return vec(b, x, size, corners, given(factors))
 
         return vec, default
 
-    kinds = [(f"upsample_nearest{n}d", nearest(n)) for n in (1, 2, 3)]
+    kinds = [(f"upsample_nearest{n}d", nearest(n, False)) for n in (1, 2, 3)]
+    kinds += [(f"_upsample_nearest_exact{n}d", nearest(n, True)) for n in (1, 2, 3)]
     kinds += [
-        ("upsample_linear1d", smooth(1, _linear)),
-        ("upsample_bilinear2d", smooth(2, _linear)),
-        ("upsample_trilinear3d", smooth(3, _linear)),
-        ("upsample_bicubic2d", smooth(2, _cubic)),
-        ("_upsample_bilinear2d_aa", smooth(2, _antialiased(2, _triangle))),
-        ("_upsample_bicubic2d_aa", smooth(2, _antialiased(4, _keys))),
-        ("_upsample_lanczos2d_aa", smooth(2, _antialiased(6, _lanczos))),
+        ("upsample_linear1d", smooth(1, _resized(linear_taps))),
+        ("upsample_bilinear2d", smooth(2, _resized(linear_taps))),
+        ("upsample_trilinear3d", smooth(3, _resized(linear_taps))),
+        ("upsample_bicubic2d", smooth(2, _resized(cubic_taps))),
     ]
+    kinds += [(f"_upsample_{name}2d_aa", smooth(2, _antialiased(find))) for name, find in ANTIALIASED.items()]
     for name, (vec, default) in kinds:
         lowers(getattr(A, name).vec)(vec)
         lowers(getattr(A, name).default)(default)

@@ -125,6 +125,60 @@ def test_attention() -> None:
     check(fn, sets, (*[{0: AUTO, 2: AUTO}] * 3, {0: AUTO, 2: AUTO, 3: AUTO}))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bag(mode: str) -> None:
+    kind = ["sum", "mean", "max"].index(mode)
+
+    def fn(table: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> Any:
+        found = []
+        for given, padding in ((None, -1), (None, 3), (weights if kind == 0 else None, 2)):
+            y, bag, size, best = A._embedding_bag(table, index, offsets, False, kind, False, given, False, padding)
+            more = False, kind, False, given, padding
+            found.append(A._embedding_bag_backward(y.cos(), index, offsets, bag, size, best, 10, *more))
+            if given is not None:
+                args = y.cos(), table, index, offsets, bag, kind, padding
+                found.append(A._embedding_bag_per_sample_weights_backward(*args))
+        return found
+
+    table = torch.randn(10, 5)
+    index = [torch.randint(0, 10, (n,)) for n in (6, 7, 1, 40)]
+    offsets = [torch.tensor(starts) for starts in ([0, 2, 4], [0, 0, 2, 6], [0, 0], [0, 5, 9, 9, 30, 40])]
+    sets = [(table, i, o, torch.randn(len(i))) for i, o in zip(index, offsets, strict=True)]
+    check(fn, sets, (None, {0: AUTO}, {0: AUTO}, {0: AUTO}))
+
+
+def test_embedding_bag_by_frequency() -> None:
+    """PyTorch's own result divides by other indices' counts."""
+    def fn(grad: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        none = torch.zeros(0, dtype=torch.int64)
+        return A._embedding_bag_backward(grad, index, offsets, none, none, none, 10, True, 0, False, None)
+
+    args = torch.randn(3, 5), torch.tensor([8, 3, 3, 1, 5, 5, 3]), torch.tensor([0, 2, 4])
+    model = dhlo.compile(export(fn, args, (None, {0: AUTO}, None)))
+    want = torch.zeros(10, 5).index_add_(0, args[1], args[0][[0, 0, 1, 1, 2, 2, 2]])
+    torch.testing.assert_close(model(*args), want / args[1].bincount(minlength=10).clamp(min=1)[:, None])
+
+
+def test_distances() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        found = []
+        for p in (0.0, 1.0, 1.5, 2.0, 3.0, float("inf")):
+            distance = A._cdist_forward(x, y, p, None)
+            found.append(A._cdist_backward(distance.cos(), x, y, p, distance))
+        return found
+
+    sets = [[torch.randn(b, n, 3), torch.randn(b, m, 3)] for b, n, m in [(2, 5, 4), (1, 1, 7), (3, 8, 2)]]
+    sets[1][1][0, 0] = sets[1][0][0, 0]
+    check(fn, sets, ({0: AUTO, 1: AUTO}, {0: AUTO, 1: AUTO}))
+
+
+def test_masked_scatter() -> None:
+    def fn(grad: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return A.masked_scatter_backward(grad, grad[:, :1] > 0, source.shape)
+
+    check(fn, [[torch.randn(n, 3), torch.randn(m, 5)] for n, m in [(6, 7), (1, 2), (9, 6), (4, 30)]], ({0: AUTO}, {0: AUTO}))
+
+
 class Convolutional(torch.nn.Module):
     """The loss of a classifier of images, whose batch norm updates its statistics."""
 

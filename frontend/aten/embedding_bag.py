@@ -1,0 +1,159 @@
+"""Sums, means and maxima of bags of rows of a table, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dhlo.frontend.aten.indexing import scatter
+from dhlo.frontend.aten.pooling_indices import wanted
+from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.registry import lowers
+from dhlo.ops import elementwise as ew
+from dhlo.ops import lookup
+from dhlo.types import DType
+
+A: Any = torch.ops.aten
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+@lowers(A.embedding_bag.padding_idx)
+def _embedding_bag_padding(b: OpBuilder, table: Value, *args: Any, padding_idx: int | None = None) -> list[Value]:
+    *rest, last = args if len(args) == 8 else (*args, padding_idx)
+    if last is not None and last < 0:  # here counted from the end; below, none
+        last = b.shape(table)[0] + last
+    return _embedding_bag(b, table, *rest, padding_idx=last)  # type: ignore[no-any-return]
+
+
+@lowers(
+    A.embedding_bag.default,
+    A._embedding_bag.default,
+    A._embedding_bag_forward_only.default,
+)
+def _embedding_bag(
+    b: OpBuilder,
+    table: Value,
+    index: Value,
+    offsets: Value,
+    scale_grad: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Value | None = None,
+    include_last: bool = False,
+    padding_idx: int | None = None,
+) -> list[Value]:
+    """The bags' rows, the bag of each index, how many indices each bag has, and for maxima the rows they came from."""
+    if include_last:
+        offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
+    bags = b.shape(offsets)[0]
+    bag, work = _bag_of(b, index, offsets), _work(b, table)
+    rows = b.convert(b.take(table, [index], [0], 0), work)
+    used = _used(b, index, padding_idx, work)
+    start = b.full([bags, b.shape(table)[1]], 0, work)
+    count = scatter(b, b.full([bags], 0, work), [bag], used, [0], 0, "add")
+    best = b.full([0], 0, "i64")
+    if mode == _MAX:
+        low = b.full(b.shape(start), float("-inf"), work)
+        rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
+        out = scatter(b, low, [bag], rows, [0], 0, "max")
+        if wanted(b, 3):
+            best = _first_rows(b, index, bag, rows, out)
+        out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
+    else:
+        used = b.mul(used, weights) if weights is not None else used
+        out = scatter(b, start, [bag], b.mul(rows, b.unsqueeze(used, 1)), [0], 0, "add")
+        out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == _MEAN else out
+    return [b.convert(out, b.dtype(table)), bag, b.convert(count, "i64"), best]
+
+
+def _bag_of(b: OpBuilder, index: Value, offsets: Value) -> Value:
+    """The bag [n] of each index, by where the bags start."""
+    places = b.iota([b.shape(index)[0]], 0, "i64")
+    return b.sub(b.op(lookup.SearchSorted, [b.convert(offsets, "i64"), places], {"right": True}), 1)
+
+
+def _work(b: OpBuilder, x: Value) -> DType:
+    return b.as_dtype("f32") if b.dtype(x).name in ("f16", "bf16") else b.dtype(x)
+
+
+def _used(b: OpBuilder, index: Value, padding_idx: Any, dtype: DType) -> Value:
+    """1 for indices that count, 0 for the padding's."""
+    if padding_idx is None or padding_idx == -1:
+        return b.full(b.shape(index), 1, dtype)
+    return b.convert(b.ew(ew.Ne, index, padding_idx), dtype)
+
+
+def _first_rows(b: OpBuilder, index: Value, bag: Value, rows: Value, largest: Value) -> Value:
+    """The table's row [bags, D] that each of the largest elements was first found in; 0 where there is none."""
+    n = b.shape(index)[0]
+    hit = b.ew(ew.Eq, rows, b.take(largest, [bag], [0], 0))
+    place = b.select(hit, b.iota(b.shape(rows), 0, "i64"), n)
+    first = scatter(b, b.full(b.shape(largest), n, "i64"), [bag], place, [0], 0, "min")
+    return b.take(b.concat([b.convert(index, "i64"), b.full([1], 0, "i64")], 0), [first], [0], 0)
+
+
+@lowers(A._embedding_bag_backward.default)
+def _embedding_bag_backward(
+    b: OpBuilder,
+    grad: Value,
+    index: Value,
+    offsets: Value,
+    bag: Value,
+    bag_size: Value,
+    best: Value,
+    rows: Any,
+    by_frequency: bool,
+    mode: int,
+    sparse: bool,
+    weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    """The table's gradient [rows, D]. (PyTorch leaves `bag` empty at times.)"""
+    bag = _bag_of(b, index, offsets)
+    return _dense_backward(b, grad, index, bag, bag_size, best, rows, by_frequency, mode, weights, padding_idx)  # type: ignore[no-any-return]
+
+
+@lowers(A._embedding_bag_dense_backward.default)
+def _dense_backward(
+    b: OpBuilder,
+    grad: Value,
+    index: Value,
+    bag: Value,
+    bag_size: Value,
+    best: Value,
+    rows: Any,
+    by_frequency: bool,
+    mode: int,
+    weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    dtype, work = b.dtype(grad), _work(b, grad)
+    grad = b.convert(grad, work)
+    start = b.full([rows, b.shape(grad)[1]], 0, work)
+    if mode == _MAX:
+        grad = b.select(b.unsqueeze(b.ew(ew.Gt, bag_size, 0), 1), grad, 0.0)
+        return b.convert(scatter(b, start, [best, b.iota(b.shape(best), 1, "i64")], grad, [0, 1], 0, "add"), dtype)
+    share = _used(b, index, padding_idx, work)
+    if by_frequency:
+        count = scatter(b, b.full([rows], 0, work), [index], b.full(b.shape(index), 1, work), [0], 0, "add")
+        share = b.div(share, b.take(count, [index], [0], 0))
+    if mode == _MEAN:
+        share = b.div(share, b.maximum(b.convert(b.take(bag_size, [bag], [0], 0), work), 1.0))
+    if weights is not None:
+        share = b.mul(share, weights)
+    grad = b.mul(b.take(grad, [bag], [0], 0), b.unsqueeze(share, 1))
+    return b.convert(scatter(b, start, [index], grad, [0], 0, "add"), dtype)
+
+
+@lowers(A._embedding_bag_per_sample_weights_backward.default)
+def _weights_backward(
+    b: OpBuilder, grad: Value, table: Value, index: Value, offsets: Value, bag: Value, mode: int, padding_idx: int = -1
+) -> Value:
+    """What a step of each index's weight changes: the product of its row with its bag's gradient."""
+    work = _work(b, grad)
+    given = b.take(grad, [_bag_of(b, index, offsets)], [0], 0)
+    rows, given = (b.convert(v, work) for v in (b.take(table, [index], [0], 0), given))
+    found = b.mul(b.reduce(b.mul(rows, given), "sum", [1]), _used(b, index, padding_idx, work))
+    return b.convert(found, b.dtype(grad))

@@ -141,8 +141,8 @@ def forecast() -> Small:
         return rn(b, 8 * n), padding, torch.randint(0, 3, (b, 1))
 
     call = lambda m, v, p, f: m(past_values=v, past_values_padding=p, freq=f).last_hidden_state
-    patches = 8 * Dim("n", min=1, max=64)
-    return Calls(T.TimesFmModel(config), call), args, (({0: D, 1: patches}, {0: D, 1: D}, {0: D}),), ((2, 4), (1, 1), (3, 9))
+    patches = 8 * Dim("n", min=2, max=64)
+    return Calls(T.TimesFmModel(config), call), args, (({0: D, 1: patches}, {0: D, 1: D}, {0: D}),), ((2, 4), (1, 2), (3, 9))
 
 
 MODELS: list[Callable[[], Small]] = [

@@ -112,7 +112,7 @@ def _embedding_bag_backward(
 ) -> Value:
     """The table's gradient [rows, D]. (PyTorch leaves `bag` empty at times.)"""
     bag = _bag_of(b, index, offsets)
-    return _dense_backward(b, grad, index, bag, bag_size, best, rows, by_frequency, mode, weights, padding_idx)  # type: ignore[no-any-return]
+    return _dense_backward(b, grad, index, bag, bag_size, best, rows, by_frequency, mode, weights, padding_idx)
 
 
 @lowers(A._embedding_bag_dense_backward.default)

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kWorkerSpin = 200'000;  // ns that an idle worker waits before it parks: waking it takes 50'000
 constexpr int64_t kCallerSpin =
     100'000;                       // ns that the caller waits for chunks in progress before it yields its processor
-constexpr int kApartLaunches = 3;  // in a row in which no worker was of use, before workers are moved off the caller's processor
+constexpr int kApartLaunches = 3;  // in a row without help from another processor, before workers are moved there
 constexpr int kCallerYields = 64;  // and how often it yields before it parks
 
 void pause_briefly() {
@@ -202,7 +202,8 @@ int64_t Pool::run_claimed(int64_t worker) {
     for (int64_t chunk = 0; claim(span, &chunk); ++ran) {
       launch_.run_chunk(chunk, worker);
       if (worker == 0) continue;
-      if (ran == 0 && sched_getcpu() == caller_cpu_.load(std::memory_order_relaxed)) in_turns_.store(true, std::memory_order_relaxed);
+      if (ran == 0 && sched_getcpu() == caller_cpu_.load(std::memory_order_relaxed))
+        in_turns_.store(true, std::memory_order_relaxed);
       done_.fetch_add(1);
       if (caller_parked_.load()) futex_wake(done_, 1);
     }

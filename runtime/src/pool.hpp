@@ -22,7 +22,8 @@ struct Launch {
   uint8_t* scratch;
   int64_t scratch_stride;  // bytes from one worker's scratch to the next
 
-  // count * chunk / chunks without overflow: what doesn't divide evenly is spread over all chunks, so that threads get equal parts.
+  // count * chunk / chunks without overflow. What doesn't divide evenly is spread over all chunks, so that threads get
+  // equal parts.
   int64_t begin(int64_t chunk) const { return count / chunks * chunk + count % chunks * chunk / chunks; }
   void run_chunk(int64_t chunk, int64_t worker) const {
     fn(args, begin(chunk), begin(chunk + 1), worker, scratch + worker * scratch_stride);
@@ -81,7 +82,7 @@ class Pool {
   bool started_ = false;  // guarded by busy_
   uint32_t epoch_ = 0;    // guarded by busy_
   cpu_set_t processors_;  // that this process may use
-  int unhelped_ = 0;      // launches in a row in which no worker took part on a processor of its own; guarded by busy_
+  int unhelped_ = 0;      // launches in a row that no worker on another processor took part in; guarded by busy_
   int avoided_ = -1;      // processor that workers keep off; guarded by busy_
   Launch launch_{};       // written by the caller that holds busy_ while no chunk is claimed
 
@@ -91,7 +92,7 @@ class Pool {
   std::atomic<bool> stop_{false};
   alignas(128) std::atomic<uint32_t> done_{0};  // chunks of the current launch finished by workers; futex of the caller
   std::atomic<bool> caller_parked_{false};
-  std::atomic<int> caller_cpu_{-1};     // processor on which the current launch began
+  std::atomic<int> caller_cpu_{-1};    // processor on which the current launch began
   std::atomic<bool> in_turns_{false};  // a worker ran a chunk of it there
 };
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from dhlo.codegen.builder import I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.builder import I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernels.conv_pack import CACHE_LINE, load_geometry
 from dhlo.codegen.kernels.conv_params import ConvParams
+from dhlo.codegen.kernels.microkernel import emit_pointers
 from dhlo.codegen.launch import kernel_fn
 
 __all__ = ["COLUMNS", "TILE", "depthwise_scratch_bytes", "emit_depthwise_kernel", "tile_rows"]
@@ -122,19 +123,8 @@ def _emit_table(p: ConvParams, lanes: int) -> str:
     name = f"conv_rows_{p.elem}_{lanes}_{key}"
     if name not in p.module.globals:
         symbols = [_Rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
-        _emit_pointers(p.module, name, symbols)
+        emit_pointers(p.module, name, symbols)
     return name
-
-
-def _emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
-    ty = f"!llvm.array<{len(symbols)} x ptr>"
-    lines = [f"%t0 = llvm.mlir.undef : {ty}"]
-    for i, symbol in enumerate(symbols):
-        lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
-        lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
-    lines.append(f"llvm.return %t{len(symbols)} : {ty}")
-    body = "\n  ".join(lines)
-    module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
 
 
 class _Rows:

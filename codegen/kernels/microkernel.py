@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dhlo.codegen.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
 __all__ = ["AVX2", "AVX512", "AVX512_BF16", "BF16", "MR", "NR", "PREFETCH_BYTES", "TileSpec", "accumulator", "depth",
-           "emit_microkernel", "emit_microkernel_ahead", "emit_microkernel_rows", "emit_microkernel_table", "tile_spec",
-           "unit"]
+           "emit_microkernel", "emit_microkernel_ahead", "emit_microkernel_rows", "emit_microkernel_table", "emit_pointers",
+           "tile_spec", "unit"]
 
 BF16 = "bf16"
 
@@ -159,15 +159,20 @@ def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = Fals
         else:
             symbols = [(emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec)
                        for i in range(spec.rows(elem))]
-        ty = f"!llvm.array<{len(symbols)} x ptr>"
-        lines = [f"%t0 = llvm.mlir.undef : {ty}"]
-        for i, symbol in enumerate(symbols):
-            lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
-            lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
-        lines.append(f"llvm.return %t{len(symbols)} : {ty}")
-        body = "\n  ".join(lines)
-        module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
+        emit_pointers(module, name, symbols)
     return name
+
+
+def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
+    """Emits a constant table of the functions' addresses."""
+    ty = f"!llvm.array<{len(symbols)} x ptr>"
+    lines = [f"%t0 = llvm.mlir.undef : {ty}"]
+    for i, symbol in enumerate(symbols):
+        lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
+    lines.append(f"llvm.return %t{len(symbols)} : {ty}")
+    body = "\n  ".join(lines)
+    module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
 
 
 def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:

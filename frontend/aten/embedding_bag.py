@@ -95,24 +95,10 @@ def _first_rows(b: OpBuilder, index: Value, bag: Value, rows: Value, largest: Va
 
 
 @lowers(A._embedding_bag_backward.default)
-def _embedding_bag_backward(
-    b: OpBuilder,
-    grad: Value,
-    index: Value,
-    offsets: Value,
-    bag: Value,
-    bag_size: Value,
-    best: Value,
-    rows: Any,
-    by_frequency: bool,
-    mode: int,
-    sparse: bool,
-    weights: Value | None,
-    padding_idx: int = -1,
-) -> Value:
-    """The table's gradient [rows, D]. (PyTorch leaves `bag` empty at times.)"""
-    bag = _bag_of(b, index, offsets)
-    return _dense_backward(b, grad, index, bag, bag_size, best, rows, by_frequency, mode, weights, padding_idx)
+def _embedding_bag_backward(b: OpBuilder, grad: Value, index: Value, offsets: Value, _: Value, *args: Any) -> Value:
+    """The table's gradient [rows, D]. (PyTorch leaves the given bags empty at times.)"""
+    bag_size, best, rows, by_frequency, mode, _sparse, *rest = args
+    return _dense_backward(b, grad, index, _bag_of(b, index, offsets), bag_size, best, rows, by_frequency, mode, *rest)
 
 
 @lowers(A._embedding_bag_dense_backward.default)

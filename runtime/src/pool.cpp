@@ -251,7 +251,7 @@ bool Pool::run(const Launch& launch) {
   if (parked_.load() > 0) futex_wake(signal_, static_cast<int>(std::min(threads_, chunks) - 1));
   const int64_t own = run_claimed(0);
   wait_for_chunks(static_cast<uint32_t>(chunks - own));
-  unhelped_ = own == chunks || in_turns_.load(std::memory_order_relaxed) ? unhelped_ + 1 : 0;
+  unhelped_ = (own == chunks && chunks > 1) || in_turns_.load(std::memory_order_relaxed) ? unhelped_ + 1 : 0;
   if (unhelped_ >= kApartLaunches) keep_apart();
   busy_.store(false, std::memory_order_release);
   return true;

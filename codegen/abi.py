@@ -23,6 +23,7 @@ __all__ = [
     "CHECK_KIND",
     "DTYPES",
     "DTYPE_BYTES",
+    "MAX_DIM",
     "MAX_RANK",
     "MODEL",
     "MODEL_BYTES",
@@ -41,9 +42,10 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
+MAX_DIM: Final = (1 << 48) - 1
 
 DTYPES: Final[dict[str, int]] = {
     "bool": 0,
@@ -90,8 +92,9 @@ CALL: Final[dict[str, int]] = {
     "fail": 48,
     "random": 56,
     "l2_bytes": 64,
+    "plan": 72,
 }
-CALL_BYTES: Final = 72
+CALL_BYTES: Final = 80
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
@@ -120,18 +123,17 @@ MODEL: Final[dict[str, int]] = {
     "constants_bytes": 136,
     "num_segments": 144,
     "run": 152,
-    "plan": 160,
-    "num_updated": 168,
-    "updated": 176,
+    "num_updated": 160,
+    "updated": 168,
 }
-MODEL_BYTES: Final = 184
+MODEL_BYTES: Final = 176
 
-CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6}
+CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}
 """Code of each dhlo_check_kind."""
 
-PLAN: Final[dict[str, int]] = {"arena_bytes": 0, "peak_live_bytes": 1, "data_dependent": 2, "num_launches": 3}
+PLAN: Final[dict[str, int]] = {"peak_live_bytes": 0, "data_dependent": 1}
 """Index of each field of the plan array."""
-PLAN_FIELDS: Final = 4
+PLAN_FIELDS: Final = 2
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
 TRAILER_FORMAT: Final = "<QIIQQQQQQ"

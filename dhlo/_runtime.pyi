@@ -25,10 +25,16 @@ class State(TypedDict):
 
 @type_check_only
 class Plan(TypedDict):
-    """Bytes and output shapes for given inputs; an output's sizes are None where they depend on data."""
+    """Bytes and output shapes for given inputs, as dhlo_plan in dhlo/runtime.h; an output's sizes are None where they depend on
+    data."""
 
     outputs: list[tuple[str, tuple[int, ...] | None]]
     arena_bytes: int
+    scratch_bytes: int
+    output_bytes: int
+    state_bytes: int
+    constants_bytes: int
+    total_bytes: int
     peak_live_bytes: int
     data_dependent: bool
     num_launches: int
@@ -43,6 +49,8 @@ class Counters(TypedDict):
     scratch_bytes: int
     output_bytes: int
     growths: int
+    scratch_used: int
+    output_used: int
 
 @final
 class Model:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
+from dhlo.codegen.abi import ABI_VERSION
 from dhlo.codegen.constants import Constants
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.cost import group_cost
@@ -26,7 +27,6 @@ from dhlo.frontend.growing import grown_dims
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
 from dhlo.ops.extern import Extern
-from dhlo.ops.random import RandomKey
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
@@ -87,13 +87,12 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         contract = Contract(args, ranges, low.checks, program.user_names)
         host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
         host.emit_run(block)
-        host.emit_plan()
         outputs = _output_names(program, [from_mlir(v) for v in returns])
         metadata = _metadata(program, block, layout, low, steps)
         descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
                                 list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                version=metadata["abi"], updated=sorted(t for t in updates.values() if isinstance(t, int)),
+                                updated=sorted(t for t in updates.values() if isinstance(t, int)),
                                 names=program.user_names)
         planned = str(program.module)
     progress("generate code")
@@ -159,15 +158,6 @@ def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple
     return [text for text, _ in done], [data for _, data in done]
 
 
-def _abi_version(program: Program, block: Any) -> int:
-    """The oldest ABI that has what the program needs: version 2 has random numbers, sizes of caches, which products use, and
-    arguments that a run writes to."""
-    writes = any(m.kind == "input" for m in program.mutations)
-    products = ("matmul", "opaque")  # opaque kernels may have products inside
-    new = (isinstance(op, RandomKey) or isinstance(op, Group) and attr(op, "anchor") in products for op in walk(block))
-    return 2 if writes or any(new) else 1
-
-
 def _features(target: TargetSpec) -> list[str]:
     """CPU features that code for the target may use, by LLVM's names, as far as the runtime can check them."""
     from dhlo._runtime import cpu_supports
@@ -193,7 +183,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "launches": steps[op.operation].launches})
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "abi": _abi_version(program, block), "call": write_call(call),
+    return {"producer": PRODUCER, "abi": ABI_VERSION, "call": write_call(call),
             "externs": {attr(op, "symbol"): attr(op, "library") for g in walk(block) if isinstance(g, Group)
                         for op in g.operation.regions[0].blocks[0].operations if isinstance(op, Extern)},
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},

@@ -20,7 +20,7 @@ def signature(model: _runtime.Model) -> str:
         lines.append("sizes:")
         for name, (lo, hi) in meta["symbols"].items():
             lines.append(f"  {lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else ""))
-    checks = [c["text"] for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max")]
+    checks = [c["text"] for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max", "size")]
     if checks:
         lines.append("checked at every call:")
         lines += [f"  {t}" for t in checks]

@@ -189,10 +189,13 @@ PyObject* plan(PyObject* self, PyObject* args) {
     return sizes ? Py_BuildValue("(sO)", dhlo_dtype_name(shape.dtype), sizes.get()) : nullptr;
   }));
   if (!outputs) return nullptr;
-  return Py_BuildValue(
-      "{s:O,s:L,s:L,s:O,s:L}", "outputs", outputs.get(), "arena_bytes", static_cast<long long>(figures.arena_bytes),
-      "peak_live_bytes", static_cast<long long>(figures.peak_live_bytes), "data_dependent",
-      figures.data_dependent != 0 ? Py_True : Py_False, "num_launches", static_cast<long long>(figures.num_launches));
+  auto number = [](int64_t n) { return static_cast<long long>(n); };
+  return Py_BuildValue("{s:O,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L}", "outputs", outputs.get(), "arena_bytes",
+                       number(figures.arena_bytes), "scratch_bytes", number(figures.scratch_bytes), "output_bytes",
+                       number(figures.output_bytes), "state_bytes", number(figures.state_bytes), "constants_bytes",
+                       number(figures.constants_bytes), "total_bytes", number(figures.total_bytes), "peak_live_bytes",
+                       number(figures.peak_live_bytes), "data_dependent",
+                       figures.data_dependent != 0 ? Py_True : Py_False, "num_launches", number(figures.num_launches));
 }
 
 template <class Function>

@@ -186,9 +186,10 @@ PyObject* get_counters(PyObject* self, void*) {
   dhlo_counters c;
   dhlo_session_counters(body_of(self).session, &c);
   auto n = [](int64_t number) { return static_cast<long long>(number); };
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs", n(c.failed_runs),
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs", n(c.failed_runs),
                        "launches", n(c.launches), "arena_bytes", n(c.arena_bytes), "arena_used", n(c.arena_used),
-                       "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes), "growths", n(c.growths));
+                       "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes), "growths", n(c.growths),
+                       "scratch_used", n(c.scratch_used), "output_used", n(c.output_used));
 }
 
 PyObject* get_profile(PyObject* self, void*) {

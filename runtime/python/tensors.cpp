@@ -259,10 +259,7 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
     sizes[static_cast<size_t>(dim)] = PyLong_AsLongLong(item.get());
     if (PyErr_Occurred() != nullptr) return reraise(value, index);
   }
-  Scalar& scalar = scalars_[static_cast<size_t>(index)];
-  scalar = {};
-  void* data = rank == 0 ? scalar.bytes : nullptr;  // a plan may read numbers, and nothing else
-  tensors_[static_cast<size_t>(index)] = {data, sizes.data(), nullptr, static_cast<int32_t>(value->dtype),
+  tensors_[static_cast<size_t>(index)] = {nullptr, sizes.data(), nullptr, static_cast<int32_t>(value->dtype),
                                           static_cast<int32_t>(rank)};
   return true;
 }

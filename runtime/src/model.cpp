@@ -24,13 +24,13 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
 // Everything the runtime relies on in a descriptor that came with the code.
 void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
-  if (abi.version == 0 || abi.version > DHLO_ABI_VERSION)
+  if (abi.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
-                                  "; this runtime hosts versions up to " + std::to_string(DHLO_ABI_VERSION));
-  const size_t bytes = abi.version == 1 ? offsetof(dhlo_abi_model, num_updated) : sizeof(dhlo_abi_model);
-  if (abi.struct_bytes < bytes)
+                                  ", this runtime hosts version " + std::to_string(DHLO_ABI_VERSION) +
+                                  "; compile the model again");
+  if (abi.struct_bytes < sizeof(dhlo_abi_model))
     throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
-                                 " bytes, expected at least " + std::to_string(bytes));
+                                 " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
   if (const std::string missing = missing_cpu_features(abi.cpu_features != nullptr ? abi.cpu_features : "");
       !missing.empty())
     throw Error(DHLO_CPU,
@@ -38,14 +38,14 @@ void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const 
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
-  if (abi.run == nullptr || abi.plan == nullptr)
+  if (abi.run == nullptr)
     throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
   const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, abi.num_launches, abi.num_states,
                                 abi.state_bytes, abi.num_segments}) >= 0;
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
   for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
-  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
+  for (int64_t i = 0; i < abi.num_updated; ++i)
     if (abi.updated[i] < 0 || abi.updated[i] >= abi.num_inputs)
       throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
   for (int64_t i = 0; i < abi.num_states; ++i) {
@@ -178,7 +178,7 @@ const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
 
 int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index) {
   const dhlo_abi_model& abi = *model->abi;
-  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
+  for (int64_t i = 0; i < abi.num_updated; ++i)
     if (abi.updated[i] == index) return 1;
   return 0;
 }

@@ -147,9 +147,9 @@ dhlo_trailer read_trailer(const Source& source) {
                                  " at the end of its " + std::to_string(file) + " bytes, got " +
                                  (file >= size ? hex(trailer.magic) : "too few bytes"));
   }
-  if (trailer.version > DHLO_ABI_VERSION || trailer.version == 0)
+  if (trailer.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": model format version " + std::to_string(trailer.version) +
-                                  "; this runtime reads versions up to " + std::to_string(DHLO_ABI_VERSION) +
+                                  "; this runtime reads version " + std::to_string(DHLO_ABI_VERSION) +
                                   ": use a newer dhlo runtime or compile the model again");
   if (trailer.file_bytes != static_cast<uint64_t>(file))
     throw Error(DHLO_FORMAT, label + ": damaged or truncated: expected " + std::to_string(trailer.file_bytes) +

@@ -171,17 +171,24 @@ void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t ran
   auto* self = static_cast<dhlo_session*>(call);
   const dhlo_abi_model& abi = *self->model->abi;
   const int64_t elements = rank >= 0 && rank <= DHLO_ABI_MAX_RANK ? dhlo::count_elements(rank, sizes) : -1;
-  const bool negative = elements >= 0 && std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; });
-  if (index < 0 || index >= abi.num_outputs || elements < 0 || negative) {
+  if (index < 0 || index >= abi.num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK ||
+      std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; })) {
     self->record(DHLO_INTERNAL,
                  [&] { return "the model gave output " + std::to_string(index) + " an impossible size"; });
+    return nullptr;
+  }
+  if (elements < 0) {
+    self->record(DHLO_OUT_OF_MEMORY, [&] {
+      return dhlo::describe_value("output", index, &abi.outputs[index]) + ": its number of elements does not fit in 62 bits";
+    });
     return nullptr;
   }
   Output& out = self->outputs[static_cast<size_t>(index)];
   out.rank = static_cast<int32_t>(rank);
   std::copy_n(sizes, rank, out.sizes);
-  out.data =
-      self->place_output(index, out, elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype)));
+  const int64_t bytes = elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype));
+  out.data = self->place_output(index, out, bytes);
+  self->counters.output_used += bytes;
   out.produced = out.data != nullptr;
   return out.data;
 }
@@ -191,11 +198,11 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   auto* self = static_cast<dhlo_session*>(call);
   ++self->counters.launches;
   if (count <= 0) return 0;
+  self->scratch_asked = std::max(self->scratch_asked, scratch_bytes);
   if (scratch_bytes > self->scratch_stride) {
-    // Workers differ in the cache lines that they write.
-    const int64_t stride = dhlo::round_up(scratch_bytes, 128);
-    if (stride > kNoCap / self->num_threads - 64)
+    if (scratch_bytes > kNoCap / 2048)  // of at most 1024 threads
       return self->record(DHLO_OUT_OF_MEMORY, [] { return std::string("scratch: size overflows"); });
+    const int64_t stride = dhlo::scratch_stride(scratch_bytes);
     if (!self->grow(&self->scratch, stride * self->num_threads, &self->counters.scratch_bytes, "scratch")) {
       self->scratch_stride = 0;
       return self->failure;
@@ -251,7 +258,8 @@ int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t exp
   const dhlo_abi_model& abi = *self->model->abi;
   if (check < 0 || check >= abi.num_checks)
     return self->record(DHLO_INTERNAL, [] { return std::string("the model failed an unknown check"); });
-  return self->record(DHLO_CONTRACT, [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
+  return self->record(dhlo::check_status(abi.checks[check]),
+                      [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
 }
 
 dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
@@ -264,9 +272,10 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
       [&] {
         dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
         for (Output& out : outputs) out.produced = false;
-        counters.arena_used = 0;
+        counters.arena_used = counters.output_used = scratch_asked = 0;
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
+        counters.scratch_used = dhlo::scratch_stride(scratch_asked) * num_threads;
         if (result != 0)
           throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");
         for (size_t i = 0; i < outputs.size(); ++i)

@@ -51,6 +51,7 @@ struct dhlo_session : dhlo_abi_call {
   std::vector<dhlo::Block> segments;
   dhlo::Block scratch;
   int64_t scratch_stride = 0;  // bytes of one worker's scratch
+  int64_t scratch_asked = 0;   // of a worker, by the run in progress
   dhlo::Block state_block;
   std::vector<dhlo::Output> outputs;
   std::vector<dhlo_launch_profile> profile;

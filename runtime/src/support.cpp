@@ -28,11 +28,12 @@ void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t 
   if (!is_dtype(input.dtype)) fail("unknown dtype code " + std::to_string(input.dtype));
   if (input.rank > 0 && input.sizes == nullptr) fail("sizes are missing");
   for (int32_t dim = 0; dim < input.rank; ++dim)
-    if (input.sizes[dim] < 0)
-      fail("size " + std::to_string(input.sizes[dim]) + " of dim " + std::to_string(dim) + " is negative");
+    if (static_cast<uint64_t>(input.sizes[dim]) > static_cast<uint64_t>(DHLO_ABI_MAX_DIM))
+      fail("size " + std::to_string(input.sizes[dim]) + " of dim " + std::to_string(dim) +
+           (input.sizes[dim] < 0 ? " is negative" : " is above the largest possible, 2^48 - 1"));
   const int64_t elements = count_elements(input.rank, input.sizes);
   if (elements < 0) fail("its number of elements does not fit in 62 bits");
-  if (input.data == nullptr && elements != 0 && (need_data || input.rank == 0))
+  if (input.data == nullptr && elements != 0 && need_data)
     fail("data is null, but the tensor has " + std::to_string(elements) + " element(s)");
 }
 

@@ -155,6 +155,11 @@ def test_plan(toy: _runtime.Model) -> None:
     expected = {
         "outputs": [("float32", (5, 4)), ("float32", None), ("int64", ())],
         "arena_bytes": 5 * 16 + 64 * 64 * 8,
+        "scratch_bytes": 128 * toy.num_threads,
+        "output_bytes": 5 * 16 + 8,
+        "state_bytes": 16,
+        "constants_bytes": 24,
+        "total_bytes": 5 * 16 + 64 * 64 * 8 + 128 * toy.num_threads + 5 * 16 + 8 + 16,
         "peak_live_bytes": 80,
         "data_dependent": True,
         "num_launches": 2,

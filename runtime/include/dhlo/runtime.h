@@ -145,11 +145,18 @@ DHLO_API int64_t dhlo_model_num_launches(const dhlo_model* model);
 /* Kernel name of a launch site. */
 DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
 
-/* What a run with these inputs would need. */
+/* What a run with these inputs takes: to the byte what dhlo_counters tells after the first run of a session, unless
+ * data_dependent. */
 typedef struct dhlo_plan {
-  int64_t arena_bytes;
-  int64_t peak_live_bytes; /* lower bound: the most bytes that are live at once */
-  int64_t data_dependent;  /* 1 if some sizes depend on data; they are not counted */
+  int64_t arena_bytes;     /* intermediate values, copies of inputs that aren't dense */
+  int64_t scratch_bytes;   /* all threads together */
+  int64_t output_bytes;    /* all outputs */
+  int64_t state_bytes;     /* mutable state of a session */
+  int64_t constants_bytes; /* of the model, which sessions share; not in total_bytes */
+  int64_t total_bytes;     /* of a session: arena, scratch, outputs and state */
+  int64_t peak_live_bytes; /* lower bound of arena_bytes: the most bytes of values that are live at once */
+  int64_t data_dependent;  /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
+                              and nothing after the first size that only data tells */
   int64_t num_launches;
 } dhlo_plan;
 /* rank is -1 where the sizes depend on data. */
@@ -158,8 +165,8 @@ typedef struct dhlo_shape {
   int32_t rank;
   int64_t sizes[DHLO_ABI_MAX_RANK];
 } dhlo_shape;
-/* Checks the contract and evaluates the plan without running. Data of inputs may be NULL except at rank 0. `outputs`
- * has room for num_outputs entries, or is NULL. */
+/* Checks the contract and counts without running. Data of inputs may be NULL: of a number (rank 0) that means that
+ * what depends on it isn't known. `outputs` has room for num_outputs entries, or is NULL. */
 DHLO_API dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, int64_t num_inputs,
                                      dhlo_shape* outputs, dhlo_plan* plan);
 
@@ -222,6 +229,8 @@ typedef struct dhlo_counters {
   int64_t scratch_bytes; /* held, all workers */
   int64_t output_bytes;  /* held for runtime-owned outputs */
   int64_t growths;       /* times that any of these had to grow */
+  int64_t scratch_used;  /* scratch that the last run asked for, all threads */
+  int64_t output_used;   /* bytes of the last run's outputs, wherever their memory came from */
 } dhlo_counters;
 DHLO_API void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out);
 
@@ -235,11 +244,11 @@ DHLO_API dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mod
 DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out);
 
 #ifdef __cplusplus
-static_assert(sizeof(dhlo_plan) == 32, "dhlo_plan");
+static_assert(sizeof(dhlo_plan) == 72, "dhlo_plan");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
 static_assert(sizeof(dhlo_model_options) == 64, "dhlo_model_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
-static_assert(sizeof(dhlo_counters) == 64, "dhlo_counters");
+static_assert(sizeof(dhlo_counters) == 80, "dhlo_counters");
 }
 #endif
 #endif

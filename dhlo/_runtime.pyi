@@ -49,6 +49,7 @@ class Counters(TypedDict):
     scratch_bytes: int
     output_bytes: int
     growths: int
+    state_bytes: int
     scratch_used: int
     output_used: int
 
@@ -57,7 +58,7 @@ class Model:
     """A loaded program: immutable, shared by sessions and threads.
 
     Errors carry an attribute `status`: "contract", "invalid argument" (ValueError), "out of memory" (MemoryError),
-    "input/output", "format", "version", "cpu", "busy", "internal" (RuntimeError).
+    "input/output", "format", "version", "cpu", "busy", "internal", "host" (RuntimeError).
     """
 
     @classmethod
@@ -99,7 +100,8 @@ class Model:
 
 @final
 class Session:
-    """Runs a model; for one thread at a time, others are refused. `max_bytes` caps arena and scratch (0: no cap)."""
+    """Runs a model; for one call at a time, others are refused. `max_bytes` caps arena, scratch, state, constants and the
+    outputs of a run together (0: no cap)."""
 
     def __new__(cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True) -> Self: ...
     def __call__(self, *inputs: object) -> list[Tensor]:
@@ -115,10 +117,15 @@ class Session:
     def read_state(self, name: str) -> bytes: ...
     def write_state(self, name: str, data: ReadableBuffer) -> None: ...
     def reset_state(self) -> None: ...
+    def copy(self) -> Session:
+        """A new session with the same options, state and random generator."""
+    def snapshot(self) -> bytes:
+        """State and random generator, for `restore` of a session whose model has states of the same names and sizes."""
+    def restore(self, snapshot: ReadableBuffer, /) -> None: ...
     def seed(self, value: int, /) -> None:
         """Random numbers of later runs follow from `value` (its lowest 64 bits)."""
     def trim(self) -> None:
-        """Frees arena and scratch; the next run allocates again."""
+        """Frees arena, scratch and memory kept for outputs; the next run allocates again."""
 
 @final
 class Buffer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "UnsupportedError"]
+__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "SessionError", "UnsupportedError"]
 
 
 class DhloError(Exception):
@@ -37,6 +37,10 @@ class ContractError(DhloError, ValueError):
 
 class ModelFileError(DhloError, RuntimeError):
     """A model file is truncated, foreign, too new or needs another CPU."""
+
+
+class SessionError(DhloError, RuntimeError):
+    """A session can't be used so: it is in use by another call, its state belongs to another thread, or a snapshot doesn't fit."""
 
 
 class InternalError(DhloError, AssertionError):

@@ -10,12 +10,15 @@ __all__ = ["signature"]
 
 
 def signature(model: _runtime.Model) -> str:
-    """Arguments and results with their dims, symbols with their ranges, and what else is checked at every call."""
+    """Arguments and results with their dims, the state, symbols with their ranges, and what else is checked at every call."""
     meta = json.loads(model.metadata)
     lines = [f"{model.name} ({model.producer})", "inputs:"]
     lines += [f"  {v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in model.inputs]
     lines.append("outputs:")
     lines += [f"  {v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in model.outputs]
+    if meta.get("states"):
+        lines.append("state, kept by a session from call to call:")
+        lines += [f"  {n}: {s['dtype']}[{', '.join(map(str, s['shape']))}]" for n, s in meta["states"].items()]
     if meta["symbols"]:
         lines.append("sizes:")
         for name, (lo, hi) in meta["symbols"].items():

@@ -172,7 +172,7 @@ PyObject* plan(PyObject* self, PyObject* args) {
   Ref objects(flat_arguments(args));
   if (!objects) return nullptr;
   Inputs inputs;
-  inputs.reserve(dhlo_model_num_inputs(model));
+  inputs.reserve(model);
   std::vector<dhlo_shape> shapes(static_cast<size_t>(dhlo_model_num_outputs(model)));
   dhlo_plan figures{};
   if (!inputs.convert(model, objects.get(), true)) {

@@ -99,14 +99,23 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
 
 const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
 
+// A field of the descriptor; empty or 0 for no model.
+const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::*field) {
+  return model != nullptr ? text_or_empty(model->abi->*field) : "";
+}
+int64_t number_of(const dhlo_model* model, int64_t dhlo_abi_model::*field) {
+  return model != nullptr ? model->abi->*field : 0;
+}
+
 }  // namespace
 }  // namespace dhlo
 
 dhlo_model::~dhlo_model() {
-  if (release != nullptr) release(release_ctx);
+  if (release != nullptr) dhlo::fenced([this] { return release(release_ctx), true; }, false);
 }
 
 void dhlo_model_options_init(dhlo_model_options* options) {
+  if (options == nullptr) return;
   *options = dhlo_model_options{};
   options->struct_bytes = sizeof *options;
 }
@@ -154,43 +163,51 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
       dhlo::set_last_error);
 }
 
-void dhlo_model_retain(dhlo_model* model) { model->references.fetch_add(1, std::memory_order_relaxed); }
+void dhlo_model_retain(dhlo_model* model) {
+  if (model != nullptr) model->references.fetch_add(1, std::memory_order_relaxed);
+}
 
 void dhlo_model_release(dhlo_model* model) {
   if (model != nullptr && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
 }
 
-const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->name); }
-const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->producer); }
-const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->metadata); }
-const char* dhlo_model_cpu_features(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->cpu_features); }
-int64_t dhlo_model_num_threads(const dhlo_model* model) { return model->num_threads; }
-int64_t dhlo_model_constants_bytes(const dhlo_model* model) { return model->abi->constants_bytes; }
-int64_t dhlo_model_state_bytes(const dhlo_model* model) { return model->abi->state_bytes; }
-int64_t dhlo_model_num_inputs(const dhlo_model* model) { return model->abi->num_inputs; }
-int64_t dhlo_model_num_outputs(const dhlo_model* model) { return model->abi->num_outputs; }
-int64_t dhlo_model_num_states(const dhlo_model* model) { return model->abi->num_states; }
-int64_t dhlo_model_num_launches(const dhlo_model* model) { return model->abi->num_launches; }
+const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::name); }
+const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::producer); }
+const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::metadata); }
+const char* dhlo_model_cpu_features(const dhlo_model* model) {
+  return dhlo::text_of(model, &dhlo_abi_model::cpu_features);
+}
+int64_t dhlo_model_num_threads(const dhlo_model* model) { return model != nullptr ? model->num_threads : 0; }
+int64_t dhlo_model_constants_bytes(const dhlo_model* model) {
+  return dhlo::number_of(model, &dhlo_abi_model::constants_bytes);
+}
+int64_t dhlo_model_state_bytes(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::state_bytes); }
+int64_t dhlo_model_num_inputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_inputs); }
+int64_t dhlo_model_num_outputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_outputs); }
+int64_t dhlo_model_num_states(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_states); }
+int64_t dhlo_model_num_launches(const dhlo_model* model) {
+  return dhlo::number_of(model, &dhlo_abi_model::num_launches);
+}
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_inputs ? &model->abi->inputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_inputs(model) ? &model->abi->inputs[index] : nullptr;
 }
 
 int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index) {
-  const dhlo_abi_model& abi = *model->abi;
-  for (int64_t i = 0; i < abi.num_updated; ++i)
-    if (abi.updated[i] == index) return 1;
+  for (int64_t i = 0; i < dhlo::number_of(model, &dhlo_abi_model::num_updated); ++i)
+    if (model->abi->updated[i] == index) return 1;
   return 0;
 }
 
 const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_outputs ? &model->abi->outputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_outputs(model) ? &model->abi->outputs[index] : nullptr;
 }
 
 const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_states ? &model->abi->states[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_states(model) ? &model->abi->states[index] : nullptr;
 }
 
 const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_launches ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
+  const bool known = index >= 0 && index < dhlo_model_num_launches(model);
+  return known ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
 }

@@ -108,6 +108,7 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
                             dhlo_plan* plan) {
   return dhlo::guard(
       [&] {
+        if (model == nullptr) throw dhlo::Error(DHLO_INVALID_ARGUMENT, "dhlo_model_plan: model is null");
         const dhlo_abi_model& abi = *model->abi;
         dhlo::check_inputs(abi, inputs, num_inputs, false);
         dhlo::PlanCall call{};

@@ -97,8 +97,9 @@ uint32_t dhlo_runtime_abi_version(void) { return DHLO_ABI_VERSION; }
 
 const char* dhlo_status_name(dhlo_status status) {
   static const char* const names[] = {"ok",     "invalid argument", "contract", "out of memory", "input/output",
-                                      "format", "version",          "cpu",      "busy",          "internal"};
-  return status >= 0 && status <= DHLO_INTERNAL ? names[status] : "unknown";
+                                      "format", "version",          "cpu",      "busy",          "internal",
+                                      "host"};
+  return status >= 0 && status <= DHLO_HOST ? names[status] : "unknown";
 }
 
 int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].bytes : 0; }
@@ -109,6 +110,7 @@ const char* dhlo_last_error(void) { return dhlo::last_error.c_str(); }
 
 uint64_t dhlo_hash64(const void* data, uint64_t bytes) {
   const auto* p = static_cast<const unsigned char*>(data);
+  if (p == nullptr) bytes = 0;
   uint64_t hash = 0xcbf29ce484222325ull, word = 0;
   auto mix = [&hash](uint64_t w) {
     hash = (hash ^ w) * 0x100000001b3ull;

@@ -63,6 +63,20 @@ dhlo_status guard(Body&& body, Record&& record) noexcept {
   } catch (const std::exception& error) {
     record(error.what());
     return DHLO_INTERNAL;
+  } catch (...) {
+    record("an exception of unknown type");
+    return DHLO_INTERNAL;
+  }
+}
+
+// Calls into the host, whose exceptions must not come further than this: `failed` stands for the result of a hook that
+// throws.
+template <class Hook, class Result>
+Result fenced(Hook&& hook, Result failed) noexcept {
+  try {
+    return hook();
+  } catch (...) {
+    return failed;
   }
 }
 

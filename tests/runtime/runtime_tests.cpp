@@ -294,12 +294,13 @@ void test_hooks() {
     std::free(data);
   };
   options.parallel.num_threads = 3;
-  options.parallel.run = [](void* ctx, int64_t tasks, void (*fn)(void*, int64_t), void* arg) {
+  options.parallel.run = [](void* ctx, int64_t tasks, void (*fn)(void*, int64_t), void* arg) -> int32_t {
     static_cast<Host*>(ctx)->tasks += tasks;
     std::vector<std::thread> threads;
     for (int64_t task = 1; task < tasks; ++task) threads.emplace_back(fn, arg, task);
     fn(arg, 0);
     for (std::thread& thread : threads) thread.join();
+    return 0;
   };
   {
     const dhlo::Model model = make_model(&options);

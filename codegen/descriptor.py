@@ -30,7 +30,6 @@ class Descriptor:
     num_segments: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
-    version: int = abi.ABI_VERSION  # the oldest whose runtimes can run the model
     updated: Sequence[int] = ()  # arguments that a run writes to
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)
@@ -47,7 +46,7 @@ class Descriptor:
             f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states])
         updated = self._array("updated", "i64", [f"i64 {i}" for i in self.updated])
         fields = [
-            f"i64 {abi.ABI_MAGIC}", f"i32 {self.version}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
+            f"i64 {abi.ABI_MAGIC}", f"i32 {abi.ABI_VERSION}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
             f"ptr {self._string(self.producer)}", f"ptr {self._string(self.cpu_features)}", f"ptr {self._string(self.metadata)}",
             f"i64 {len(self.inputs)}", f"ptr {inputs}", f"i64 {len(self.outputs)}", f"ptr {outputs}",
             f"i64 {len(self.checks)}", f"ptr {checks}", f"i64 {len(self.launches)}", f"ptr {launches}",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         InternalError,
         ModelFileError,
         SessionError,
+        SignatureError,
         UnsupportedError,
     )
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["CompileError", "CompiledModel", "ContractError", "DhloError", "InternalError", "ModelFileError", "Options",
-           "Session", "SessionError", "UnsupportedError", "compile", "load", "register_c_op", "register_decomposition",
+           "Session", "SessionError", "SignatureError", "UnsupportedError", "compile", "load", "register_c_op", "register_decomposition",
            "register_lowering"]
 _HOME = {"compile": "dhlo.api", "load": "dhlo.api", "CompiledModel": "dhlo.model", "Options": "dhlo.options",
          "Session": "dhlo.session", "register_c_op": "dhlo.frontend", "register_decomposition": "dhlo.frontend",

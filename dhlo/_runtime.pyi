@@ -1,5 +1,6 @@
 """Types of the runtime's CPython extension (source: runtime/python)."""
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Self, TypedDict, final, type_check_only
 
@@ -58,13 +59,32 @@ class Model:
     """A loaded program: immutable, shared by sessions and threads.
 
     Errors carry an attribute `status`: "contract", "invalid argument" (ValueError), "out of memory" (MemoryError),
-    "input/output", "format", "version", "cpu", "busy", "internal", "host" (RuntimeError).
+    "input/output", "format", "version", "cpu", "busy", "internal", "host", "untrusted" (RuntimeError).
     """
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    def from_file(
+        cls,
+        path: str | PathLike[str],
+        *,
+        verify: bool = True,
+        num_threads: int = 0,
+        authorize: Callable[[bytes], object] | None = None,
+    ) -> Model:
+        """Loads a model file. `verify=False` leaves out hashing the constants; all else is always verified.
+
+        `authorize` is asked, with the file's digest, before any code is loaded: false or an exception refuses the file.
+        """
     @classmethod
-    def from_memory(cls, data: ReadableBuffer, *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    def from_memory(
+        cls,
+        data: ReadableBuffer,
+        *,
+        verify: bool = True,
+        num_threads: int = 0,
+        authorize: Callable[[bytes], object] | None = None,
+    ) -> Model:
+        """The same of a whole model file in memory."""
     @classmethod
     def from_address(
         cls, descriptor_addr: int, constants_addr: int, constants_bytes: int, owner: object, *, num_threads: int = 0
@@ -138,5 +158,7 @@ class Buffer:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-def hash64(data: ReadableBuffer, /) -> int: ...
+def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
+    """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""
+
 def cpu_supports(feature: str, /) -> bool: ...

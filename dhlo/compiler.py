@@ -30,7 +30,7 @@ from dhlo.ops.extern import Extern
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
-from dhlo.shape_infer.symbols import spell
+from dhlo.shape_infer.symbols import is_static, spell
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
@@ -44,10 +44,7 @@ class Artifact:
 
     objects: list[bytes]
     constants: Constants | StoredConstants
-    inputs: list[tuple[str, TensorType]]
-    outputs: list[tuple[str, TensorType]]
     planned: str  # the planned module
-    kernels: list[str]
     metadata: dict[str, Any]
     llvm_ir: list[str]  # what the objects were made of, before optimisation
     target: TargetSpec
@@ -88,17 +85,19 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
         host.emit_run(block)
         outputs = _output_names(program, [from_mlir(v) for v in returns])
-        metadata = _metadata(program, block, layout, low, steps)
-        descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
-                                list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
+        inputs = list(zip(names, types, strict=True))
+        features = ",".join(_features(target))
+        metadata = {"name": options.name, "cpu_features": features, "inputs": _values(program, inputs),
+                    "outputs": _values(program, outputs), **_metadata(program, block, layout, low, steps)}
+        descriptor = Descriptor(options.name, PRODUCER, features, json.dumps(metadata),
+                                inputs, outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
                                 updated=sorted(t for t in updates.values() if isinstance(t, int)),
                                 names=program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
-    return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
-                    sorted(set(layout.launches)), metadata, llvm_ir, target)
+    return Artifact(objects, low.constants, planned, metadata, llvm_ir, target)
 
 
 def renumber(program: Program) -> None:
@@ -170,6 +169,13 @@ def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, 
     return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
 
 
+def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict[str, Any]]:
+    """Inputs or outputs as the runtime describes them."""
+    return [{"name": n, "dtype": str(t.dtype.torch).removeprefix("torch."),
+             "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
+             "dims": [spell(s, program.user_names) for s in t.shape]} for n, t in values]
+
+
 def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: dict[Any, _Sited]) -> dict[str, Any]:
     """What tools show of a model; of a group also its arithmetic and bytes and its launches, as [first, end)."""
     groups = []
@@ -183,12 +189,13 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "launches": steps[op.operation].launches})
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "abi": ABI_VERSION, "call": write_call(call),
+    return {"producer": PRODUCER, "call": write_call(call), "launches": list(layout.launches),
+            "constants_bytes": low.constants.bytes, "state_bytes": low.states.block_bytes,
             "externs": {attr(op, "symbol"): attr(op, "library") for g in walk(block) if isinstance(g, Group)
                         for op in g.operation.regions[0].blocks[0].operations if isinstance(op, Extern)},
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
-            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
-                       for n, *_ in low.states.rows},
+            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
+                       for n, _, size, _ in low.states.rows},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
                                         for _, plan in layout.plans for b in plan.buffers]}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from dhlo import _runtime
+
+if TYPE_CHECKING:
+    from dhlo.model_file import ModelInfo
 
 __all__ = ["signature"]
 
 
-def signature(model: _runtime.Model) -> str:
+def signature(model: _runtime.Model | ModelInfo) -> str:
     """Arguments and results with their dims, the state, symbols with their ranges, and what else is checked at every call."""
     meta = json.loads(model.metadata)
     lines = [f"{model.name} ({model.producer})", "inputs:"]

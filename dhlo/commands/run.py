@@ -33,9 +33,10 @@ def run_file(
     output: Path | None,
     seed: int,
     threads: int,
+    require_key: Path | None = None,
 ) -> None:
     """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
-    model = open_model(path, threads)
+    model = open_model(path, threads, require_key=require_key)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
     session = _runtime.Session(model)
     times = []

@@ -1,4 +1,5 @@
 // The CPython extension dhlo._runtime (limited API, CPython 3.11 and later).
+#include "../src/sha256.hpp"
 #include "binding.hpp"
 
 namespace dhlo::python {
@@ -15,16 +16,17 @@ PyObject* raise(dhlo_status status, const char* text) {
 
 namespace {
 
-PyObject* hash64(PyObject*, PyObject* args) {
+PyObject* sha256_of(PyObject*, PyObject* args) {
   Py_buffer data;
-  if (PyArg_ParseTuple(args, "y*:hash64", &data) == 0) return nullptr;
-  uint64_t hash = 0;
+  int portable = 0;
+  if (PyArg_ParseTuple(args, "y*|p:sha256", &data, &portable) == 0) return nullptr;
+  dhlo::Digest digest;
   {
     WithoutGil others_run;
-    hash = dhlo_hash64(data.buf, static_cast<uint64_t>(data.len));
+    digest = dhlo::sha256(data.buf, static_cast<size_t>(data.len), portable != 0);
   }
   PyBuffer_Release(&data);
-  return PyLong_FromUnsignedLongLong(hash);
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()), static_cast<Py_ssize_t>(digest.size()));
 }
 
 PyObject* cpu_supports(PyObject*, PyObject* args) {
@@ -44,7 +46,7 @@ int exec(PyObject* module) {
 
 PyModuleDef* definition() {
   static PyMethodDef methods[] = {
-      {"hash64", hash64, METH_VARARGS, "The hash of a model file's trailer over a buffer."},
+      {"sha256", sha256_of, METH_VARARGS, "The runtime's SHA-256 of a buffer; on request without the processor's instructions."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
       {nullptr, nullptr, 0, nullptr},
   };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu.hpp"
+#include "model_file.hpp"
 #include "support.hpp"
 
 using dhlo::Error;
@@ -21,20 +22,25 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
     throw Error(DHLO_FORMAT, label + ": its description of " + describe_value(what, index, &value) + " is malformed");
 }
 
+const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+
+void check_features(const std::string& features, const std::string& label) {
+  const std::string missing = missing_cpu_features(features);
+  if (!missing.empty())
+    throw Error(DHLO_CPU, label + ": this processor lacks " + missing + "; the model was compiled for " + features);
+}
+
 // Everything the runtime relies on in a descriptor that came with the code.
 void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
   if (abi.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
-                                  ", this runtime hosts version " + std::to_string(DHLO_ABI_VERSION) +
-                                  "; compile the model again");
+                                  "; this runtime hosts version " + std::to_string(DHLO_ABI_VERSION) +
+                                  ": compile the model again");
   if (abi.struct_bytes < sizeof(dhlo_abi_model))
     throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
                                  " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
-  if (const std::string missing = missing_cpu_features(abi.cpu_features != nullptr ? abi.cpu_features : "");
-      !missing.empty())
-    throw Error(DHLO_CPU,
-                label + ": this processor lacks " + missing + "; the model was compiled for " + abi.cpu_features);
+  check_features(text_or_empty(abi.cpu_features), label);
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
@@ -82,22 +88,43 @@ void apply_options(dhlo_model* model, const dhlo_model_options& options) {
   if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
 }
 
-std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options* given) {
-  const dhlo_model_options options = read_options(given);
-  auto model = std::make_unique<dhlo_model>();
-  const dhlo_trailer trailer = read_trailer(source);
-  Block image;
-  read_code(source, trailer, &image);
-  const dhlo_abi_model* abi = model->code.load(image.data(), static_cast<int64_t>(trailer.code_bytes), source.label());
-  check_descriptor(*abi, static_cast<int64_t>(trailer.constants_bytes), source.label());
-  apply_options(model.get(), options);
-  read_constants(source, trailer, options.verify_constants != 0, &model->owned_constants);
-  model->abi = abi;
-  model->constants = model->owned_constants.data();
-  return model;
+void authorize(const dhlo_model_options& options, const Digest& digest, const std::string& label) {
+  if (options.authorize == nullptr) return;
+  int32_t refused = 1;
+  try {
+    refused = options.authorize(options.authorize_ctx, digest.data(), digest.size());
+  } catch (...) {
+    throw Error(DHLO_UNTRUSTED, label + ": the host's authorize function threw");
+  }
+  if (refused != 0)
+    throw Error(DHLO_UNTRUSTED, label + ": the host doesn't authorize the file with SHA-256 " +
+                                    to_hex(digest.data(), digest.size()));
 }
 
-const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+// Nothing of the file is executed before all of it is verified.
+std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options* given) {
+  const dhlo_model_options options = read_options(given);
+  const std::string& label = source.label();
+  auto model = std::make_unique<dhlo_model>();
+  const Sections sections(source);
+  authorize(options, sections.file_digest(), label);
+  sections.check_padding();
+  const std::string features = sections.text(DHLO_SECTION_FEATURES), metadata = sections.text(DHLO_SECTION_METADATA);
+  check_features(features, label);
+  Block image;
+  sections.read(DHLO_SECTION_CODE, 1, true, &image);
+  check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  // A host that brings its own threads expects none of ours.
+  const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
+  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0, &model->owned_constants);
+  model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
+  if (features != text_or_empty(model->abi->cpu_features) || metadata != text_or_empty(model->abi->metadata))
+    throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
+  model->constants = model->owned_constants.data();
+  apply_options(model.get(), options);
+  return model;
+}
 
 // A field of the descriptor; empty or 0 for no model.
 const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::*field) {
@@ -118,6 +145,7 @@ void dhlo_model_options_init(dhlo_model_options* options) {
   if (options == nullptr) return;
   *options = dhlo_model_options{};
   options->struct_bytes = sizeof *options;
+  options->verify_constants = 1;
 }
 
 dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out) {

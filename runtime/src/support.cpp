@@ -1,8 +1,6 @@
 // Errors inside the runtime, their text for the caller, and the helpers of the C interface that need no model.
 #include "support.hpp"
 
-#include <cstring>
-
 namespace dhlo {
 namespace {
 
@@ -98,8 +96,8 @@ uint32_t dhlo_runtime_abi_version(void) { return DHLO_ABI_VERSION; }
 const char* dhlo_status_name(dhlo_status status) {
   static const char* const names[] = {"ok",     "invalid argument", "contract", "out of memory", "input/output",
                                       "format", "version",          "cpu",      "busy",          "internal",
-                                      "host"};
-  return status >= 0 && status <= DHLO_HOST ? names[status] : "unknown";
+                                      "host",   "untrusted"};
+  return status >= 0 && status <= DHLO_UNTRUSTED ? names[status] : "unknown";
 }
 
 int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].bytes : 0; }
@@ -107,23 +105,3 @@ int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::k
 const char* dhlo_dtype_name(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].name : "unknown"; }
 
 const char* dhlo_last_error(void) { return dhlo::last_error.c_str(); }
-
-uint64_t dhlo_hash64(const void* data, uint64_t bytes) {
-  const auto* p = static_cast<const unsigned char*>(data);
-  if (p == nullptr) bytes = 0;
-  uint64_t hash = 0xcbf29ce484222325ull, word = 0;
-  auto mix = [&hash](uint64_t w) {
-    hash = (hash ^ w) * 0x100000001b3ull;
-    hash ^= hash >> 32;
-  };
-  for (; bytes >= 8; bytes -= 8, p += 8) {
-    std::memcpy(&word, p, 8);
-    mix(word);
-  }
-  if (bytes > 0) {
-    word = 0;
-    std::memcpy(&word, p, bytes);
-    mix(word);
-  }
-  return hash;
-}

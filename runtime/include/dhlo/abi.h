@@ -148,22 +148,44 @@ typedef struct dhlo_abi_model {
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
 } dhlo_abi_model;
 
-/* A model file is an ELF shared object followed by padding to a page, the constant blob, and this trailer as its last bytes.
- * The trailer is checked before anything is mapped for execution, so that a cut-off or foreign file is refused.
+/* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code, an ELF
+ * shared object, so that tools take the file for one. Sections follow each other in the table's order; before each and before the
+ * table there are fewer than DHLO_SECTION_ALIGN zero bytes. Numbers are little-endian.
  *
- * dhlo_hash64 is FNV-1a over little-endian 64-bit words (the tail zero-padded) with a fold, for speed and so that high bits
- * reach low ones: h = 0xcbf29ce484222325; for each word w: h = (h ^ w) * 0x100000001b3, h ^= h >> 32. */
+ * The digest of a section is the SHA-256 of the SHA-256 digests of its pieces of DHLO_DIGEST_PIECE bytes (the last may be
+ * shorter; no bytes, no pieces), so that pieces can be hashed in parallel. The trailer has the SHA-256 of the table, so the SHA-256
+ * of the trailer, the file's digest, stands for the whole file: it is what a signature signs. The runtime verifies all of
+ * it before it maps any code. dhlo/container.py reads and writes the same; the compiler's cache uses it with sections and a
+ * magic of its own. */
 #define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
+#define DHLO_FILE_FORMAT 3u
+#define DHLO_SECTION_ALIGN 64
+#define DHLO_DIGEST_PIECE (1 << 20)
+#define DHLO_MAX_SECTIONS 256
+
+/* A model file has each of these once. Values are stored in files: append only. */
+typedef enum dhlo_section_kind {
+  DHLO_SECTION_CODE = 1,
+  DHLO_SECTION_CONSTANTS = 2,
+  DHLO_SECTION_METADATA = 3, /* dhlo_abi_model.metadata, without a zero at the end */
+  DHLO_SECTION_FEATURES = 4  /* dhlo_abi_model.cpu_features, likewise; tested before the code is loaded */
+} dhlo_section_kind;
+
+typedef struct dhlo_section {
+  uint32_t kind;
+  uint32_t reserved; /* 0 */
+  uint64_t offset;
+  uint64_t bytes;
+  uint8_t digest[32];
+} dhlo_section;
+
 typedef struct dhlo_trailer {
   uint64_t magic;
-  uint32_t version; /* dhlo_abi_model.version */
-  uint32_t reserved;
-  uint64_t file_bytes; /* whole file, trailer included */
-  uint64_t code_bytes; /* ELF part */
-  uint64_t constants_offset;
-  uint64_t constants_bytes;
-  uint64_t code_hash;      /* dhlo_hash64 of the ELF part */
-  uint64_t constants_hash; /* dhlo_hash64 of the blob */
+  uint32_t format;
+  uint32_t abi;          /* dhlo_abi_model.version */
+  uint64_t file_bytes;   /* whole file, trailer included */
+  uint64_t table_offset; /* the table ends where the trailer begins */
+  uint8_t table_digest[32];
 } dhlo_trailer;
 
 #ifdef __cplusplus
@@ -172,6 +194,7 @@ static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
 static_assert(sizeof(dhlo_abi_model) == 176, "dhlo_abi_model");
+static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }
 #endif

@@ -40,11 +40,12 @@ enum {
   DHLO_OUT_OF_MEMORY = 3,    /* the allocator failed or the session's cap would be exceeded */
   DHLO_IO = 4,               /* the file cannot be opened or read */
   DHLO_FORMAT = 5,           /* not a model file, cut off, or damaged */
-  DHLO_VERSION = 6,          /* made by a newer compiler than this runtime reads */
+  DHLO_VERSION = 6,          /* made by a newer or older compiler than this runtime reads */
   DHLO_CPU = 7,              /* this processor lacks something that the code needs */
   DHLO_BUSY = 8,             /* the session is in use by another thread */
   DHLO_INTERNAL = 9,         /* compiled code or runtime broke its own rules */
-  DHLO_HOST = 10             /* a hook of the host failed or didn't do what it must */
+  DHLO_HOST = 10,            /* a hook of the host failed or didn't do what it must */
+  DHLO_UNTRUSTED = 11        /* the host's authorize function refused the file */
 };
 
 /* Immutable code and constants. Reference counted; every function may be called from any number of threads at once.
@@ -60,7 +61,7 @@ typedef struct dhlo_session dhlo_session;
 
 /* (major << 16) | (minor << 8) | patch of the library in use. */
 DHLO_API uint32_t dhlo_runtime_version(void);
-/* Newest model format (DHLO_ABI_VERSION) that the library in use reads. */
+/* The ABI (DHLO_ABI_VERSION) that the library in use hosts: it loads models made for this one only. */
 DHLO_API uint32_t dhlo_runtime_abi_version(void);
 /* Name of a status, e.g. "contract". Never NULL; static. */
 DHLO_API const char* dhlo_status_name(dhlo_status status);
@@ -68,8 +69,6 @@ DHLO_API const char* dhlo_status_name(dhlo_status status);
 DHLO_API int64_t dhlo_dtype_bytes(int32_t dtype);
 /* Name as PyTorch spells it ("float32"); "unknown" for an unknown dtype. Static. */
 DHLO_API const char* dhlo_dtype_name(int32_t dtype);
-/* The hash of dhlo_trailer over `bytes` bytes. */
-DHLO_API uint64_t dhlo_hash64(const void* data, uint64_t bytes);
 /* 1 if this processor and its operating system support the feature (LLVM's spelling), 0 if not or if the name is
  * unknown. */
 DHLO_API int32_t dhlo_cpu_supports(const char* feature);
@@ -104,24 +103,33 @@ typedef struct dhlo_parallel {
 
 /* ---- model --------------------------------------------------------------------------------------------------------- */
 
+/* Decides whether a model file may be loaded, e.g. by a signature, with a library of the host's choice. `digest` is the SHA-256
+ * that stands for the whole file (see abi.h): what is loaded afterwards is what it says, or the load fails. Called once a
+ * load, on its thread, when the table of sections is verified and before any code is mapped. 0 accepts. */
+typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t bytes);
+
 typedef struct dhlo_model_options {
   uint32_t struct_bytes;
-  int32_t verify_constants; /* nonzero: also check the hash of the constants (one pass over them). Default 0. */
+  int32_t verify_constants; /* 0: don't hash the constants (all else is always verified). Default 1. */
   int64_t num_threads;      /* 0: one per processor that the process may use, by its affinity and the quota of its
                                control group. DHLO_NUM_THREADS in the environment wins.
                                Models with equal counts share one pool of threads. */
   dhlo_allocator allocator; /* alloc == NULL: the runtime's own */
   dhlo_parallel parallel;   /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
+  dhlo_authorize_fn authorize; /* NULL: every file may be loaded */
+  void* authorize_ctx;
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
 
-/* `options` may be NULL. The result has one reference. The file is not needed after the call. */
+/* `options` may be NULL. The result has one reference. The file is not needed after the call. All of it is verified
+ * against its digests, and the processor's features are tested, before any code is mapped; but code is code: load files of
+ * those you trust, or let `authorize` decide. Starts no more threads than the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
 /* The same from a whole model file in memory; `data` is not needed after the call. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
-/* From code that is already in the process (JIT, static linking). `constants` holds descriptor->constants_bytes bytes,
+/* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants` holds descriptor->constants_bytes bytes,
  * is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
  * may be NULL; it is not called if this function fails). */
 DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
@@ -271,7 +279,7 @@ DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t l
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_plan) == 72, "dhlo_plan");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 64, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 80, "dhlo_model_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
 static_assert(sizeof(dhlo_counters) == 88, "dhlo_counters");
 }

@@ -1,4 +1,4 @@
-"""What instructions code is made of: those of AVX-512's f, bw, dq and vl, whatever else the CPU at hand has; other CPUs are refused."""
+"""What instructions code is made of: those of AVX-512 f, bw, dq and vl, whatever else the CPU has; other CPUs are refused."""
 
 from __future__ import annotations
 

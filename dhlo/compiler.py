@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dhlo.cache import StoredConstants
@@ -19,7 +19,7 @@ from dhlo.codegen.cost import group_cost
 from dhlo.codegen.descriptor import Descriptor
 from dhlo.codegen.host import HostProgram
 from dhlo.codegen.layout import lay_out, walk
-from dhlo.codegen.llvm import TargetSpec, compile_object, host_target, lower_to_llvm_ir
+from dhlo.codegen.llvm import BASELINE, TargetSpec, code_features, compile_object, host_target, lower_to_llvm_ir
 from dhlo.codegen.split import split_module
 from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
@@ -56,8 +56,12 @@ class Artifact:
 
 def compile_program(program: Program, options: Options, progress: Callable[[str], None] = lambda _: None,
                     target: TargetSpec | None = None) -> Artifact:
-    """Compiles an imported program. `progress` is told what is being done."""
+    """Compiles an imported program, for the CPU at hand if no target is given. `progress` is told what is being done.
+
+    Raises CompileError where the target is one that kernels aren't laid out for.
+    """
     target = target or host_target()
+    target.check()
     with program.context, _deep_recursion(program.module):
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
@@ -86,11 +90,9 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         host.emit_run(block)
         outputs = _output_names(program, [from_mlir(v) for v in returns])
         inputs = list(zip(names, types, strict=True))
-        features = ",".join(_features(target))
-        metadata = {"name": options.name, "cpu_features": features, "inputs": _values(program, inputs),
-                    "outputs": _values(program, outputs), **_metadata(program, block, layout, low, steps)}
-        descriptor = Descriptor(options.name, PRODUCER, features, json.dumps(metadata),
-                                inputs, outputs, low.checks, layout.launches, low.constants.bytes,
+        metadata = {"name": options.name, "inputs": _values(program, inputs), "outputs": _values(program, outputs),
+                    **_metadata(program, block, layout, low, steps)}
+        descriptor = Descriptor(options.name, PRODUCER, metadata, inputs, outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
                                 updated=sorted(t for t in updates.values() if isinstance(t, int)),
                                 names=program.user_names)
@@ -145,23 +147,14 @@ class _Sited:
 
 
 def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple[list[str], list[bytes]]:
-    """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock."""
-    parts = split_module(low.module, 4)
-
-    def one(k: int) -> tuple[str, bytes]:
-        text = lower_to_llvm_ir(parts[k]) + (descriptor.text() if k == 0 else "")
-        return text, compile_object(text, target)
-
+    """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock. The descriptor, which
+    is told what features the code uses, is added to the first part."""
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(one, range(len(parts))))
-    return [text for text, _ in done], [data for _, data in done]
-
-
-def _features(target: TargetSpec) -> list[str]:
-    """CPU features that code for the target may use, by LLVM's names, as far as the runtime can check them."""
-    from dhlo._runtime import cpu_supports
-
-    return [f[1:] for f in target.features.split(",") if f.startswith("+") and cpu_supports(f[1:])]
+        texts = list(pool.map(lower_to_llvm_ir, split_module(low.module, 4)))
+        used = {f for text in texts for f in code_features(text, target)}
+        descriptor.metadata["cpu_features"] = ",".join([*BASELINE, *sorted(used - set(BASELINE))])
+        texts[0] += descriptor.text()
+        return texts, list(pool.map(partial(compile_object, target=target), texts))
 
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:

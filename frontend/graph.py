@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from dhlo.dialect import TypeError_
 from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
+from dhlo.frontend.autocast import conversion
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
@@ -53,6 +54,7 @@ class Importer:
         self.weights: dict[str, torch.Tensor] = {}
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
+        self.autocast: torch.dtype | None = None  # what operators' arguments are converted to, inside torch.autocast
         self.depth = 0  # how many regions deep ops are being built
         self.inlined: dict[Any, Any] = {}  # symbols of the decomposition being built, if any
         self.scope: dict[Any, Any] = {}  # values of the graph being interpreted
@@ -297,9 +299,10 @@ class Importer:
         for relation, text in conditions:
             if not only_two(relation, program.range_constraints, examples):
                 self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
-        outer, inlined, self.inlined = self.b.node, self.inlined, sizes
+        outer = self.b.node, self.inlined, self.autocast
+        self.inlined, self.autocast = sizes, None  # its own regions say where autocast acts inside
         result = self._graph(program.graph_module, env)
-        self.b.node, self.inlined = outer, inlined
+        self.b.node, self.inlined, self.autocast = outer
         return pytree.tree_unflatten(list(result), program.call_spec.out_spec)
 
     def size_of(self, s: Any) -> Any:
@@ -339,7 +342,7 @@ class Importer:
         return self._content(self.weight(name, value))
 
     def _call(self, node: Any, env: dict[Any, Any]) -> Any:
-        fetch: Any = lambda n: env[n]
+        fetch = self._converting(node, env) if self.autocast is not None else env.__getitem__
         args = torch.fx.map_arg(node.args, fetch)
         kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
         target = node.target
@@ -358,13 +361,15 @@ class Importer:
                 return args[0]
             if lowering is not None:
                 return self._in_place(args[0], lowering(self.b, *call_args, **call_kwargs))
+        if self.decompositions.cast_inside(node, self.autocast):
+            lowering = None
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
         if lowering is None:
-            program = self.decompositions.of(node)
+            program = self.decompositions.of(node, self.autocast)
             if program is None:
                 raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
-            result = self._inline(program, [env[n] for n in node.all_input_nodes])
+            result = self._inline(program, [fetch(n) for n in node.all_input_nodes])
             return result if functional is None else self._in_place(args[0], result.read())
         result = lowering(self.b, *call_args, **call_kwargs)
         if target in UPDATES:
@@ -374,6 +379,21 @@ class Importer:
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
+
+    def _converting(self, node: Any, env: dict[Any, Any]) -> Callable[[Any], Any]:
+        """What gives the values of a node's arguments, tensors converted as torch.autocast does."""
+        assert self.autocast is not None
+        b = self.b
+        values = {n: env[n].read() if isinstance(env[n], Ref) else None for n in node.all_input_nodes}
+        own = {n: b.dtype(v).torch for n, v in values.items() if b.is_tensor(v)}
+        convert = conversion(node.target, self.autocast, list(own.values()))
+
+        def fetch(n: Any) -> Any:
+            if convert is None or n not in own or convert(own[n]) == own[n]:
+                return env[n]
+            return Ref(b.convert(values[n], from_torch_dtype(convert(own[n]))))
+
+        return fetch
 
     def _view(
         self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any

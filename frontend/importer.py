@@ -9,10 +9,13 @@ import sympy
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.utils import _pytree as pytree
 
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo import mlir
 from dhlo.errors import CompileError, InternalError, UnsupportedError
+from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
@@ -61,31 +64,57 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     return program
 
 
-def unknown_ops(gm: Any, decompositions: Decompositions) -> Any:
-    """(op, source line) of every call that no lowering exists for, also in branches, bodies and decompositions."""
+def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype | None = None) -> Any:
+    """(op, source line) of every call that no lowering exists for, also in branches, bodies and decompositions. `autocast`: the
+    graph runs inside torch.autocast to that dtype."""
+    regions: list[torch.dtype | None] = []
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
-        t = node.target
-        known = (
-            find(t) is not None
-            or t in SCALAR_FUNCTIONS
-            or t is operator.getitem
-            or t in HIGHER_ORDER
-            or t in COMPLEX
-            or functional_form(t) in LOWERINGS
-            or functional_form(t) in COMPLEX
-        )
-        if known:
+        t: Any = node.target
+        if t is _enter_autocast:
+            regions.append(autocast)
+            autocast = _autocast_of(node.args, autocast)
             continue
-        program = decompositions.of(node)
+        if t is _exit_autocast:
+            autocast = regions.pop()
+            continue
+        inner = _autocast_of(node.args, autocast) if t is torch.ops.higher_order.wrap_with_autocast else autocast
+        for a in pytree.tree_leaves((node.args, node.kwargs)):
+            body = operator.attrgetter(str(a.target))(gm) if isinstance(a, torch.fx.Node) and a.op == "get_attr" else None
+            if isinstance(body, torch.fx.GraphModule):
+                yield from unknown_ops(body, decompositions, inner)
+        try:
+            whole = not decompositions.cast_inside(node, autocast)
+        except CompileError as e:
+            yield str(e), source_line(node)
+            continue
+        if whole and _known(t):
+            continue
+        program = decompositions.of(node, autocast)
         if program is None:
-            yield str(t), source_line(node)
+            yield str(t) if whole else f"{t} inside torch.autocast", source_line(node)
         else:
             yield from unknown_ops(program.graph_module, decompositions)
-    for child in gm.children():
-        if isinstance(child, torch.fx.GraphModule):
-            yield from unknown_ops(child, decompositions)
+
+
+def _autocast_of(args: Any, outer: torch.dtype | None) -> torch.dtype | None:
+    """What operators lower to in a region with these arguments of torch.autocast, inside another."""
+    device, dtype, enabled, cache, *_ = args
+    return lowered_dtype(device, dtype, enabled, cache, outer)
+
+
+def _known(t: Any) -> bool:
+    """Is there a lowering?"""
+    return (
+        find(t) is not None
+        or t in SCALAR_FUNCTIONS
+        or t is operator.getitem
+        or t in HIGHER_ORDER
+        or t in COMPLEX
+        or functional_form(t) in LOWERINGS
+        or functional_form(t) in COMPLEX
+    )
 
 
 def _check_constants(ep: torch.export.ExportedProgram) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import sympy
 import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from dhlo.dialect import build
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
+from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
@@ -74,10 +76,29 @@ def _check_is_size(b: OpBuilder, size: Any, *_: Any, **kwargs: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- graphs as
 # arguments
-@higher_order(H.wrap_with_set_grad_enabled, H.wrap_with_autocast)
-def _wrap(b: OpBuilder, *args: Any) -> Any:
-    at = next(i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
-    return b.importer.subgraph(args[at], args[at + 1 :])
+@higher_order(H.wrap_with_set_grad_enabled)
+def _with_gradients(b: OpBuilder, enabled: bool, body: Any, *args: Any) -> Any:
+    return b.importer.subgraph(body, args)
+
+
+@higher_order(H.wrap_with_autocast)
+def _with_autocast(b: OpBuilder, device: str, dtype: Any, enabled: bool, cache: bool | None, body: Any, *args: Any) -> Any:
+    outer = _enter(b, device, dtype, enabled, cache)
+    result = b.importer.subgraph(body, args)
+    _exit(b, outer)
+    return result
+
+
+@higher_order(_enter_autocast)
+def _enter(b: OpBuilder, device: str, dtype: Any, enabled: bool, cache: bool | None) -> torch.dtype | None:
+    outer: torch.dtype | None = b.importer.autocast
+    b.importer.autocast = lowered_dtype(device, dtype, enabled, cache, outer)
+    return outer
+
+
+@higher_order(_exit_autocast)
+def _exit(b: OpBuilder, outer: torch.dtype | None) -> None:
+    b.importer.autocast = outer
 
 
 @higher_order(H.cond)

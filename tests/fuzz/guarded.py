@@ -133,7 +133,7 @@ class Placed:
     dtype: int
     view: npt.NDArray[Any]
     torch_dtype: torch.dtype
-    raw: bytes | None = None  # the memory's content, of which nothing may change
+    whole: npt.NDArray[Any] | None = None  # the buffer of which the tensor is the first part
 
     @classmethod
     def of(cls, x: torch.Tensor, strides: Sequence[int] | None = None, *, at_end: bool = True, label: str = "input",
@@ -148,7 +148,7 @@ class Placed:
         memory = Memory(span, raw.itemsize, at_end=at_end, label=label)
         if span:
             view = np.ndarray(raw.shape, raw.dtype, memory.array().data, -low * raw.itemsize,
-                              tuple(s * raw.itemsize for s in strides))
+                              tuple(s * raw.itemsize if n > 1 else 0 for n, s in zip(x.shape, strides, strict=True)))
             view[...] = raw
         else:
             view = raw

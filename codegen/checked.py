@@ -101,7 +101,7 @@ class CheckedFn(Fn):
 
     @contextmanager
     def wrapping(self) -> Iterator[None]:
-        """Arithmetic modulo 2^64: of estimates, and where the end result is known to fit."""
+        """Arithmetic modulo 2^64: of estimates, which decide how fast code runs only, and where the end result is known to fit."""
         self._wraps += 1
         yield
         self._wraps -= 1

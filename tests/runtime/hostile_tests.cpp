@@ -179,7 +179,7 @@ void test_output_hooks_that_fail() {
   struct Back {
     dhlo_session* session = nullptr;
     dhlo_status status[3] = {};
-    float memory[1000];
+    alignas(64) float memory[3 * 320];
   } back;
   options.output_ctx = &back;
   options.output = [](void* ctx, int64_t index, int32_t, int64_t, const int64_t*) -> void* {
@@ -187,7 +187,7 @@ void test_output_hooks_that_fail() {
     b.status[0] = dhlo_session_trim(b.session);
     b.status[1] = dhlo_session_reset_state(b.session);
     b.status[2] = dhlo_session_run(b.session, nullptr, 0);
-    return b.memory + 300 * index;
+    return b.memory + 320 * index;
   };
   dhlo::Session again(model, &options);
   back.session = again.get();

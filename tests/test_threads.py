@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[int], dhlo.C
 
 def _crowded_calls(model: dhlo.CompiledModel, count: int) -> None:
     """Calls with many more workers than processors, so that some run in turns with the caller until they are moved."""
-    a, b = torch.randn(2000, 300), torch.randn(300, 64)
+    a, b = torch.randn(9000, 300), torch.randn(300, 8)
     for _ in range(count):
         torch.testing.assert_close(model(a, b), a @ b, atol=1e-3, rtol=1e-4)
 
@@ -79,8 +80,16 @@ def test_workers_leave_faults_to_the_processs_handlers(workers: tuple[list[int],
     """A blocked fault kills the process without its handler; signals that come from outside are for the host's threads."""
     faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     for worker in workers[0]:
-        status = Path(f"/proc/self/task/{worker}/status").read_text()
-        (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk"))
-        blocked = {s for s in signal.Signals if mask >> (s - 1) & 1}
+        deadline = time.monotonic() + 20
+        while _blocked(worker) & faults and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread that hasn't begun yet blocks everything
+        blocked = _blocked(worker)
         assert not blocked & faults
         assert {signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1} <= blocked
+
+
+def _blocked(thread: int) -> set[signal.Signals]:
+    """The signals that a thread of this process blocks."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk"))
+    return {s for s in signal.Signals if mask >> (s - 1) & 1}

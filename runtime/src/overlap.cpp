@@ -57,33 +57,43 @@ bool search(const Part& a, const Part& b, int* left) {
 
 }  // namespace
 
-bool find_region(const dhlo_tensor& tensor, int64_t item, Region* region) noexcept {
+bool addressable(const dhlo_tensor& tensor, int64_t item) noexcept {
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (tensor.strides == nullptr) return true;  // the number of elements has been checked
+  int64_t below = 0, above = item;
+  bool overflow = address > static_cast<uintptr_t>(kAddressable), empty = false;
+  for (int32_t d = 0; d < tensor.rank; ++d) {
+    empty |= tensor.sizes[d] == 0;
+    if (tensor.sizes[d] <= 1) continue;
+    int64_t reach = 0;
+    overflow |= __builtin_mul_overflow(tensor.strides[d], item, &reach);
+    overflow |= __builtin_mul_overflow(tensor.sizes[d] - 1, reach, &reach);
+    overflow |= reach > kAddressable || reach < -kAddressable;
+    // Wraps, if at all, in a tensor that has overflowed already.
+    int64_t& end = reach < 0 ? below : above;
+    end = static_cast<int64_t>(static_cast<uint64_t>(end) + static_cast<uint64_t>(reach));
+  }
+  return empty || (!overflow && static_cast<int64_t>(address) + below >= 0 && above <= kAddressable);
+}
+
+void find_region(const dhlo_tensor& tensor, int64_t item, Region* region) noexcept {
   *region = Region{};
   region->begin = region->end = static_cast<const uint8_t*>(tensor.data);
   for (int32_t d = 0; d < tensor.rank; ++d)
-    if (tensor.sizes[d] == 0) return true;
+    if (tensor.sizes[d] == 0) return;
   int64_t dense = item, below = 0, above = item;  // bytes from the first element down and up to the last byte
-  bool overflow = address > static_cast<uintptr_t>(INT64_MAX);
   for (int32_t d = tensor.rank - 1; d >= 0; --d) {
     const int64_t size = tensor.sizes[d];
-    int64_t stride = dense, reach = 0;
     if (size == 1) continue;
-    if (tensor.strides != nullptr)
-      overflow |= __builtin_mul_overflow(tensor.strides[d], item, &stride);
-    else
-      overflow |= __builtin_mul_overflow(dense, size, &dense);
-    overflow |= __builtin_mul_overflow(size - 1, stride, &reach) || reach > kAddressable || reach < -kAddressable;
-    if (overflow) break;
+    const int64_t stride = tensor.strides != nullptr ? tensor.strides[d] * item : dense;
+    dense *= size;
+    const int64_t reach = (size - 1) * stride;
     (reach < 0 ? below : above) += reach;
-    if (stride == 0) {
+    if (stride == 0)
       region->folded = true;
-      continue;
-    }
-    region->dims[region->rank++] = {size, stride < 0 ? -stride : stride};
+    else
+      region->dims[region->rank++] = {size, stride < 0 ? -stride : stride};
   }
-  if (overflow || static_cast<int64_t>(address) + below < 0 || static_cast<int64_t>(address) > INT64_MAX - above)
-    return false;
   region->end = region->begin + above;
   region->begin += below;
   std::sort(region->dims, region->dims + region->rank,
@@ -101,7 +111,6 @@ bool find_region(const dhlo_tensor& tensor, int64_t item, Region* region) noexce
       region->dims[kept++] = dim;
   }
   region->rank = kept;
-  return true;
 }
 
 Region whole_region(const void* data, int64_t bytes) noexcept {

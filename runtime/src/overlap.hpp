@@ -22,8 +22,11 @@ struct Region {
   bool empty() const { return begin == end; }
 };
 
-// The region of a tensor of `item` bytes an element. False if it reaches beyond what a process can address.
-bool find_region(const dhlo_tensor& tensor, int64_t item, Region* region) noexcept;
+// False if the strides of a tensor of `item` bytes an element reach beyond what a process can address.
+bool addressable(const dhlo_tensor& tensor, int64_t item) noexcept;
+
+// The region of such a tensor that is addressable.
+void find_region(const dhlo_tensor& tensor, int64_t item, Region* region) noexcept;
 
 // `bytes` bytes in a row.
 Region whole_region(const void* data, int64_t bytes) noexcept;

@@ -300,8 +300,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   for (int64_t i = 0; i < abi.num_inputs; ++i) {
     given.push_back({{}, i, false, !updated.empty() && updated[static_cast<size_t>(i)]});
     dhlo::Given& g = given.back();
-    if (!dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &g.region))
-      throw Error(DHLO_INVALID_ARGUMENT, name(g) + ": its strides reach beyond what can be addressed");
+    dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &g.region);
     if (g.written && g.region.folded)
       throw Error(DHLO_INVALID_ARGUMENT,
                   name(g) + " is updated by the model, but several of its elements share memory, by its strides");
@@ -334,6 +333,10 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
         for (Output& out : outputs) out.produced = false;
         counters.arena_used = counters.output_used = 0;
         hook_bytes = scratch_asked = 0;
+        for (int64_t i = 0; i < num_inputs; ++i)
+          if (!dhlo::addressable(inputs[i], dhlo_dtype_bytes(inputs[i].dtype)))
+            throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", i, &model->abi->inputs[i]) +
+                                                   ": its strides reach beyond what can be addressed");
         if (!updated.empty() || num_bound > 0) check_sharing(inputs);
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
@@ -352,6 +355,7 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
   } else {
     ++counters.failed_runs;
     for (Output& out : outputs) out.produced = false;
+    if (status == DHLO_OUT_OF_MEMORY) trim();  // what is held for other shapes may be what is missing for the next
   }
   return status;
 }

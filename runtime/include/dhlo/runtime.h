@@ -214,7 +214,8 @@ DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
 DHLO_API const char* dhlo_session_error(const dhlo_session* session);
 
 /* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
- * this allocates nothing. Memory that the run writes, of inputs that are updated and of bound outputs, must be used by
+ * this allocates nothing; after DHLO_OUT_OF_MEMORY the session holds nothing but its state, so that the next run has all
+ * the room there is. Memory that the run writes, of inputs that are updated and of bound outputs, must be used by
  * no other input or bound output, and by no two elements: refused with DHLO_INVALID_ARGUMENT before anything runs.
  * Tensors may interleave (slices of one buffer) as long as they share no byte. */
 DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);

@@ -162,3 +162,8 @@ def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
     """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""
 
 def cpu_supports(feature: str, /) -> bool: ...
+def section_digest(data: ReadableBuffer, /) -> bytes:
+    """The digest of a file section with this content: SHA-256 of the SHA-256 digests of its pieces of 1 MiB."""
+
+def read_section(fd: int, offset: int, memory: ReadableBuffer, /) -> bytes:
+    """Fills writable memory from an open file and returns the digest of what it read. Raises OSError."""

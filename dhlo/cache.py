@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dhlo import _runtime
 from dhlo.codegen.constants import raw
-from dhlo.container import Container, atomic_write, clean_leftovers, digest, write_sections
+from dhlo.container import Container, atomic_write, clean_leftovers, write_sections
 from dhlo.errors import ModelFileError
 from dhlo.schema import read_json
 
@@ -80,7 +80,7 @@ def program_key(program: Program, target: TargetSpec, name: str) -> str:
         text = program.module.operation.get_asm(enable_debug_info=True)
     parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
              str(program.out_spec), sorted(vars(target).items()), name, _compiler_version(),
-             [(key, str(t.dtype), tuple(t.shape), digest(raw(t).data).hex()) for key, t in program.weights.items()])
+             [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

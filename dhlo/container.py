@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import os
 import secrets
 import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
+from dhlo._runtime import Buffer as Memory
+from dhlo._runtime import read_section, section_digest
 from dhlo.errors import ModelFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ["FILE_FORMAT", "MAX_SECTIONS", "PIECE", "SECTION_ALIGN", "SECTION_BYTES", "TRAILER_BYTES", "Container", "Section",
-           "atomic_write", "clean_leftovers", "digest", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
+           "atomic_write", "clean_leftovers", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
 
 FILE_FORMAT: Final = 3
 SECTION_ALIGN: Final = 64
@@ -43,20 +45,6 @@ class Section:
     offset: int
     nbytes: int
     digest: bytes
-
-
-def digest(data: Buffer) -> bytes:
-    """The digest of a section with this content: SHA-256 of the SHA-256 digests of its pieces, hashed by several threads."""
-    view = _bytes_of(data)
-    return _combine(lambda at: hashlib.sha256(view[at : at + PIECE]).digest(), view.nbytes)
-
-
-def _combine(piece: Callable[[int], bytes], nbytes: int) -> bytes:
-    starts = range(0, nbytes, PIECE)
-    if len(starts) < 2:
-        return hashlib.sha256(b"".join(map(piece, starts))).digest()
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8)) as pool:
-        return hashlib.sha256(b"".join(pool.map(piece, starts))).digest()
 
 
 def _bytes_of(data: Buffer) -> memoryview:
@@ -88,10 +76,20 @@ def write_sections(fd: int, magic: int, abi: int, sections: Iterable[tuple[int, 
         start = at
         for chunk in chunks:
             at += _write(fd, chunk)
-        rows.append(Section(kind, start, at - start, _combine(_Pieces(fd, start, at - start), at - start)))
+        rows.append(Section(kind, start, at - start, _digest_written(fd, start, at - start)))
     at += _write(fd, bytes(-at % SECTION_ALIGN))
     table = pack_table(rows)
     _write(fd, table + pack_trailer(magic, abi, at, table))
+
+
+def _digest_written(fd: int, offset: int, nbytes: int) -> bytes:
+    """Of a range of a file that nobody else writes."""
+    if nbytes == 0:
+        return section_digest(b"")
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(fd, skipped + nbytes, access=mmap.ACCESS_READ, offset=offset - skipped) as mapped:
+        with memoryview(mapped) as view, view[skipped:] as data:
+            return section_digest(data)
 
 
 def _write(fd: int, data: Buffer) -> int:
@@ -170,24 +168,6 @@ def _remove_if_free(path: str) -> None:
 
 
 # ------------------------------------------------------------------ reading
-class _Pieces:
-    """Reads and hashes the piece of a section that begins at a position; keeps its content where that is wanted."""
-
-    def __init__(self, fd: int, offset: int, nbytes: int, into: memoryview | None = None) -> None:
-        self._fd, self._offset, self._nbytes, self._into = fd, offset, nbytes, into
-
-    def __call__(self, at: int) -> bytes:
-        length = min(PIECE, self._nbytes - at)
-        view = memoryview(bytearray(length)) if self._into is None else self._into[at : at + length]
-        done = 0
-        while done < length:
-            got = os.preadv(self._fd, [view[done:]], self._offset + at + done)
-            if got == 0:
-                raise OSError(f"the file ends within its section at {self._offset}")
-            done += got
-        return hashlib.sha256(view).digest()
-
-
 class Container:
     """A file of sections, open for reading. The constructor verifies trailer and table; a section is verified when it is read.
 
@@ -283,17 +263,14 @@ class Container:
 
     def read_into(self, section: Section, memory: Buffer) -> None:
         """Fills memory of the section's size with its content, by several threads, and verifies it."""
-        self._verify(section, _bytes_of(memory))
+        got = read_section(self._fd, section.offset, memory)
+        if got != section.digest:
+            self._damaged(f"{self._names[section.kind]}: expected SHA-256 {section.digest.hex()}, got {got.hex()}")
 
     def verify(self) -> None:
         """Verifies every section."""
         for section in self.sections:
-            self._verify(section, None)
-
-    def _verify(self, section: Section, into: memoryview | None) -> None:
-        got = _combine(_Pieces(self._fd, section.offset, section.nbytes, into), section.nbytes)
-        if got != section.digest:
-            self._damaged(f"{self._names[section.kind]}: expected SHA-256 {section.digest.hex()}, got {got.hex()}")
+            self.read_into(section, memoryview(Memory(max(section.nbytes, 1)))[: section.nbytes])
 
     def _damaged(self, text: str) -> NoReturn:
         raise ModelFileError(f"{self.label}: damaged {text}")

@@ -7,23 +7,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <string_view>
 #include <system_error>
-#include <thread>
-#include <vector>
 
 #include "support.hpp"
 
 namespace dhlo {
 namespace {
 
-constexpr int64_t kMaxReaders = 8;
 
 std::string system_text(int error) { return std::generic_category().message(error); }
 
@@ -69,33 +64,6 @@ const char* section_name(uint32_t kind) {
   return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_FEATURES ? names[kind] : nullptr;
 }
 
-// Calls piece(i) for every i in [0, pieces), on this thread and up to `threads` - 1 others. Rethrows what one throws.
-template <class Piece>
-void for_pieces(int64_t pieces, int64_t threads, const Piece& piece) {
-  std::atomic<int64_t> next{0};
-  std::exception_ptr errors[kMaxReaders];
-  auto work = [&](int64_t reader) {
-    try {
-      for (int64_t i = next++; i < pieces; i = next++) piece(i);
-    } catch (...) {
-      errors[reader] = std::current_exception();
-      next = pieces;
-    }
-  };
-  std::vector<std::thread> readers;
-  try {
-    const int64_t wanted = std::min({threads, pieces / 2, kMaxReaders});
-    readers.reserve(static_cast<size_t>(kMaxReaders));
-    for (int64_t i = 1; i < wanted; ++i) readers.emplace_back(work, i);
-  } catch (const std::exception&) {
-    // Fewer threads read.
-  }
-  work(0);
-  for (std::thread& reader : readers) reader.join();
-  for (const std::exception_ptr& error : errors)
-    if (error != nullptr) std::rethrow_exception(error);
-}
-
 }  // namespace
 
 FileSource::FileSource(const char* path) : label_("model file '" + std::string(path) + "'") {
@@ -114,13 +82,15 @@ FileSource::FileSource(const char* path) : label_("model file '" + std::string(p
 
 FileSource::~FileSource() { close(fd_); }
 
-void FileSource::read(void* to, int64_t bytes, int64_t offset) const {
+void FileSource::read(void* to, int64_t bytes, int64_t offset) const { read_at(fd_, to, bytes, offset, label_); }
+
+void read_at(int fd, void* to, int64_t bytes, int64_t offset, const std::string& label) {
   auto* p = static_cast<uint8_t*>(to);
   while (bytes > 0) {
-    const ssize_t got = pread(fd_, p, static_cast<size_t>(bytes), offset);
+    const ssize_t got = pread(fd, p, static_cast<size_t>(bytes), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(DHLO_IO, label_ + ": cannot be read: " + system_text(errno));
-    if (got == 0) throw Error(DHLO_IO, label_ + ": became shorter while it was read");
+    if (got < 0) throw Error(DHLO_IO, label + ": cannot be read: " + system_text(errno));
+    if (got == 0) throw Error(DHLO_IO, label + ": became shorter while it was read");
     p += got;
     offset += got;
     bytes -= got;
@@ -207,16 +177,18 @@ void Sections::read(dhlo_section_kind kind, int64_t threads, bool verify, Block*
   if (!to->allocate(bytes, nullptr))
     throw Error(DHLO_OUT_OF_MEMORY, source_.label() + ": no memory for " + std::to_string(bytes) + " bytes of " +
                                         section_name(section.kind));
-  const int64_t pieces = (bytes + DHLO_DIGEST_PIECE - 1) / DHLO_DIGEST_PIECE;
-  std::vector<Digest> digests(verify ? static_cast<size_t>(pieces) : 0);
-  // A piece is hashed while it is in the cache; first touch takes as long as the copy, and both run in parallel.
-  for_pieces(pieces, threads, [&](int64_t piece) {
-    const int64_t offset = piece * DHLO_DIGEST_PIECE, length = std::min<int64_t>(DHLO_DIGEST_PIECE, bytes - offset);
+  auto get = [&](int64_t offset, int64_t length) -> const uint8_t* {
     source_.read(to->data() + offset, length, static_cast<int64_t>(section.offset) + offset);
-    if (verify) digests[static_cast<size_t>(piece)] = sha256(to->data() + offset, static_cast<size_t>(length));
-  });
-  if (!verify) return;
-  const Digest digest = sha256(digests.data(), digests.size() * sizeof(Digest));
+    return to->data() + offset;
+  };
+  // First touch takes as long as the copy, and both run in parallel; what is hashed is still in the cache.
+  if (!verify) {
+    constexpr int64_t kPart = int64_t{8} << 20;
+    in_parallel((bytes + kPart - 1) / kPart, threads,
+                [&](int64_t part) { get(part * kPart, std::min(kPart, bytes - part * kPart)); });
+    return;
+  }
+  const Digest digest = section_digest(bytes, threads, get);
   if (std::memcmp(digest.data(), section.digest, digest.size()) != 0)
     damaged(std::string(section_name(section.kind)) + ": expected SHA-256 " + to_hex(section.digest, digest.size()) +
             ", got " + to_hex(digest.data(), digest.size()));

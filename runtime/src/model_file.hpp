@@ -38,6 +38,9 @@ class FileSource final : public Source {
   int64_t bytes_ = 0;
 };
 
+// Reads [offset, offset + bytes) of an open file. Throws Error.
+void read_at(int fd, void* to, int64_t bytes, int64_t offset, const std::string& label);
+
 // Borrowed memory.
 class MemorySource final : public Source {
  public:

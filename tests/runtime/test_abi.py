@@ -89,3 +89,21 @@ def test_sha256_is_the_librarys(portable: bool) -> None:
         data = generator.randbytes(length)
         assert _runtime.sha256(data, portable) == hashlib.sha256(data).digest(), length
         assert _runtime.sha256(memoryview(data)[length // 3 :], portable) == hashlib.sha256(data[length // 3 :]).digest()
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 1 << 20, (1 << 20) + 1, 2 << 20, (3 << 20) + 77, 4 << 20])
+def test_section_digest_is_the_documented_one(length: int, tmp_path: Path) -> None:
+    data = random.Random(length).randbytes(length)
+    pieces = [hashlib.sha256(data[at : at + (1 << 20)]).digest() for at in range(0, length, 1 << 20)]
+    expected = hashlib.sha256(b"".join(pieces)).digest()
+    assert _runtime.section_digest(data) == expected
+    path = tmp_path / "data"
+    path.write_bytes(b"12345" + data)
+    memory = bytearray(length)
+    with path.open("rb") as file:
+        assert _runtime.read_section(file.fileno(), 5, memory) == expected
+        assert memory == data
+        with pytest.raises(OSError, match="shorter"):
+            _runtime.read_section(file.fileno(), 5, bytearray(length + 1))
+        with pytest.raises((TypeError, BufferError)):
+            _runtime.read_section(file.fileno(), 5, bytes(length))

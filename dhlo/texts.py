@@ -24,6 +24,7 @@ _TOKEN = re.compile(
     |(?P<number>\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)|(?P<name>[%@^!#]?[A-Za-z_][\w.$]*|[%^#]\d+)|(?P<mark>[()\[\]{}<>,:=?+-])""",
     re.VERBOSE | re.ASCII,
 )
+_UPSTREAM = {"builtin.module", "func.func", "func.return"}
 _PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
 _WORDS = {"module", "func.func", "func.return", "return", "attributes", "private", "public", "tensor", "complex", "array", "loc",
           "unknown", "true", "false", "i32", "index", "none", *DTYPES}
@@ -68,6 +69,9 @@ class _Scan:
                 if not self.open and token != "loc":  # a definition begins, or something else does
                     alias = token if token[0] == "#" and follows else ""
                 self._name(token, at, follows, alias)
+            elif kind == "string" and self.text[m.end() : m.end() + 1] == "(" and not any(here for _, here in self.open):
+                if token[1:-1] not in OPS and token[1:-1] not in _UPSTREAM:
+                    self.fail(f"{token} is no op of this dialect", at)
             elif kind == "mark":
                 alias = "" if token == "}" else alias
                 self._bracket(token, at, before)
@@ -159,7 +163,8 @@ class _Verifier:
         if not isinstance(op, Cond | While | Group):
             return
         operands, results = operand_types(op), result_types(op)
-        takes, gives = [[]] * len(op.regions), [results] * len(op.regions)
+        takes: list[list[TensorType]] = [[]] * len(op.regions)
+        gives = [results] * len(op.regions)
         if isinstance(op, While):
             takes, gives = [operands, operands], [[TensorType.of("i1", [])], results]
         for region, want, give in zip(op.regions, takes, gives, strict=True):

@@ -20,9 +20,9 @@ from dhlo.dialect import (
     dims_of,
     equal_shapes,
     exprs,
-    number,
     static,
 )
+from dhlo.dialect import number as number
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import is_static, parse
 from dhlo.types import TensorType, from_mlir

@@ -13,7 +13,8 @@ from torch.utils._sympy.functions import FloorDiv
 
 __all__ = ["Function", "Reader"]
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z_]\w*)|(\*\*|//|<=|>=|[-+*/<>(),]))", re.ASCII)
+_NUMBER, _NAME, _MARK = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", r"[A-Za-z_]\w*", r"\*\*|//|<=|>=|[-+*/<>(),]"
+_TOKEN = re.compile(rf"\s*(?:({_NUMBER})|({_NAME})|({_MARK}))", re.ASCII)
 _BLANK = re.compile(r"\s*", re.ASCII)
 _COMPARE: dict[str, Any] = {"<": sympy.StrictLessThan, "<=": sympy.LessThan, ">": sympy.StrictGreaterThan, ">=": sympy.GreaterThan}
 
@@ -42,7 +43,9 @@ class Function:
 class Reader:
     """Reads texts of one grammar: `functions` by name, `constants` by name, and `symbol` for every other name."""
 
-    def __init__(self, functions: Mapping[str, Function], constants: Mapping[str, sympy.Basic], symbol: Callable[[str], Any]) -> None:
+    def __init__(
+        self, functions: Mapping[str, Function], constants: Mapping[str, sympy.Basic], symbol: Callable[[str], Any]
+    ) -> None:
         self.functions, self.constants, self.symbol = functions, constants, symbol
 
     def read(self, text: str) -> Any:
@@ -187,7 +190,7 @@ class _Descent:
         """An expression of its parts, if they fit together and make a number of no absurd length."""
         try:
             e = make(*args)
-        except (ArithmeticError, AssertionError, AttributeError, NotImplementedError, TypeError, ValueError) as error:  # of sympy's rules
+        except (ArithmeticError, AssertionError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
             self.fail(f"{error or type(error).__name__}", at)
         for n in (e, *e.args):
             if n.is_Rational and max(abs(n.p), n.q).bit_length() > _BITS or n.is_Float and float(n) and not 1e-300 < abs(n) < 1e300:

@@ -14,13 +14,16 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.shape_infer.grammar import Function, Reader
 
-__all__ = ["SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
+__all__ = ["SYMBOL", "SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
            "is_static", "parse", "product", "renamed", "show", "spell", "symbol", "symbols_of"]
 
 Expr: TypeAlias = sympy.Expr
 FloorDiv: Any = tsf.FloorDiv
 Size: TypeAlias = sympy.Expr | int
 SYMBOL_NAME = re.compile(r"\b(s|u|zuf|f_|cap)\d+\b")  # in texts of types and attributes; the kind of symbol is the first group
+
+
+SYMBOL = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # any symbol's name
 
 
 @functools.cache
@@ -44,7 +47,8 @@ _FUNCTIONS: dict[str, Function] = {
     "fdiv": Function(tsf.FloatTrueDiv, 2, 2), "trunc": Function(tsf.TruncToInt, 1, 1), "floor": Function(tsf.FloorToInt, 1, 1),
     "ceil": Function(tsf.CeilToInt, 1, 1), "float": Function(tsf.ToFloat, 1, 1), "round": Function(tsf.RoundToInt, 1, 1),
     "pow": Function(tsf.PowByNatural, 2, 2, grows=True), "fpow": Function(tsf.FloatPow, 2, 2, grows=True),
-    "sqrt": Function(tsf.OpaqueUnaryFn_sqrt, 1, 1), "log2": Function(tsf.OpaqueUnaryFn_log2, 1, 1), "abs": Function(sympy.Abs, 1, 1),
+    "sqrt": Function(tsf.OpaqueUnaryFn_sqrt, 1, 1), "log2": Function(tsf.OpaqueUnaryFn_log2, 1, 1),
+    "abs": Function(sympy.Abs, 1, 1),
     "Eq": Function(sympy.Eq, 2, 2), "Ne": Function(sympy.Ne, 2, 2), "And": Function(sympy.And, 1, None, truth=True),
     "Or": Function(sympy.Or, 1, None, truth=True), "Not": Function(sympy.Not, 1, 1, truth=True),
     "shl": Function(tsf.LShift, 2, 2, grows=True), "shr": Function(tsf.RShift, 2, 2, grows=True),

@@ -24,7 +24,7 @@ from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import HIGHER_ORDER, LOWERINGS, UPDATES, find
+from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.frontend.state import state_names, storage_span, tensor_of
 from dhlo.mlir import func, ir
@@ -283,14 +283,21 @@ class Importer:
 
     def subgraph(self, gm: Any, args: Sequence[Any]) -> Any:
         """Interprets a branch or body on values (SSA values or numbers); SSA values and numbers come back."""
-        env: dict[Any, Any] = {}
-        inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        for node, a in zip(inputs, args, strict=True):
-            env[node] = _wrap(a)
+        given = [_wrap(a) for a in args]
+        env = _bound(gm, given)
         outer, self.depth = self.b.node, self.depth + 1
         result = self._graph(gm, env)
         self.b.node, self.depth = outer, self.depth - 1
+        if any(isinstance(r, Ref) and r.version for r in pytree.tree_leaves(given)):
+            raise CompileError(f"{outer.target} changes a tensor that it is given", hint="change a copy, and return that")
         return pytree.tree_map_only(Ref, lambda r: r.read(), result)
+
+    def inline(self, gm: Any, args: Sequence[Any]) -> Any:
+        """Interprets a graph in the place of the node being lowered; references go in and come out."""
+        outer = self.b.node, self.scope
+        result = self._graph(gm, _bound(gm, args))
+        self.b.node, self.scope = outer
+        return result
 
     def _inline(self, program: Any, values: Sequence[Any]) -> Any:
         """Interprets another exported program on values of this one; its guards become conditions of this one."""
@@ -378,6 +385,8 @@ class Importer:
                 return self._in_place(args[0], lowering(self.b, *call_args, **call_kwargs))
         if self.decompositions.cast_inside(node, self.autocast):
             lowering = None
+        if target in INLINED:
+            return INLINED[target](self.b, *args, **kwargs)
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
         if lowering is None:
@@ -507,6 +516,11 @@ class Importer:
 
 def _read(x: Any) -> Any:
     return pytree.tree_map_only(Ref, lambda r: r.read(), x)
+
+
+def _bound(gm: Any, args: Sequence[Any]) -> dict[Any, Any]:
+    """A graph's inputs with their values."""
+    return dict(zip([n for n in gm.graph.nodes if n.op == "placeholder"], args, strict=True))
 
 
 def _wrap(x: Any) -> Any:

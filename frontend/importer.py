@@ -23,7 +23,7 @@ from dhlo.frontend.graph import Importer
 from dhlo.frontend.guards import input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
-from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, find
+from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 
 __all__ = ["import_program", "unknown_ops"]
@@ -92,7 +92,9 @@ def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype |
         if whole and _known(t):
             continue
         program = decompositions.of(node, autocast)
-        if program is None:
+        if str(t) in REFUSED:
+            yield f"{t} ({REFUSED[str(t)]})", source_line(node)
+        elif program is None:
             yield str(t) if whole else f"{t} inside torch.autocast", source_line(node)
         else:
             yield from unknown_ops(program.graph_module, decompositions)
@@ -111,6 +113,7 @@ def _known(t: Any) -> bool:
         or t in SCALAR_FUNCTIONS
         or t is operator.getitem
         or t in HIGHER_ORDER
+        or t in INLINED
         or t in COMPLEX
         or functional_form(t) in LOWERINGS
         or functional_form(t) in COMPLEX

@@ -58,6 +58,15 @@ def _assert_async(b: OpBuilder, x: Value, message: str = "assertion failed", *_:
     b.op(control.AssertTensor, [b.convert(x, "i1")], {"message": message})
 
 
+@lowers(A._assert_tensor_metadata.default)
+def _assert_tensor_metadata(b: OpBuilder, x: Value, size: Any = None, stride: Any = None, dtype: Any = None, **_: Any) -> None:
+    own = b.dtype(x).torch
+    if dtype is not None and dtype != own:
+        raise CompileError(f"the exported program takes for granted that this is {dtype}, and it is {own}")
+    for n, wanted in zip(b.shape(x), size or (), strict=False):
+        b.require(sympy.Eq(n, as_expr(wanted)), "a size that the exported program takes for granted")
+
+
 @lowers(A._linalg_check_errors.default)
 def _linalg_check_errors(b: OpBuilder, info: Value, name: str, *, is_matrix: bool) -> None:
     fine = b.reduce(b.op(Eq, [info, b.full(b.shape(info), 0, b.dtype(info))]), "all", list(range(b.rank(info))))

@@ -168,12 +168,14 @@ int main(int argc, char** argv) {
   peak = 0;
 
   std::atomic<int64_t> made{0};
+  std::atomic<int> ready{0};
   std::mutex lock;
   std::vector<int64_t> resident;
   auto work = [&](int number) {
     std::mt19937_64 random(static_cast<uint64_t>(number));
     dhlo_session* session = nullptr;
     check(dhlo_session_create(model, nullptr, &session), "session");
+    for (++ready; ready < threads;) std::this_thread::yield();
     while (made < calls) {
       const size_t s = random() % sequences.size();
       dhlo_session_reset_state(session);

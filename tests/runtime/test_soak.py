@@ -70,11 +70,12 @@ def encoder(rng: random.Random) -> tuple[Any, list[Calls]]:
     module = Encoder().eval().requires_grad_(False)
     sizes = {0: Dim("batch", min=1, max=BATCH), 1: Dim("seq", min=1, max=SEQ)}
     ids = torch.ones(2, 3, dtype=torch.int64)
-    exported = export(module, (ids, ids), dynamic_shapes=(sizes, sizes))
+    exported = export(module, (ids, ids.clone()), dynamic_shapes=(sizes, sizes))
     shapes = [(1, 1), (BATCH, SEQ), (1, SEQ), (BATCH, 1), *((rng.randint(1, BATCH), rng.randint(1, SEQ)) for _ in range(60))]
     calls = []
     for shape in shapes:
-        x = torch.randint(0, 50, shape), torch.ones(shape, dtype=torch.int64).triu(-shape[1] // 2)
+        mask = torch.arange(shape[1]) <= torch.randint(0, shape[1], (shape[0], 1))
+        x = torch.randint(0, 50, shape), mask.long()
         calls.append([(x, module(*x))])
     return exported, calls
 
@@ -87,7 +88,8 @@ def decoder(rng: random.Random) -> tuple[Any, list[Calls]]:
     exported = export(first, (torch.randn(2, 16), torch.arange(2)), dynamic_shapes=({0: n}, {0: n}))
     sequences: list[Calls] = []
     for _ in range(30):
-        module, calls, filled = make(), Calls(), 0
+        module, filled = make(), 0
+        calls: Calls = []
         module.load_state_dict(first.state_dict())
         for _ in range(rng.randint(1, 20)):
             new = rng.choice([1, 1, 1, rng.randint(1, CAPACITY)])

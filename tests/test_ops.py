@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,12 +16,14 @@ from dhlo.ops import elementwise as ew
 from dhlo.ops import movement as mv
 from dhlo.types import TensorType, from_mlir
 from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_cases_opaque
+from tests.fuzz.guarded import guarded, isolated
 from tests.programs import SOURCE, Module, Part, plain, t
 
 CASES = {**op_cases_elementwise.CASES, **op_cases_movement.CASES, **op_cases_compute.CASES, **op_cases_opaque.CASES}
 ELSEWHERE = {"dhlo.extern", "dhlo.random_key", "dhlo.state"}  # have tests of their own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS}
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]
+GUARDED = [*SIZES, (15, 16), (16, 15), (17, 1), (1, 17)]
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,15 @@ def test_op(name: str) -> None:
     assert f'"{name}"' in (module.text() if name != "dhlo.group" else artifact.planned)
     for seed, (n, m) in enumerate(SIZES):
         module.check(model, {"n": n, "m": m}, seed)
+
+    def between_guard_pages(note: Callable[[str], None]) -> None:
+        for threads in (1, 2):
+            with guarded(artifact, threads) as run:
+                for seed, (n, m) in enumerate(GUARDED):
+                    note(f"{name} on {threads} threads at n={n}, m={m}")
+                    module.check(run, {"n": n, "m": m}, seed)
+
+    isolated(between_guard_pages)
 
 
 @pytest.mark.parametrize(("n", "bad"), [(1, 7), (3, -8), (16, 7), (17, 1 << 40), (40, -(1 << 62))])

@@ -37,6 +37,7 @@ class Case:
     grows: dict[int, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     states: tuple[str, ...] = ()
+    parts: bool = False  # a failed call may have written parts of states
     turns: bool = False  # an integer says how often a loop turns, and so how long a call takes
     program: Program | None = None
 
@@ -286,7 +287,7 @@ def _cases() -> list[Case]:
              lambda v: (v.floats(v.size(), 3) * 0.01,), states=("total", "calls"), tolerance=1e-3),
         Case("a cache in buffers", Fn(_cache, {"keys": torch.zeros(2, 3, 16, 4), "values": torch.zeros(3, 16, 4)}),
              (_r(3, 2, 4), torch.arange(2)), ({1: (few := Dim("few", max=8))}, {0: few}), _cache_values, indices=(1,),
-             states=("keys", "values")),
+             states=("keys", "values"), parts=True),
         Case("updated arguments", Fn(_update), (_r(4, 5), _r(4, 6), torch.tensor([1, 0, 2])), ({0: A}, {0: A, 1: A}, {0: A}),
              _update_values, indices=(2,)),
         Case("growing caches", _Step(), (_r(2, 3, 8), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),

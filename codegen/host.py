@@ -508,6 +508,11 @@ class HostProgram:
         """Checks the sizes of an operation's results, and gets memory for those that are outputs of the model."""
         fn = self.fn
         self.check_dims(values, op)
+        for key in (*values, op.operation):
+            b = self.layout.arena.get(key)
+            if b in self.layout.conditional:  # its memory was counted as none if it doesn't fit
+                self._limited(self.size(b.bytes))
+        self.check_sizes()
         for v in values:
             for index in self.layout.outputs.get(v, []):
                 shape = self._output_shape(index)

@@ -1,5 +1,5 @@
-"""The host program, one generated function: contract, sizes, arena offsets, outputs, branches and launches. Run and plan are the same
-code: a planning call has services that count, returns addresses of nothing, and is told where sizes begin to depend on data."""
+"""The host program, one generated function: contract, sizes, arena offsets, outputs, branches and launches. Run and plan are
+the same code: a planning call's services count and give addresses of nothing, and it learns where sizes depend on data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen import abi
-from dhlo.codegen.builder import F64, I1, I8, I32, I64, PTR, KernelModule, V
+from dhlo.codegen.builder import F64, I8, I32, I64, PTR, KernelModule, V
 from dhlo.codegen.checked import CheckedFn
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.control import emit_cond, emit_while
@@ -416,8 +416,8 @@ class HostProgram:
         return nbytes if fn.interval(nbytes)[0] >= 0 else fn.max(nbytes, 0)
 
     def _bytes(self, b: Buffer) -> V:
-        """Bytes of a buffer; none where a dim is negative or, of what a branch needs that may not run, where they don't fit: that is
-        an error when the operation runs."""
+        """Bytes of a buffer; none where a dim is negative or, of what a branch needs that may not run, where they don't fit. That
+        is an error when the operation runs."""
         if b not in self.layout.conditional:
             return self._limited(self.size(b.bytes))
         self.sizes.push()

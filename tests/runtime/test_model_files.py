@@ -125,7 +125,7 @@ def test_newer(build_toy: BuildToy) -> None:
     path = build_toy()
     rewrite_trailer(path, 1, 7)
     message = refused(path)
-    assert "version 7; this runtime reads versions up to 2" in message
+    assert "version 7; this runtime reads version 3" in message
     assert "newer dhlo runtime" in message
     assert "code for ABI version 3" in refused(build_toy("TOY_VERSION=3"))
 

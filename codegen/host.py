@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
@@ -494,7 +495,7 @@ class HostProgram:
                 self.require(self.sizes.truth(cond), number, zero, zero)
             elif isinstance(op, AssertTensor):
                 p, zero = self.pointer(op.operands[0]), self.fn.i64(0)
-                x = self.unless_planning(lambda p=p: self.fn.load(p, I8), self.fn.const(1, I8))
+                x = self.unless_planning(partial(self.fn.load, p, I8), self.fn.const(1, I8))
                 self.require(self.fn.cmp("ne", x, 0), self.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
             elif isinstance(op, Cond):
                 emit_cond(self, op)

@@ -266,6 +266,14 @@ class Fn:
         """Integer arithmetic in here is modulo 2^64, as everywhere in kernels; in host functions it is for estimates."""
         yield
 
+    def assume(self, x: V, lo: int | None = None, hi: int | None = None) -> V:
+        """Says that an integer lies in lo..hi; of use in host functions only, which prove with it that sizes fit."""
+        return x
+
+    def interval(self, x: Num) -> tuple[int, int]:
+        """Where an integer lies, as far as that is known."""
+        return -(1 << 63), (1 << 63) - 1
+
     def _bin(self, int_op: str, float_op: str, a: Num, b: Num) -> V:
         x, y = self._pair(a, b)
         name = float_op if x.is_float else int_op

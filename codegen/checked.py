@@ -1,5 +1,5 @@
-"""Integer arithmetic of the host program: exact, or recorded as an overflow. Where the ranges of its operands prove that an operation
-fits in 64 bits, it is the plain one."""
+"""Integer arithmetic of the host program: exact, or recorded as an overflow. Where the ranges of its operands prove that an
+operation fits in 64 bits, it is the plain one."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Contract:
                                    hint="give one input a dim of exactly this size")
 
     def _range(self, fn: CheckedFn, name: str, at: tuple[int, int], size: V, value: V, require: Require) -> None:
-        """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and so much more, as the dim's range."""
+        """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and some more, as the dim's range."""
         i, d = at
         lo, hi = self.ranges.get(name, (0, None))
         e = self.args[i].type.shape[d]

@@ -1,16 +1,17 @@
-"""The host program, one generated function: contract, sizes, arena offsets, outputs, branches and launches. Run and plan are the same
-code: a planning call has services that count, returns addresses of nothing, and is told where sizes begin to depend on data."""
+"""The host program, one generated function: contract, sizes, arena offsets, outputs, branches and launches. Run and plan are
+the same code: a planning call's services count and give addresses of nothing, and it learns where sizes depend on data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
 
 from dhlo.codegen import abi
-from dhlo.codegen.builder import F64, I1, I8, I32, I64, PTR, KernelModule, V
+from dhlo.codegen.builder import F64, I8, I32, I64, PTR, KernelModule, V
 from dhlo.codegen.checked import CheckedFn
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.control import emit_cond, emit_while
@@ -416,8 +417,8 @@ class HostProgram:
         return nbytes if fn.interval(nbytes)[0] >= 0 else fn.max(nbytes, 0)
 
     def _bytes(self, b: Buffer) -> V:
-        """Bytes of a buffer; none where a dim is negative or, of what a branch needs that may not run, where they don't fit: that is
-        an error when the operation runs."""
+        """Bytes of a buffer; none where a dim is negative or, of what a branch needs that may not run, where they don't fit. That
+        is an error when the operation runs."""
         if b not in self.layout.conditional:
             return self._limited(self.size(b.bytes))
         self.sizes.push()
@@ -494,7 +495,7 @@ class HostProgram:
                 self.require(self.sizes.truth(cond), number, zero, zero)
             elif isinstance(op, AssertTensor):
                 p, zero = self.pointer(op.operands[0]), self.fn.i64(0)
-                x = self.unless_planning(lambda p=p: self.fn.load(p, I8), self.fn.const(1, I8))
+                x = self.unless_planning(partial(self.fn.load, p, I8), self.fn.const(1, I8))
                 self.require(self.fn.cmp("ne", x, 0), self.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
             elif isinstance(op, Cond):
                 emit_cond(self, op)
@@ -508,6 +509,11 @@ class HostProgram:
         """Checks the sizes of an operation's results, and gets memory for those that are outputs of the model."""
         fn = self.fn
         self.check_dims(values, op)
+        for key in (*values, op.operation):
+            b = self.layout.arena.get(key)
+            if b in self.layout.conditional:  # its memory was counted as none if it doesn't fit
+                self._limited(self.size(b.bytes))
+        self.check_sizes()
         for v in values:
             for index in self.layout.outputs.get(v, []):
                 shape = self._output_shape(index)

@@ -20,8 +20,10 @@ class HostContext(Protocol):
     kernels get `scratch` bytes per worker. Launches may stand inside `fn.when` (variant choice); they run in program order.
     """
 
-    fn: Fn
     module: KernelModule
+
+    @property
+    def fn(self) -> Fn: ...
 
     @property
     def num_threads(self) -> V: ...

@@ -1,5 +1,5 @@
-"""Size expressions as machine code: sympy to i64 (or f64) arithmetic in a host function, every subexpression once. Integers are exact,
-or the function's overflow flag is set."""
+"""Size expressions as machine code: sympy to i64 (or f64) arithmetic in a host function, every subexpression once. Integers are
+exact, or the function's overflow flag is set."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import dhlo
 from tests.models import MODELS
+from tests.plans import assert_plan_is_run
 
 TOLERANCE = 1e-4  # of the output's scale
 
@@ -36,6 +37,7 @@ def check(name: str, full: bool, shapes: int, cap: int) -> None:
         got = compiled(*args)
         errors = [relative_error(a, b) for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True)]
         assert max(errors) <= TOLERANCE, f"{name} at {sizes}: {max(errors):.1e}"
+        assert_plan_is_run(compiled, *args)
     assert compiled.counters["compilations"] == 1
     assert compiled.counters["runs"] >= shapes
 

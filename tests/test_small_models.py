@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import dhlo
 from tests import small_decoders, small_vision  # noqa: F401  (which add to SMALL)
+from tests.plans import assert_plan_is_run
 from tests.small_models import SMALL, Small
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ def check(small: Small) -> None:
         for g, w in zip(tree_leaves(model(*given)), want, strict=True):
             scale = float(w.abs().max()) if w.numel() and w.is_floating_point() else 1.0
             torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4 * max(1.0, scale))
+        assert_plan_is_run(model, *args(*n))
 
 
 @pytest.mark.parametrize("name", SMALL)

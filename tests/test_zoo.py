@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import dhlo
+from tests.plans import assert_plan_is_run
 
 _FOLDER = os.environ.get("DHLO_ZOO")
 
@@ -76,4 +77,6 @@ def test_model(name: str) -> None:
             exported.module()(*changed[0], **changed[1])
         for g, w in zip(_tensors(taken), _tensors(changed), strict=True):
             assert_close(g, w)
+        planned = copy.deepcopy((args, kwargs))
+        assert_plan_is_run(model, *planned[0], **planned[1])
     assert model.counters["compilations"] == 1

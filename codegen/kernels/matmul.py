@@ -260,6 +260,8 @@ class _Plan:
             better = fn.cmp("lt", other[0], loop.carried[0])
             loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
         _, self.grain, self.blocks, self.rows = loop.results
+        fn.assume(self.blocks, 1, fn.interval(row_panels)[1])
+        fn.assume(self.rows, 0, fn.interval(m)[1])
 
     def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
         """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""

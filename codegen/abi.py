@@ -115,8 +115,9 @@ MODEL: Final[dict[str, int]] = {
     "run": 152,
     "num_updated": 160,
     "updated": 168,
+    "grows": 176,
 }
-MODEL_BYTES: Final = 176
+MODEL_BYTES: Final = 184
 
 CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}
 """Code of each dhlo_check_kind."""

@@ -31,7 +31,7 @@ class Descriptor:
     num_segments: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
-    updated: Sequence[int] = ()  # arguments that a run writes to
+    updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)
 
@@ -45,7 +45,8 @@ class Descriptor:
         launches = self._array("launches", "ptr", [f"ptr {self._string(x)}" for x in self.launches])
         states = self._array("states", "{ ptr, i64, i64, i64 }", [
             f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states])
-        updated = self._array("updated", "i64", [f"i64 {i}" for i in self.updated])
+        updated = self._array("updated", "i64", [f"i64 {i}" for i, _ in self.updated])
+        grows = self._array("grows", "i64", [f"i64 {d}" for _, d in self.updated])
         fields = [
             f"i64 {abi.ABI_MAGIC}", f"i32 {abi.ABI_VERSION}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
             f"ptr {self._string(self.producer)}", f"ptr {self._string(self.metadata['cpu_features'])}",
@@ -53,7 +54,7 @@ class Descriptor:
             f"i64 {len(self.inputs)}", f"ptr {inputs}", f"i64 {len(self.outputs)}", f"ptr {outputs}",
             f"i64 {len(self.checks)}", f"ptr {checks}", f"i64 {len(self.launches)}", f"ptr {launches}",
             f"i64 {len(self.states)}", f"ptr {states}", f"i64 {self.state_bytes}", f"i64 {self.constants_bytes}",
-            f"i64 {self.num_segments}", "ptr @dhlo_run", f"i64 {len(self.updated)}", f"ptr {updated}"]
+            f"i64 {self.num_segments}", "ptr @dhlo_run", f"i64 {len(self.updated)}", f"ptr {updated}", f"ptr {grows}"]
         types = ", ".join(f.split()[0] for f in fields)
         self._lines.append(f"@{abi.ABI_SYMBOL} = constant {{ {types} }} {{ {', '.join(fields)} }}, align 8")
         return "\n".join(self._lines) + "\n"

@@ -94,7 +94,7 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
                     **_metadata(program, block, layout, low, steps)}
         descriptor = Descriptor(options.name, PRODUCER, metadata, inputs, outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                updated=sorted(t for t in updates.values() if isinstance(t, int)),
+                                updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
                                 names=program.user_names)
         planned = str(program.module)
     progress("generate code")

@@ -305,6 +305,29 @@ def test_arguments_may_interleave(writer: dhlo.CompiledModel) -> None:
     torch.testing.assert_close(writer(torch.zeros(8, 3), x, at), Writer()(torch.zeros(8, 3), x, at))  # reading one twice
 
 
+class Growing(torch.nn.Module):
+    def forward(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k, v = torch.cat([k, x], 1), torch.cat([v, x * 2], 1)
+        return k.sum(1) - v.sum(1), k, v
+
+
+def test_growing_buffers_share_no_room() -> None:
+    past = Dim("past", max=64)
+    example = (torch.randn(2, 1, 3), torch.randn(2, 5, 3), torch.randn(2, 5, 3))
+    exported = export(Growing(), example, dynamic_shapes=({}, {1: past}, {1: past}))
+    model = dhlo.compile(exported, grow={"k": 1, "v": 1})
+    x, buffer = torch.randn(2, 1, 3), torch.zeros(2, 8, 3)
+    for k, v in ((buffer[:, :0], buffer[:, :0]), (buffer[:, :2], buffer[:, :2]), (buffer[:, :0], buffer[:, :1])):
+        with pytest.raises(dhlo.ContractError, match="shares memory with input 2 .v., which is written, too"):
+            model(x, k, v)
+    assert not buffer.any()
+    both = torch.zeros(2, 2, 8, 3)  # keys before values
+    k, v = both[0, :, :0], both[1, :, :0]
+    for _ in range(3):
+        _, k, v = model(x, k, v)
+    assert torch.equal(both[0, :, :3], x.expand(2, 3, 3)) and torch.equal(both[1, :, :3], 2 * x.expand(2, 3, 3))
+
+
 def test_memory_that_cant_take_the_update(writer: dhlo.CompiledModel) -> None:
     x, at = torch.randn(2, 3), torch.tensor([5, 1])
     array = np.zeros((8, 3), np.float32)

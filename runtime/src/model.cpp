@@ -51,9 +51,14 @@ void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const 
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
   for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
-  for (int64_t i = 0; i < abi.num_updated; ++i)
+  if (abi.num_updated < 0 || (abi.num_updated > 0 && (abi.updated == nullptr || abi.grows == nullptr)))
+    throw Error(DHLO_FORMAT, label + ": its descriptor doesn't say which inputs it writes to");
+  for (int64_t i = 0; i < abi.num_updated; ++i) {
     if (abi.updated[i] < 0 || abi.updated[i] >= abi.num_inputs)
       throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
+    if (abi.grows[i] != -1 && (abi.grows[i] < 1 || abi.grows[i] >= abi.inputs[abi.updated[i]].rank))
+      throw Error(DHLO_FORMAT, label + ": it writes behind a dim that an input doesn't have");
+  }
   for (int64_t i = 0; i < abi.num_states; ++i) {
     const dhlo_abi_state& state = abi.states[i];
     const bool ok = state.bytes >= 0 && state.offset >= 0 && state.init_offset >= 0 &&

@@ -31,6 +31,14 @@ int64_t now() {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
+constexpr int64_t kReads = -2;  // of an input that the run doesn't write to
+
+void check_addressable(const dhlo_abi_model& abi, const dhlo_tensor& input, int64_t index) {
+  if (!dhlo::addressable(input, dhlo_dtype_bytes(input.dtype)))
+    throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", index, &abi.inputs[index]) +
+                                           ": its strides reach beyond what can be addressed");
+}
+
 // 64 bits that nobody can foretell; the clock's where the system has none to give.
 uint64_t entropy() {
   uint64_t bits = 0;
@@ -81,8 +89,8 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& given
   state = state_block.data();
   reset_state();
   if (shared->parallel.run != nullptr) host_threads = std::make_unique<dhlo::HostThreads>(num_threads);
-  if (abi.num_updated > 0) updated.resize(static_cast<size_t>(abi.num_inputs));
-  for (int64_t i = 0; i < abi.num_updated; ++i) updated[static_cast<size_t>(abi.updated[i])] = true;
+  if (abi.num_updated > 0) writes.assign(static_cast<size_t>(abi.num_inputs), kReads);
+  for (int64_t i = 0; i < abi.num_updated; ++i) writes[static_cast<size_t>(abi.updated[i])] = abi.grows[i];
   given.reserve(static_cast<size_t>(abi.num_inputs + abi.num_outputs));
   dhlo_model_retain(shared);
 }
@@ -298,9 +306,19 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   };
   given.clear();
   for (int64_t i = 0; i < abi.num_inputs; ++i) {
-    given.push_back({{}, i, false, !updated.empty() && updated[static_cast<size_t>(i)]});
+    const int64_t grows = writes.empty() ? kReads : writes[static_cast<size_t>(i)];
+    given.push_back({{}, i, false, grows != kReads});
     dhlo::Given& g = given.back();
-    dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &g.region);
+    dhlo_tensor all = inputs[i];
+    int64_t sizes[DHLO_ABI_MAX_RANK];
+    if (grows > 0 && grows < all.rank && all.strides != nullptr) {
+      // The whole of the buffer whose first part is given.
+      std::copy_n(all.sizes, all.rank, sizes);
+      sizes[grows] = std::max(sizes[grows], all.strides[grows - 1] / std::max<int64_t>(all.strides[grows], 1));
+      all.sizes = sizes;
+      check_addressable(abi, all, i);
+    }
+    dhlo::find_region(all, dhlo_dtype_bytes(all.dtype), &g.region);
     if (g.written && g.region.folded)
       throw Error(DHLO_INVALID_ARGUMENT,
                   name(g) + " is updated by the model, but several of its elements share memory, by its strides");
@@ -333,11 +351,8 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
         for (Output& out : outputs) out.produced = false;
         counters.arena_used = counters.output_used = 0;
         hook_bytes = scratch_asked = 0;
-        for (int64_t i = 0; i < num_inputs; ++i)
-          if (!dhlo::addressable(inputs[i], dhlo_dtype_bytes(inputs[i].dtype)))
-            throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", i, &model->abi->inputs[i]) +
-                                                   ": its strides reach beyond what can be addressed");
-        if (!updated.empty() || num_bound > 0) check_sharing(inputs);
+        for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->abi, inputs[i], i);
+        if (!writes.empty() || num_bound > 0) check_sharing(inputs);
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)

@@ -81,9 +81,15 @@ void test_descriptor_is_checked() {
   abi.version = DHLO_ABI_VERSION - 1;
   CHECK(status(abi, 24) == DHLO_VERSION);
   abi = dhlo_model_v1;
-  const int64_t missing = 2;
+  const int64_t missing = 2, first = 0, beyond = 2;
   abi.num_updated = 1;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
   abi.updated = &missing;
+  abi.grows = &first;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  abi.updated = &first;
+  CHECK(status(abi, 24) == DHLO_FORMAT);  // its first dim can't grow
+  abi.grows = &beyond;
   CHECK(status(abi, 24) == DHLO_FORMAT);
   abi = dhlo_model_v1;
   abi.struct_bytes = 8;

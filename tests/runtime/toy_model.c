@@ -197,4 +197,5 @@ const dhlo_abi_model dhlo_model_v1 = {
     run,
     0,
     NULL,
+    NULL,
 };

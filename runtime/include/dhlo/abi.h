@@ -146,6 +146,8 @@ typedef struct dhlo_abi_model {
   dhlo_abi_run run;
   int64_t num_updated;
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
+  const int64_t* grows;   /* of each of these the dim, above 0, behind whose elements the run writes, too: as far as the
+                             stride of the dim before reaches; -1 if there is none */
 } dhlo_abi_model;
 
 /* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code, an ELF
@@ -193,7 +195,7 @@ static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
 static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
-static_assert(sizeof(dhlo_abi_model) == 176, "dhlo_abi_model");
+static_assert(sizeof(dhlo_abi_model) == 184, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }

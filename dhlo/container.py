@@ -144,8 +144,13 @@ def _create_part(path: Path, mode: int) -> tuple[Path, int]:
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:
-            return part, fd
+        try:
+            if os.fstat(fd).st_nlink:
+                return part, fd
+        except BaseException:
+            os.close(fd)
+            part.unlink(missing_ok=True)
+            raise
         os.close(fd)  # a cleaner came between the two
 
 

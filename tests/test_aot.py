@@ -223,21 +223,26 @@ def test_a_full_disk_loses_nothing(mixed: tuple[dhlo.CompiledModel, Path], tmp_p
     """Writing fails after each number of bytes in turn, as on a disk that is full: the old file stays, nothing else is left."""
     path = tmp_path / "model.so"
     path.write_bytes(b"before")
-    size = mixed[1].stat().st_size
     compiler = mixed[0]._artifact
     assert compiler is not None
     with tempfile.TemporaryDirectory() as folder:
         link_shared(compiler.objects, Path(folder) / "code.so", {})
         code = (Path(folder) / "code.so").read_bytes()
+
+    def save(path: Path) -> None:
+        write_model_file(path, code, (c.data for c in compiler.constants.chunks()), json.dumps(compiler.metadata), "")
+
+    save(tmp_path / "whole.so")
+    size = (tmp_path / "whole.so").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for limit in (0, 1, 4096, len(code), size - 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             with pytest.raises(OSError, match="too large"):
-                write_model_file(path, code, (c.data for c in compiler.constants.chunks()), json.dumps(compiler.metadata), "")
+                save(path)
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+            assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)

@@ -206,7 +206,7 @@ print(hits)
 
 def test_several_processes(tmp_path: Path, artifact: Artifact) -> None:
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", RACER, str(tmp_path)]
-    children = [subprocess.Popen([*command, str(n), "150"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = [subprocess.Popen([*command, str(n), "60"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 for n in range(3)]  # fmt: skip
     for child in children:
         out, err = child.communicate()

@@ -1,6 +1,7 @@
 """Model files: called like the compiled model, run from C++ without Python, refused where they are bad."""
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -433,3 +434,78 @@ def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
     assert result.stdout.split() == ["11", "21", "31"]
     check = ["sha256sum", "--check", "scale.constants.sha256"]
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "scale.constants: OK\n"
+
+
+LOADING_HOST = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include "dhlo/runtime.hpp"
+static int created = 0;
+static bool refuse = false;
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* arg) {
+  if (refuse) return EAGAIN;
+  ++created;
+  static const auto real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  return real(thread, attributes, start, arg);
+}
+struct Hook {
+  int calls = 0, behaviour = 0;
+  unsigned char digest[32];
+};
+static int32_t authorize(void* ctx, const uint8_t* digest, size_t bytes) {
+  auto* hook = static_cast<Hook*>(ctx);
+  ++hook->calls;
+  if (bytes == 32) std::memcpy(hook->digest, digest, bytes);
+  if (hook->behaviour == 2) throw 2;
+  return hook->behaviour;
+}
+int main(int, char** argv) {
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  Hook hook;
+  options.authorize = authorize;
+  options.authorize_ctx = &hook;
+  for (int threads = 1; threads <= 4; ++threads) {
+    created = 0;
+    options.num_threads = threads;
+    dhlo::Model::load(argv[1], &options);
+    std::printf("%d ", created);
+  }
+  refuse = true;
+  dhlo::Model::load(argv[1], &options);
+  refuse = false;
+  for (hook.behaviour = 1; hook.behaviour <= 2; ++hook.behaviour) {
+    dhlo_model* model = nullptr;
+    const dhlo_status status = dhlo_model_load_file(argv[1], &options, &model);
+    std::printf("%s %d ", dhlo_status_name(status), model == nullptr);
+  }
+  std::printf("%d ", hook.calls);
+  for (unsigned char byte : hook.digest) std::printf("%02x", byte);
+}
+"""
+
+
+def test_hosts_decide_what_is_loaded_and_by_how_many_threads(build_host: Any, tmp_path: Path) -> None:
+    """Authorize hooks that accept, refuse and throw; threads while loading, and none to be had."""
+
+    class Large(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.zeros(4_000_000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    dhlo.compile(torch.export.export(Large(), (torch.randn(1),))).save(tmp_path / "large.so")
+    (tmp_path / "host.cpp").write_text(LOADING_HOST)
+    host = build_host(tmp_path / "host", tmp_path / "host.cpp")
+    environment = {k: v for k, v in os.environ.items() if k != "DHLO_NUM_THREADS"}
+    result = subprocess.run(
+        [str(host), str(tmp_path / "large.so")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    digest = hashlib.sha256((tmp_path / "large.so").read_bytes()[-TRAILER_BYTES:]).hexdigest()
+    assert result.stdout == f"0 1 2 3 untrusted 1 untrusted 1 7 {digest}"

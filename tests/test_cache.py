@@ -184,15 +184,13 @@ def test_old_entries_go_when_the_folder_is_full(tmp_path: Path, artifact: Artifa
 # Puts and gets entries as fast as it can, in a folder that is always too small.
 RACER = """
 import sys, random
-import torch, dhlo
-from tests.test_cache import export, get
-from dhlo.api import build
+from tests.test_cache import KEY, get
 from dhlo.cache import Cache
-artifact = build(export(1.0), dhlo.Options(cache=""))[1]
-cache = Cache(sys.argv[1], max_bytes=150_000)
-choose = random.Random(int(sys.argv[2]))
+artifact = get(Cache(sys.argv[1]))
+cache = Cache(sys.argv[2], max_bytes=150_000)
+choose = random.Random(int(sys.argv[3]))
 hits = 0
-for _ in range(int(sys.argv[3])):
+for _ in range(int(sys.argv[4])):
     key = str(choose.randrange(4)) * 64
     found = get(cache, key)
     if found is None:
@@ -205,34 +203,35 @@ print(hits)
 
 
 def test_several_processes(tmp_path: Path, artifact: Artifact) -> None:
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", RACER, str(tmp_path)]
+    Cache(tmp_path / "whole").put(KEY, artifact)
+    folder = tmp_path / "raced"
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", RACER, str(tmp_path / "whole"), str(folder)]
     children = [subprocess.Popen([*command, str(n), "60"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 for n in range(3)]  # fmt: skip
     for child in children:
         out, err = child.communicate()
         assert child.returncode == 0, err
         assert int(out) > 0
-    assert all(name.endswith(".entry") for name in entries(tmp_path))
-    Cache(tmp_path, max_bytes=150_000).put(KEY, artifact)
-    assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 150_000 + os.path.getsize(tmp_path / f"{KEY}.entry")
+    assert all(name.endswith(".entry") for name in entries(folder))
+    Cache(folder, max_bytes=150_000).put(KEY, artifact)
+    assert sum(p.stat().st_size for p in folder.iterdir()) <= 150_000 + os.path.getsize(folder / f"{KEY}.entry")
 
 
 # ---------------------------------------------------------------------------------------------------- killed
 PUTTER = """
-import sys
-import torch, dhlo
-from tests.test_cache import KEY, export
-from dhlo.api import build
+import os, sys
+from tests.test_cache import KEY, get
 from dhlo.cache import Cache
-artifact = build(export(1.0), dhlo.Options(cache=""))[1]
+cache = Cache(sys.argv[1])
+artifact = get(cache)
 print("ready", flush=True)
 while sys.stdin.readline():
-    pid = __import__("os").fork()
+    pid = os.fork()
     if pid == 0:
         while True:
-            Cache(sys.argv[1]).put(KEY, artifact)
+            cache.put(KEY, artifact)
     print(pid, flush=True)
-    __import__("os").waitpid(pid, 0)
+    os.waitpid(pid, 0)
 """
 
 
@@ -336,8 +335,7 @@ def test_what_others_can_write_is_not_read(tmp_path: Path, artifact: Artifact) -
 # Gets an entry as another user, who may not write to the folder; prints whether it is there.
 OTHER_USER = """
 import os, sys
-import torch, dhlo
-from tests.test_cache import KEY, export, get
+from tests.test_cache import KEY, get
 from dhlo.cache import Cache
 os.setgroups([])
 os.setgid(12345)

@@ -211,13 +211,14 @@ def test_saved_files_follow_the_umask(mixed: tuple[dhlo.CompiledModel, Path], tm
 
 
 def test_leftovers_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    dead, living, foreign = (tmp_path / n for n in (".model.so.0.part", ".model.so.1.part", ".other.so.2.part"))
-    for path in (dead, living, foreign):
+    living = tmp_path / f".model.so.{'1' * 16}.part"
+    others = [tmp_path / n for n in (f".other.so.{'2' * 16}.part", ".model.so.part", ".model.so.mine.part")]
+    for path in (tmp_path / f".model.so.{'0' * 16}.part", living, *others):
         path.write_bytes(b"half")
     with living.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         write_bytes(tmp_path / "model.so", b"whole")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".model.so.1.part", ".other.so.2.part", "model.so"]
+    assert set(tmp_path.iterdir()) == {living, *others, tmp_path / "model.so"}
 
 
 def test_a_full_disk_loses_nothing(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Cache:
             self.folder.mkdir(0o755, parents=True, exist_ok=True)
             if not _is_safe(self.folder.stat(), self.folder):
                 return
-            clean_leftovers(self.folder, ".")
+            clean_leftovers(self.folder, r"[0-9a-f]{64}\.entry")
             fill = partial(write_sections, magic=_MAGIC, abi=_VERSION, sections=_pack(key, artifact))
             # Not durable: an entry that a power failure damages is found out by its digests.
             atomic_write(self.folder / (key + _SUFFIX), fill, mode=0o644, durable=False)

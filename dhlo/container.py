@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import re
 import secrets
 import stat
 import struct
@@ -107,7 +108,7 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
     Until then the file has a name of its own in the same folder, which nobody can foretell, and is locked: what a killed
     process left behind is known by its lock being free, and removed by the next call. Raises OSError.
     """
-    clean_leftovers(path.parent, f".{path.name}.")
+    clean_leftovers(path.parent, re.escape(path.name))
     part, fd = _create_part(path, mode)
     try:
         try:
@@ -144,16 +145,22 @@ def _create_part(path: Path, mode: int) -> tuple[Path, int]:
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:
-            return part, fd
+        try:
+            if os.fstat(fd).st_nlink:
+                return part, fd
+        except BaseException:
+            os.close(fd)
+            part.unlink(missing_ok=True)
+            raise
         os.close(fd)  # a cleaner came between the two
 
 
-def clean_leftovers(folder: Path, prefix: str) -> None:
-    """Removes partial files, of names that begin with `prefix`, that no process is writing any more. Never raises OSError."""
+def clean_leftovers(folder: Path, names: str) -> None:
+    """Removes partial files that no process is writing any more, of files whose names match the pattern. Never raises OSError."""
+    partial = re.compile(rf"\.(?:{names})\.[0-9a-f]{{16}}{re.escape(_PART)}")
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found:
-            if entry.name.startswith(prefix) and entry.name.endswith(_PART):
+            if partial.fullmatch(entry.name):
                 with suppress(OSError):
                     _remove_if_free(entry.path)
 

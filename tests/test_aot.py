@@ -1,6 +1,7 @@
 """Model files: called like the compiled model, run from C++ without Python, refused where they are bad."""
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -210,34 +211,40 @@ def test_saved_files_follow_the_umask(mixed: tuple[dhlo.CompiledModel, Path], tm
 
 
 def test_leftovers_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    dead, living, foreign = (tmp_path / n for n in (".model.so.0.part", ".model.so.1.part", ".other.so.2.part"))
-    for path in (dead, living, foreign):
+    living = tmp_path / f".model.so.{'1' * 16}.part"
+    others = [tmp_path / n for n in (f".other.so.{'2' * 16}.part", ".model.so.part", ".model.so.mine.part")]
+    for path in (tmp_path / f".model.so.{'0' * 16}.part", living, *others):
         path.write_bytes(b"half")
     with living.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         write_bytes(tmp_path / "model.so", b"whole")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".model.so.1.part", ".other.so.2.part", "model.so"]
+    assert set(tmp_path.iterdir()) == {living, *others, tmp_path / "model.so"}
 
 
 def test_a_full_disk_loses_nothing(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
     """Writing fails after each number of bytes in turn, as on a disk that is full: the old file stays, nothing else is left."""
     path = tmp_path / "model.so"
     path.write_bytes(b"before")
-    size = mixed[1].stat().st_size
     compiler = mixed[0]._artifact
     assert compiler is not None
     with tempfile.TemporaryDirectory() as folder:
         link_shared(compiler.objects, Path(folder) / "code.so", {})
         code = (Path(folder) / "code.so").read_bytes()
+
+    def save(path: Path) -> None:
+        write_model_file(path, code, (c.data for c in compiler.constants.chunks()), json.dumps(compiler.metadata), "")
+
+    save(tmp_path / "whole.so")
+    size = (tmp_path / "whole.so").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for limit in (0, 1, 4096, len(code), size - 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             with pytest.raises(OSError, match="too large"):
-                write_model_file(path, code, (c.data for c in compiler.constants.chunks()), json.dumps(compiler.metadata), "")
+                save(path)
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+            assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -428,3 +435,78 @@ def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
     assert result.stdout.split() == ["11", "21", "31"]
     check = ["sha256sum", "--check", "scale.constants.sha256"]
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "scale.constants: OK\n"
+
+
+LOADING_HOST = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include "dhlo/runtime.hpp"
+static int created = 0;
+static bool refuse = false;
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* arg) {
+  if (refuse) return EAGAIN;
+  ++created;
+  static const auto real = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  return real(thread, attributes, start, arg);
+}
+struct Hook {
+  int calls = 0, behaviour = 0;
+  unsigned char digest[32];
+};
+static int32_t authorize(void* ctx, const uint8_t* digest, size_t bytes) {
+  auto* hook = static_cast<Hook*>(ctx);
+  ++hook->calls;
+  if (bytes == 32) std::memcpy(hook->digest, digest, bytes);
+  if (hook->behaviour == 2) throw 2;
+  return hook->behaviour;
+}
+int main(int, char** argv) {
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  Hook hook;
+  options.authorize = authorize;
+  options.authorize_ctx = &hook;
+  for (int threads = 1; threads <= 4; ++threads) {
+    created = 0;
+    options.num_threads = threads;
+    dhlo::Model::load(argv[1], &options);
+    std::printf("%d ", created);
+  }
+  refuse = true;
+  dhlo::Model::load(argv[1], &options);
+  refuse = false;
+  for (hook.behaviour = 1; hook.behaviour <= 2; ++hook.behaviour) {
+    dhlo_model* model = nullptr;
+    const dhlo_status status = dhlo_model_load_file(argv[1], &options, &model);
+    std::printf("%s %d ", dhlo_status_name(status), model == nullptr);
+  }
+  std::printf("%d ", hook.calls);
+  for (unsigned char byte : hook.digest) std::printf("%02x", byte);
+}
+"""
+
+
+def test_hosts_decide_what_is_loaded_and_by_how_many_threads(build_host: Any, tmp_path: Path) -> None:
+    """Authorize hooks that accept, refuse and throw; threads while loading, and none to be had."""
+
+    class Large(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.zeros(4_000_000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    dhlo.compile(torch.export.export(Large(), (torch.randn(1),))).save(tmp_path / "large.so")
+    (tmp_path / "host.cpp").write_text(LOADING_HOST)
+    host = build_host(tmp_path / "host", tmp_path / "host.cpp")
+    environment = {k: v for k, v in os.environ.items() if k != "DHLO_NUM_THREADS"}
+    result = subprocess.run(
+        [str(host), str(tmp_path / "large.so")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    digest = hashlib.sha256((tmp_path / "large.so").read_bytes()[-TRAILER_BYTES:]).hexdigest()
+    assert result.stdout == f"0 1 2 3 untrusted 1 untrusted 1 7 {digest}"

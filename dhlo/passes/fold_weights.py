@@ -138,7 +138,8 @@ def _channel_vector(b: Any, out: TensorType) -> Any:
 def _hoist(v: Any, before: Any) -> None:
     """Moves what makes v, all from weights, before an op."""
     late = [op for op in _makers(v) if op is not None and not op.operation.is_before_in_block(before.operation)]
-    late.sort(key=functools.cmp_to_key(lambda a, b: -1 if a.operation.is_before_in_block(b.operation) else 1))
+    order = functools.cmp_to_key(_in_order)
+    late.sort(key=order)
     for op in late:
         op.operation.move_before(before.operation)
 
@@ -161,3 +162,7 @@ def _makers(v: Any) -> list[Any]:
         if op is not None and op.kind in _FOLDABLE:
             todo += op.operands
     return list(found.values())
+
+
+def _in_order(a: Any, b: Any) -> int:
+    return -1 if a.operation.is_before_in_block(b.operation) else 1

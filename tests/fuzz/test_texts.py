@@ -40,9 +40,11 @@ def problem(case: object) -> str | None:
     """What is wrong with how `dhlo ARGUMENTS` ended, or None."""
     arguments, stdin = case  # type: ignore[misc]
     out, err, code = io.StringIO(), io.StringIO(), 0
-    _one_context()
     try:
-        with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(stdin)):
+        with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(stdin)), ExitStack() as inside:
+            if stdin is not None:
+                _one_context()
+                inside.enter_context(mock.patch.object(mlir, "context", nullcontext))
             COMMAND.main(list(arguments), "dhlo")
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
@@ -57,10 +59,11 @@ def problem(case: object) -> str | None:
 
 
 @functools.cache
-def _one_context() -> None:
+def _one_context() -> Any:
     """All texts that a worker process tries are read in one MLIR context: to make one takes longer than most texts do."""
-    ExitStack().enter_context(mlir.context())
-    mock.patch.object(mlir, "context", nullcontext).start()
+    made = mlir.context()
+    made.__enter__()
+    return made
 
 
 def search(make: Callable[[random.Random], Case], count: int, seconds: float) -> None:

@@ -88,6 +88,10 @@ class _Printer(StrPrinter):  # type: ignore[misc]
     def _print_And(self, e: sympy.Basic) -> str: return self._call("And", *sorted(e.args, key=str))
     def _print_Or(self, e: sympy.Basic) -> str: return self._call("Or", *sorted(e.args, key=str))
     def _print_Not(self, e: sympy.Basic) -> str: return self._call("Not", *e.args)
+    def _print_ITE(self, e: sympy.Basic) -> str:  # of nested choices; the grammar's is of numbers
+        c, a, b = e.args
+        return str(self._print(sympy.Or(sympy.And(c, a), sympy.And(sympy.Not(c), b))))
+
     def _print_Equality(self, e: sympy.Basic) -> str: return self._call("Eq", *e.args)
     def _print_Unequality(self, e: sympy.Basic) -> str: return self._call("Ne", *e.args)
     def _print_Abs(self, e: sympy.Expr) -> str: return self._call("abs", *e.args)

@@ -41,7 +41,10 @@ def opt_file(
             if p.name in print_after or "all" in print_after:
                 print(f"// ----- after {p.name} -----\n{module_text(m, locations)}", file=sys.stderr)
 
-        run_passes(module, {}, tuple(by_name[n] for n in passes), after)
+        try:
+            run_passes(module, {}, tuple(by_name[n] for n in passes), after)
+        except RecursionError:
+            raise CompileError(f"'{source}' chains more ops than the passes can follow") from None
         text = module_text(module, locations)
     if output is None:
         print(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -136,16 +137,32 @@ def _channel_vector(b: Any, out: TensorType) -> Any:
 
 def _hoist(v: Any, before: Any) -> None:
     """Moves what makes v, all from weights, before an op."""
-    op = defining(v)
-    if op is None or op.operation.is_before_in_block(before.operation):
-        return
-    op.operation.move_before(before.operation)
-    for x in op.operands:
-        _hoist(x, op)
+    late = [op for op in _makers(v) if op is not None and not op.operation.is_before_in_block(before.operation)]
+    order = functools.cmp_to_key(_in_order)
+    late.sort(key=order)
+    for op in late:
+        op.operation.move_before(before.operation)
 
 
 def _made_of_weights(v: Any) -> bool:
-    op = defining(v)
-    if isinstance(op, (Weight, Full)):
-        return True
-    return op is not None and op.kind in _FOLDABLE and bool(op.operands) and all(_made_of_weights(x) for x in op.operands)
+    return all(
+        isinstance(op, (Weight, Full)) or op is not None and op.kind in _FOLDABLE and bool(op.operands) for op in _makers(v)
+    )
+
+
+def _makers(v: Any) -> list[Any]:
+    """The ops that v is made by, back to those that don't just compute; None for an argument. In no order."""
+    found: dict[Any, Any] = {}
+    todo = [v]
+    while todo:
+        x = todo.pop()
+        if x in found:
+            continue
+        op = found[x] = defining(x)
+        if op is not None and op.kind in _FOLDABLE:
+            todo += op.operands
+    return list(found.values())
+
+
+def _in_order(a: Any, b: Any) -> int:
+    return -1 if a.operation.is_before_in_block(b.operation) else 1

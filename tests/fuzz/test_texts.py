@@ -7,23 +7,31 @@ it finds is fixed and kept in tests/test_texts.py.
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import typer
 from torch.export import Dim, export
 from typer.testing import CliRunner
 
+from dhlo import mlir
 from dhlo.cli import app
 from dhlo.pipeline import PASSES
 from tests.fuzz.texts import Mutator, attempt, mutated_bytes, smaller
 
 HERE = Path(__file__).parent
+COMMAND = typer.main.get_command(app)
 FEW, MANY, BATCH = 150, 10_000, 250
 Case = tuple[Sequence[str], str | None]  # arguments of dhlo, and its standard input
 
@@ -31,18 +39,31 @@ Case = tuple[Sequence[str], str | None]  # arguments of dhlo, and its standard i
 def problem(case: object) -> str | None:
     """What is wrong with how `dhlo ARGUMENTS` ended, or None."""
     arguments, stdin = case  # type: ignore[misc]
-    result = CliRunner().invoke(app, arguments, input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        where = result.exc_info[2]  # type: ignore[index]
-        while where.tb_next is not None:
-            where = where.tb_next
-        place = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}"
-        return f"{type(result.exception).__name__} at {place}: {result.exception}"
-    if result.exit_code not in (0, 1, 2):
-        return f"exit code {result.exit_code}"
-    if "Traceback" in result.output or "internal error" in result.output:
-        return result.output
-    return None if result.exit_code == 0 or result.stderr else "no message"
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    try:
+        with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(stdin)), ExitStack() as inside:
+            if stdin is not None:
+                _one_context()
+                inside.enter_context(mock.patch.object(mlir, "context", nullcontext))
+            COMMAND.main(list(arguments), "dhlo")
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+    except BaseException as e:
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        return f"{type(e).__name__} at {Path(where.filename).name}:{where.lineno}: {e}"
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    if "Traceback" in err.getvalue() or "internal error" in err.getvalue():
+        return err.getvalue()
+    return None if code == 0 or err.getvalue() else "no message"
+
+
+@functools.cache
+def _one_context() -> Any:
+    """All texts that a worker process tries are read in one MLIR context: to make one takes longer than most texts do."""
+    made = mlir.context()
+    made.__enter__()
+    return made
 
 
 def search(make: Callable[[random.Random], Case], count: int, seconds: float) -> None:
@@ -70,6 +91,34 @@ class Small(torch.nn.Module):
         return torch.softmax(self.linear(x), -1) + torch.cat([x, x], 1)[:, 2:6] * n.sum()
 
 
+class Many(torch.nn.Module):
+    """Ops of most kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.AdaptiveAvgPool2d(2)
+        self.lstm, self.gru = torch.nn.LSTM(8, 4), torch.nn.GRU(8, 4)
+        self.register_buffer("cache", torch.zeros(4, 8))
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor, at: torch.Tensor) -> Any:
+        F, q = torch.nn.functional, x.reshape(1, -1, 2, 4).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(x.shape)
+        values, index = torch.sort(y, 1)
+        top = torch.topk(y, 3, 1)[0].cumsum(1).argmax(1)
+        self.cache[1] = y.sum(0)
+        picked = torch.where(at > 0, at, 0)
+        z = values.scatter_add(1, index, y)[:, picked % 8].index_put((picked,), y[:, :1].expand(-1, 2).sum(0), accumulate=True)
+        pooled = self.pool(F.max_pool2d(F.pad(self.conv(image), (1, 1)), 2)).flatten(1)
+        line, _ = self.lstm(x.unsqueeze(1))
+        gated, _ = self.gru(x.flip(0).unsqueeze(1))
+        many = torch.unique(at)
+        spectrum = torch.fft.fft(x, dim=1)
+        chosen = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        bins = torch.histc(x, 4, -1.0, 1.0) + torch.searchsorted(torch.arange(4.0), x[:, 0].contiguous()).sum()
+        found = (x > 0).nonzero()
+        return z, top, pooled, line, gated, many, spectrum.real, chosen, bins, found, x * at.max().item()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program, its model, its texts, and inputs."""
@@ -77,15 +126,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {0: Dim("rows", max=100)}
     exported = export(Small().eval(), (torch.randn(3, 6), torch.arange(3)), dynamic_shapes=(rows, rows))
     torch.export.save(exported, out / "small.pt2")
-    for emit in ("so", "mlir", "planned"):
-        result = CliRunner().invoke(app, ["compile", str(out / "small.pt2"), "--emit", emit, "-o", str(out / f"small.{emit}")])
+    arguments = torch.randn(5, 8), torch.randn(3, 2, 8, 8), torch.tensor([1, 2])
+    shapes = {0: Dim.AUTO}, {0: Dim.AUTO}, None
+    with torch.no_grad():
+        torch.export.save(export(Many().eval(), arguments, dynamic_shapes=shapes), out / "many.pt2")
+    for name, emit in (("small", "so"), ("small", "mlir"), ("small", "planned"), ("many", "mlir"), ("many", "planned")):
+        result = CliRunner().invoke(app, ["compile", str(out / f"{name}.pt2"), "--emit", emit, "-o", str(out / f"{name}.{emit}")])
         assert result.exit_code == 0, result.output
     return out
 
 
 def modules(folder: Path) -> list[str]:
-    files = [*sorted((HERE.parent / "passes").glob("*.mlir")), folder / "small.mlir", folder / "small.planned"]
-    return [f.read_text() for f in files]
+    printed = [folder / f"{n}.{emit}" for n in ("small", "many") for emit in ("mlir", "planned")]
+    files = [*sorted((HERE.parent / "passes").glob("*.mlir")), *printed]
+    with mlir.context():
+        return [str(mlir.ir.Module.parse(f.read_text())) for f in files]
 
 
 def opt(folder: Path) -> Callable[[random.Random], Case]:
@@ -102,14 +157,15 @@ NUMBERS = ["0", "-1", "3", "1e400", "nan", "9" * 50, "9" * 5000, "1_0", "٣", ""
 SHAPES = ["3x6", "0x6", "99999999999x9999", "-1x6", "x", "3x", "scalar", "281474976710655x6", "281474976710656x6", "9" * 5000,
           "3x6x" * 300, "٣x6", "3X6", "", "1x6", "101x6", "18446744073709551619x6"]
 NAMES = ["x", "n", "rows", "s0", "x.0", "x.1", "x.9", "y", "", "=", "\0", "x" * 5000, "[bold]", "x,n"]
-RANGES = ["1:3", "1:9:2", "1:512:x2", "0:5:x2", "5:1", "1:99999999999999999999", "0:" + "9" * 5000, "1:2:0", "1:2:x1", ":", "a:b", "1:2:3:4",
-          "1:281474976710655"]
+RANGES = ["1:3", "1:9:2", "1:512:x2", "0:5:x2", "5:1", "1:99999999999999999999", "0:" + "9" * 5000, "1:2:0", "1:2:x1", ":", "a:b",
+          "1:2:3:4", "1:281474976710655"]
 
 
-def arrays() -> list[np.ndarray]:
+def arrays() -> list[Any]:
     x = np.arange(18, dtype=np.float32).reshape(3, 6)
-    return [x, np.asfortranarray(x), x.astype(">f4"), x.astype("f8"), x[::-1], x > 3, x.astype("c8"), x.astype("u2"), x.astype("S3"),
-            np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]), np.zeros((0, 6), "f4"), np.float32(3), x.astype("f2")]
+    others = [x.astype(t) for t in (">f4", "f8", "c8", "u2", "S3", "f2")]
+    return [x, np.asfortranarray(x), *others, x[::-1], x > 3,
+            np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]), np.zeros((0, 6), "f4"), np.float32(3)]
 
 
 def saved(x: object) -> bytes:
@@ -124,8 +180,9 @@ def command_lines(folder: Path) -> Callable[[random.Random], Case]:
     objects[0] = np.load
     good = [("npy", saved(x)) for x in (*arrays(), objects)]
     huge = saved(np.zeros(8, "f4"))
-    good += [("npy", huge.replace(b"(8,), }        ", b"(1152921504606846976,), }"[:15].ljust(15)))]
-    good += [("pt", saved(x)) for x in (t, t.T, t.to_sparse(), t.to("meta"), t.expand(3, 3, 6), [t], {"x": t}, t.bfloat16(), 3, t.int())]
+    good += [("npy", huge.replace(b"(8,), }" + b" " * 18, b"(1152921504606846976,), }"))]
+    others = (t.T, t.to_sparse(), t.to("meta"), t.expand(3, 3, 6), [t], {"x": t}, t.bfloat16(), 3, t.int())
+    good += [("pt", saved(x)) for x in (t, *others)]
     programs = (folder / "small.pt2").read_bytes()
     count = iter(range(1 << 62))
 
@@ -145,8 +202,9 @@ def command_lines(folder: Path) -> Callable[[random.Random], Case]:
             return ["run", model, *given], None
         if how < 0.7:
             given = [f"--shape={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)}" for _ in range(rng.randint(0, 3))]
-            return ["run", model, *given, *rng.choice([[], [f"--seed={rng.choice(NUMBERS)}"], [f"--repeat={rng.choice(NUMBERS[:2])}"],
-                                                       ["-o", rng.choice(["", "/", "/nosuch/x.pt", "out"])]])], None
+            more = [[], [f"--seed={rng.choice(NUMBERS)}"], [f"--repeat={rng.choice(NUMBERS[:2])}"],
+                    ["-o", rng.choice(["", "/", "no/x.pt"])]]
+            return ["run", model, *given, *rng.choice(more)], None
         if how < 0.85:
             return ["inspect", model, f"--plan={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)},n={rng.choice(SHAPES)}"], None
         if how < 0.95:

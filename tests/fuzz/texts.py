@@ -17,11 +17,15 @@ _LIST = re.compile(r"(?<==) ?(\[[^\]]*\]|\"[^\"]*\"|-?\d+(?:\.\d+)?(?:e[+-]?\d+)
 _VALUE = re.compile(r"%[\w#]+")
 _NUMBER = re.compile(r"(?<![\w%#])-?\d+")
 _STRING = re.compile(r'"[^"\n]*"')
+_LINE = re.compile(r'( *)(%\w+) = ("dhlo\.\w+")\(([^()]*)\)((?: \{.*\})?) : \(([^()]*)\) -> (tensor<.*>)$')
+_ARGUMENT = re.compile(rf"(%\w+): ({_TYPE.pattern})")
 _OP = re.compile(r'"dhlo\.\w+"')
-_ODD = ["0", "1", "-1", "2", "3", "7", "2147483648", "4611686018427387904", "9223372036854775807", "99999999999999999999", "true",
-        '"s0"', "[]", "[0]", "[0, 0]", '["0"]', "1.5", "{}", "9" * 300]
-_TEXTS = ['""', '"n"', '"-1"', '"9**9**9"', '"pow(2, 1000000000)"', '"__import__(\'os\').system(\'true\')"', '"n / 0"', '"mod(n, 0)"',
-          '"max(n, 2)"', '"n < 2"', '"nan"', '"1e999"', '"u0"', '"' + "(" * 3000 + '"', '"' + "n+" * 5000 + 'n"', '"ite(n < 2, 1, n)"']
+_ODD = ["0", "1", "-1", "2", "3", "7", "2147483648", "4611686018427387904", "9223372036854775807", "99999999999999999999",
+        "true", '"s0"', "[]", "[0]", "[0, 0]", '["0"]', "1.5", "{}", "9" * 300]
+_TEXTS = ['""', "\"__import__('os').system('true')\"",
+          '"n"', '"-1"', '"9**9**9"', '"pow(2, 1000000000)"', '"n / 0"', '"mod(n, 0)"',
+          '"max(n, 2)"', '"n < 2"', '"nan"', '"1e999"', '"u0"', '"' + "(" * 3000 + '"', '"' + "n+" * 5000 + 'n"',
+          '"ite(n < 2, 1, n)"']
 
 
 class Mutator:
@@ -32,12 +36,48 @@ class Mutator:
         whole = "\n".join(texts)
         self.parts = {p: sorted(set(p.findall(whole))) for p in (_TYPE, _LIST, _OP, _STRING)}
         self.lines = sorted(set(whole.splitlines()))
+        self.ops = sorted({m.groups() for line in self.lines if (m := _LINE.match(line))})
+        self.count = 0
 
     def make(self) -> str:
         text = self.rng.choice(self.texts)
+        ways = [Mutator._insert] if self.rng.random() < 0.5 else self._ways  # those keep most texts valid
         for _ in range(self.rng.choice((1, 1, 1, 2, 3, 6))):
-            text = self.rng.choice(self._ways)(self, text)
+            text = self.rng.choice(ways)(self, text)
         return text
+
+    def _insert(self, text: str) -> str:
+        """An op like one of the texts', of values that there are, with their types; and perhaps a reader of it."""
+        lines = text.splitlines()
+        places = [i for i, line in enumerate(lines) if _LINE.match(line)]
+        if not places:
+            return text
+        at = self.rng.choice(places)
+        values = [m for line in lines[:at] for m in _ARGUMENT.findall(line)]
+        values += [(m[2], m[7]) for line in lines[:at] if (m := _LINE.match(line))]
+        if not values:
+            return text
+        _, _, name, operands, attributes, types, result = self.rng.choice(self.ops)
+        chosen = []
+        for t in _TYPE.findall(types) if operands else []:
+            alike = [v for v in values if v[1] == (chosen[0][1] if chosen and self.rng.random() < 0.7 else t)]
+            alike = alike or [v for v in values if v[1].count("x") == t.count("x")]
+            chosen.append(self.rng.choice(alike if alike and self.rng.random() < 0.9 else values))
+        result = self.rng.choice([result, *(t for _, t in chosen), *(t for _, t in chosen)])
+        if self.rng.random() < 0.2:
+            attributes = self._swap(attributes, _NUMBER, _ODD)
+        self.count += 1
+        new = f"%new{self.count}"
+        names, given = ", ".join(v for v, _ in chosen), ", ".join(t for _, t in chosen)
+        lines.insert(at, f"    {new} = {name}({names}){attributes} : ({given}) -> {result}")
+        readers = [i for i, line in enumerate(lines) if i > at and (m := _LINE.match(line)) and result in _TYPE.findall(m[6])]
+        if readers:
+            i = self.rng.choice(readers)
+            m = _LINE.match(lines[i])
+            inputs = [v.strip() for v in m[4].split(",")]  # type: ignore[index]
+            inputs[_TYPE.findall(m[6]).index(result)] = new  # type: ignore[index]
+            lines[i] = lines[i][: m.start(4)] + ", ".join(inputs) + lines[i][m.end(4) :]  # type: ignore[union-attr]
+        return "\n".join(lines)
 
     def _swap(self, text: str, pattern: re.Pattern[str], others: Sequence[str]) -> str:
         found = list(pattern.finditer(text))
@@ -87,7 +127,9 @@ class Mutator:
     def _bytes(self, text: str) -> str:
         return mutated_bytes(text.encode(), self.rng).decode("latin-1")
 
-    _ways = (_type, _type, _everywhere, _size, _op, _op, _attribute, _attribute, _attribute, _value, _value, _number, _number, _string,
+    _ways = (_insert, _insert, _insert, _insert, _insert, _insert, _everywhere, _size,
+             _type, _type, _everywhere, _size, _op, _op, _attribute, _attribute, _attribute, _value,
+             _value, _number, _number, _string,
              _drop, _repeat, _foreign, _order, _bytes)
 
 

@@ -15,8 +15,8 @@ from dhlo.errors import CompileError
 __all__ = ["BASELINE", "Jit", "TargetSpec", "code_features", "compile_object", "emit_assembly", "host_target", "lower_to_llvm_ir"]
 
 PASSES = (
-    "builtin.module(convert-vector-to-scf,convert-scf-to-cf,convert-vector-to-llvm{reassociate-fp-reductions=true},"
-    "arith-expand,convert-arith-to-llvm,convert-cf-to-llvm,canonicalize,cse,reconcile-unrealized-casts)"
+    "builtin.module(convert-vector-to-scf,convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=true}},"
+    "arith-expand{{include-bf16={bf16}}},convert-arith-to-llvm,convert-cf-to-llvm,canonicalize,cse,reconcile-unrealized-casts)"
 )
 
 
@@ -25,8 +25,9 @@ _VECTORS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 BASELINE = ("sse3", "ssse3", "sse4.1", "sse4.2", "cx16", "sahf", "popcnt", "crc32", "movbe", "lzcnt", "bmi", "bmi2", "prfchw",
             "xsave", "avx", "avx2", "f16c", "fma", *_VECTORS)
 
-# What some code uses besides, by how LLVM IR shows that: its own intrinsics, and conversions that LLVM has one instruction for.
-_EXTRAS = {"avx512bf16": re.compile(r"^ *%\S+ = fptrunc <[^>]*> [^\n]* to <\d+ x bfloat>", re.MULTILINE)}
+# What some code uses besides, by how LLVM IR shows that: its own intrinsics, and a type. Without the feature, LLVM calls functions
+# that hosts needn't have wherever the type occurs.
+_EXTRAS = {"avx512bf16": re.compile(r"^(?!@)[^\n]*\bbfloat\b", re.MULTILINE)}
 _INTRINSIC = re.compile(r"^declare [^\n]*@llvm\.x86\.(\w+)\.", re.MULTILINE)
 _OF_BASELINE = ("sse", "sse2", "sse41", "sse42", "avx", "avx2", "avx512", "fma", "bmi")  # as intrinsics spell them
 
@@ -86,12 +87,20 @@ def code_features(ir_text: str, target: TargetSpec) -> list[str]:
     return [f for f in BASELINE if f in target.names] + sorted(used | named)
 
 
-def lower_to_llvm_ir(text: str) -> str:
-    """MLIR text of a `KernelModule` to LLVM IR text."""
+def lower_to_llvm_ir(text: str, target: TargetSpec | None = None) -> str:
+    """MLIR text of a `KernelModule` to LLVM IR text for a target, by default the CPU at hand."""
+    integers = "avx512bf16" not in (target or host_target()).names  # which then round to bf16 and are stored for it
     with mlir.context(dialect=False):
         module = mlir.ir.Module.parse(text)
-        mlir.PassManager.parse(PASSES).run(module.operation)
-        return _spell_floats_in_hex(mlir.translate_to_llvm_ir(module.operation))
+        mlir.PassManager.parse(PASSES.format(bf16=str(integers).lower())).run(module.operation)
+        ir_text = _spell_floats_in_hex(mlir.translate_to_llvm_ir(module.operation))
+        return _bf16_as_integers(ir_text) if integers else ir_text
+
+
+def _bf16_as_integers(ir_text: str) -> str:
+    """The text with i16 for bfloat, which is left in memory, in vectors and in constants alone."""
+    constant = re.sub(r"\b0xR([0-9A-F]{4})\b", lambda m: str(int(m[1], 16)), ir_text)
+    return re.sub(r"\bbfloat\b", "i16", re.sub(r"(?<=[.v\d])bf16\b", "i16", constant))
 
 
 _FLOAT = re.compile(

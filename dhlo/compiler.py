@@ -150,7 +150,7 @@ def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple
     """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock. The descriptor, which
     is told what features the code uses, is added to the first part."""
     with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(lower_to_llvm_ir, split_module(low.module, 4)))
+        texts = list(pool.map(partial(lower_to_llvm_ir, target=target), split_module(low.module, 4)))
         used = {f for text in texts for f in code_features(text, target)}
         descriptor.metadata["cpu_features"] = ",".join([*BASELINE, *sorted(used - set(BASELINE))])
         texts[0] += descriptor.text()

@@ -10,6 +10,7 @@ from torch.export import Dim, export
 
 import dhlo
 from dhlo.api import _load_artifact
+from dhlo.callspec import read_call
 from dhlo.codegen.llvm import BASELINE, TargetSpec, code_features, emit_assembly, host_target
 from dhlo.compiler import Artifact, compile_program
 from dhlo.frontend import import_program
@@ -35,6 +36,17 @@ class Mixed(torch.nn.Module):
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).float()
         y = self.conv(F.gelu(y).transpose(1, 2)).transpose(1, 2)
         return y.softmax(-1), y.topk(3, -1)[1], (n >> 3) * (n << 1), n.transpose(1, 2).contiguous(), y.half()
+
+
+class Function(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def artifact(target: TargetSpec | None = None, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Artifact]:
@@ -73,9 +85,25 @@ def test_required_features_are_those_that_the_code_uses() -> None:
     with torch.no_grad():
         want = module(*args)
     for model in models:
-        got = dhlo.CompiledModel(model, dhlo.callspec.read_call(here.metadata["call"], model.inputs, model.outputs))(*args)
+        got = dhlo.CompiledModel(model, read_call(here.metadata["call"], model.inputs, model.outputs))(*args)
         for g, w in zip(got, want, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("features", [SKYLAKE, host_target().features], ids=["skylake", "here"])
+def test_rounding_to_bf16_calls_nothing(features: str) -> None:
+    """Code that rounds single elements to bf16 runs whether or not the CPU has an instruction for that."""
+    module = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    function = lambda x: F.pad(module(x.bfloat16()).float(), (1, 1), mode="reflect")
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        exported = export(Function(function), (x,), dynamic_shapes=({0: Dim.AUTO},))
+        want = function(x)
+    made = compile_program(import_program(exported), Options(), target=spec("skylake-avx512", features))
+    assert not re.search(r"__(trunc|extend)\w+", "\n".join(emit_assembly(ir, made.target) for ir in made.llvm_ir))
+    model = _load_artifact(made)
+    got = dhlo.CompiledModel(model, read_call(made.metadata["call"], model.inputs, model.outputs))(x)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
 def test_no_other_instructions_occur() -> None:
@@ -92,7 +120,7 @@ def test_extra_features_are_those_that_the_code_names() -> None:
     target = spec("znver4", SKYLAKE + ",+avx512bf16,+avx512vnni")
     dot = "declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)\n"
     assert code_features(dot, target) == [*BASELINE, "avx512bf16"]
-    assert code_features("  %1 = fptrunc <16 x float> %0 to <16 x bfloat>\n", target) == [*BASELINE, "avx512bf16"]
+    assert code_features("  %1 = load bfloat, ptr %0\n", target) == [*BASELINE, "avx512bf16"]
     assert code_features('@name = constant [4 x i8] c"@llvm.x86.avx512vnni.x"\n', target) == [*BASELINE]
     with pytest.raises(dhlo.CompileError, match="needs avx512bf16, which the CPU 'skylake-avx512' lacks"):
         code_features(dot, spec("skylake-avx512", SKYLAKE))

@@ -199,7 +199,7 @@ class Session:
         bound = {}
         for k, (way, nbytes) in call.bound.items():
             if way == "own":
-                width = DTYPE_BYTES[str(self.model.outputs[k][1])[6:]]
+                width = DTYPE_BYTES[str(self.model.outputs[k])[6:]]
                 bound[k] = Memory(nbytes // width * width, width, label=f"bound output {k}")
                 at = bound[k].address
             else:

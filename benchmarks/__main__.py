@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import measure, report
-from benchmarks.workloads import registry, select
+from benchmarks.workloads import Workload, registry, select
 from dhlo.bench.peers import PEERS, installed
 
 _DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
@@ -34,6 +36,12 @@ def _arguments() -> argparse.Namespace:
         help="rewrite the tables in README.md and docs/performance.md from the kept results",
     )
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FOLDER",
+        help="compare with another checkout of this project, installed in its own .venv, instead of with other peers",
+    )
     parser.add_argument("--list", action="store_true", help="list the workloads and their shapes")
     return parser.parse_args()
 
@@ -47,6 +55,8 @@ def main() -> int:
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
+    if a.against is not None:
+        return _against(chosen, a)
     peers = a.peer.split(",")
     if unknown := [p for p in peers if p not in PEERS]:
         print(f"error: no peer '{unknown[0]}'; peers: {', '.join(PEERS)}", file=sys.stderr)
@@ -85,6 +95,31 @@ def main() -> int:
             details += [report.summary(more) + "\n", *map(report.detail, more)]
         report.insert(performance, "\n".join(details))
     return int(failed)
+
+
+def _against(chosen: Sequence[Workload], a: argparse.Namespace) -> int:
+    """Measures this checkout beside another, in turns, and prints how many times faster this one is.
+
+    Exit code 1 if either fails on a workload.
+    """
+    other = f"{report.OURS}@{a.against.resolve()}"
+    ratios: dict[str, list[float]] = {}
+    for w in chosen:
+        found = measure.measure_workload(
+            w, [report.OURS, other], a.threads, budget=a.budget, rounds=a.rounds, timeout=a.timeout, tiny=a.tiny, results=a.results
+        )
+        errors = [f"{n}: {p['error']}" for n, p in found["peers"].items() if "error" in p]
+        if errors:
+            print(f"{w.name:24} fails: {'; '.join(errors)}", flush=True)
+            ratios[w.name] = []
+            continue
+        ours, theirs = (found["peers"][n]["median_ms"] for n in (report.OURS, other))
+        ratios[w.name] = [old / new for new, old in zip(ours, theirs, strict=True)]
+        worst = min(range(len(ours)), key=ratios[w.name].__getitem__)
+        mean, label = statistics.geometric_mean(ratios[w.name]), found["labels"][worst]
+        print(f"{w.name:24} {mean:.3f}  worst {ratios[w.name][worst]:.3f} at {label}", flush=True)
+    print(f"{'all':24} {statistics.geometric_mean([statistics.geometric_mean(r) for r in ratios.values() if r]):.3f}")
+    return int(not all(ratios.values()))
 
 
 if __name__ == "__main__":

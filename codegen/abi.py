@@ -1,16 +1,8 @@
-"""The kernel ABI of `runtime/include/dhlo/abi.h` for Python: field offsets, enums, and the writer of model files."""
+"""The kernel ABI of `runtime/include/dhlo/abi.h` for Python: field offsets and enums."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import struct
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from typing import Final
 
 __all__ = [
     "ABI_MAGIC",
@@ -23,27 +15,27 @@ __all__ = [
     "CHECK_KIND",
     "DTYPES",
     "DTYPE_BYTES",
+    "MAX_DIM",
     "MAX_RANK",
     "MODEL",
     "MODEL_BYTES",
     "PLAN",
     "PLAN_FIELDS",
+    "SECTION",
     "STATE",
     "STATE_BYTES",
     "TENSOR",
     "TENSOR_BYTES",
-    "TRAILER_BYTES",
-    "TRAILER_FORMAT",
     "TRAILER_MAGIC",
     "VALUE",
     "VALUE_BYTES",
-    "append_trailer",
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
+MAX_DIM: Final = (1 << 48) - 1
 
 DTYPES: Final[dict[str, int]] = {
     "bool": 0,
@@ -90,8 +82,9 @@ CALL: Final[dict[str, int]] = {
     "fail": 48,
     "random": 56,
     "l2_bytes": 64,
+    "plan": 72,
 }
-CALL_BYTES: Final = 72
+CALL_BYTES: Final = 80
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
@@ -120,88 +113,18 @@ MODEL: Final[dict[str, int]] = {
     "constants_bytes": 136,
     "num_segments": 144,
     "run": 152,
-    "plan": 160,
-    "num_updated": 168,
-    "updated": 176,
+    "num_updated": 160,
+    "updated": 168,
 }
-MODEL_BYTES: Final = 184
+MODEL_BYTES: Final = 176
 
-CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6}
+CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}
 """Code of each dhlo_check_kind."""
 
-PLAN: Final[dict[str, int]] = {"arena_bytes": 0, "peak_live_bytes": 1, "data_dependent": 2, "num_launches": 3}
+PLAN: Final[dict[str, int]] = {"peak_live_bytes": 0, "data_dependent": 1}
 """Index of each field of the plan array."""
-PLAN_FIELDS: Final = 4
+PLAN_FIELDS: Final = 2
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
-TRAILER_FORMAT: Final = "<QIIQQQQQQ"
-"""magic, version, reserved, file_bytes, code_bytes, constants_offset, constants_bytes, code_hash, constants_hash."""
-TRAILER_BYTES: Final = struct.calcsize(TRAILER_FORMAT)
-
-_PAGE: Final = 4096
-
-
-def append_trailer(
-    elf: str | os.PathLike[str] | bytes,
-    constants: Iterable[Buffer],
-    out_path: str | os.PathLike[str],
-    version: int = ABI_VERSION,
-) -> None:
-    """Writes a model file: the ELF image, the constants at the next page, and the trailer.
-
-    Args:
-        elf: the shared object's path or its bytes.
-        constants: contiguous buffers whose concatenation is the blob; written one by one, never joined in memory.
-        out_path: the file to write. It appears under this name only when it is complete.
-        version: the oldest ABI whose runtimes can run the model.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
-    image = elf if isinstance(elf, bytes) else Path(elf).read_bytes()
-    target = Path(out_path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("w+b") as file:
-            file.write(image)
-            file.write(bytes(-len(image) % _PAGE))
-            offset = file.tell()
-            for buffer in constants:
-                file.write(buffer)
-            blob_bytes = file.tell() - offset
-            file.flush()
-            blob_hash = _hash_range(file.fileno(), offset, blob_bytes)
-            file.write(_trailer(image, offset, blob_bytes, blob_hash, version))
-        part.chmod(0o755)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _trailer(image: bytes, offset: int, blob_bytes: int, blob_hash: int, version: int) -> bytes:
-    from dhlo._runtime import hash64
-
-    file_bytes = offset + blob_bytes + TRAILER_BYTES
-    code_hash = hash64(image)
-    return struct.pack(
-        TRAILER_FORMAT,
-        TRAILER_MAGIC,
-        version,
-        0,
-        file_bytes,
-        len(image),
-        offset,
-        blob_bytes,
-        code_hash,
-        blob_hash,
-    )
-
-
-def _hash_range(descriptor: int, offset: int, length: int) -> int:
-    """Hash of a page-aligned range of an open file."""
-    from dhlo._runtime import hash64
-
-    if length == 0:
-        return hash64(b"")
-    with mmap.mmap(descriptor, length, access=mmap.ACCESS_READ, offset=offset) as view:
-        return hash64(view)
+SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4}
+"""Code of each dhlo_section_kind."""

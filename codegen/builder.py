@@ -261,6 +261,11 @@ class Fn:
         return self.op(vec(x.type, lanes), f"vector.broadcast {x.name} : {x.type} to {vec(x.type, lanes)}")
 
     # ------------------------------------------------------------------ arithmetic
+    @contextmanager
+    def wrapping(self) -> Iterator[None]:
+        """Integer arithmetic in here is modulo 2^64, as everywhere in kernels; in host functions it is for estimates."""
+        yield
+
     def _bin(self, int_op: str, float_op: str, a: Num, b: Num) -> V:
         x, y = self._pair(a, b)
         name = float_op if x.is_float else int_op

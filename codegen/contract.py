@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import sympy
 
 from dhlo.codegen import abi
-from dhlo.codegen.builder import I32, I64, PTR, Fn, V
+from dhlo.codegen.builder import I32, I64, PTR, V
+from dhlo.codegen.checked import CheckedFn
 from dhlo.codegen.kernel import Checks
 from dhlo.codegen.sizes import SizeEmitter
 from dhlo.codegen.views import dense_strides
@@ -51,7 +52,7 @@ class Contract:
                  names: Mapping[str, str]) -> None:
         self.args, self.ranges, self.checks, self.names = args, ranges, checks, names
 
-    def emit(self, fn: Fn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
+    def emit(self, fn: CheckedFn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
         """Emits everything; returns the pointers to the arguments' size arrays. Symbols land in `sizes.symbols`."""
         arrays = []
         for i, a in enumerate(self.args):
@@ -65,7 +66,7 @@ class Contract:
                         f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code)
             arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
         dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]
-        loaded = {(i, d): fn.load(fn.gep(arrays[i], d, I64), I64) for i, d, _ in dims}
+        loaded = {(i, d): fn.define(fn.load(fn.gep(arrays[i], d, I64), I64), 0, abi.MAX_DIM) for i, d, _ in dims}
         source: dict[str, tuple[int, int]] = {}
         for i, d, e in dims:  # a size that is just a symbol defines it
             if e.is_Symbol and e.name not in sizes.symbols:
@@ -73,7 +74,7 @@ class Contract:
                 source[e.name] = (i, d)
         self._solve(fn, dims, loaded, sizes, source)
         for name, at in source.items():
-            self._range(fn, name, at, sizes.symbols[name], require)
+            self._range(fn, name, at, loaded[at], sizes.symbols[name], require)
         for i, d, e in dims:
             if not (e.is_Symbol and source.get(e.name) == (i, d)):
                 self._check(fn, require, fn.cmp("eq", loaded[i, d], sizes.emit(e)), "equal", i, self._equal_text(i, d, e, source),
@@ -83,7 +84,7 @@ class Contract:
                 self._buffer(fn, i, inputs, sizes, require)
         return arrays
 
-    def _buffer(self, fn: Fn, i: int, inputs: V, sizes: SizeEmitter, require: Require) -> None:
+    def _buffer(self, fn: CheckedFn, i: int, inputs: V, sizes: SizeEmitter, require: Require) -> None:
         """Finds the capacity of a growing argument's buffer in its strides, which must be those of the buffer."""
         a = self.args[i]
         assert a.grows is not None
@@ -92,7 +93,8 @@ class Contract:
         filled, inner = sizes.emit(a.type.shape[a.grows]), sizes.emit(product(a.type.shape[a.grows + 1:]))
 
         def from_strides() -> list[V]:
-            return [fn.div(fn.load(fn.gep(strides, (a.grows or 0) - 1, I64), I64), fn.max(inner, 1))]
+            given = fn.div(fn.load(fn.gep(strides, (a.grows or 0) - 1, I64), I64), fn.max(inner, 1))
+            return [fn.min(fn.max(given, -1), abi.MAX_DIM)]  # beyond that it isn't a buffer, as is found below
 
         sizes.symbols[a.capacity] = fn.if_else(is_null, lambda: [filled], from_strides, [I64])[0]
 
@@ -111,7 +113,7 @@ class Contract:
         text = f"'{a.name}' must be the first part, along dim {a.grows}, of a dense buffer"
         require(ok, self.checks.add("ASSERT", text, i), zero, zero)
 
-    def _solve(self, fn: Fn, dims: list[tuple[int, int, sympy.Expr]], loaded: dict[tuple[int, int], V], sizes: SizeEmitter,
+    def _solve(self, fn: CheckedFn, dims: list[tuple[int, int, sympy.Expr]], loaded: dict[tuple[int, int], V], sizes: SizeEmitter,
                source: dict[str, tuple[int, int]]) -> None:
         """Symbols that appear only inside expressions: a*s + b = size gives s, and the later equality check confirms it."""
         missing = {s for _, _, e in dims for s in symbols_of(e)} - set(sizes.symbols)
@@ -134,13 +136,36 @@ class Contract:
                 raise CompileError(f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
                                    hint="give one input a dim of exactly this size")
 
-    def _range(self, fn: Fn, name: str, at: tuple[int, int], value: V, require: Require) -> None:
+    def _range(self, fn: CheckedFn, name: str, at: tuple[int, int], size: V, value: V, require: Require) -> None:
+        """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and so much more, as the dim's range."""
+        i, d = at
         lo, hi = self.ranges.get(name, (0, None))
-        text = f"'{self.args[at[0]].name}' dim {at[1]} ({self.names.get(name, name)})"
-        if lo is not None and lo > 0:
-            self._check(fn, require, fn.cmp("ge", value, lo), "min", at[0], f"{text} must be at least {lo}", lo, value)
-        if hi is not None:
-            self._check(fn, require, fn.cmp("le", value, hi), "max", at[0], f"{text} must be at most {hi}", hi, value)
+        e = self.args[i].type.shape[d]
+        s = symbol(name)
+        a, b = e.coeff(s, 1), e.coeff(s, 0)
+        text = f"'{self.args[i].name}' dim {d} ({spell(e, self.names)})"
+        if e.is_Symbol or not (a.is_Integer and a > 0 and b.is_Integer):
+            if not e.is_Symbol:
+                text = f"{self.names.get(name, name)}, by {text},"
+            self._bounds(fn, i, text, (lo, hi), value, require)
+            return
+        bounds = tuple(None if x is None else int(a * x + b) for x in (lo, hi))
+        self._bounds(fn, i, text, bounds, size, require)
+        fn.assume(value, lo, hi)
+
+    def check_number(self, fn: CheckedFn, name: str, i: int, value: V, require: Require) -> None:
+        """The range of a symbol that the number in argument i gives (-1: a number from elsewhere)."""
+        text = f"'{self.args[i].name}'" if i >= 0 else self.names.get(name, name)
+        self._bounds(fn, i, text, self.ranges.get(name, (0, None)), value, require)
+
+    def _bounds(self, fn: CheckedFn, i: int, text: str, bounds: tuple[int | None, ...], value: V, require: Require) -> None:
+        lo, hi = bounds
+        least, most = fn.interval(value)
+        if lo is not None and lo > least:
+            self._check(fn, require, fn.cmp("ge", value, lo), "min", i, f"{text} must be at least {lo}", lo, value)
+        if hi is not None and hi < most:
+            self._check(fn, require, fn.cmp("le", value, hi), "max", i, f"{text} must be at most {hi}", hi, value)
+        fn.assume(value, lo, hi)
 
     def _equal_text(self, i: int, d: int, e: sympy.Expr, source: Mapping[str, tuple[int, int]]) -> str:
         text = f"'{self.args[i].name}' dim {d}"
@@ -150,5 +175,5 @@ class Contract:
                  for s in sorted(symbols_of(e)) if s in source]
         return f"{text} must be {spell(e, self.names)}" + (f", where {', '.join(parts)}" if parts else "")
 
-    def _check(self, fn: Fn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:
+    def _check(self, fn: CheckedFn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:
         require(ok, self.checks.add(kind.upper(), text, i), fn.i64(expected), got)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dhlo.codegen.builder import I8, I64, PTR, V
+from dhlo.codegen.builder import I1, I8, I64, PTR, V
 from dhlo.codegen.kernels.copy_flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.ops.control import Cond, While, new_symbols, yielded
 from dhlo.shape_infer.symbols import symbols_of
@@ -31,15 +31,15 @@ class Spare:
 
 def emit_cond(host: HostProgram, op: Cond) -> None:
     """Runs one region. Its results are written where the surrounding program wants them; a result whose size only the branch
-    knows stays where the branch computed it."""
+    knows stays where the branch computed it. A planning call goes through both."""
     fn = host.fn
     names = new_symbols(op, host.sizes.symbols)
     late = [any(not symbols_of(s).isdisjoint(names) for s in from_mlir(v).shape) for v in op.results]
-    host.place_results([v for v, is_late in zip(op.results, late, strict=True) if not is_late])
+    host.place_results([v for v, is_late in zip(op.results, late, strict=True) if not is_late], op)
     homes = [None if is_late else host.pointer(v) for v, is_late in zip(op.results, late, strict=True)]
     places = {v: fn.alloca(1, PTR, 8) for v, is_late in zip(op.results, late, strict=True) if is_late}
     sizes = {n: fn.alloca(1, I64, 8) for n in names}
-    taken = fn.cmp("ne", fn.load(host.pointer(op.operands[0]), I8), 0)
+    taken = _decision(host, op.operands[0])
     labels = [host.label("then"), host.label("else"), host.label("join")]
     fn.branch(taken, labels[0], labels[1])
     for region, label in zip(op.regions, labels, strict=False):
@@ -53,18 +53,29 @@ def emit_cond(host: HostProgram, op: Cond) -> None:
             for s, n in zip(from_mlir(v).shape, from_mlir(x).shape, strict=True):
                 if s.is_Symbol and s.name in sizes:
                     fn.store(host.size(n), sizes[s.name], 8)
+        host.check_sizes()
         host.sizes.pop()
-        fn.jump(labels[2])
+        if label is labels[0]:
+            fn.branch(host.planning, labels[1], labels[2])
+    fn.jump(labels[2])
     fn.label(labels[2])
     for name, cell in sizes.items():
         host.sizes.symbols[name] = fn.load(cell, I64)
     for v, place in places.items():
-        _settle(host, v, fn.load(place, PTR))
+        _settle(host, op, v, fn.load(place, PTR))
 
 
-def _settle(host: HostProgram, v: Any, at: V) -> None:
+def _decision(host: HostProgram, v: Any) -> V:
+    """The value of a one-element bool tensor; a planning call takes it for true."""
+    host.check_sizes()
+    host.mark_data_dependent()
+    p = host.pointer(v)
+    return host.unless_planning(lambda: host.fn.cmp("ne", host.fn.load(p, I8), 0), host.fn.const(True, I1))
+
+
+def _settle(host: HostProgram, op: Cond, v: Any, at: V) -> None:
     """A value of only now known size stays where it is, or is copied to where the surrounding program wants it."""
-    host.place_results([v])
+    host.place_results([v], op)
     if v in host.pointers:
         _copy(host, at, host.pointers[v], host.size(from_mlir(v).bytes))
         host.check_status()
@@ -77,9 +88,10 @@ def _copy(host: HostProgram, source: V, to: V, nbytes: V) -> None:
 
 
 def emit_while(host: HostProgram, op: While) -> None:
-    """Repeats the body. Each carried value has two buffers that swap roles; the first is the result's own."""
+    """Repeats the body. Each carried value has two buffers that swap roles; the first is the result's own. A planning call goes
+    through it once."""
     fn = host.fn
-    host.place_results(list(op.results))
+    host.place_results(list(op.results), op)
     homes = [host.pointer(v) for v in op.results]
     spares = [host.arena_pointer(Spare(v)) for v in op.results]
     nbytes = [host.size(from_mlir(v).bytes) for v in op.results]
@@ -96,7 +108,7 @@ def emit_while(host: HostProgram, op: While) -> None:
     current = [fn.load(r, PTR) for r in read]
     host.sizes.push()
     host.block(test, dict(zip(test.arguments, current, strict=True)))
-    again = fn.cmp("ne", fn.load(host.pointer(yielded(op.regions[0])[0]), I8), 0)
+    again = _decision(host, yielded(op.regions[0])[0])
     host.sizes.pop()
     fn.branch(again, labels[1], labels[2])
     fn.label(labels[1])
@@ -104,11 +116,12 @@ def emit_while(host: HostProgram, op: While) -> None:
     host.sizes.push()
     bound = {host.base(v): p for v, p in zip(yielded(op.regions[1]), following, strict=True)}
     host.block(body, dict(zip(body.arguments, current, strict=True)) | bound)
+    host.check_sizes()
     host.sizes.pop()
     for old, new, r, w in zip(current, following, read, write, strict=True):
         fn.store(new, r, 8)
         fn.store(old, w, 8)
-    fn.jump(labels[0])
+    fn.branch(host.planning, labels[2], labels[0])
     fn.label(labels[2])
     for at, home, size in zip(current, homes, nbytes, strict=True):
         moved = fn.cmp("ne", fn.ptr_to_int(at), fn.ptr_to_int(home))

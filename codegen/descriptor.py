@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dhlo.codegen import abi
 from dhlo.codegen.contract import dtype_code
@@ -20,8 +22,7 @@ class Descriptor:
 
     name: str
     producer: str
-    cpu_features: str
-    metadata: str
+    metadata: dict[str, Any]  # of the model file; its "cpu_features" are those that the code needs, comma-separated
     inputs: Sequence[tuple[str, TensorType]]
     outputs: Sequence[tuple[str, TensorType]]
     checks: Checks
@@ -30,7 +31,6 @@ class Descriptor:
     num_segments: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
-    version: int = abi.ABI_VERSION  # the oldest whose runtimes can run the model
     updated: Sequence[int] = ()  # arguments that a run writes to
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)
@@ -47,12 +47,13 @@ class Descriptor:
             f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states])
         updated = self._array("updated", "i64", [f"i64 {i}" for i in self.updated])
         fields = [
-            f"i64 {abi.ABI_MAGIC}", f"i32 {self.version}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
-            f"ptr {self._string(self.producer)}", f"ptr {self._string(self.cpu_features)}", f"ptr {self._string(self.metadata)}",
+            f"i64 {abi.ABI_MAGIC}", f"i32 {abi.ABI_VERSION}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
+            f"ptr {self._string(self.producer)}", f"ptr {self._string(self.metadata['cpu_features'])}",
+            f"ptr {self._string(json.dumps(self.metadata))}",
             f"i64 {len(self.inputs)}", f"ptr {inputs}", f"i64 {len(self.outputs)}", f"ptr {outputs}",
             f"i64 {len(self.checks)}", f"ptr {checks}", f"i64 {len(self.launches)}", f"ptr {launches}",
             f"i64 {len(self.states)}", f"ptr {states}", f"i64 {self.state_bytes}", f"i64 {self.constants_bytes}",
-            f"i64 {self.num_segments}", "ptr @dhlo_run", "ptr @dhlo_plan", f"i64 {len(self.updated)}", f"ptr {updated}"]
+            f"i64 {self.num_segments}", "ptr @dhlo_run", f"i64 {len(self.updated)}", f"ptr {updated}"]
         types = ", ".join(f.split()[0] for f in fields)
         self._lines.append(f"@{abi.ABI_SYMBOL} = constant {{ {types} }} {{ {', '.join(fields)} }}, align 8")
         return "\n".join(self._lines) + "\n"

@@ -1,4 +1,5 @@
-"""The host program: contract, sizes, arena offsets, outputs, branches and launches, as two generated functions (run and plan)."""
+"""The host program, one generated function: contract, sizes, arena offsets, outputs, branches and launches. Run and plan are the same
+code: a planning call has services that count, returns addresses of nothing, and is told where sizes begin to depend on data."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 import sympy
 
 from dhlo.codegen import abi
-from dhlo.codegen.builder import F64, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.builder import F64, I1, I8, I32, I64, PTR, KernelModule, V
+from dhlo.codegen.checked import CheckedFn
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.control import emit_cond, emit_while
 from dhlo.codegen.emit import Slot
@@ -27,14 +29,17 @@ from dhlo.ops.control import Assert, AssertTensor, Cond, Group, Item, Nonzero, W
 from dhlo.ops.lookup import Unique
 from dhlo.ops.movement import State, Weight
 from dhlo.ops.random import RandomKey
-from dhlo.shape_infer.buffers import Arrangement, Plan
-from dhlo.shape_infer.symbols import parse, symbols_of
+from dhlo.shape_infer.buffers import Arrangement, Buffer, Plan, aligned
+from dhlo.shape_infer.symbols import parse, spell, symbols_of
 from dhlo.types import from_mlir
 
 __all__ = ["HostProgram", "Layout"]
 
 _SHARED_ARGS = 48  # arguments of nearly every launch
 STAGING_SEGMENT = 1  # dense copies of arguments that came with gaps
+_MOST_BYTES = 1 << 52  # more than any machine has; sums of buffers below it need no check
+_MOST_THREADS, _L2_BYTES = 1024, (128 << 10, 64 << 20)  # what the runtime gives
+_TOO_LARGE = "the program has a tensor that is too large at these input sizes"
 
 
 @dataclass
@@ -51,10 +56,11 @@ class Layout:
     numbers: dict[Any, int] = field(default_factory=dict)
     updates: list[tuple[str | int, Any]] = field(default_factory=list)  # state or argument, the value that becomes its content
     written: dict[Any, Any] = field(default_factory=dict)  # value -> value in whose memory it is written over
+    conditional: set[Buffer] = field(default_factory=set)  # what a branch or loop needs, which may not run
 
 
 class HostProgram:
-    """Writes `dhlo_run` and `dhlo_plan` into the lowering's module."""
+    """Writes `dhlo_run` into the lowering's module."""
 
     def __init__(self, low: Lowering, args: Sequence[Argument], arguments: Sequence[Any], contract: Contract, layout: Layout,
                  steps: dict[Any, Any], returns: Sequence[Any]) -> None:
@@ -62,10 +68,7 @@ class HostProgram:
         self.returns = returns
         self.module: KernelModule = low.module
         self._labels = 0
-        self._begin("dhlo_run", [("call", PTR), ("inputs", PTR)])
-
-    def _begin(self, name: str, args: list[tuple[str, str]]) -> None:
-        self.fn = Fn(self.module, name, args, I32, internal=False)
+        self.fn = CheckedFn(self.module, "dhlo_run", [("call", PTR), ("inputs", PTR)], I32, internal=False)
         self.sizes = SizeEmitter(self.fn)
         self.pointers: dict[Any, V] = {}
         self.call = self.fn.args[0]
@@ -77,11 +80,11 @@ class HostProgram:
     # ------------------------------------------------------------------ HostContext
     @property
     def num_threads(self) -> V:
-        return self._field("num_threads", I64)
+        return self.fn.define(self._field("num_threads", I64), 1, _MOST_THREADS)
 
     @property
     def l2_bytes(self) -> V:
-        return self._field("l2_bytes", I64)
+        return self.fn.define(self._field("l2_bytes", I64), *_L2_BYTES)
 
     def _field(self, name: str, ty: str) -> V:
         if name not in self._service:
@@ -92,6 +95,16 @@ class HostProgram:
         return self.sizes.whole(e)
 
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None:
+        fn = self.fn
+        if not fn.is_nested:
+            self.check_sizes()
+        elif not fn.is_tested:  # the test that ends the call comes after the branch
+            with fn.when(fn.not_(fn.overflow())):
+                self._launch(kernel, args, count, grain, scratch)
+            return
+        self._launch(kernel, args, count, grain, scratch)
+
+    def _launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int) -> None:
         fn = self.fn
         number = len(self.layout.launches)
         self.layout.launches.append(kernel)
@@ -177,7 +190,26 @@ class HostProgram:
         fn.ret(r)
         fn.label(good)
 
+    def check_sizes(self) -> None:
+        """Ends the call if a size that was computed so far doesn't fit. Stands before all that asks for memory."""
+        fn, zero = self.fn, self.fn.i64(0)
+        if not fn.is_tested:
+            self.require(fn.not_(fn.overflow()), self.low.checks.add("SIZE", _TOO_LARGE), zero, zero)
+            fn.is_tested = True
+
+    def check_dims(self, values: Sequence[Any], op: Any) -> None:
+        """Ends the call where a dim of a value is negative, unless that can't be."""
+        fn = self.fn
+        for e in dict.fromkeys(e for v in values for e in from_mlir(v).shape if not e.is_Integer):
+            n = self.size(e)
+            if fn.interval(n)[0] < 0:
+                text = f"a tensor's size {spell(e, self.contract.names)} at {where(op)} must be at least 0"
+                self.require(fn.cmp("ge", n, 0), self.low.checks.add("MIN", text), fn.i64(0), n)
+                fn.assume(n, 0)
+
     def check_status(self) -> None:
+        """Ends the call if a launch failed, or wasn't made since a size of it doesn't fit."""
+        self.check_sizes()
         fn = self.fn
         good, bad = self.label("ok"), self.label("bad")
         s = fn.load(self.status, I32)
@@ -194,12 +226,79 @@ class HostProgram:
         fn.ret(fn.const(1, I32))
         fn.label(good)
 
+    # ------------------------------------------------------------------ planning calls
+    @property
+    def planning(self) -> V:
+        """Is this a call that plans? Then no memory but that of constants, and of arguments of rank 0, may be read or written."""
+        return self.fn.cmp("ne", self.fn.ptr_to_int(self._field("plan", PTR)), 0)
+
+    def mark_data_dependent(self) -> None:
+        """Tells a planning call that what follows depends on data: it counts one of the ways that a run may take."""
+        with self.fn.when(self.planning):
+            self._plan_field("data_dependent", self.fn.i64(1))
+
+    def _plan_field(self, name: str, value: V) -> None:
+        self.fn.store(value, self.fn.gep(self._field("plan", PTR), abi.PLAN[name], I64), 8)
+
+    def unless_planning(self, value: Callable[[], V], planned: V) -> V:
+        """What a run reads from memory, and what a planning call takes instead."""
+        return self.fn.if_else(self.planning, lambda: [planned], lambda: [value()], [planned.type])[0]
+
+    def _end_plan(self, cond: V) -> None:
+        """Where `cond`, ends a planning call: without data, sizes aren't known from here on."""
+        stop, go = self.label("stop"), self.label("go")
+        self.fn.branch(cond, stop, go)
+        self.fn.label(stop)
+        self._plan_field("data_dependent", self.fn.i64(1))
+        self.fn.ret(self.fn.const(0, I32))
+        self.fn.label(go)
+
+    def _begin_plan(self) -> None:
+        """What a planning call alone computes: outputs whose sizes the arguments tell, and how much of the arena lives at once."""
+        fn = self.fn
+        self.check_sizes()
+        plan, go = self.label("plan"), self.label("go")
+        fn.branch(self.planning, plan, go)
+        fn.label(plan)
+        self.sizes.push()
+        known = set(self.sizes.symbols)
+        for index, v in enumerate(self.returns):
+            shape = from_mlir(v).shape
+            if all(symbols_of(s) <= known for s in shape):
+                array = self._shared_array([self.size(s) for s in shape])
+                self.check_sizes()
+                fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
+        peak = fn.const(0, I64)
+        for _, p in self.layout.plans:
+            if all(symbols_of(b.bytes) <= known for b in p.buffers):
+                peak = fn.add(peak, self._peak_live(p))
+        self.check_sizes()
+        self._plan_field("peak_live_bytes", peak)
+        self.sizes.pop()
+        fn.jump(go)
+        fn.label(go)
+
+    def _peak_live(self, plan: Plan) -> V:
+        fn = self.fn
+        sizes = {b: self._bytes(b) for b in plan.buffers}
+        most = now = fn.const(0, I64)
+        with fn.wrapping():  # no sum is larger than that of all buffers, which the arena's layout checks
+            for came, went in plan.peaks:
+                for b in came:
+                    now = fn.add(now, sizes[b])
+                for b in went:
+                    now = fn.sub(now, sizes[b])
+                most = fn.max(most, now)
+        return most
+
     # ------------------------------------------------------------------ run
     def emit_run(self, block: Any) -> None:
+        """Writes the function."""
         fn = self.fn
         self.status = fn.alloca(1, I32, 8)
         fn.entry_store(fn.const(0, I32), self.status, 0)
         self.contract.emit(fn, fn.args[1], self.sizes, self.require)
+        self._begin_plan()
         self._stage_inputs()
         self._lay_out(self.layout.ready.get(-1, []))
         self.block(block, {})
@@ -263,7 +362,7 @@ class HostProgram:
             flag = fn.if_else(is_null, lambda: [fn.const(True, "i1")], inspect, ["i1"])[0]
             self.sizes.pop()
             dense.append(flag)
-            bytes_ = fn.and_(fn.add(fn.mul(n, a.type.dtype.bytes), 63), -64)
+            bytes_ = self._limited(self.size(aligned(a.type.bytes)))
             offsets.append(total if total is not None else fn.const(0, I64))
             need = fn.select(flag, fn.const(0, I64), bytes_)
             total = need if total is None else fn.add(total, need)
@@ -273,6 +372,7 @@ class HostProgram:
         self.pointers.update(zip(self.arguments, self._homes, strict=True))
         if total is None:
             return
+        self.check_sizes()
         plain, copy, join = self.label("dense"), self.label("stage"), self.label("staged")
         cells = [fn.alloca(1, PTR, 8) for _ in self.arguments]
         for cell, v in zip(cells, self.arguments, strict=True):
@@ -307,7 +407,28 @@ class HostProgram:
         rows = fn.div(self.sizes.emit(a.type.numel), fn.max(last, 1))
         self.launch(kernel, [source, to, sizes, strides, fn.i64(a.type.rank)], count(rows), 1 << 12)
 
+    def _limited(self, nbytes: V) -> V:
+        """The size of a buffer; what no machine has counts as overflow."""
+        fn = self.fn
+        if fn.interval(nbytes)[1] > _MOST_BYTES:
+            fn.record(fn.cmp("gt", nbytes, _MOST_BYTES))
+            fn.assume(nbytes, hi=_MOST_BYTES)
+        return nbytes if fn.interval(nbytes)[0] >= 0 else fn.max(nbytes, 0)
+
+    def _bytes(self, b: Buffer) -> V:
+        """Bytes of a buffer; none where a dim is negative or, of what a branch needs that may not run, where they don't fit: that is
+        an error when the operation runs."""
+        if b not in self.layout.conditional:
+            return self._limited(self.size(b.bytes))
+        self.sizes.push()
+        with self.fn.capture() as flags:
+            nbytes = self._limited(self.size(b.bytes))
+        self.sizes.pop()
+        out = nbytes if not flags else self.fn.select(self.fn.any_of(flags), 0, nbytes)
+        return self.fn.assume(out, 0, _MOST_BYTES)
+
     def _arena(self, segment: int, nbytes: V) -> V:
+        self.check_sizes()
         p = self.fn.call_ptr(self._field("arena", PTR), [self.call, self.fn.i64(segment), nbytes], PTR)
         assert p is not None
         self._non_null(p)
@@ -347,7 +468,7 @@ class HostProgram:
             for x in a.below[b]:
                 o = ends[x] if o is zero else fn.max(o, ends[x])
             offsets[b] = o
-            ends[b] = fn.add(o, self.size(b.bytes))
+            ends[b] = fn.add(o, self._bytes(b))
             total = fn.max(total, ends[b])
         return offsets, total
 
@@ -372,8 +493,8 @@ class HostProgram:
                 zero = self.fn.i64(0)
                 self.require(self.sizes.truth(cond), number, zero, zero)
             elif isinstance(op, AssertTensor):
-                x = self.fn.load(self.pointer(op.operands[0]), I8)
-                zero = self.fn.i64(0)
+                p, zero = self.pointer(op.operands[0]), self.fn.i64(0)
+                x = self.unless_planning(lambda p=p: self.fn.load(p, I8), self.fn.const(1, I8))
                 self.require(self.fn.cmp("ne", x, 0), self.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
             elif isinstance(op, Cond):
                 emit_cond(self, op)
@@ -383,13 +504,16 @@ class HostProgram:
                 raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
             self._lay_out(self.layout.ready.get(self.layout.numbers[op.operation], []))
 
-    def place_results(self, values: Sequence[Any]) -> None:
-        """Memory for those values that are outputs of the model."""
+    def place_results(self, values: Sequence[Any], op: Any) -> None:
+        """Checks the sizes of an operation's results, and gets memory for those that are outputs of the model."""
         fn = self.fn
+        self.check_dims(values, op)
         for v in values:
             for index in self.layout.outputs.get(v, []):
                 shape = self._output_shape(index)
-                array = self._shared_array([self.size(s) for s in shape])
+                sizes = [self.size(s) for s in shape]
+                self.check_sizes()
+                array = self._shared_array(sizes)
                 p = fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
                 assert p is not None
                 self._non_null(p)
@@ -399,19 +523,30 @@ class HostProgram:
         return from_mlir(self.returns[index]).shape
 
     def _group(self, op: Any) -> None:
-        self.place_results(op.results)
+        inside = list(op.operation.regions[0].blocks[0].operations)[:-1]
+        self.check_dims([v for x in inside for v in (*x.operands, *x.results)], op)
+        self.place_results(op.results, op)
         self._current = op.operation
         self.steps[op.operation].emit(self)
         self.check_status()
 
     def _item(self, op: Item) -> None:
-        fn, t = self.fn, from_mlir(op.operands[0])
-        raw = fn.load(self.pointer(op.operands[0]), {"i1": I8, "ui8": I8}.get(t.dtype.name, t.dtype.name))
+        """Reads a number. A planning call knows those that were passed as arguments of rank 0, if their data was given."""
+        fn, v, name = self.fn, op.operands[0], attr(op, "symbol")
+        t, p = from_mlir(v), self.pointer(v)
+        if self.base(v) not in self.arguments or from_mlir(self.base(v)).rank:
+            self._end_plan(self.planning)
+        else:
+            self._end_plan(fn.cmp("eq", fn.ptr_to_int(p), 0))
+        raw = fn.load(p, {"i1": I8, "ui8": I8}.get(t.dtype.name, t.dtype.name))
         if t.dtype.is_float:
             x = fn.cast(raw, F64)
         else:
             x = fn.cast(raw, I64, signed=t.dtype.name not in ("i1", "ui8"))
-        self.sizes.symbols[attr(op, "symbol")] = x
+            if not name.startswith("u"):  # bounds of run-time symbols are assertions, and hold from there on
+                number = self.arguments.index(self.base(v)) if self.base(v) in self.arguments else -1
+                self.contract.check_number(fn, name, number, x, self.require)
+        self.sizes.symbols[name] = x
 
     def _nonzero(self, op: Nonzero) -> None:
         fn, t = self.fn, from_mlir(op.operands[0])
@@ -420,8 +555,8 @@ class HostProgram:
         x, dims = self.pointer(op.operands[0]), [self.size(s) for s in t.shape]
         n = self.size(t.numel)
         self.launch(count, [x, n, cell], 1, 1)
-        self._define_size(op, cell)
-        self.place_results(op.results)
+        self._define_size(op, cell, n)
+        self.place_results(op.results, op)
         self.launch(fill, [x, n, self.pointer(op.results[0]), *dims], 1, 1)
         self.check_status()
 
@@ -429,29 +564,31 @@ class HostProgram:
         fn, t = self.fn, from_mlir(op.operands[0])
         find, fill = emit_unique(self.module, t.dtype)
         values, inverse, counts = op.results
-        self.place_results([inverse])
+        self.place_results([inverse], op)
         cell = fn.alloca(1, I64, 8)
         x, n, number = self.pointer(op.operands[0]), self.size(t.numel), self.pointer(inverse)
         self.launch(find, [x, n, number, cell], 1, 1, self.size(unique_scratch(t.dtype, t.numel)))
-        self._define_size(op, cell)
-        self.place_results([values, counts])
+        self._define_size(op, cell, n)
+        self.place_results([values, counts], op)
         self.launch(fill, [x, n, number, fn.load(cell, I64), self.pointer(values), self.pointer(counts)], 1, 1)
         self.check_status()
 
     def _random_key(self, op: RandomKey) -> None:
         """Takes a draw from the session's generator."""
         fn, generator = self.fn, self._field("random", PTR)
-        self.place_results(op.results)
+        self.place_results(op.results, op)
         key, draws = self.pointer(op.results[0]), fn.gep(generator, 1, I64)
-        number = fn.load(draws, I64)
-        fn.store(fn.load(generator, I64), key)
-        fn.store(number, fn.gep(key, 1, I64))
-        fn.store(fn.add(number, 1), draws)
+        with fn.when(fn.not_(self.planning)), fn.wrapping():
+            number = fn.load(draws, I64)
+            fn.store(fn.load(generator, I64), key)
+            fn.store(number, fn.gep(key, 1, I64))
+            fn.store(fn.add(number, 1), draws)
 
-    def _define_size(self, op: Any, cell: V) -> None:
-        """The op's symbol has its value in `cell` now: what depends on it gets memory."""
+    def _define_size(self, op: Any, cell: V, most: V) -> None:
+        """The op's symbol has its value in `cell` now, not above `most`: what depends on it gets memory."""
         self.check_status()
-        self.sizes.symbols[attr(op, "symbol")] = self.fn.load(cell, I64)
+        self._end_plan(self.planning)
+        self.sizes.symbols[attr(op, "symbol")] = self.fn.define(self.fn.load(cell, I64), 0, self.fn.interval(most)[1])
         self._lay_out(self.layout.ready.pop(self.layout.numbers[op.operation], []))
 
     def base(self, v: Any) -> Any:
@@ -461,36 +598,3 @@ class HostProgram:
     def is_written_over(self, v: Any) -> bool:
         """Is `v` written over the content that it replaces part of?"""
         return v in self.layout.written
-
-    # ------------------------------------------------------------------ plan
-    def emit_plan(self) -> None:
-        """`dhlo_plan`: sizes without running."""
-        self._begin("dhlo_plan", [("call", PTR), ("inputs", PTR), ("plan", PTR)])
-        fn = self.fn
-        self.contract.emit(fn, fn.args[1], self.sizes, self.require)
-        known = set(self.sizes.symbols)
-        for index, v in enumerate(self.returns):
-            shape = from_mlir(v).shape
-            if all(symbols_of(s) <= known for s in shape):
-                array = self._shared_array([self.size(s) for s in shape])
-                fn.call_ptr(self._field("output", PTR), [self.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
-        arena, peak, partial = fn.const(0, I64), fn.const(0, I64), 0
-        for _, plan in self.layout.plans:
-            if any(not symbols_of(b.bytes) <= known for b in plan.buffers):
-                partial = 1
-                continue
-            arena = fn.add(arena, self._plan_offsets(plan)[1])
-            most = now = fn.const(0, I64)
-            for came, went in plan.peaks:
-                for b in came:
-                    now = fn.add(now, self.size(b.bytes))
-                for b in went:
-                    now = fn.sub(now, self.size(b.bytes))
-                most = fn.max(most, now)
-            peak = fn.add(peak, most)
-        values = [arena, peak, fn.i64(partial), fn.i64(len(self.layout.launches))]
-        for i, v in enumerate(values):
-            fn.store(v, fn.gep(fn.args[2], i, I64), 8)
-        fn.ret(fn.const(0, I32))
-        fn.done()
-

@@ -59,9 +59,12 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     arena: dict[Any, Buffer] = {}
     defined = control.defined
     epochs: dict[int, list[Buffer]] = {-1: []}
+    conditional: set[Buffer] = set()
 
     def add(key: Any, b: Buffer) -> None:
         arena[key] = b
+        if any(n < b.first <= end for n, end in control.ends.items()):
+            conditional.add(b)
         epochs.setdefault(max((defined.get(s, -1) for s in symbols_of(b.bytes)), default=-1), []).append(b)
 
     for op in ops:
@@ -80,7 +83,8 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
-    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=news, written=written)
+    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=news, written=written,
+                  conditional=conditional)
 
 
 # Sizes that arrangements of the arena are made for, the usual ones first, and by how much symbols differ from each other there.

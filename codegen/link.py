@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import os
 import shlex
 import subprocess
 import tempfile
@@ -14,7 +17,9 @@ import llvmlite.binding as llvm
 
 from dhlo.codegen import abi
 from dhlo.codegen.llvm import optimise
+from dhlo.container import atomic_write, write_bytes
 from dhlo.errors import CompileError
+from dhlo.model_file import write_model_file
 from dhlo.options import c_compiler
 
 if TYPE_CHECKING:
@@ -43,14 +48,16 @@ _HINT = "install a C compiler or name one in the environment variable CC; --emit
 
 
 def write_model(artifact: Artifact, path: Path) -> None:
-    """Writes a model file: shared object, constants, trailer; the constants one by one, never joined in memory.
+    """Writes a model file: shared object, constants, metadata; the constants one by one, never joined in memory.
 
     Raises CompileError if there is no C compiler or it fails, OSError if the file can't be written.
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
         link_shared(artifact.objects, image, artifact.metadata["externs"])
-        abi.append_trailer(image, (chunk.data for chunk in artifact.constants.chunks()), path, artifact.metadata["abi"])
+        constants = (chunk.data for chunk in artifact.constants.chunks())
+        features = artifact.metadata["cpu_features"]
+        write_model_file(path, image.read_bytes(), constants, json.dumps(artifact.metadata), features)
 
 
 def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:
@@ -111,15 +118,23 @@ def constants_path(path: Path) -> Path:
 
 
 def write_object(artifact: Artifact, path: Path) -> None:
-    """Writes one relocatable object that defines `dhlo_model_v1`, and its constants beside it; needs no linker.
+    """Writes one relocatable object that defines `dhlo_model_v1`, its constants beside it, and their SHA-256 beside them, as
+    `sha256sum --check` reads it; needs no linker.
 
-    A host links the object and passes both to `dhlo_model_from_descriptor`.
+    A host links the object and passes it and the constants to `dhlo_model_from_descriptor`. Raises OSError.
     """
     module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
-    path.write_bytes(machine.emit_object(module))
-    with constants_path(path).open("wb") as file:
-        for chunk in artifact.constants.chunks():
-            file.write(chunk.data)
+    constants, whole = constants_path(path), hashlib.sha256()
+
+    def fill(fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            for chunk in artifact.constants.chunks():
+                file.write(chunk.data)
+                whole.update(chunk.data)
+
+    write_bytes(path, machine.emit_object(module))
+    atomic_write(constants, fill)
+    write_bytes(constants.with_suffix(".constants.sha256"), f"{whole.hexdigest()}  {constants.name}\n".encode())
 
 
 def merged_ir(artifact: Artifact) -> str:

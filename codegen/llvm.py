@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import llvmlite.binding as llvm
 
 from dhlo import mlir
+from dhlo.errors import CompileError
 
-__all__ = ["Jit", "TargetSpec", "compile_object", "emit_assembly", "host_target", "lower_to_llvm_ir"]
+__all__ = ["BASELINE", "Jit", "TargetSpec", "code_features", "compile_object", "emit_assembly", "host_target", "lower_to_llvm_ir"]
 
 PASSES = (
     "builtin.module(convert-vector-to-scf,convert-scf-to-cf,convert-vector-to-llvm{reassociate-fp-reductions=true},"
@@ -19,16 +20,43 @@ PASSES = (
 )
 
 
+# What all code may use: the vectors that kernels are laid out for, and what every CPU that has them has besides.
+_VECTORS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+BASELINE = ("sse3", "ssse3", "sse4.1", "sse4.2", "cx16", "sahf", "popcnt", "crc32", "movbe", "lzcnt", "bmi", "bmi2", "prfchw",
+            "xsave", "avx", "avx2", "f16c", "fma", *_VECTORS)
+
+# What some code uses besides, by how LLVM IR shows that: its own intrinsics, and conversions that LLVM has one instruction for.
+_EXTRAS = {"avx512bf16": re.compile(r"^ *%\S+ = fptrunc <[^>]*> [^\n]* to <\d+ x bfloat>", re.MULTILINE)}
+_INTRINSIC = re.compile(r"^declare [^\n]*@llvm\.x86\.(\w+)\.", re.MULTILINE)
+_OF_BASELINE = ("sse", "sse2", "sse41", "sse42", "avx", "avx2", "avx512", "fma", "bmi")  # as intrinsics spell them
+
+
 class TargetSpec:
-    """What code is generated for: an LLVM triple, CPU name and feature string. `optimize` is LLVM's level, 0 to 3."""
+    """What code is generated for: an LLVM triple; a CPU by its name, which says how code is tuned; LLVM's feature string, such as
+    "+avx2,+avx512f", which says what may be used. `optimize` is LLVM's level, 0 to 3."""
 
     def __init__(self, triple: str, cpu: str, features: str = "", optimize: int = 2) -> None:
         self.triple, self.cpu, self.features, self.optimize = triple, cpu, features, optimize
 
-    def machine(self, *, jit: bool = False) -> llvm.TargetMachine:
+    @property
+    def names(self) -> frozenset[str]:
+        """The features that the CPU has, by LLVM's names."""
+        return frozenset(f[1:] for f in self.features.split(",") if f.startswith("+"))
+
+    def check(self) -> None:
+        """Raises CompileError for a CPU that kernels aren't laid out for."""
+        lacks = [f for f in _VECTORS if f not in self.names]
+        if lacks or not self.triple.startswith("x86_64"):
+            what = f"lacks {', '.join(lacks)}" if lacks else "is not x86-64"
+            raise CompileError(f"can't compile for the CPU '{self.cpu}' ({self.triple}), which {what}",
+                               hint="kernels are laid out for AVX-512: compile on a CPU that has it")
+
+    def machine(self, features: Iterable[str] = (), *, jit: bool = False) -> llvm.TargetMachine:
+        """Makes code for any CPU that has `features` beyond the plain x86-64."""
         _initialize()
         target = llvm.Target.from_triple(self.triple)
-        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=self.optimize, reloc="pic",
+        return target.create_target_machine(cpu="x86-64" if self.triple.startswith("x86_64") else "generic",
+                                            features=",".join(f"+{f}" for f in features), opt=self.optimize, reloc="pic",
                                             codemodel="jitdefault" if jit else "default")
 
 
@@ -43,6 +71,19 @@ def host_target() -> TargetSpec:
     """The machine that the compiler runs on."""
     _initialize()
     return TargetSpec(llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def code_features(ir_text: str, target: TargetSpec) -> list[str]:
+    """The features that code from this LLVM IR may use on the target, by LLVM's names: the baseline and what the text names. They
+    depend on the CPU only as far as kernels were chosen for it.
+
+    Raises CompileError where the text names a feature that the target lacks.
+    """
+    used = {f for f, pattern in _EXTRAS.items() if f in target.names and pattern.search(ir_text)}
+    named = {m for m in _INTRINSIC.findall(ir_text) if m not in _OF_BASELINE}
+    if not named <= target.names:
+        raise CompileError(f"the program needs {', '.join(sorted(named - target.names))}, which the CPU '{target.cpu}' lacks")
+    return [f for f in BASELINE if f in target.names] + sorted(used | named)
 
 
 def lower_to_llvm_ir(text: str) -> str:
@@ -92,10 +133,15 @@ def _hex_literal(x: float, ty: str) -> str:
     return f"0x{struct.pack('>d', x if ty == 'double' else struct.unpack('>f', struct.pack('>f', x))[0]).hex().upper()}"
 
 
+_DEFINITION = re.compile(r"^(define [^\n]*) \{$", re.MULTILINE)
+
+
 def optimise(ir_text: str, target: TargetSpec) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Parses and optimises LLVM IR; explicit vector code gains nothing from the loop vectoriser, so that is off."""
-    machine = target.machine()
-    module = llvm.parse_assembly(ir_text, llvm.create_context())  # a context of its own: called from several threads
+    """Parses and optimises LLVM IR; explicit vector code gains nothing from the loop vectoriser, so that is off. Instructions are
+    those of `code_features`, scheduled for the target's CPU; all 512 bits of vectors are used, whatever the CPU prefers."""
+    machine = target.machine(code_features(ir_text, target))
+    tuned = _DEFINITION.sub(rf'\1 "tune-cpu"="{target.cpu}" "prefer-vector-width"="512" {{', ir_text)
+    module = llvm.parse_assembly(tuned, llvm.create_context())  # a context of its own: called from several threads
     module.triple = target.triple
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=target.optimize)

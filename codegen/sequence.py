@@ -121,9 +121,11 @@ class GroupedMatmulStep:
             view_pointer(host, self.offsets),
         )
         width = from_mlir(self.op.operands[2]).dtype
+        host.mark_data_dependent()
         with fn.loop(0, groups, 1, [fn.const(0, I64)]) as lp:
             start = lp.carried[0]
-            end = fn.cast(fn.load(fn.gep(offsets, lp.iv, width.name), width.name), I64)
+            at = fn.gep(offsets, lp.iv, width.name)
+            end = host.unless_planning(lambda: fn.cast(fn.load(at, width.name), I64), rows)
             end = fn.min(fn.max(end, start), rows)
             with fn.when(fn.cmp("lt", start, end)):
                 self.w.multiply(

@@ -1,4 +1,5 @@
-"""Size expressions as machine code: sympy to i64 (or f64) arithmetic in a host function, every subexpression once."""
+"""Size expressions as machine code: sympy to i64 (or f64) arithmetic in a host function, every subexpression once. Integers are exact,
+or the function's overflow flag is set."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import sympy
 from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 from torch.utils._sympy import functions as tsf
 
-from dhlo.codegen.builder import F64, I64, Fn, V
+from dhlo.codegen.builder import F64, I1, I64, V
+from dhlo.codegen.checked import CheckedFn
 from dhlo.errors import InternalError
 from dhlo.shape_infer.symbols import show
 
@@ -21,7 +23,7 @@ _COMPARE = {sympy.Eq: "eq", sympy.Ne: "ne", sympy.StrictLessThan: "lt", sympy.Le
 class SizeEmitter:
     """Evaluates expressions over `symbols` (name -> i64 or f64 value). Conditions come out as i64 0 or 1."""
 
-    def __init__(self, fn: Fn) -> None:
+    def __init__(self, fn: CheckedFn) -> None:
         self.fn = fn
         self.symbols: dict[str, V] = {}
         self._memo: list[dict[sympy.Basic, V]] = [{}]
@@ -30,10 +32,12 @@ class SizeEmitter:
     def push(self) -> None:
         """Opens a branch: what is computed or defined in it is forgotten by `pop`."""
         self._memo.append({})
+        self.fn.push()
         self._outer.append(dict(self.symbols))
 
     def pop(self) -> None:
         self._memo.pop()
+        self.fn.pop()
         self.symbols = self._outer.pop()
 
     def emit(self, e: sympy.Basic | int) -> V:
@@ -92,6 +96,24 @@ class SizeEmitter:
             first = op(first, v)
         return first
 
+    def _product(self, e: sympy.Basic) -> V:
+        """Factors from left to right. A product with a factor of 0 fits, whatever the others come to on the way."""
+        fn, factors = self.fn, self._same(*e.args)
+        out = factors[0]
+        with fn.capture() as flags:
+            for v in factors[1:-1]:
+                out = fn.mul(out, v)
+            wraps_early = bool(flags)
+            out = fn.mul(out, factors[-1])
+        if flags:
+            bad = fn.any_of(flags)
+            for v in factors if wraps_early else ():  # the last product overflows only if no factor is 0
+                lo, hi = fn.interval(v)
+                if lo <= 0 <= hi:
+                    bad = fn.and_(bad, fn.cmp("ne", v, 0))
+            fn.record(bad)
+        return out
+
     def _pow(self, e: sympy.Basic) -> V:
         base, exp = e.args
         if exp.is_Integer and int(exp) > 0:
@@ -112,30 +134,45 @@ class SizeEmitter:
 
     def _floordiv(self, e: sympy.Basic) -> V:
         a, b = self.whole(e.args[0]), e.args[1]
-        if b.is_Integer and int(b) > 0 and e.args[0].is_nonnegative:
-            return self.fn.divu(a, int(b))
-        return self.fn.floordiv(a, self._divisor(b))
+        return self.fn.floordiv(a, int(b) if b.is_Integer and int(b) > 0 else self._divisor(b))
 
     def _divisor(self, e: sympy.Basic) -> V:
         """What to divide by: 1 for 0, which the contract excludes but code that runs before it is checked may meet."""
         v = self.whole(e)
-        return v if e.is_Integer and int(e) != 0 else self.fn.select(self.fn.cmp("eq", v, 0), self.fn.const(1, I64), v)
+        lo, hi = self.fn.interval(v)
+        if not lo <= 0 <= hi:
+            return v
+        return self.fn.assume(self.fn.select(self.fn.cmp("eq", v, 0), self.fn.const(1, I64), v), 1 if lo == 0 else None)
 
     def _mod(self, e: sympy.Basic) -> V:
         a, b, fn = self.whole(e.args[0]), self._divisor(e.args[1]), self.fn
-        return fn.sub(a, fn.mul(fn.floordiv(a, b), b))
+        quotient = fn.floordiv(a, b)
+        with fn.wrapping():  # the remainder is less than b, even if the product should wrap
+            r = fn.sub(a, fn.mul(quotient, b))
+        lo, hi = fn.interval(b)
+        return fn.assume(r, min(lo + 1, 0), max(hi - 1, 0))
 
     def _piecewise(self, e: sympy.Basic) -> V:
+        """The first value whose condition holds. What overflows in the others does no harm, so each is computed for itself."""
+        fn = self.fn
         out: V | None = None
+        bad = fn.const(False, I1)
         for value, cond in reversed(e.args):
-            v = self.emit(value)
+            self.push()
+            with fn.capture() as flags:
+                v = self.emit(value)
+            self.pop()
+            mine = fn.any_of(flags) if flags else fn.const(False, I1)
             if out is None:
-                out = v
-            else:
-                if v.type != out.type:
-                    v, out = self.fn.cast(v, F64), self.fn.cast(out, F64)
-                out = self.fn.select(self.truth(cond), v, out)
+                out, bad = v, mine
+                continue
+            if v.type != out.type:
+                v, out = fn.cast(v, F64), fn.cast(out, F64)
+            taken = self.truth(cond)
+            out, bad = fn.select(taken, v, out), fn.select(taken, mine, bad)
         assert out is not None
+        if bad is not fn.const(False, I1):
+            fn.record(bad)
         return out
 
     def _rounded(self, e: sympy.Basic, how: str) -> V:
@@ -145,7 +182,7 @@ class SizeEmitter:
 
 _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     sympy.Add: lambda s, e: s._fold(e, s.fn.add),
-    sympy.Mul: lambda s, e: s._fold(e, s.fn.mul),
+    sympy.Mul: SizeEmitter._product,
     sympy.Pow: SizeEmitter._pow,
     tsf.FloorDiv: SizeEmitter._floordiv,
     tsf.CleanDiv: SizeEmitter._floordiv,

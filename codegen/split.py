@@ -46,14 +46,11 @@ def _components(roots: list[str], uses: dict[str, set[str]], inline: set[str]) -
         return seen
 
     for n in roots:
-        if n in ("dhlo_run", "dhlo_plan"):
+        if n == "dhlo_run":
             continue
         for m in reach(n, set()):
             if m in parent:
                 parent[find(m)] = find(n)
-    host = [n for n in roots if n in ("dhlo_run", "dhlo_plan")]
-    for n in host[1:]:
-        parent[find(n)] = find(host[0])
     out: dict[str, list[str]] = {}
     for n in roots:
         out.setdefault(find(n), []).append(n)

@@ -4,16 +4,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dhlo.api import compile, load
-    from dhlo.errors import CompileError, ContractError, DhloError, InternalError, ModelFileError, UnsupportedError
+    from dhlo.errors import (
+        CompileError,
+        ContractError,
+        DhloError,
+        InternalError,
+        ModelFileError,
+        SessionError,
+        SignatureError,
+        UnsupportedError,
+    )
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
     from dhlo.model import CompiledModel
     from dhlo.options import Options
+    from dhlo.session import Session
 
 __version__ = "0.1.0"
 __all__ = ["CompileError", "CompiledModel", "ContractError", "DhloError", "InternalError", "ModelFileError", "Options",
-           "UnsupportedError", "compile", "load", "register_c_op", "register_decomposition", "register_lowering"]
+           "Session", "SessionError", "SignatureError", "UnsupportedError", "compile", "load", "register_c_op", "register_decomposition",
+           "register_lowering"]
 _HOME = {"compile": "dhlo.api", "load": "dhlo.api", "CompiledModel": "dhlo.model", "Options": "dhlo.options",
-         "register_c_op": "dhlo.frontend", "register_decomposition": "dhlo.frontend", "register_lowering": "dhlo.frontend"}
+         "Session": "dhlo.session", "register_c_op": "dhlo.frontend", "register_decomposition": "dhlo.frontend",
+         "register_lowering": "dhlo.frontend"}
 
 
 def __getattr__(name: str) -> Any:

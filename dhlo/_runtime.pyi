@@ -1,5 +1,6 @@
 """Types of the runtime's CPython extension (source: runtime/python)."""
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Self, TypedDict, final, type_check_only
 
@@ -25,10 +26,16 @@ class State(TypedDict):
 
 @type_check_only
 class Plan(TypedDict):
-    """Bytes and output shapes for given inputs; an output's sizes are None where they depend on data."""
+    """Bytes and output shapes for given inputs, as dhlo_plan in dhlo/runtime.h; an output's sizes are None where they depend on
+    data."""
 
     outputs: list[tuple[str, tuple[int, ...] | None]]
     arena_bytes: int
+    scratch_bytes: int
+    output_bytes: int
+    state_bytes: int
+    constants_bytes: int
+    total_bytes: int
     peak_live_bytes: int
     data_dependent: bool
     num_launches: int
@@ -43,19 +50,41 @@ class Counters(TypedDict):
     scratch_bytes: int
     output_bytes: int
     growths: int
+    state_bytes: int
+    scratch_used: int
+    output_used: int
 
 @final
 class Model:
     """A loaded program: immutable, shared by sessions and threads.
 
     Errors carry an attribute `status`: "contract", "invalid argument" (ValueError), "out of memory" (MemoryError),
-    "input/output", "format", "version", "cpu", "busy", "internal" (RuntimeError).
+    "input/output", "format", "version", "cpu", "busy", "internal", "host", "untrusted" (RuntimeError).
     """
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    def from_file(
+        cls,
+        path: str | PathLike[str],
+        *,
+        verify: bool = True,
+        num_threads: int = 0,
+        authorize: Callable[[bytes], object] | None = None,
+    ) -> Model:
+        """Loads a model file. `verify=False` leaves out hashing the constants; all else is always verified.
+
+        `authorize` is asked, with the file's digest, before any code is loaded: false or an exception refuses the file.
+        """
     @classmethod
-    def from_memory(cls, data: ReadableBuffer, *, verify_constants: bool = False, num_threads: int = 0) -> Model: ...
+    def from_memory(
+        cls,
+        data: ReadableBuffer,
+        *,
+        verify: bool = True,
+        num_threads: int = 0,
+        authorize: Callable[[bytes], object] | None = None,
+    ) -> Model:
+        """The same of a whole model file in memory."""
     @classmethod
     def from_address(
         cls, descriptor_addr: int, constants_addr: int, constants_bytes: int, owner: object, *, num_threads: int = 0
@@ -91,7 +120,8 @@ class Model:
 
 @final
 class Session:
-    """Runs a model; for one thread at a time, others are refused. `max_bytes` caps arena and scratch (0: no cap)."""
+    """Runs a model; for one call at a time, others are refused. `max_bytes` caps arena, scratch, state, constants and the
+    outputs of a run together (0: no cap)."""
 
     def __new__(cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True) -> Self: ...
     def __call__(self, *inputs: object) -> list[Tensor]:
@@ -107,10 +137,15 @@ class Session:
     def read_state(self, name: str) -> bytes: ...
     def write_state(self, name: str, data: ReadableBuffer) -> None: ...
     def reset_state(self) -> None: ...
+    def copy(self) -> Session:
+        """A new session with the same options, state and random generator."""
+    def snapshot(self) -> bytes:
+        """State and random generator, for `restore` of a session whose model has states of the same names and sizes."""
+    def restore(self, snapshot: ReadableBuffer, /) -> None: ...
     def seed(self, value: int, /) -> None:
         """Random numbers of later runs follow from `value` (its lowest 64 bits)."""
     def trim(self) -> None:
-        """Frees arena and scratch; the next run allocates again."""
+        """Frees arena, scratch and memory kept for outputs; the next run allocates again."""
 
 @final
 class Buffer:
@@ -123,5 +158,12 @@ class Buffer:
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-def hash64(data: ReadableBuffer, /) -> int: ...
+def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
+    """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""
+
 def cpu_supports(feature: str, /) -> bool: ...
+def section_digest(data: ReadableBuffer, /) -> bytes:
+    """The digest of a file section with this content: SHA-256 of the SHA-256 digests of its pieces of 1 MiB."""
+
+def read_section(fd: int, offset: int, memory: ReadableBuffer, /) -> bytes:
+    """Fills writable memory from an open file and returns the digest of what it read. Raises OSError."""

@@ -64,8 +64,12 @@ def build(
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:
         return program, compile_program(program, options, progress)
-    cache, key = Cache(folder), program_key(program, host_target(), options.name)
-    artifact = cache.get(key)
+    try:
+        key = program_key(program, host_target(), options.name)
+    except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
+        return program, compile_program(program, options, progress)
+    cache = Cache(folder)
+    artifact = cache.get(key, host_target())
     if artifact is not None:
         renumber(program)
         return program, artifact
@@ -77,34 +81,49 @@ def build(
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
+    from dhlo.cache import StoredConstants
     from dhlo.codegen.link import extern_addresses
     from dhlo.codegen.llvm import Jit
 
     jit = Jit(artifact.objects, extern_addresses(artifact.metadata["externs"]))
-    memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
-    artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
+    if isinstance(artifact.constants, StoredConstants):
+        memory = artifact.constants.memory
+    else:
+        memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
+        artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
     return _runtime.Model.from_address(
         jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory)
     )
 
 
-def load(path: str | Path) -> CompiledModel:
+def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:
     """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
+    All of the file is verified against its digests before any of its code is loaded; `verify=False` leaves out the weights.
+    `require_key` is an Ed25519 public key (a PEM file, or its bytes): a file is refused that `dhlo sign` didn't sign with its
+    private key. Without it a model file is trusted like any program: load what you made or got from somebody you trust.
+
     Where the file names pytree types that aren't registered in this process, as their library isn't imported, it takes
-    and gives flat sequences of tensors. Raises ModelFileError if the file is truncated, foreign, too new, or made for
-    another CPU.
+    and gives flat sequences. Raises ModelFileError if the file is truncated, damaged, foreign, made for another version or
+    another CPU; SignatureError, a kind of it, if the signature is missing or isn't right.
     """
-    model = open_model(path)
+    model = open_model(path, verify=verify, require_key=require_key)
     return CompiledModel(model, read_call(json.loads(model.metadata).get("call"), model.inputs, model.outputs))
 
 
-def open_model(path: str | Path, num_threads: int = 0) -> _runtime.Model:
+def open_model(
+    path: str | Path, num_threads: int = 0, *, verify: bool = True, require_key: str | Path | bytes | None = None
+) -> _runtime.Model:
     """The native model of a file, run by `num_threads` threads (0: one per processor).
 
-    Raises ModelFileError like `load`.
+    The rest is like `load`, errors included.
     """
+    authorize = None
+    if require_key is not None:
+        from dhlo.signing import check_signature
+
+        authorize = check_signature(path, require_key)
     try:
-        return _runtime.Model.from_file(path, num_threads=num_threads)
+        return _runtime.Model.from_file(path, num_threads=num_threads, verify=verify, authorize=authorize)
     except RuntimeError as e:
-        raise ModelFileError(str(e)) from None
+        raise e if isinstance(e, ModelFileError) else ModelFileError(str(e)) from None

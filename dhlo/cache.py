@@ -3,124 +3,204 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pickle
-import shutil
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
+import stat
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from dhlo import _runtime
 from dhlo.codegen.constants import raw
+from dhlo.container import Container, atomic_write, clean_leftovers, write_sections
+from dhlo.errors import ModelFileError
+from dhlo.schema import read_json
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from dhlo.codegen.llvm import TargetSpec
     from dhlo.compiler import Artifact
     from dhlo.frontend.program import Program
 
 __all__ = ["Cache", "StoredConstants", "program_key"]
 
-_CODE, _CONSTANTS = "code.pickle", "constants.bin"
+_MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
+_VERSION: Final = 1
+_SUFFIX: Final = ".entry"
+_KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5}
+_FACTS: Final = {
+    "key": str, "metadata": {"externs": {str: str}, "cpu_features": str, "constants_bytes": int},
+}  # fmt: skip
+_PACKAGES: Final = ("torch", "torch-mlir", "llvmlite", "numpy", "sympy")
 
 
 class StoredConstants:
-    """A constant blob in a file; stands in for the `Constants` of a fresh compilation."""
+    """A constant blob that is in memory already; stands in for the `Constants` of a fresh compilation."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bytes = path.stat().st_size
-
-    def fill(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Reads the blob into `memory`."""
-        with self.path.open("rb", buffering=0) as f:
-            at = 0
-            while at < self.bytes:
-                n = f.readinto(memory.data[at:self.bytes])
-                if not n:
-                    raise OSError(f"{self.path} ends after {at} of {self.bytes} bytes")
-                at += n
+    def __init__(self, memory: _runtime.Buffer, nbytes: int) -> None:
+        self.memory, self.bytes = memory, nbytes
 
     def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
         """The blob, piece by piece."""
-        if self.bytes:
-            data = np.memmap(self.path, np.uint8, "r")
-            for at in range(0, self.bytes, 1 << 26):
-                yield data[at:at + (1 << 26)]
+        yield np.frombuffer(self.memory, np.uint8)[: self.bytes]  # type: ignore[call-overload]
 
 
 @cache
-def _compiler_version() -> str:
-    """Changes with every edit of the compiler: sizes and times of its files."""
+def _compiler_version() -> tuple[str, ...]:
+    """Changes with every edit of the compiler, its native extension, or the packages that it makes code with."""
     root = Path(__file__).parent
-    files = sorted(p for d in (root, *(p.resolve() for p in root.iterdir() if p.is_dir())) for p in d.rglob("*.py"))
-    rows = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    folders = (root, *(p.resolve() for p in root.iterdir() if p.is_dir()))
+    files = {p for d in folders for p in d.rglob("*.py")} | {Path(_runtime.__file__)}
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        whole.update(f"{path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return (sys.version, *(f"{name} {_version(name)}" for name in _PACKAGES), whole.hexdigest())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def program_key(program: Program, target: TargetSpec, name: str) -> str:
-    """Digest of an imported program with its weights, the target and the compiler itself."""
-    h = hashlib.sha256()
+    """SHA-256 over an imported program with its weights, the target and the compiler itself. Raises OSError where the compiler's
+    own files can't be read."""
     with program.context:
-        h.update(program.module.operation.get_asm(enable_debug_info=True).encode())
-    parts = (program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
-             str(program.out_spec), target.triple, target.cpu, target.features, target.optimize, name, _compiler_version())
-    h.update(repr(parts).encode())
-    for key, t in program.weights.items():
-        h.update(f"{key} {t.dtype} {tuple(t.shape)} {_runtime.hash64(raw(t).data)}".encode())
-    return h.hexdigest()
+        text = program.module.operation.get_asm(enable_debug_info=True)
+    parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
+             str(program.out_spec), sorted(vars(target).items()), name, _compiler_version(),
+             [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 class Cache:
-    """A folder of compiled programs. Entries appear whole or not at all; the least recently used go when it grows past
-    `max_bytes`. Several processes may use it at once."""
+    """A folder of compiled programs, one file an entry, which several processes and users may share and any of them may leave at
+    any time.
+
+    Nothing that is wrong with the folder or a file in it fails a call: what can't be read, isn't whole, or could have been written
+    by somebody else than this user or root is a miss, and the next `put` replaces it. Entries appear whole or not at all; the
+    least recently used go when they take more than `max_bytes`.
+    """
 
     def __init__(self, folder: str | Path, max_bytes: int = 20 << 30) -> None:
         self.folder, self.max_bytes = Path(folder), max_bytes
 
-    def get(self, key: str) -> Artifact | None:
-        """The entry of a key, or None if there is none (or it can't be read)."""
-        entry = self.folder / key
+    def get(self, key: str, target: TargetSpec) -> Artifact | None:
+        """The entry of a key, whole and verified, for the target that the key was made of; None if there is none."""
         try:
-            data = (entry / _CODE).read_bytes()
-            if int.from_bytes(data[:8], "little") != _runtime.hash64(data[8:]):
-                shutil.rmtree(entry, ignore_errors=True)  # damaged: make room for a good one
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if not _is_safe(os.fstat(folder), self.folder):
                 return None
-            artifact: Any = pickle.loads(data[8:])
-            os.utime(entry)
-            found: Artifact = replace(artifact, constants=StoredConstants(entry / _CONSTANTS))
-            return found
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError):
+            fd = os.open(key + _SUFFIX, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except OSError:
+            return None
+        finally:
+            os.close(folder)
+        return self._read(fd, key, target)
+
+    def _read(self, fd: int, key: str, target: TargetSpec) -> Artifact | None:
+        path = self.folder / (key + _SUFFIX)
+        try:
+            with Container(fd, f"cache entry '{path}'", _MAGIC, _VERSION, {k: n for n, k in _KINDS.items()}) as entry:
+                if not _is_safe(os.fstat(fd), path):
+                    return None
+                artifact = _unpack(entry, key, target)
+                with suppress(OSError):  # somebody else's, or read-only
+                    os.utime(fd)
+                return artifact
+        except (OSError, ModelFileError, ValueError):  # gone, unreadable, damaged
             return None
 
     def put(self, key: str, artifact: Artifact) -> None:
-        """Keeps a compiled program; a full or read-only disk only means that it isn't kept."""
+        """Keeps a compiled program; a full or read-only disk, or a folder of somebody else's, only means that it isn't kept."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = Path(tempfile.mkdtemp(prefix=".part-", dir=self.folder))
+            # Never writable by others, whatever the umask, as it would not be read again.
+            self.folder.mkdir(0o755, parents=True, exist_ok=True)
+            if not _is_safe(self.folder.stat(), self.folder):
+                return
+            clean_leftovers(self.folder, ".")
+            fill = partial(write_sections, magic=_MAGIC, abi=_VERSION, sections=_pack(key, artifact))
+            # Not durable: an entry that a power failure damages is found out by its digests.
+            atomic_write(self.folder / (key + _SUFFIX), fill, mode=0o644, durable=False)
+            self._trim(key + _SUFFIX)
         except OSError:
-            return
-        try:
-            with (part / _CONSTANTS).open("wb") as f:
-                for chunk in artifact.constants.chunks():
-                    f.write(chunk.data)
-            code = pickle.dumps(replace(artifact, constants=None))  # type: ignore[arg-type]
-            (part / _CODE).write_bytes(_runtime.hash64(code).to_bytes(8, "little") + code)
-            part.rename(self.folder / key)
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)
-        self._trim()
+            pass
 
-    def _trim(self) -> None:
-        entries = [(e.stat().st_mtime, sum(f.stat().st_size for f in e.iterdir()), e) for e in self.folder.iterdir() if e.is_dir()]
+    def _trim(self, newest: str) -> None:
+        """Removes the least recently used entries; others may do the same at the same time."""
+        entries: list[tuple[int, int, str]] = []
+        with os.scandir(self.folder) as found:
+            for e in found:
+                if e.name.endswith(_SUFFIX):
+                    with suppress(OSError):
+                        info = e.stat(follow_symlinks=False)
+                        entries.append((info.st_mtime_ns, info.st_size, e.name))
         total = sum(size for _, size, _ in entries)
-        for _, size, entry in sorted(entries)[:-1]:
+        for _, size, name in sorted(entries):
             if total <= self.max_bytes:
                 break
-            shutil.rmtree(entry, ignore_errors=True)
-            total -= size
+            if name != newest:
+                with suppress(OSError):
+                    (self.folder / name).unlink(missing_ok=True)
+                    total -= size
+
+
+def _is_safe(info: os.stat_result, path: Path) -> bool:
+    """Whether nobody but this user and root can have written a file or folder. Warns where not, once for each."""
+    if info.st_uid not in (0, os.geteuid()):
+        _warn(path, f"it belongs to user {info.st_uid}")
+    elif stat.S_IMODE(info.st_mode) & 0o022:
+        _warn(path, f"others may write to it (mode {stat.S_IMODE(info.st_mode):03o}; chmod go-w)")
+    else:
+        return True
+    return False
+
+
+@cache
+def _warn(path: Path, why: str) -> None:
+    warnings.warn(f"'{path}' isn't used as a cache of compiled programs: {why}", RuntimeWarning, stacklevel=6)
+
+
+def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]]:
+    facts = {"key": key, "metadata": artifact.metadata}
+    yield _KINDS["facts"], [json.dumps(facts).encode()]
+    yield _KINDS["planned module"], [artifact.planned.encode()]
+    for data in artifact.objects:
+        yield _KINDS["objects"], [data]
+    for text in artifact.llvm_ir:
+        yield _KINDS["LLVM IR"], [text.encode()]
+    yield _KINDS["constants"], (chunk.data for chunk in artifact.constants.chunks())
+
+
+def _unpack(entry: Container, key: str, target: TargetSpec) -> Artifact:
+    """The program of an entry, every byte of it verified. Raises ValueError, ModelFileError and OSError."""
+    from dhlo.compiler import Artifact
+
+    facts: dict[str, Any] = read_json(entry.read(entry.only(_KINDS["facts"])), _FACTS)
+    if facts["key"] != key:
+        raise ValueError("the entry of another key")
+    constants = entry.only(_KINDS["constants"])
+    if facts["metadata"]["constants_bytes"] != constants.nbytes:
+        raise ValueError("constants of another program")
+    memory = _runtime.Buffer(max(constants.nbytes, 64))
+    entry.read_into(constants, memoryview(memory)[: constants.nbytes])
+    objects = [entry.read(s) for s in entry.of_kind(_KINDS["objects"])]
+    texts = [entry.read(s).decode() for s in entry.of_kind(_KINDS["LLVM IR"])]
+    planned = entry.read(entry.only(_KINDS["planned module"])).decode()
+    if not objects or len(objects) != len(texts):
+        raise ValueError("parts are missing")
+    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["metadata"], texts, target)

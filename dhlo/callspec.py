@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,7 +73,7 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
     types = [TensorType.of(from_torch_dtype(getattr(torch, v["dtype"])), v["dims"]) for v in inputs]
     if data is not None and data["format"] == _FORMAT:
         try:
-            in_spec, out_spec = (None if data[k] is None else pytree.treespec_loads(data[k]) for k in _SPECS)
+            in_spec, out_spec = (None if data[k] is None else _read_spec(data[k]) for k in _SPECS)
         except (NotImplementedError, ValueError, KeyError):
             pass  # flat
         else:
@@ -96,6 +100,36 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
     )
 
 
+def _read_spec(text: str) -> Any:
+    """A pytree's structure from JSON. Raises NotImplementedError where the class of an enum, or what a defaultdict makes, is no
+    class that this process has imported: torch's reader would import any module, and call any function."""
+    found: list[Any] = [json.loads(text)]
+    while found:
+        x = found.pop()
+        if isinstance(x, dict):
+            if "__enum__" in x:
+                module, _, name = str(x.get("fqn")).partition(":")
+                _require(module, name, enum.Enum)
+            if "default_factory_module" in x:
+                _require(str(x["default_factory_module"]), str(x.get("default_factory_name")), object)
+            found += x.values()
+        elif isinstance(x, list):
+            found += x
+        elif isinstance(x, str) and x[:1] in ("{", "["):  # a context, which is JSON in JSON
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(x))
+    return pytree.treespec_loads(text)
+
+
+def _require(module: str, name: str, base: type) -> None:
+    """Raises NotImplementedError unless there is such a class in a module that has been imported."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise NotImplementedError(f"{module}.{name} isn't imported")
+
+
 def _encode(x: Any) -> Any:
     """None, bool, int and str as they are, float and torch's types as one-entry objects; TypeError on others."""
     if x is None or type(x) in (bool, int, str):
@@ -116,4 +150,9 @@ def _decode(x: Any) -> Any:
     ((kind, text),) = x.items()
     if kind == "float":
         return float.fromhex(text)
-    return torch.device(text) if kind == "device" else getattr(torch, text)
+    if kind == "device":
+        return torch.device(text)
+    value = getattr(torch, text, None) if kind in _TORCH_KINDS else None
+    if not isinstance(value, _TORCH_KINDS.get(kind, ())):
+        raise ValueError(f"{text!r} is no {kind}")
+    return value

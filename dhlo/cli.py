@@ -1,4 +1,4 @@
-"""The command line: dhlo compile, run, bench, inspect, opt, flags."""
+"""The command line: dhlo compile, run, plan, bench, inspect, sign, verify, keygen, opt, flags."""
 
 from __future__ import annotations
 
@@ -90,6 +90,10 @@ Progress = Annotated[
         "--progress/--no-progress", help="Show what is being done; by default on a terminal.", show_default=False
     ),
 ]
+RequireKey = Annotated[
+    Path | None,
+    typer.Option("--require-key", metavar="PUBLIC.pem", help="Refuse a model file that isn't signed with this key."),
+]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
 
@@ -156,12 +160,46 @@ def run_command(
     profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
     seed: Annotated[int, typer.Option(help="Of generated inputs.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+    require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
     from dhlo.commands.run import run_file
 
     run_file(
-        model, inputs or [], shapes or [], repeat=repeat, profile=profile, output=output, seed=seed, threads=threads
+        model,
+        inputs or [],
+        shapes or [],
+        repeat=repeat,
+        profile=profile,
+        output=output,
+        seed=seed,
+        threads=threads,
+        require_key=require_key,
+    )
+
+
+@app.command("plan")
+def plan_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")
+    ],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes; may be repeated."),
+    ] = None,
+    require_key: RequireKey = None,
+    progress: Progress = None,
+    modules: Imports = None,
+) -> None:
+    """Show output shapes and memory at given shapes. Loads the model's code, but doesn't run it on data."""
+    from dhlo.commands.plan import plan_file
+
+    plan_file(
+        model,
+        shapes or [],
+        progress=sys.stderr.isatty() if progress is None else progress,
+        modules=modules or [],
+        require_key=require_key,
     )
 
 
@@ -226,16 +264,10 @@ def inspect_command(
     groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
     buffers: Annotated[bool, typer.Option("--buffers", help="Symbolic sizes and lifetimes in the arena.")] = False,
-    plan: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--plan", metavar="NAME=2x7,...", help="Output shapes and memory at these shapes; may be repeated."
-        ),
-    ] = None,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
-    """Show what a model expects and what it is made of."""
+    """Show what a model expects and what it is made of. Verifies a model file and executes nothing of it."""
     from dhlo.commands.inspect import inspect_file
 
     inspect_file(
@@ -244,10 +276,45 @@ def inspect_command(
         groups=groups,
         kernels=kernels,
         buffers=buffers,
-        plans=plan or [],
         progress=sys.stderr.isatty() if progress is None else progress,
         modules=modules or [],
     )
+
+
+@app.command("keygen")
+def keygen_command(
+    private: Annotated[Path, typer.Argument(metavar="PRIVATE.pem", show_default=False)],
+    public: Annotated[Path, typer.Argument(metavar="PUBLIC.pem", show_default=False)],
+) -> None:
+    """Make a pair of Ed25519 keys, for sign and verify."""
+    from dhlo.commands.sign import make_keys
+
+    make_keys(private, public)
+
+
+@app.command("sign")
+def sign_command(
+    model: ModelFile,
+    key: Annotated[Path, typer.Option("--key", metavar="PRIVATE.pem", show_default=False, help="An Ed25519 private key.")],
+) -> None:
+    """Write a model file's signature beside it, as MODEL.so.sig."""
+    from dhlo.commands.sign import sign_model
+
+    sign_model(model, key)
+
+
+@app.command("verify")
+def verify_command(
+    model: ModelFile,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PUBLIC.pem", show_default=False, help="Also check the signature with this key."),
+    ] = None,
+) -> None:
+    """Verify every byte of a model file, and its signature; executes nothing of it."""
+    from dhlo.commands.sign import verify_model
+
+    verify_model(model, key)
 
 
 @app.command("opt", cls=_OptCommand)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
+from dhlo.codegen.abi import ABI_VERSION
 from dhlo.codegen.constants import Constants
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.cost import group_cost
 from dhlo.codegen.descriptor import Descriptor
 from dhlo.codegen.host import HostProgram
 from dhlo.codegen.layout import lay_out, walk
-from dhlo.codegen.llvm import TargetSpec, compile_object, host_target, lower_to_llvm_ir
+from dhlo.codegen.llvm import BASELINE, TargetSpec, code_features, compile_object, host_target, lower_to_llvm_ir
 from dhlo.codegen.split import split_module
 from dhlo.codegen.steps import Lowering, Step
 from dhlo.dialect import attr
@@ -26,11 +27,10 @@ from dhlo.frontend.growing import grown_dims
 from dhlo.frontend.program import Program
 from dhlo.ops.control import Group
 from dhlo.ops.extern import Extern
-from dhlo.ops.random import RandomKey
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
-from dhlo.shape_infer.symbols import spell
+from dhlo.shape_infer.symbols import is_static, spell
 from dhlo.types import TensorType, from_mlir
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
@@ -44,10 +44,7 @@ class Artifact:
 
     objects: list[bytes]
     constants: Constants | StoredConstants
-    inputs: list[tuple[str, TensorType]]
-    outputs: list[tuple[str, TensorType]]
     planned: str  # the planned module
-    kernels: list[str]
     metadata: dict[str, Any]
     llvm_ir: list[str]  # what the objects were made of, before optimisation
     target: TargetSpec
@@ -59,8 +56,12 @@ class Artifact:
 
 def compile_program(program: Program, options: Options, progress: Callable[[str], None] = lambda _: None,
                     target: TargetSpec | None = None) -> Artifact:
-    """Compiles an imported program. `progress` is told what is being done."""
+    """Compiles an imported program, for the CPU at hand if no target is given. `progress` is told what is being done.
+
+    Raises CompileError where the target is one that kernels aren't laid out for.
+    """
     target = target or host_target()
+    target.check()
     with program.context, _deep_recursion(program.module):
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
@@ -87,19 +88,18 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         contract = Contract(args, ranges, low.checks, program.user_names)
         host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
         host.emit_run(block)
-        host.emit_plan()
         outputs = _output_names(program, [from_mlir(v) for v in returns])
-        metadata = _metadata(program, block, layout, low, steps)
-        descriptor = Descriptor(options.name, PRODUCER, ",".join(_features(target)), json.dumps(metadata),
-                                list(zip(names, types, strict=True)), outputs, low.checks, layout.launches, low.constants.bytes,
+        inputs = list(zip(names, types, strict=True))
+        metadata = {"name": options.name, "inputs": _values(program, inputs), "outputs": _values(program, outputs),
+                    **_metadata(program, block, layout, low, steps)}
+        descriptor = Descriptor(options.name, PRODUCER, metadata, inputs, outputs, low.checks, layout.launches, low.constants.bytes,
                                 max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                version=metadata["abi"], updated=sorted(t for t in updates.values() if isinstance(t, int)),
+                                updated=sorted(t for t in updates.values() if isinstance(t, int)),
                                 names=program.user_names)
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
-    return Artifact(objects, low.constants, list(zip(names, types, strict=True)), outputs, planned,
-                    sorted(set(layout.launches)), metadata, llvm_ir, target)
+    return Artifact(objects, low.constants, planned, metadata, llvm_ir, target)
 
 
 def renumber(program: Program) -> None:
@@ -147,37 +147,26 @@ class _Sited:
 
 
 def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple[list[str], list[bytes]]:
-    """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock."""
-    parts = split_module(low.module, 4)
-
-    def one(k: int) -> tuple[str, bytes]:
-        text = lower_to_llvm_ir(parts[k]) + (descriptor.text() if k == 0 else "")
-        return text, compile_object(text, target)
-
+    """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock. The descriptor, which
+    is told what features the code uses, is added to the first part."""
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(one, range(len(parts))))
-    return [text for text, _ in done], [data for _, data in done]
-
-
-def _abi_version(program: Program, block: Any) -> int:
-    """The oldest ABI that has what the program needs: version 2 has random numbers, sizes of caches, which products use, and
-    arguments that a run writes to."""
-    writes = any(m.kind == "input" for m in program.mutations)
-    products = ("matmul", "opaque")  # opaque kernels may have products inside
-    new = (isinstance(op, RandomKey) or isinstance(op, Group) and attr(op, "anchor") in products for op in walk(block))
-    return 2 if writes or any(new) else 1
-
-
-def _features(target: TargetSpec) -> list[str]:
-    """CPU features that code for the target may use, by LLVM's names, as far as the runtime can check them."""
-    from dhlo._runtime import cpu_supports
-
-    return [f[1:] for f in target.features.split(",") if f.startswith("+") and cpu_supports(f[1:])]
+        texts = list(pool.map(lower_to_llvm_ir, split_module(low.module, 4)))
+        used = {f for text in texts for f in code_features(text, target)}
+        descriptor.metadata["cpu_features"] = ",".join([*BASELINE, *sorted(used - set(BASELINE))])
+        texts[0] += descriptor.text()
+        return texts, list(pool.map(partial(compile_object, target=target), texts))
 
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:
     names = {s.index: s.name for s in program.outputs if s.index is not None}
     return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
+
+
+def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict[str, Any]]:
+    """Inputs or outputs as the runtime describes them."""
+    return [{"name": n, "dtype": str(t.dtype.torch).removeprefix("torch."),
+             "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
+             "dims": [spell(s, program.user_names) for s in t.shape]} for n, t in values]
 
 
 def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: dict[Any, _Sited]) -> dict[str, Any]:
@@ -193,12 +182,13 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                            "launches": steps[op.operation].launches})
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "abi": _abi_version(program, block), "call": write_call(call),
+    return {"producer": PRODUCER, "call": write_call(call), "launches": list(layout.launches),
+            "constants_bytes": low.constants.bytes, "state_bytes": low.states.block_bytes,
             "externs": {attr(op, "symbol"): attr(op, "library") for g in walk(block) if isinstance(g, Group)
                         for op in g.operation.regions[0].blocks[0].operations if isinstance(op, Extern)},
             "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
-            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape)}
-                       for n, *_ in low.states.rows},
+            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
+                       for n, _, size, _ in low.states.rows},
             "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
             "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
                                         for _, plan in layout.plans for b in plan.buffers]}

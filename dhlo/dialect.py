@@ -2,7 +2,7 @@
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import sympy
@@ -13,8 +13,9 @@ from dhlo.mlir import ext, ir
 from dhlo.shape_infer.symbols import as_expr, is_static, parse, show
 from dhlo.types import TensorType, from_mlir
 
-__all__ = ["DHLO", "OPS", "Kind", "Op", "ShapeAttr", "Outs", "Variadic", "attr", "build", "defining", "load", "operand_types",
-           "result_types", "to_attr"]
+__all__ = ["DHLO", "OPS", "Condition", "Flag", "Ints", "Kind", "Number", "Numbers", "Op", "Outs", "ShapeAttr", "Sizes", "Variadic",
+           "attr", "build", "defining", "dims_of", "load", "number", "operand_types", "result_types", "same",
+           "to_attr"]
 
 
 class DHLO(ext.Dialect, name="dhlo"):  # type: ignore[call-arg,misc]
@@ -25,6 +26,30 @@ class ShapeAttr(DHLO.Attribute, name="shape"):  # type: ignore[call-arg,misc,nam
     """Tensor encoding that holds the symbolic size of every dim: #dhlo.shape<["batch", "2*seq + 1", "64"]>."""
 
     dims: ir.ArrayAttr
+
+
+class Flag(ir.IntegerAttr):  # type: ignore[misc]
+    """An attribute that is true or false."""
+
+
+class Ints(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of whole numbers."""
+
+
+class Sizes(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of size expressions as text."""
+
+
+class Number(ir.StringAttr):  # type: ignore[misc]
+    """An attribute that is a number or a size expression, as text."""
+
+
+class Numbers(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of numbers or size expressions, as text."""
+
+
+class Condition(ir.StringAttr):  # type: ignore[misc]
+    """An attribute that is a relation of sizes as text."""
 
 
 class Kind(enum.Enum):
@@ -112,17 +137,9 @@ class Op(OpView):
         raise InternalError(f"{self.OPERATION_NAME} has no reference semantics")
 
     def verify_invariants(op) -> bool:
-        cls = type(op)
-        operands, results = operand_types(op), result_types(op)
-        attrs = {name: attr(op, name) for name in op.attributes}
         try:
-            problem = None
-            if not cls.explicit:
-                want = cls.infer(operands, attrs)
-                if len(want) != len(results) or any(not _same(w, r) for w, r in zip(want, results, strict=True)):
-                    problem = f"result type must be {', '.join(map(str, want))}, not {', '.join(map(str, results))}"
-            problem = problem or cls.check(operands, results, attrs)
-        except TypeError_ as e:
+            problem = _malformed(op) or _mistyped(op)
+        except (TypeError_, ValueError) as e:  # ValueError: of a type, or of a size expression
             problem = str(e)
         if problem:
             op.location.emit_error(f"{op.OPERATION_NAME}: {problem}")
@@ -130,11 +147,100 @@ class Op(OpView):
         return True
 
 
+def _mistyped(op: Any) -> str | None:
+    """What is wrong with an op's types by its own rules."""
+    cls, operands, results = type(op), operand_types(op), result_types(op)
+    attrs = {f.name: attr(op, f.name) for f in ext.partition_fields(cls._fields)[1]}
+    if not cls.explicit:
+        want = cls.infer(operands, attrs)
+        if len(want) != len(results) or any(not same(w, r) for w, r in zip(want, results, strict=True)):
+            return f"result type must be {', '.join(map(str, want))}, not {', '.join(map(str, results))}"
+    problem: str | None = cls.check(operands, results, attrs)
+    return problem
+
+
+def _malformed(op: Any) -> str | None:
+    """What is wrong with the number of an op's operands, results and regions, and with its attributes; None if nothing is, and
+    type rules can be asked. (MLIR tests some of that too, but later.)"""
+    operands, attributes, results, regions = ext.partition_fields(type(op)._fields)
+    for what, fields, values in (("operand", operands, op.operands), ("result", results, op.results)):
+        sizes = [1] * len(fields)
+        if any(f.variadicity != ext.Variadicity.single for f in fields):
+            name = f"{what}SegmentSizes"
+            if name in op.attributes:
+                if not isinstance(op.attributes[name], ir.DenseI32ArrayAttr):
+                    return f"{name} must be an array of i32"
+                sizes = list(op.attributes[name])
+            elif sum(f.variadicity != ext.Variadicity.single for f in fields) == 1:
+                sizes = [len(values) - len(fields) + 1 if f.variadicity != ext.Variadicity.single else 1 for f in fields]
+            else:
+                return f"needs {name}"
+            if len(sizes) != len(fields) or min(sizes, default=0) < 0 or any(
+                    f.variadicity == ext.Variadicity.single and n != 1 for f, n in zip(fields, sizes, strict=True)):
+                return f"{name} doesn't fit the op"
+        if sum(sizes) != len(values):
+            return f"takes {sum(sizes)} {what}s, not {len(values)}"
+    if len(op.regions) != len(regions):
+        return f"takes {len(regions)} regions, not {len(op.regions)}"
+    for f in attributes:
+        if f.name not in op.attributes:
+            return f"needs the attribute {f.name}"
+        what, good = _FORMS[f.constraint]
+        if not good(op.attributes[f.name]):
+            return f"{f.name} must be {what}, not {op.attributes[f.name]}"
+    return None
+
+
+def _is_int(a: Any) -> bool:
+    return isinstance(a, ir.IntegerAttr) and str(a.type) == "i64"
+
+
+def _is_size(a: Any) -> bool:
+    return isinstance(a, ir.StringAttr) and isinstance(parse(a.value), sympy.Expr)
+
+
+def _is_number(a: Any) -> bool:
+    return isinstance(a, ir.StringAttr) and (number(a.value) is not None or a.value in ("true", "false") or _is_size(a))
+
+
+def _is_condition(a: Any) -> bool:
+    e = parse(a.value) if isinstance(a, ir.StringAttr) else None
+    return isinstance(e, sympy.logic.boolalg.Boolean) and not e.is_Symbol
+
+
+def _every(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda a: isinstance(a, ir.ArrayAttr) and all(map(good, a))
+
+
+_FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's class: what it is to users, and whether one is of it
+    ir.StringAttr: ("a text", lambda a: isinstance(a, ir.StringAttr)),
+    ir.IntegerAttr: ("a whole number", _is_int),
+    ir.FloatAttr: ("a number with a point", lambda a: isinstance(a, ir.FloatAttr) and str(a.type) == "f64"),
+    Flag: ("true or false", lambda a: isinstance(a, ir.BoolAttr)),
+    Ints: ("a list of whole numbers", _every(_is_int)),
+    Sizes: ("a list of sizes as text", _every(_is_size)),
+    Number: ("a number or size as text", _is_number),
+    Numbers: ("a list of numbers or sizes as text", _every(_is_number)),
+    Condition: ("a relation of sizes as text", _is_condition),
+}
+
+
+def number(text: str) -> float | int | None:
+    """The literal value of a number attribute, or None for a size expression."""
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+
 class TypeError_(Exception):
     """Raised by type rules; becomes a verifier error with the op's location."""
 
 
-def _same(a: TensorType, b: TensorType) -> bool:
+def same(a: TensorType, b: TensorType) -> bool:
     """Equal up to what can't be decided: two symbolic sizes never contradict each other."""
     return a.dtype == b.dtype and a.rank == b.rank and all(
         x == y or not (is_static(x) and is_static(y)) for x, y in zip(a.shape, b.shape, strict=True))
@@ -233,6 +339,12 @@ def equal_shapes(types: Sequence[TensorType], what: str) -> None:
     for t in types[1:]:
         if t.rank != first.rank or any(a != b and is_static(a) and is_static(b) for a, b in zip(t.shape, first.shape, strict=True)):
             raise TypeError_(f"{what} have different shapes: {', '.join(map(str, types))}")
+
+
+def dims_of(dims: Sequence[int], rank: int) -> None:
+    """Raises TypeError_ unless these are dims, each named once, of a tensor of that rank."""
+    if len(set(dims)) < len(dims) or not all(0 <= d < rank for d in dims):
+        raise TypeError_(f"{list(dims)} are not dims of a tensor of rank {rank}")
 
 
 def static(x: object) -> int:

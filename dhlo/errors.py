@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "UnsupportedError"]
+__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "SessionError", "SignatureError",
+           "UnsupportedError"]
 
 
 class DhloError(Exception):
@@ -36,7 +37,15 @@ class ContractError(DhloError, ValueError):
 
 
 class ModelFileError(DhloError, RuntimeError):
-    """A model file is truncated, foreign, too new or needs another CPU."""
+    """A model file is truncated, damaged, foreign, made for another version of dhlo, or needs another CPU."""
+
+
+class SignatureError(ModelFileError):
+    """A model file isn't signed with the key that was asked for."""
+
+
+class SessionError(DhloError, RuntimeError):
+    """A session can't be used so: it is in use by another call, its state belongs to another thread, or a snapshot doesn't fit."""
 
 
 class InternalError(DhloError, AssertionError):

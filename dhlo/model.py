@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec
-from dhlo.errors import ContractError, DhloError
+from dhlo.errors import ContractError, DhloError, SessionError
 from dhlo.frontend.program import OutputSpec
+from dhlo.session import Session, translate
 
 if TYPE_CHECKING:
     from dhlo.compiler import Artifact
@@ -26,7 +28,10 @@ __all__ = ["CompiledModel"]
 class CompiledModel:
     """One native binary for all shapes. Call it like the exported module: tensors in, tensors out, the same pytrees.
 
-    Thread-safe: each thread has a session (arena, outputs) of its own; code and weights are shared.
+    Code and weights are immutable and shared by threads. What a call changes is held by a session: `session()` makes one.
+    A model that is called itself uses a hidden session: without state, one for every thread that calls it; with state, one
+    for the thread that calls it first, and calls from other threads raise SessionError, since whose state they mean can't
+    be told.
     """
 
     def __init__(self, model: _runtime.Model, call: CallSpec, artifact: Artifact | None = None) -> None:
@@ -37,25 +42,38 @@ class CompiledModel:
         names = [v["name"] for v in model.inputs]
         self._grown = [(*s.grown, names[s.grown[0]]) for s in call.outputs if s.grown is not None]
         self._artifact = artifact
-        self._local = threading.local()
+        self._local = threading.local()  # .session: the hidden native session of a thread
+        self._owner: list[list[str]] = []  # name of the thread that the hidden session of a model with state belongs to
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
         self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
         self._plain_out = _plain(self._out_spec, self._outputs)
+        self._plain_call = self._plain_in and self._plain_out is not None and not self._grown and not self._updates
 
     # ------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model. Raises ContractError where the arguments break the contract (see `signature`)."""
-        leaves = args if self._plain_in and not kwargs else self._flatten(args, kwargs)
         try:
             session = self._local.session
         except AttributeError:
-            session = self._session()
-        for number, dim, name in self._grown:
-            _check_buffer(leaves[number], dim, name)
+            session = self._hidden_session()
+        if kwargs or not self._plain_call:
+            return self._run(session, args, kwargs)
+        try:  # as _run does, without another Python call
+            results = session(args)
+        except (RuntimeError, ValueError) as e:
+            raise translate(e) from None
+        return results[0] if self._plain_out == "tensor" else tuple(results)
+
+    def _run(self, session: _runtime.Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call in a session. Raises ContractError, SessionError if the session is in use."""
+        plain = self._plain_call and not kwargs
+        leaves = args if plain else self._read_arguments(args, kwargs)
         try:
             results = session(leaves)
-        except ValueError as e:
-            raise ContractError(str(e)) from None
+        except (RuntimeError, ValueError) as e:
+            raise translate(e) from None
+        if plain:
+            return results[0] if self._plain_out == "tensor" else tuple(results)
         if self._updates:
             self._note_updates(args, kwargs)
         if self._plain_out == "tensor":
@@ -63,6 +81,13 @@ class CompiledModel:
         if self._plain_out == "tuple":
             return tuple(results)
         return self._unflatten(results, leaves)
+
+    def _read_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The tensors of a call, checked as far as the runtime can't. Raises ContractError."""
+        leaves = args if self._plain_in and not kwargs else self._flatten(args, kwargs)
+        for number, dim, name in self._grown:
+            _check_buffer(leaves[number], dim, name)
+        return leaves
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         leaves = self._leaves(args, kwargs)
@@ -97,38 +122,64 @@ class CompiledModel:
         leaves = [s.constant if s.index is None else _result(s, results[s.index], arguments) for s in self._outputs]
         return leaves if self._out_spec is None else pytree.tree_unflatten(leaves, self._out_spec)
 
-    def _session(self) -> _runtime.Session:
-        """This thread's session."""
-        if getattr(self._local, "session", None) is None:
-            self._local.session = _runtime.Session(self._model)
-        session: _runtime.Session = self._local.session
+    # ------------------------------------------------------------------ sessions
+    def session(self, *, max_bytes: int = 0) -> Session:
+        """A new session: state as it was when the program was exported, a random generator, and memory of its own.
+
+        `max_bytes` caps what the session takes together with the weights and a call's results; calls that need more raise
+        MemoryError. 0: no cap.
+        """
+        return Session(self, _runtime.Session(self._model, max_bytes=max_bytes))
+
+    def _hidden_session(self) -> _runtime.Session:
+        """The session of calls that name none. Raises SessionError if it belongs to another thread."""
+        session: _runtime.Session | None = getattr(self._local, "session", None)
+        if session is not None:
+            return session
+        session = _runtime.Session(self._model)
+        if self._states:
+            # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
+            # got the same number, takes its place. Appending is atomic: of two threads one is first.
+            mark = [threading.current_thread().name]
+            self._owner.append(mark)
+            if self._owner[0] is not mark:
+                self._owner.pop()
+                raise SessionError(
+                    f"the model keeps state ({_some(list(self._states))}), and that of calls without a session belongs to thread "
+                    f"'{self._owner[0][0]}', which called first: in thread '{mark[0]}' call a session that is made for it or "
+                    f"handed to it, session = model.session()"
+                )
+        self._local.session = session
         return session
 
-    # ------------------------------------------------------------------ state
+    @cached_property
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """dtype and shape of each buffer that the program changes."""
+        states: dict[str, dict[str, Any]] = json.loads(self._model.metadata).get("states") or {}
+        return states
+
     def read_state(self, name: str) -> torch.Tensor:
-        """A copy of a buffer that the program changes, as this thread's session has it. Raises KeyError if there is none."""
-        meta = json.loads(self._model.metadata)["states"][name]
-        data = bytearray(self._session().read_state(name))
-        dtype: torch.dtype = getattr(torch, meta["dtype"])
-        return torch.frombuffer(data, dtype=dtype).reshape(meta["shape"]) if data else torch.empty(meta["shape"], dtype=dtype)
+        """A copy of a buffer that the program changes, as calls without a session have left it.
+
+        Raises KeyError if there is none of that name, SessionError in a thread that the state doesn't belong to.
+        """
+        return Session(self, self._hidden_session()).read_state(name)
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Sets a buffer of this thread's session. Raises KeyError if there is none, ContractError for another shape or dtype."""
-        meta = json.loads(self._model.metadata)["states"][name]
-        if list(value.shape) != meta["shape"] or str(value.dtype)[6:] != meta["dtype"]:
-            raise ContractError(f"state '{name}' is {meta['dtype']}{meta['shape']}, got {str(value.dtype)[6:]}{list(value.shape)}")
-        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        self._session().write_state(name, raw.numpy().data)
+        """Sets a buffer of the calls without a session. Raises the errors of `read_state`, ContractError for another shape or
+        dtype."""
+        Session(self, self._hidden_session()).write_state(name, value)
 
     def reset_state(self) -> None:
-        """Puts all buffers of this thread's session back to what they were when the program was exported."""
-        self._session().reset_state()
+        """Puts all buffers of the calls without a session back to what they were when the program was exported."""
+        Session(self, self._hidden_session()).reset()
 
     def manual_seed(self, seed: int) -> None:
-        """Seeds this thread's session: the random numbers of its later calls follow from the seed alone, on any number of
-        threads. They have PyTorch's distributions, not its bits; torch.manual_seed doesn't concern them. A session that was
-        never seeded is seeded by the operating system."""
-        self._session().seed(seed & (1 << 64) - 1)
+        """Seeds this thread's calls without a session, as `Session.manual_seed` does: other threads' are not seeded."""
+        Session(self, self._hidden_session()).manual_seed(seed)
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        raise TypeError("a CompiledModel is neither copied nor pickled: save() it and load the file, or copy a session()")
 
     # ------------------------------------------------------------------ looking at it
     @property
@@ -140,7 +191,7 @@ class CompiledModel:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Of this thread's session: runs, launches, arena bytes, ... `compilations` is always 1: nothing is compiled later."""
+        """Of this thread's calls without a session: runs, launches, arena bytes, ... `compilations` is always 1."""
         session = getattr(self._local, "session", None)
         counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}
         return {"compilations": 1, **counts}
@@ -210,6 +261,11 @@ def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> str | None:
     if spec.is_leaf():
         return "tensor"
     return "tuple" if spec.type is tuple and all(c.is_leaf() for c in spec.children()) else None
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of the names."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _check_buffer(x: torch.Tensor, dim: int, name: str) -> None:

@@ -107,16 +107,32 @@ _FROM_MLIR: dict[str, TensorType] = {}
 
 
 def from_mlir(ty: Any) -> TensorType:
-    """The tensor type of an MLIR type or value."""
+    """The tensor type of an MLIR type or value. Raises ValueError for types that no tensor of a program has."""
     if isinstance(ty, ir.Value):
         ty = ty.type
     text = str(ty)
     hit = _FROM_MLIR.get(text)
     if hit is None:
-        t = ir.RankedTensorType(ty)
-        if t.encoding is not None:
-            shape = tuple(parse(ir.StringAttr(d).value) for d in ir.ArrayAttr(t.encoding.dims))
-        else:
-            shape = tuple(as_expr(s) for s in t.shape)
-        hit = _FROM_MLIR[text] = TensorType(DTYPES[str(t.element_type)], shape)
+        hit = _FROM_MLIR[text] = _read(ty, text)
     return hit
+
+
+def _read(ty: Any, text: str) -> TensorType:
+    if not isinstance(ty, ir.RankedTensorType) or str(ty.element_type) not in DTYPES:
+        raise ValueError(f"{text} is not a tensor of {', '.join(DTYPES)}")
+    dtype, encoding = DTYPES[str(ty.element_type)], ty.encoding
+    sizes = [None if ty.is_dynamic_dim(d) else ty.get_dim_size(d) for d in range(ty.rank)]
+    if encoding is None:
+        if None in sizes:
+            raise ValueError(f"{text} needs #dhlo.shape for its dynamic dims")
+        return TensorType(dtype, tuple(as_expr(s) for s in sizes))
+    texts = list(ir.ArrayAttr(encoding.dims)) if str(encoding).startswith("#dhlo.shape<") else []
+    if len(texts) != len(sizes) or not all(isinstance(d, ir.StringAttr) for d in texts):
+        raise ValueError(f"{text}: the encoding of a tensor is #dhlo.shape with a text for each dim")
+    shape = tuple(parse(d.value) for d in texts)
+    for e, size in zip(shape, sizes, strict=True):
+        if not isinstance(e, sympy.Expr) or e.is_number and not (e.is_Integer and 0 <= e < 1 << 63):
+            raise ValueError(f"{text}: {show(e)} is not a size")
+        if is_static(e) != (size is not None) or size is not None and e != size:
+            raise ValueError(f"{text}: the size {show(e)} contradicts the type")
+    return TensorType(dtype, shape)

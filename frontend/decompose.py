@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx.experimental import _config
 
+from dhlo.errors import CompileError
+from dhlo.frontend.autocast import acts_inside, conversion, policy
 from dhlo.frontend.functionalize import functional_form
 from dhlo.frontend.guards import input_values
 from dhlo.frontend.linear_algebra import LINEAR_ALGEBRA
@@ -33,34 +35,62 @@ class Decompositions:
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
+        self._cast: dict[Any, bool] = {}
         self._depth: dict[Any, int] = {}  # of nodes inside decompositions
 
-    def of(self, node: Any) -> Any | None:
+    def of(self, node: Any, autocast: torch.dtype | None = None) -> Any | None:
         """An exported program that computes the node from its input nodes (`node.all_input_nodes`), or None. Of an operator in
-        place, it is its functional twin that is computed."""
-        if node not in self._known:
+        place, it is its functional twin that is computed. Inside torch.autocast, to that dtype, what autocast converts of the
+        arguments is to be converted before; what it converts inside, the program converts."""
+        if (node, autocast) not in self._known:
             depth = self._depth.get(node, 0)
-            program = _trace(node) if depth < _MAX_DEPTH else None
-            self._known[node] = program
-            for n in program.graph.nodes if program is not None else ():
+            program = _trace(node, autocast) if depth < _MAX_DEPTH else None
+            self._known[node, autocast] = program
+            for n in _all_nodes(program.graph_module) if program is not None else ():
                 self._depth[n] = depth + 1
                 for key in ("stack_trace", "nn_module_stack"):  # what users know is the node's own place
                     n.meta[key] = node.meta.get(key)
-        return self._known[node]
+        return self._known[node, autocast]
+
+    def cast_inside(self, node: Any, autocast: torch.dtype | None) -> bool:
+        """Does torch.autocast to a dtype act inside the node's operator, so that only its decomposition is right?"""
+        if autocast is None or policy(node.target) is not None:
+            return False
+        if (node, autocast) not in self._cast:
+            values, sizes = [n.meta.get("val") for n in node.all_input_nodes], _Sizes()
+            try:
+                acts = acts_inside(node.target, lambda: _arguments(node, [sizes.example(v, unknown=3) for v in values]), autocast)
+            except _NoExample:
+                raise CompileError(f"{node.target} of sizes that only a run can tell, inside torch.autocast") from None
+            self._cast[node, autocast] = acts
+        return self._cast[node, autocast]
+
+
+def _all_nodes(gm: Any) -> Iterator[Any]:
+    for child in gm.modules():
+        if isinstance(child, torch.fx.GraphModule):
+            yield from child.graph.nodes
+
+
+def _arguments(node: Any, values: Sequence[Any]) -> Any:
+    """(args, kwargs) of a node's call, of values of its input nodes."""
+    return torch.fx.map_arg((node.args, node.kwargs), dict(zip(node.all_input_nodes, values, strict=True)).__getitem__)
 
 
 class _Call(torch.nn.Module):
-    """A node's call as a function of its input nodes."""
+    """A node's call as a function of its input nodes, inside torch.autocast to a dtype if one is given."""
 
-    def __init__(self, f: Callable[..., Any], node: Any) -> None:
+    def __init__(self, f: Callable[..., Any], node: Any, autocast: torch.dtype | None) -> None:
         super().__init__()
-        self.call = (f, node)
+        self.call = (f, node, autocast)
 
     def forward(self, *values: Any) -> Any:
-        f, node = self.call
-        table = dict(zip(node.all_input_nodes, values, strict=True))
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), table.__getitem__)
-        return f(*args, **kwargs)
+        f, node, autocast = self.call
+        args, kwargs = _arguments(node, values)
+        if autocast is None:
+            return f(*args, **kwargs)
+        with torch.autocast("cpu", autocast):
+            return f(*args, **kwargs)
 
 
 def decompositions_of(op: Any) -> list[Callable[..., Any]]:
@@ -96,22 +126,25 @@ def _kernel(op: Any, key: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _trace(node: Any) -> Any | None:
+def _trace(node: Any, autocast: torch.dtype | None) -> Any | None:
     op = functional_form(node.target) or node.target
     functions = decompositions_of(op)
     values = [n.meta.get("val") for n in node.all_input_nodes]
     if not functions or not all(isinstance(v, torch.Tensor | torch.SymInt | int | float | bool) for v in values):
         return None
     sizes = _Sizes()
+    dtypes = [v.dtype for v in values if isinstance(v, torch.Tensor)]
+    converted = conversion(node.target, autocast, dtypes) if autocast is not None else None
+    inside = autocast if converted is None else None
     try:
-        examples = tuple(sizes.example(v) for v in values)
+        examples = tuple(sizes.example(v, converted) for v in values)
     except _NoExample:
         return None
     dynamic = (tuple(sizes.dynamic(v) for v in values),)
     for f, oblivious in product(functions, (True, False)):  # first without taking for granted that sizes are at least 2
         try:
             with _quiet(), torch.no_grad(), _config.patch(backed_size_oblivious=oblivious):  # type: ignore[attr-defined]
-                program = torch.export.export(_Call(f, node), examples, dynamic_shapes=dynamic)
+                program = torch.export.export(_Call(f, node, inside), examples, dynamic_shapes=dynamic)
         except Exception:  # whatever a decomposition may raise: it doesn't apply here
             continue
         if _applies(program, node, values):
@@ -121,7 +154,7 @@ def _trace(node: Any) -> Any | None:
 
 def _applies(program: Any, node: Any, values: list[Any]) -> bool:
     """Was the decomposition traced for all sizes, into other operators that change none of their inputs?"""
-    if any(n.target in (node.target, functional_form(node.target)) for n in program.graph.nodes):
+    if any(n.target in (node.target, functional_form(node.target)) for n in _all_nodes(program.graph_module)):
         return False
     if any(s.kind != OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs):
         return False
@@ -156,13 +189,14 @@ class _Sizes:
     def __init__(self) -> None:
         self.values: dict[Any, sympy.Integer] = {}
 
-    def size(self, s: Any) -> int:
+    def size(self, s: Any, unknown: int | None = None) -> int:
         if not isinstance(s, torch.SymInt):
             return int(s)
         expr = s.node.expr
         for x in expr.free_symbols:
             if x not in self.values:
                 hint = s.node.shape_env.backed_var_to_val.get(x)
+                hint = unknown if hint is None else hint
                 if hint is None:
                     raise _NoExample
                 self.values[x] = sympy.Integer(max(int(hint), 2))
@@ -171,10 +205,14 @@ class _Sizes:
             raise _NoExample
         return int(value)
 
-    def example(self, v: Any) -> Any:
+    def example(self, v: Any, converted: Callable[[torch.dtype], torch.dtype] | None = None, unknown: int | None = None) -> Any:
+        """Zeros or a number like `v`, of a converted dtype; sizes that only a run can tell are `unknown`."""
         if isinstance(v, torch.Tensor):
-            return torch.zeros([self.size(s) for s in v.shape], dtype=v.dtype)
-        return self.size(v) if isinstance(v, torch.SymInt) else v
+            dtype = v.dtype if converted is None else converted(v.dtype)
+            return torch.zeros([self.size(s, unknown) for s in v.shape], dtype=dtype)
+        if isinstance(v, list | tuple):
+            return [self.example(x, converted, unknown) for x in v]
+        return self.size(v, unknown) if isinstance(v, torch.SymInt) else v
 
     def dynamic(self, v: Any) -> Any:
         if isinstance(v, torch.Tensor):

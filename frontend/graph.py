@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from dhlo.dialect import TypeError_
 from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
+from dhlo.frontend.autocast import conversion
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
@@ -23,8 +24,9 @@ from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import HIGHER_ORDER, LOWERINGS, UPDATES, find
+from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
+from dhlo.frontend.state import state_names, storage_span, tensor_of
 from dhlo.mlir import func, ir
 from dhlo.ops import complexes, control, movement
 from dhlo.shape_infer.symbols import as_expr, show, symbol
@@ -51,8 +53,10 @@ class Importer:
         self.b.importer = self
         self.env: dict[Any, Any] = {}
         self.weights: dict[str, torch.Tensor] = {}
+        self.states: dict[str, Ref] = {}  # the module's tensors, by the names of weights
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
+        self.autocast: torch.dtype | None = None  # what operators' arguments are converted to, inside torch.autocast
         self.depth = 0  # how many regions deep ops are being built
         self.inlined: dict[Any, Any] = {}  # symbols of the decomposition being built, if any
         self.scope: dict[Any, Any] = {}  # values of the graph being interpreted
@@ -131,27 +135,33 @@ class Importer:
                 self.owners.append(("input", spec.name, self.env[node]))
 
     def _bind_state(self) -> None:
-        """Parameters, buffers and constants as `weight` ops; one for each distinct piece of memory."""
+        """Parameters, buffers and constants as `weight` ops; one for each distinct piece of memory, by its module's name."""
         nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
-        seen: dict[Any, Ref] = {}
+        names = state_names(self.ep)
+        written = {s.target for s in self.ep.graph_signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
         for spec in self.ep.graph_signature.input_specs:
             if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 continue
-            node = nodes[spec.arg.name]
-            if not node.users:
+            node, name = nodes[spec.arg.name], names[spec.target]
+            if not node.users and spec.target not in written:
                 continue
-            data = self.ep.state_dict.get(spec.target)
-            if data is None:
-                data = self.ep.constants[spec.target]
-            key = (
-                (data.data_ptr(), data.storage_offset(), tuple(data.shape), data.stride(), data.dtype)
-                if data.numel()
-                else spec.target
-            )
-            if key not in seen:
-                seen[key] = self._content(self.weight(spec.target, data))
-                self.owners.append(("buffer", spec.target, seen[key]))
-            self.env[node] = seen[key]
+            if name not in self.states:
+                self.states[name] = self._content(self.weight(name, tensor_of(self.ep, spec.target)))
+                self.owners.append(("buffer", name, self.states[name]))
+            self.env[node] = self.states[name]
+
+    def _check_aliases(self, mutations: Sequence[Mutation]) -> None:
+        """State is memory of its own: raises CompileError where the module's other tensors lie in it, as part of it or by another
+        view."""
+        spans = {n: storage_span(self.weights[n]) for n in self.states if self.weights[n].numel()}
+        for m in mutations:
+            for other, span in spans.items():
+                own = spans.get(m.target)
+                if m.kind == "buffer" and other != m.target and own is not None and span[0] < own[1] and own[0] < span[1]:
+                    raise CompileError(
+                        f"'{m.target}', which the program changes, shares memory with '{other}'",
+                        hint="register one of them as a buffer, and make the other of it inside forward",
+                    )
 
     def _content(self, x: Value) -> Ref:
         """A tensor in memory: itself, or the two parts of a complex one."""
@@ -189,9 +199,10 @@ class Importer:
                 strict=True,
             )
         }
+        names = state_names(self.ep)
         for i, (spec, x) in enumerate(zip(self.ep.graph_signature.output_specs, result, strict=True)):
             if spec.kind == OutputKind.BUFFER_MUTATION:
-                mutations.append(Mutation("buffer", spec.target, len(values)))
+                mutations.append(Mutation("buffer", names[spec.target], len(values)))
             elif spec.kind == OutputKind.USER_INPUT_MUTATION:
                 mutations.append(Mutation("input", targets.get(spec.target, spec.target), len(values)))
             elif spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT, *GRADIENTS):
@@ -205,10 +216,14 @@ class Importer:
             values.append(self.tensor_of(x))
         for kind, target, ref in self.owners:
             if ref.version:
+                if kind == "constant":
+                    raise CompileError(f"the program changes its constant '{target}'", hint="register it as a buffer of the module")
                 mutations.append(Mutation(kind, target, len(values)))
                 values.append(self.tensor_of(ref))
-                if kind == "buffer":
-                    self.weights[target] = self.weights[target].clone()  # the state that calls start from
+        self._check_aliases(mutations)
+        for m in mutations:
+            if m.kind == "buffer":
+                self.weights[m.target] = self.weights[m.target].clone()  # the state that calls start from
         return values, outputs, mutations
 
     def _output(self, name: str, x: Any, index: int) -> OutputSpec:
@@ -268,14 +283,21 @@ class Importer:
 
     def subgraph(self, gm: Any, args: Sequence[Any]) -> Any:
         """Interprets a branch or body on values (SSA values or numbers); SSA values and numbers come back."""
-        env: dict[Any, Any] = {}
-        inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        for node, a in zip(inputs, args, strict=True):
-            env[node] = _wrap(a)
+        given = [_wrap(a) for a in args]
+        env = _bound(gm, given)
         outer, self.depth = self.b.node, self.depth + 1
         result = self._graph(gm, env)
         self.b.node, self.depth = outer, self.depth - 1
+        if any(isinstance(r, Ref) and r.version for r in pytree.tree_leaves(given)):
+            raise CompileError(f"{outer.target} changes a tensor that it is given", hint="change a copy, and return that")
         return pytree.tree_map_only(Ref, lambda r: r.read(), result)
+
+    def inline(self, gm: Any, args: Sequence[Any]) -> Any:
+        """Interprets a graph in the place of the node being lowered; references go in and come out."""
+        outer = self.b.node, self.scope
+        result = self._graph(gm, _bound(gm, args))
+        self.b.node, self.scope = outer
+        return result
 
     def _inline(self, program: Any, values: Sequence[Any]) -> Any:
         """Interprets another exported program on values of this one; its guards become conditions of this one."""
@@ -297,9 +319,10 @@ class Importer:
         for relation, text in conditions:
             if not only_two(relation, program.range_constraints, examples):
                 self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
-        outer, inlined, self.inlined = self.b.node, self.inlined, sizes
+        outer = self.b.node, self.inlined, self.autocast
+        self.inlined, self.autocast = sizes, None  # its own regions say where autocast acts inside
         result = self._graph(program.graph_module, env)
-        self.b.node, self.inlined = outer, inlined
+        self.b.node, self.inlined, self.autocast = outer
         return pytree.tree_unflatten(list(result), program.call_spec.out_spec)
 
     def size_of(self, s: Any) -> Any:
@@ -336,10 +359,12 @@ class Importer:
         name = f"{node.target}"
         while name in self.weights and self.weights[name].data_ptr() != value.data_ptr():
             name += "_"
-        return self._content(self.weight(name, value))
+        content = self._content(self.weight(name, value))
+        self.owners.append(("constant", name, content))
+        return content
 
     def _call(self, node: Any, env: dict[Any, Any]) -> Any:
-        fetch: Any = lambda n: env[n]
+        fetch = self._converting(node, env) if self.autocast is not None else env.__getitem__
         args = torch.fx.map_arg(node.args, fetch)
         kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
         target = node.target
@@ -358,13 +383,17 @@ class Importer:
                 return args[0]
             if lowering is not None:
                 return self._in_place(args[0], lowering(self.b, *call_args, **call_kwargs))
+        if self.decompositions.cast_inside(node, self.autocast):
+            lowering = None
+        if target in INLINED:
+            return INLINED[target](self.b, *args, **kwargs)
         if target in HIGHER_ORDER:
             return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
         if lowering is None:
-            program = self.decompositions.of(node)
+            program = self.decompositions.of(node, self.autocast)
             if program is None:
                 raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
-            result = self._inline(program, [env[n] for n in node.all_input_nodes])
+            result = self._inline(program, [fetch(n) for n in node.all_input_nodes])
             return result if functional is None else self._in_place(args[0], result.read())
         result = lowering(self.b, *call_args, **call_kwargs)
         if target in UPDATES:
@@ -374,6 +403,21 @@ class Importer:
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
+
+    def _converting(self, node: Any, env: dict[Any, Any]) -> Callable[[Any], Any]:
+        """What gives the values of a node's arguments, tensors converted as torch.autocast does."""
+        assert self.autocast is not None
+        b = self.b
+        values = {n: env[n].read() if isinstance(env[n], Ref) else None for n in node.all_input_nodes}
+        own = {n: b.dtype(v).torch for n, v in values.items() if b.is_tensor(v)}
+        convert = conversion(node.target, self.autocast, list(own.values()))
+
+        def fetch(n: Any) -> Any:
+            if convert is None or n not in own or convert(own[n]) == own[n]:
+                return env[n]
+            return Ref(b.convert(values[n], from_torch_dtype(convert(own[n]))))
+
+        return fetch
 
     def _view(
         self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any
@@ -472,6 +516,11 @@ class Importer:
 
 def _read(x: Any) -> Any:
     return pytree.tree_map_only(Ref, lambda r: r.read(), x)
+
+
+def _bound(gm: Any, args: Sequence[Any]) -> dict[Any, Any]:
+    """A graph's inputs with their values."""
+    return dict(zip([n for n in gm.graph.nodes if n.op == "placeholder"], args, strict=True))
 
 
 def _wrap(x: Any) -> Any:

@@ -9,10 +9,14 @@ import sympy
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo import mlir
 from dhlo.errors import CompileError, InternalError, UnsupportedError
+from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
@@ -20,7 +24,7 @@ from dhlo.frontend.graph import Importer
 from dhlo.frontend.guards import input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
-from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, LOWERINGS, find
+from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 
 __all__ = ["import_program", "unknown_ops"]
@@ -35,7 +39,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself.
     """
     decompositions = Decompositions()
-    _check_constants(ep)
+    _check_tensors(ep)
     if any(getattr(n.target, "__module__", "") == _VMAP for n in ep.graph.nodes):
         ep = ep.run_decompositions({})  # the calls of torch.vmap say nothing one by one: torch works out what they make of others
     unknown = list(unknown_ops(ep.graph_module, decompositions))
@@ -61,41 +65,96 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     return program
 
 
-def unknown_ops(gm: Any, decompositions: Decompositions) -> Any:
-    """(op, source line) of every call that no lowering exists for, also in branches, bodies and decompositions."""
+def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype | None = None) -> Any:
+    """(op, source line) of every call that no lowering exists for, also in branches, bodies and decompositions. `autocast`: the
+    graph runs inside torch.autocast to that dtype."""
+    regions: list[torch.dtype | None] = []
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
-        t = node.target
-        known = (
-            find(t) is not None
-            or t in SCALAR_FUNCTIONS
-            or t is operator.getitem
-            or t in HIGHER_ORDER
-            or t in COMPLEX
-            or functional_form(t) in LOWERINGS
-            or functional_form(t) in COMPLEX
-        )
-        if known:
+        t: Any = node.target
+        if t is _enter_autocast:
+            regions.append(autocast)
+            autocast = _autocast_of(node.args, autocast)
             continue
-        program = decompositions.of(node)
-        if program is None:
-            yield str(t), source_line(node)
+        if t is _exit_autocast:
+            autocast = regions.pop()
+            continue
+        made = pytree.tree_leaves(node.meta.get("val"))
+        kind = next((k for v in made if isinstance(v, torch.Tensor) and (k := _unusual(v))), None)
+        if kind is not None:
+            yield f"{t}, which makes a {kind}", source_line(node)
+            continue
+        inner = _autocast_of(node.args, autocast) if t is torch.ops.higher_order.wrap_with_autocast else autocast
+        for a in pytree.tree_leaves((node.args, node.kwargs)):
+            body = operator.attrgetter(str(a.target))(gm) if isinstance(a, torch.fx.Node) and a.op == "get_attr" else None
+            if isinstance(body, torch.fx.GraphModule):
+                yield from unknown_ops(body, decompositions, inner)
+        try:
+            whole = not decompositions.cast_inside(node, autocast)
+        except CompileError as e:
+            yield str(e), source_line(node)
+            continue
+        if whole and _known(t):
+            continue
+        program = decompositions.of(node, autocast)
+        if str(t) in REFUSED:
+            yield f"{t} ({REFUSED[str(t)]})", source_line(node)
+        elif program is None:
+            yield str(t) if whole else f"{t} inside torch.autocast", source_line(node)
         else:
             yield from unknown_ops(program.graph_module, decompositions)
-    for child in gm.children():
-        if isinstance(child, torch.fx.GraphModule):
-            yield from unknown_ops(child, decompositions)
 
 
-def _check_constants(ep: torch.export.ExportedProgram) -> None:
-    """Raises CompileError where torch.export took a tensor of its trace for a constant, so that there is no data to be had."""
+def _autocast_of(args: Any, outer: torch.dtype | None) -> torch.dtype | None:
+    """What operators lower to in a region with these arguments of torch.autocast, inside another."""
+    device, dtype, enabled, cache, *_ = args
+    return lowered_dtype(device, dtype, enabled, cache, outer)
+
+
+def _known(t: Any) -> bool:
+    """Is there a lowering?"""
+    return (
+        find(t) is not None
+        or t in SCALAR_FUNCTIONS
+        or t is operator.getitem
+        or t in HIGHER_ORDER
+        or t in INLINED
+        or t in COMPLEX
+        or functional_form(t) in LOWERINGS
+        or functional_form(t) in COMPLEX
+    )
+
+
+def _check_tensors(ep: torch.export.ExportedProgram) -> None:
+    """Raises CompileError for inputs and constants that aren't plain tensors on the CPU, and where torch.export took a tensor of
+    its trace for a constant, so that there is no data to be had."""
+    for name, value in zip(input_names(ep, input_values(ep)), input_values(ep), strict=True):
+        if isinstance(value, torch.Tensor) and (kind := _unusual(value)):
+            raise CompileError(f"input '{name}' is a {kind}", hint="export the program with plain tensors on the CPU")
     for name, x in (*ep.state_dict.items(), *ep.constants.items()):
         if isinstance(x, FakeTensor) or (isinstance(x, torch.Tensor) and is_functorch_wrapped_tensor(x)):
             raise CompileError(
                 f"constant '{name}' of the exported program has no data: it is a tensor that torch.export lost track of",
                 hint="gradients inside a program can cause this: let torch.export.experimental._export_forward_backward write them",
             )
+        if isinstance(x, torch.Tensor) and (kind := _unusual(x)):
+            raise CompileError(f"constant '{name}' is a {kind}", hint="export the module with plain tensors on the CPU")
+
+
+def _unusual(x: torch.Tensor) -> str | None:
+    """What a tensor is that isn't a plain one on the CPU."""
+    if x.is_nested:
+        return "nested tensor"
+    if x.layout != torch.strided:
+        return f"tensor of layout {str(x.layout).removeprefix('torch.')}"
+    if x.device.type != "cpu":
+        return f"tensor on the device '{x.device}'"
+    if x.is_quantized:
+        return f"quantised tensor ({x.dtype})"
+    if is_traceable_wrapper_subclass(x):
+        return f"tensor made of others ({type(x).__name__})"
+    return None
 
 
 def _declare(ep: Any, dims: Dims) -> None:

@@ -19,8 +19,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 @functools.cache
 def _frame(trace: str) -> tuple[str, int, str] | None:
-    """The innermost frame outside torch itself."""
-    frames = [(f, int(line), name) for f, line, name in _FRAME.findall(trace)]
+    """The innermost frame outside torch itself, and outside of what it generates."""
+    frames = [(f, int(line), name) for f, line, name in _FRAME.findall(trace) if not f.startswith("<")]
     own = [f for f in frames if not f[0].startswith(_TORCH)]
     return own[-1] if own else (frames[-1] if frames else None)
 

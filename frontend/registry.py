@@ -9,8 +9,10 @@ __all__ = [
     "COMPLEX",
     "COMPLEX_VIEWS",
     "HIGHER_ORDER",
+    "INLINED",
     "LOWERINGS",
     "MAYBE_VIEWS",
+    "REFUSED",
     "UPDATES",
     "VIEWS",
     "Lowering",
@@ -18,6 +20,7 @@ __all__ = [
     "complex_views",
     "find",
     "higher_order",
+    "inlines",
     "into",
     "lowers",
     "maybe_views",
@@ -34,6 +37,8 @@ MAYBE_VIEWS: dict[Any, View] = {}
 COMPLEX: dict[Any, Lowering] = {}  # rules that take over where an argument is complex
 COMPLEX_VIEWS: dict[Any, View] = {}  # those of views that don't just go part by part
 HIGHER_ORDER: dict[Any, Lowering] = {}
+INLINED: dict[Any, Lowering] = {}
+REFUSED: dict[str, str] = {}  # names of operators that take graphs and are never compiled, with what to do
 UPDATES: dict[Any, Lowering] = {}
 
 
@@ -88,6 +93,12 @@ def updates(*ops: Any) -> Callable[[Lowering], Lowering]:
 def higher_order(*ops: Any) -> Callable[[Lowering], Lowering]:
     """Registers the lowering of an operator that takes graphs as arguments."""
     return into(HIGHER_ORDER, ops)
+
+
+def inlines(*ops: Any) -> Callable[[Lowering], Lowering]:
+    """As `higher_order`, for operators that run a graph once, as if it stood in their place: tensors arrive and are given back as
+    references, so that views and writes inside are those of the graph around it."""
+    return into(INLINED, ops)
 
 
 def register_lowering(op: Any) -> Callable[[Lowering], Lowering]:

@@ -12,13 +12,18 @@ import sympy
 from sympy.printing.str import StrPrinter
 from torch.utils._sympy import functions as tsf
 
-__all__ = ["SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
+from dhlo.shape_infer.grammar import Function, Reader
+
+__all__ = ["SYMBOL", "SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
            "is_static", "parse", "product", "renamed", "show", "spell", "symbol", "symbols_of"]
 
 Expr: TypeAlias = sympy.Expr
 FloorDiv: Any = tsf.FloorDiv
 Size: TypeAlias = sympy.Expr | int
 SYMBOL_NAME = re.compile(r"\b(s|u|zuf|f_|cap)\d+\b")  # in texts of types and attributes; the kind of symbol is the first group
+
+
+SYMBOL = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # any symbol's name
 
 
 @functools.cache
@@ -35,13 +40,18 @@ def _ite(cond: sympy.Basic, a: sympy.Expr, b: sympy.Expr) -> sympy.Basic:
     return sympy.Piecewise((a, cond), (b, True))
 
 
-_FUNCTIONS: dict[str, object] = {
-    "floordiv": tsf.FloorDiv, "mod": tsf.Mod, "pymod": tsf.PythonMod, "ceildiv": tsf.CeilDiv, "cleandiv": tsf.CleanDiv,
-    "max": sympy.Max, "min": sympy.Min, "ite": _ite, "truediv": tsf.IntTrueDiv, "fdiv": tsf.FloatTrueDiv,
-    "trunc": tsf.TruncToInt, "floor": tsf.FloorToInt, "ceil": tsf.CeilToInt, "float": tsf.ToFloat,
-    "round": tsf.RoundToInt, "pow": tsf.PowByNatural, "fpow": tsf.FloatPow, "sqrt": tsf.OpaqueUnaryFn_sqrt,
-    "Eq": sympy.Eq, "Ne": sympy.Ne, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not, "abs": sympy.Abs,
-    "shl": tsf.LShift, "shr": tsf.RShift, "true": sympy.true, "false": sympy.false, "inf": sympy.oo, "log2": tsf.OpaqueUnaryFn_log2,
+_FUNCTIONS: dict[str, Function] = {
+    "floordiv": Function(tsf.FloorDiv, 2, 2), "mod": Function(tsf.Mod, 2, 2), "pymod": Function(tsf.PythonMod, 2, 2),
+    "ceildiv": Function(tsf.CeilDiv, 2, 2), "cleandiv": Function(tsf.CleanDiv, 2, 2), "max": Function(sympy.Max, 1, None),
+    "min": Function(sympy.Min, 1, None), "ite": Function(_ite, 3, 3, truth=True), "truediv": Function(tsf.IntTrueDiv, 2, 2),
+    "fdiv": Function(tsf.FloatTrueDiv, 2, 2), "trunc": Function(tsf.TruncToInt, 1, 1), "floor": Function(tsf.FloorToInt, 1, 1),
+    "ceil": Function(tsf.CeilToInt, 1, 1), "float": Function(tsf.ToFloat, 1, 1), "round": Function(tsf.RoundToInt, 1, 1),
+    "pow": Function(tsf.PowByNatural, 2, 2, grows=True), "fpow": Function(tsf.FloatPow, 2, 2, grows=True),
+    "sqrt": Function(tsf.OpaqueUnaryFn_sqrt, 1, 1), "log2": Function(tsf.OpaqueUnaryFn_log2, 1, 1),
+    "abs": Function(sympy.Abs, 1, 1),
+    "Eq": Function(sympy.Eq, 2, 2), "Ne": Function(sympy.Ne, 2, 2), "And": Function(sympy.And, 1, None, truth=True),
+    "Or": Function(sympy.Or, 1, None, truth=True), "Not": Function(sympy.Not, 1, 1, truth=True),
+    "shl": Function(tsf.LShift, 2, 2, grows=True), "shr": Function(tsf.RShift, 2, 2, grows=True),
 }
 
 
@@ -80,6 +90,8 @@ class _Printer(StrPrinter):  # type: ignore[misc]
     def _print_Not(self, e: sympy.Basic) -> str: return self._call("Not", *e.args)
     def _print_Equality(self, e: sympy.Basic) -> str: return self._call("Eq", *e.args)
     def _print_Unequality(self, e: sympy.Basic) -> str: return self._call("Ne", *e.args)
+    def _print_Abs(self, e: sympy.Expr) -> str: return self._call("abs", *e.args)
+    def _print_ceiling(self, e: sympy.Expr) -> str: return self._call("ceil", *e.args)
     def _print_Infinity(self, e: sympy.Expr) -> str: return "inf"
     def _print_NegativeInfinity(self, e: sympy.Expr) -> str: return "-inf"
     def _print_Piecewise(self, e: sympy.Expr) -> str:
@@ -92,24 +104,13 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 _PRINTER = _Printer()
 
 
-class _Names(dict[str, object]):
-    """Every name that isn't a function is a symbol."""
-
-    def __missing__(self, name: str) -> sympy.Symbol:
-        return symbol(name)
+_READER = Reader(_FUNCTIONS, {"true": sympy.true, "false": sympy.false, "inf": sympy.oo}, symbol)
 
 
 @functools.cache
 def parse(text: str) -> sympy.Expr:
-    """The expression that `show` printed; raises ValueError on anything else."""
-    try:
-        return int_expr(int(text))
-    except ValueError:
-        pass
-    try:
-        return sympy.sympify(eval(text, {"__builtins__": {}}, _Names(_FUNCTIONS)))
-    except Exception as e:
-        raise ValueError(f"not a size expression: {text!r} ({e})") from None
+    """The expression that `show` printed. Raises ValueError, which names the position, on anything else."""
+    return _READER.read(text)
 
 
 @functools.cache

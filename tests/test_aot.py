@@ -1,8 +1,16 @@
 """Model files: called like the compiled model, run from C++ without Python, refused where they are bad."""
 
+import fcntl
 import json
+import os
+import random
+import resource
+import signal
 import struct
 import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +21,11 @@ from torch.utils import _pytree as pytree
 
 import dhlo
 from dhlo.callspec import read_call, write_call
-from dhlo.codegen.abi import ABI_VERSION, TRAILER_BYTES, TRAILER_FORMAT
-from dhlo.codegen.link import constants_path
+from dhlo.codegen.abi import SECTION
+from dhlo.codegen.link import constants_path, link_shared
+from dhlo.container import TRAILER_BYTES, write_bytes
+from dhlo.model_file import open_sections, write_model_file
+from dhlo.signing import generate_key, sign_file, verify_file
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -165,14 +176,169 @@ def test_foreign(tmp_path: Path) -> None:
 
 def test_newer(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
     data = mixed[1].read_bytes()
-    trailer = list(struct.unpack(TRAILER_FORMAT, data[-TRAILER_BYTES:]))
-    trailer[1] = ABI_VERSION + 1
     path = tmp_path / "newer.so"
-    path.write_bytes(data[:-TRAILER_BYTES] + struct.pack(TRAILER_FORMAT, *trailer))
-    with pytest.raises(
-        dhlo.ModelFileError, match=rf"version {ABI_VERSION + 1}; this runtime reads versions up to {ABI_VERSION}.*newer dhlo"
-    ):
+    for field, offset in (("file format", 8), ("ABI", 12)):
+        changed = bytearray(data)
+        struct.pack_into("<I", changed, len(data) - TRAILER_BYTES + offset, 9)
+        path.write_bytes(changed)
+        with pytest.raises(dhlo.ModelFileError, match=rf"{field} version 9; this runtime reads version \d+: use a newer dhlo"):
+            dhlo.load(path)
+
+
+def test_weights_are_verified_unless_told_not_to(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    path = tmp_path / "damaged.so"
+    data = bytearray(mixed[1].read_bytes())
+    with open_sections(mixed[1]) as sections:
+        at = sections.only(SECTION["constants"]).offset
+    data[at + 3] ^= 0x80
+    path.write_bytes(data)
+    with pytest.raises(dhlo.ModelFileError, match="damaged.so': damaged constants: expected SHA-256"):
         dhlo.load(path)
+    args, kwargs = mixed_inputs(3)
+    assert dhlo.load(path, verify=False)(*args, **kwargs)[1].shape == (3, 5)
+
+
+# ---------------------------------------------------------------------------------------------------- saving
+def test_saved_files_follow_the_umask(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        mixed[0].save(tmp_path / "model.so")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.so").stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in tmp_path.iterdir()] == ["model.so"]
+
+
+def test_leftovers_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    dead, living, foreign = (tmp_path / n for n in (".model.so.0.part", ".model.so.1.part", ".other.so.2.part"))
+    for path in (dead, living, foreign):
+        path.write_bytes(b"half")
+    with living.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_bytes(tmp_path / "model.so", b"whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".model.so.1.part", ".other.so.2.part", "model.so"]
+
+
+def test_a_full_disk_loses_nothing(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
+    """Writing fails after each number of bytes in turn, as on a disk that is full: the old file stays, nothing else is left."""
+    path = tmp_path / "model.so"
+    path.write_bytes(b"before")
+    size = mixed[1].stat().st_size
+    compiler = mixed[0]._artifact
+    assert compiler is not None
+    with tempfile.TemporaryDirectory() as folder:
+        link_shared(compiler.objects, Path(folder) / "code.so", {})
+        code = (Path(folder) / "code.so").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for limit in (0, 1, 4096, len(code), size - 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            with pytest.raises(OSError, match="too large"):
+                write_model_file(path, code, (c.data for c in compiler.constants.chunks()), json.dumps(compiler.metadata), "")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    mixed[0].save(path)
+    dhlo.load(path)
+
+
+# A child that saves the same file over and over, until it is killed.
+SAVER = """
+import sys
+from pathlib import Path
+from dhlo.model_file import write_model_file
+path, chunk = Path(sys.argv[1]), bytes(1 << 18)
+print("ready", flush=True)
+while True:
+    write_model_file(path, b"code" * 1000, [chunk] * 4, "{}", "")
+"""
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_while_saving(tmp_path: Path, times: int) -> None:
+    path = tmp_path / "model.so"
+    write_model_file(path, b"old", [], "{}", "")
+    pause = random.Random(0)
+    for _ in range(times):
+        child = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        time.sleep(pause.uniform(0, 0.03))
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        with open_sections(path) as sections:  # the old one or a new one, whole
+            sections.verify()
+        assert len(list(tmp_path.iterdir())) <= 2
+    write_model_file(path, b"new", [], "{}", "")
+    assert [p.name for p in tmp_path.iterdir()] == ["model.so"]
+
+
+# ---------------------------------------------------------------------------------------------------- signatures
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A private key, its public key, and somebody else's public key."""
+    folder = tmp_path_factory.mktemp("keys")
+    paths = [folder / n for n in ("a.pem", "a.pub", "b.pem", "b.pub")]
+    generate_key(*paths[:2])
+    generate_key(*paths[2:])
+    assert paths[0].stat().st_mode & 0o077 == 0
+    return paths[0], paths[1], paths[3]
+
+
+def test_signed_files(mixed: tuple[dhlo.CompiledModel, Path], keys: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    private, public, other = keys
+    path = tmp_path / "model.so"
+    path.write_bytes(mixed[1].read_bytes())
+    with pytest.raises(dhlo.SignatureError, match=r"isn't signed: .*model.so.sig': No such file"):
+        dhlo.load(path, require_key=public)
+    sign_file(path, private)
+    args, kwargs = mixed_inputs(3)
+    raw = bytes.fromhex(json.loads((tmp_path / "model.so.sig").read_text())["key"])
+    for key in (public, str(public), public.read_bytes(), raw):
+        assert dhlo.load(path, require_key=key)(*clone(args), **kwargs)[1].shape == (3, 5)
+    with pytest.raises(dhlo.SignatureError, match="signed with another key"):
+        dhlo.load(path, require_key=other)
+    with pytest.raises(dhlo.DhloError, match="isn't an? (Ed25519|public) key"):
+        dhlo.load(path, require_key=private)
+    text = (tmp_path / "model.so.sig").read_text()
+    record = json.loads(text)
+    for changed, message in (
+        ({"signature": "00" * 64}, "forged"),
+        ({"signature": "00"}, "forged"),
+        ({"digest": "00" * 32}, "signature of another file"),
+        ({"format": 2}, "of a kind that this dhlo doesn't know"),
+        ({"key": "xy"}, "isn't a signature"),
+    ):
+        (tmp_path / "model.so.sig").write_text(json.dumps(record | changed))
+        with pytest.raises(dhlo.SignatureError, match=message):
+            dhlo.load(path, require_key=public)
+    (tmp_path / "model.so.sig").write_bytes(b"\xff" * 70000)
+    with pytest.raises(dhlo.SignatureError, match="isn't a signature"):
+        dhlo.load(path, require_key=public)
+    (tmp_path / "model.so.sig").write_text(text)
+    write_model_file(path, b"other code", [], "{}", "")
+    with pytest.raises(dhlo.SignatureError, match="signature of another file"):
+        dhlo.load(path, require_key=public)
+
+
+def test_a_damaged_signed_file_is_refused(
+    mixed: tuple[dhlo.CompiledModel, Path], keys: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.so"
+    path.write_bytes(mixed[1].read_bytes())
+    sign_file(path, keys[0])
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(dhlo.ModelFileError, match="damaged code"):
+        dhlo.load(path, require_key=keys[1])
+    with pytest.raises(dhlo.ModelFileError, match="damaged code"):
+        verify_file(path, keys[1])
+    with pytest.raises(dhlo.ModelFileError, match="damaged code"):
+        sign_file(path, keys[0])
 
 
 # ---------------------------------------------------------------------------------------------------- C++ hosts
@@ -260,3 +426,5 @@ def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
         [str(host), str(constants_path(tmp_path / "scale.o"))], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["11", "21", "31"]
+    check = ["sha256sum", "--check", "scale.constants.sha256"]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "scale.constants: OK\n"

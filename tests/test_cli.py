@@ -1,5 +1,6 @@
 """The command line: every command on a small model, and errors as one message without traceback."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from torch.export import Dim
 from typer.testing import CliRunner
 
 import dhlo
+from dhlo.api import build
 from dhlo.cli import app
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import ContractError
+from dhlo.model_file import write_model_file
 from dhlo.pipeline import PASSES
 
 
@@ -63,7 +66,7 @@ def test_version_and_help() -> None:
     module = subprocess.run([sys.executable, "-m", "dhlo", "--version"], capture_output=True, text=True, check=True)
     assert module.stdout == f"dhlo {dhlo.__version__}\n"
     out = call("--help")[0]
-    assert all(command in out for command in ("compile", "run", "inspect", "opt", "flags"))
+    assert all(command in out for command in ("compile", "run", "plan", "inspect", "sign", "verify", "opt", "flags"))
 
 
 # ---------------------------------------------------------------------------------------------------- compile
@@ -174,16 +177,66 @@ def test_shapes() -> None:
 
 # ---------------------------------------------------------------------------------------------------- inspect
 def test_inspect(model: Path, program: Path) -> None:
-    out = call("inspect", model, "--groups", "--kernels", "--buffers", "--plan", "x=5x6", "--plan", "x=1x6")[0]
+    out = call("inspect", model, "--groups", "--kernels", "--buffers")[0]
     assert "mul, exp, add" in out
     assert "launch sites" in out
     assert "buffers in the arena" in out
-    assert "plan at x=5x6" in out and "plan at x=1x6" in out
+    assert "float32[" not in out and "f32[rows, 6]" in out
     default = call("inspect", model)[0]
     assert "x: float32[" in default and "<= 100" in default and "weights:" in default
     assert "weights:" not in call("inspect", model, "--contract")[0]
     assert "x: float32[" in call("inspect", program, "--contract")[0]
-    assert "must be at most 100" in call("inspect", model, "--plan", "x=101x6", code=1)[1]
+    assert "all sections verified" in default and "signature: none" in default
+
+
+def test_inspect_executes_nothing(program: Path, tmp_path: Path) -> None:
+    """A file whose code writes a file as soon as it is mapped; and one whose metadata would command the terminal."""
+    source = tmp_path / "constructor.c"
+    source.write_text(
+        '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran"))
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "code")], check=True)
+    artifact = build(torch.export.load(program), dhlo.Options(name="\x1b]0;title\x07", cache=""))[1]
+    path = tmp_path / "model.so"
+    code, features = (tmp_path / "code").read_bytes(), artifact.metadata["cpu_features"]
+    write_model_file(path, code, [], json.dumps(artifact.metadata), features)
+    out = call("inspect", path)[0] + call("inspect", path, "--groups", "--kernels", "--buffers")[0] + call("verify", path)[0]
+    assert "x: float32[rows, 6]" in out and "\x1b" not in out
+    assert not (tmp_path / "ran").exists()
+    for key, value in (("inputs", 3), ("groups", [{}]), ("symbols", {"s": []}), ("states", {"a": None})):
+        write_model_file(path, code, [], json.dumps(artifact.metadata | {key: value}), features)
+        assert "malformed metadata" in call("inspect", path, code=1)[1], key
+    for text in ("", "[" * 100000, "{}", "7", "\0"):
+        write_model_file(path, code, [], text, features)
+        assert "malformed metadata" in call("inspect", path, code=1)[1]
+    write_model_file(path, code, [], json.dumps(artifact.metadata), "sse2")
+    assert "disagree" in call("inspect", path, code=1)[1]
+
+
+def test_plan(model: Path, program: Path) -> None:
+    out = call("plan", model, "--shape", "x=5x6", "--shape", "x=1x6")[0]
+    assert "plan at x=5x6" in out and "plan at x=1x6" in out
+    assert "plan at x=5x6" in call("plan", program, "--shape", "x=5x6")[0]
+    assert "must be at most 100" in call("plan", model, "--shape", "x=101x6", code=1)[1]
+    assert "no shape for 'x'" in call("plan", model, code=1)[1]
+
+
+def test_signatures(model: Path, tmp_path: Path) -> None:
+    path, private, public = tmp_path / "signed.so", tmp_path / "private.pem", tmp_path / "public.pem"
+    path.write_bytes(model.read_bytes())
+    call("keygen", private, public)
+    assert "isn't overwritten" in call("keygen", private, public, code=1)[1]
+    assert "isn't signed" in call("verify", path, "--key", public, code=1)[1]
+    assert "wasn't checked" in call("verify", path)[0]
+    assert "signed.so.sig" in call("sign", path, "--key", private)[0]
+    assert "signed with" in call("verify", path, "--key", public)[0]
+    assert "by the Ed25519 key" in call("inspect", path)[0]
+    assert "7x6" in call("run", path, "--shape", "x=7x6", "--require-key", public)[0]
+    assert "7x6" in call("plan", path, "--shape", "x=7x6", "--require-key", public)[0]
+    assert "isn't signed" in call("run", model, "--shape", "x=7x6", "--require-key", public, code=1)[1]
+    assert "isn't an unencrypted private key" in call("sign", path, "--key", public, code=1)[1]
+    assert "No such file" in call("verify", path, "--key", tmp_path / "none.pem", code=1)[1]
+    path.write_bytes(b"hello")
+    assert "not a dhlo model" in call("sign", path, "--key", private, code=1)[1]
 
 
 # ---------------------------------------------------------------------------------------------------- opt

@@ -252,7 +252,9 @@ class _Plan:
 
         tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
         fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
-        with fn.loop(1, fn.mul(tries, 2), 1, [*cost(fewest)]) as loop:
+        with fn.wrapping():
+            first = cost(fewest)
+        with fn.wrapping(), fn.loop(1, fn.mul(tries, 2), 1, first) as loop:
             few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
             other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
             better = fn.cmp("lt", other[0], loop.carried[0])

@@ -45,9 +45,13 @@ class Request:
 
 
 class _Worker:
-    """A peer's process, after it has compiled. Raises RuntimeError, saying why, if it doesn't get there."""
+    """A peer's process, after it has compiled. Raises RuntimeError, saying why, if it doesn't get there.
 
-    def __init__(self, peer: str, request: Request) -> None:
+    A peer's name may end in `@FOLDER`: it then runs as another checkout has it, with that checkout's own `.venv`.
+    """
+
+    def __init__(self, name: str, request: Request) -> None:
+        peer, _, checkout = name.partition("@")
         spec = {
             "subject": request.subject,
             "with": dict(request.arguments),
@@ -57,7 +61,9 @@ class _Worker:
             "tolerance": request.tolerance,
         }
         threads = str(request.threads)
-        paths = [str(p) for p in (request.path, *map(Path, sys.path)) if p is not None and p.name]
+        python, paths = sys.executable, [str(p) for p in (request.path, *map(Path, sys.path)) if p is not None and p.name]
+        if checkout:
+            python, paths = str(Path(checkout) / ".venv" / "bin" / "python"), [checkout]
         env = dict(
             os.environ,
             OMP_NUM_THREADS=threads,
@@ -67,12 +73,13 @@ class _Worker:
         )
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dhlo.bench.worker", json.dumps(spec)],
+            [python, "-m", "dhlo.bench.worker", json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             env=env,
+            cwd=checkout or None,
         )
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], request.timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -26,8 +27,8 @@ from dhlo.bench.turns import Request, take_turns
 from dhlo.callspec import read_call
 from dhlo.commands.compile import read_program
 from dhlo.commands.console import console, print_table
-from dhlo.commands.run import generate
-from dhlo.commands.shapes import assignments, complete_shapes
+from dhlo.commands.run import check_memory, generate
+from dhlo.commands.shapes import assignments, complete_shapes, is_size
 from dhlo.errors import ContractError, DhloError
 from dhlo.frontend.program import InputSpec
 from dhlo.shape_infer.symbols import parse, spell
@@ -160,12 +161,12 @@ def parse_range(text: str) -> tuple[str, list[int]]:
     """
     name, equals, value = text.partition("=")
     low, *rest = value.split(":")
-    if not equals or not 1 <= len(rest) <= 2 or not all(x.isdecimal() for x in (low, rest[0])):
+    if not equals or not 1 <= len(rest) <= 2 or not all(map(is_size, (low, rest[0]))):
         raise ContractError(f"'{text}' is not a range: NAME=LOW:HIGH, NAME=LOW:HIGH:STEP or NAME=LOW:HIGH:xFACTOR")
     step = rest[1] if len(rest) == 2 else "1"
     factor = step.startswith("x")
     amount = step.removeprefix("x")
-    if not amount.isdecimal() or int(amount) < (2 if factor else 1) or (factor and int(low) == 0):
+    if not is_size(amount) or int(amount) < (2 if factor else 1) or (factor and int(low) == 0):
         raise ContractError(f"'{text}': a range advances by a positive step, or from 1 on by a factor of at least 2")
     sizes: list[int] = []
     n = int(low)
@@ -179,7 +180,7 @@ def _symbol(name: str, values: Sequence[Value]) -> str:
     """The size symbol that `name` means: itself, or `input.dim`."""
     base, dot, dim = name.rpartition(".")
     for v in values:
-        if dot and v["name"] == base and dim.isdecimal() and int(dim) < len(v["dims"]):
+        if dot and v["name"] == base and is_size(dim) and int(dim) < len(v["dims"]):
             symbol = v["dims"][int(dim)]
             if not parse(symbol).is_Symbol:
                 raise ContractError(f"'{name}' is {symbol}, not a size of its own")
@@ -190,6 +191,9 @@ def _symbol(name: str, values: Sequence[Value]) -> str:
 def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str]) -> list[Point]:
     """Every shape combined with every size of the ranges. Raises ContractError where they don't fit the model."""
     parsed = [parse_range(r) for r in ranges]
+    count = len(shapes or [""]) * math.prod(len(sizes) for _, sizes in parsed)
+    if not 1 <= count <= _MOST_POINTS:
+        raise ContractError(f"{count} shapes; from 1 to {_MOST_POINTS} can be measured together")
     out = []
     for text in shapes or [""]:
         fixed = assignments([t for t in text.split(",") if t], values)
@@ -203,9 +207,8 @@ def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str
                 )
             label = [t for t in (text, *(f"{n}={size}" for (n, _), size in zip(parsed, sizes, strict=True))) if t]
             size = sizes[0] if len(parsed) == 1 else None
+            check_memory([(shape, getattr(torch, v["dtype"])) for v, shape in zip(values, full, strict=True)])
             out.append(Point(", ".join(label) or "its only shape", full, size))
-    if not out or len(out) > _MOST_POINTS:
-        raise ContractError(f"{len(out)} shapes; from 1 to {_MOST_POINTS} can be measured together")
     return out
 
 

@@ -13,6 +13,7 @@ import torch
 
 from dhlo.api import build
 from dhlo.commands.console import console, megabytes
+from dhlo.container import write_bytes
 from dhlo.errors import CompileError
 from dhlo.options import Options
 from dhlo.progress import reporter
@@ -87,7 +88,7 @@ def compile_file(
     options = Options(name=name or source.stem, progress=progress)
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):
-        output.write_text(_module_text(exported, emit is Emit.PLANNED, locations))
+        write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations).encode())
         return output
     from dhlo.codegen import link
 
@@ -100,9 +101,9 @@ def compile_file(
             case Emit.OBJ:
                 link.write_object(artifact, output)
             case Emit.LLVM:
-                output.write_text(link.merged_ir(artifact))
+                write_bytes(output, link.merged_ir(artifact).encode())
             case _:
-                output.write_text(link.merged_assembly(artifact))
+                write_bytes(output, link.merged_assembly(artifact).encode())
     if emit in (Emit.SO, Emit.OBJ):
         code = output.stat().st_size - (artifact.constants.bytes if emit is Emit.SO else 0)
         console().print(

@@ -1,22 +1,23 @@
-"""`dhlo inspect`: the contract, the fused groups, the kernels and the memory plan of a model."""
+"""`dhlo inspect`: the contract, the fused groups, the kernels and the buffers of a model, none of whose code is executed."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dhlo import _runtime
-from dhlo.api import compile as compile_model
-from dhlo.api import open_model
+from dhlo.api import build
 from dhlo.commands.compile import read_program
 from dhlo.commands.console import console, megabytes, print_table
-from dhlo.commands.shapes import assignments, complete_shapes
-from dhlo.errors import ContractError
+from dhlo.model_file import ModelInfo, open_sections, read_info
+from dhlo.options import Options
+from dhlo.progress import reporter
 from dhlo.signature import signature
+from dhlo.signing import describe_signature
 
 __all__ = ["inspect_file"]
 
@@ -28,20 +29,29 @@ def inspect_file(
     groups: bool,
     kernels: bool,
     buffers: bool,
-    plans: Sequence[str],
     progress: bool,
     modules: Sequence[str],
 ) -> None:
-    """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory."""
+    """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory.
+
+    Of a model file every byte is verified. Raises ModelFileError.
+    """
+    facts: dict[str, str] = {}
     if path.suffix == ".pt2":
-        model = compile_model(read_program(path, modules), name=path.stem, progress=progress).native
+        with reporter(progress) as tell:
+            artifact = build(read_program(path, modules), Options(name=path.stem, progress=progress), tell)[1]
+        info = ModelInfo.of(artifact.metadata)
     else:
-        model = open_model(path)
-    meta = json.loads(model.metadata)
-    if contract or not (groups or kernels or buffers or plans):
-        console().print(signature(model), markup=False)
-    if not (contract or groups or kernels or buffers or plans):
-        _summary(model, meta)
+        with open_sections(path) as sections:
+            sections.verify()
+            info = read_info(sections)
+            facts["SHA-256"] = f"{sections.file_digest.hex()} (all sections verified)"
+            facts["signature"] = describe_signature(path, sections.file_digest)
+    meta = json.loads(info.metadata)
+    if contract or not (groups or kernels or buffers):
+        console().print(signature(info), markup=False)
+    if not (contract or groups or kernels or buffers):
+        _summary(info, meta, facts)
     if groups:
         print_table(
             f"{len(meta['groups'])} groups",
@@ -53,9 +63,9 @@ def inspect_file(
             right=("#",),
         )
     if kernels:
-        counts = Counter(model.launches)
+        counts = Counter(info.launches)
         print_table(
-            f"{len(counts)} kernels, {len(model.launches)} launch sites",
+            f"{len(counts)} kernels, {len(info.launches)} launch sites",
             ("kernel", "launch sites"),
             counts.most_common(),
             right=("launch sites",),
@@ -67,41 +77,15 @@ def inspect_file(
             ((b["name"], b["bytes"], b["first"], b["last"]) for b in meta["arena"]),
             right=("from step", "to step"),
         )
-    for text in plans:
-        _plan(model, text)
 
 
-def _summary(model: _runtime.Model, meta: dict[str, Any]) -> None:
+def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> None:
     console().print(
-        f"code: {len(meta['groups'])} groups, {len(set(model.launches))} kernels, {len(model.launches)} launch sites\n"
-        f"weights: {megabytes(model.constants_bytes)}\narena: {len(meta['arena'])} buffers\nCPU: {model.cpu_features}",
+        f"code: {len(meta['groups'])} groups, {len(set(info.launches))} kernels, {len(info.launches)} launch sites\n"
+        f"weights: {megabytes(info.constants_bytes)}\nstate: {megabytes(info.state_bytes)}\narena: {len(meta['arena'])} buffers\n"
+        f"CPU: {info.cpu_features}" + "".join(f"\n{name}: {text}" for name, text in facts.items()),
         markup=False,
     )
-
-
-def _plan(model: _runtime.Model, text: str) -> None:
-    shapes = complete_shapes(model.inputs, assignments([t for t in text.split(",") if t], model.inputs))
-    try:
-        plan = model.plan([list(s) for s in shapes])
-    except ValueError as e:
-        raise ContractError(str(e)) from None
-    rows = [("input", v["name"], v["dtype"], _sizes(s)) for v, s in zip(model.inputs, shapes, strict=True)]
-    rows += [
-        ("output", v["name"], v["dtype"], "depends on data" if s is None else _sizes(s))
-        for v, (_, s) in zip(model.outputs, plan["outputs"], strict=True)
-    ]
-    print_table(f"plan at {text}", ("", "name", "dtype", "shape"), rows)
-    arena, peak = plan["arena_bytes"], plan["peak_live_bytes"]
-    console().print(
-        f"arena {arena} bytes ({megabytes(arena)}), at least {peak} live at once"
-        + (f", ratio {arena / peak:.3f}" if peak else "")
-        + f", {plan['num_launches']} launch sites"
-        + ("; sizes that depend on data are not counted" if plan["data_dependent"] else "")
-    )
-
-
-def _sizes(shape: Iterable[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
 
 
 def _ops(names: Sequence[str]) -> str:
@@ -111,11 +95,9 @@ def _ops(names: Sequence[str]) -> str:
 
 
 def _type(text: str) -> str:
-    """`f32[batch, 64]` for `tensor<?x64xf32, #dhlo.shape<["batch", "64"]>>`."""
-    from dhlo import mlir
-    from dhlo.shape_infer.symbols import show
-    from dhlo.types import from_mlir
-
-    with mlir.context():
-        t = from_mlir(mlir.ir.Type.parse(text))
-    return f"{t.dtype}[{', '.join(map(show, t.shape))}]"
+    """`f32[batch, 64]` for `tensor<?x64xf32, #dhlo.shape<["batch", "64"]>>`; any other text as it is."""
+    found = re.fullmatch(r"tensor<((?:[?\d]+x)*)([\w<>]+?)(?:, #dhlo\.shape<\[(.*)\]>)?>", text)
+    if found is None:
+        return text
+    sizes = re.findall(r'"([^"]*)"', found[3]) if found[3] is not None else found[1].split("x")[:-1]
+    return f"{found[2]}[{', '.join(sizes)}]"

@@ -10,6 +10,7 @@ from typing import Any
 from dhlo import mlir
 from dhlo.errors import CompileError
 from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.texts import MOST_CHARACTERS, read_module
 
 __all__ = ["module_text", "opt_file"]
 
@@ -32,7 +33,7 @@ def opt_file(
     if unknown:
         raise CompileError(f"there is no pass '{unknown[0]}'; passes: {', '.join(by_name)}")
     with mlir.context():
-        module = _parse(source)
+        module = read_module(_text(source), str(source))
         if verify_only:
             return
 
@@ -53,12 +54,11 @@ def module_text(module: Any, locations: bool) -> str:
     return str(module.operation.get_asm(enable_debug_info=locations)).rstrip("\n")
 
 
-def _parse(source: Path) -> Any:
+def _text(source: Path) -> str:
     try:
-        text = sys.stdin.read() if str(source) == "-" else source.read_text()
+        if str(source) == "-":
+            return sys.stdin.read(MOST_CHARACTERS + 1)
+        with source.open() as file:
+            return file.read(MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as e:
         raise CompileError(f"'{source}' can't be read: {e}") from None
-    try:
-        return mlir.ir.Module.parse(text)
-    except mlir.ir.MLIRError as e:
-        raise CompileError(str(e).replace('"-":', f"{source}:")) from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from dhlo.errors import ContractError, DhloError
 if TYPE_CHECKING:
     from dhlo._runtime import Value
 
-__all__ = ["generate", "read_tensor", "run_file"]
+__all__ = ["check_memory", "generate", "read_tensor", "run_file"]
 
 
 def run_file(
@@ -33,9 +35,10 @@ def run_file(
     output: Path | None,
     seed: int,
     threads: int,
+    require_key: Path | None = None,
 ) -> None:
     """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
-    model = open_model(path, threads)
+    model = open_model(path, threads, require_key=require_key)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
     session = _runtime.Session(model)
     times = []
@@ -83,6 +86,7 @@ def _arguments(values: Sequence[Value], inputs: Sequence[str], shapes: Sequence[
     data = {name: read_tensor(text, dtypes[name]) for name, text in files.items()}
     full = complete_shapes(values, assignments(shapes, values), {n: tuple(t.shape) for n, t in data.items()})
     generator = torch.Generator().manual_seed(seed)
+    check_memory([(shape, dtypes[v["name"]]) for v, shape in zip(values, full, strict=True) if v["name"] not in data])
     return [
         data[v["name"]] if v["name"] in data else generate(shape, dtypes[v["name"]], generator)
         for v, shape in zip(values, full, strict=True)
@@ -92,20 +96,39 @@ def _arguments(values: Sequence[Value], inputs: Sequence[str], shapes: Sequence[
 def read_tensor(text: str, dtype: torch.dtype) -> torch.Tensor:
     """The tensor of a .npy or .pt file, or of a number. Raises ContractError if there is none."""
     path = Path(text)
-    try:
-        if path.suffix == ".npy":
-            return torch.from_numpy(np.load(path))
-        if path.suffix == ".pt":
-            x = torch.load(path, weights_only=True)
-            if not isinstance(x, torch.Tensor):
-                raise ContractError(f"'{path}' holds {type(x).__name__}, not a tensor")
-            return x
-    except (OSError, ValueError, RuntimeError) as e:
-        raise ContractError(f"'{path}' can't be read: {e}") from None
+    if path.suffix in (".npy", ".pt"):
+        try:
+            if not path.is_file():
+                raise OSError("there is no such file")
+            x = _read_array(path) if path.suffix == ".npy" else torch.load(path, weights_only=True, map_location="cpu")
+        except Exception as e:  # the readers raise whatever their parts raise
+            reason = str(e) or type(e).__name__
+            raise ContractError(f"'{path}' can't be read: {reason.splitlines()[0][:300]}") from None
+        if not isinstance(x, torch.Tensor):
+            raise ContractError(f"'{path}' holds {type(x).__name__}, not a tensor")
+        return x
     try:
         return torch.tensor(float(text) if dtype.is_floating_point else int(text), dtype=dtype)
+    except (OverflowError, RuntimeError):
+        raise ContractError(f"'{text[:80]}' is not in the range of {str(dtype).removeprefix('torch.')}") from None
     except ValueError:
-        raise ContractError(f"'{text}' is neither a .npy or .pt file nor a number") from None
+        raise ContractError(f"'{text[:80]}' is neither a .npy or .pt file nor a number") from None
+
+
+def _read_array(path: Path) -> torch.Tensor:
+    """A .npy file. It is mapped first, so that nothing is allocated for elements that it doesn't have."""
+    mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(mapped, np.ndarray):
+        raise ValueError("it isn't one array")
+    return torch.from_numpy(np.array(mapped, dtype=mapped.dtype.newbyteorder("="), order="C"))
+
+
+def check_memory(tensors: Sequence[tuple[Sequence[int], torch.dtype]]) -> None:
+    """Raises ContractError for tensors, by shape and dtype, that are larger together than the machine's memory."""
+    nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in tensors)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > memory:
+        raise ContractError(f"inputs of {megabytes(nbytes)} don't fit this machine's memory of {megabytes(memory)}")
 
 
 def generate(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -11,9 +11,10 @@ from dhlo.shape_infer.symbols import evaluate, parse, symbols_of
 if TYPE_CHECKING:
     from dhlo._runtime import Value
 
-__all__ = ["assignments", "complete_shapes", "parse_shape"]
+__all__ = ["assignments", "complete_shapes", "is_size", "parse_shape"]
 
 Shape = tuple[int, ...]
+MOST_ELEMENTS = 1 << 48  # along a dim
 
 
 def assignments(texts: Sequence[str], inputs: Sequence[Value]) -> dict[str, str]:
@@ -36,9 +37,14 @@ def parse_shape(text: str) -> Shape:
     if text == "scalar":
         return ()
     parts = text.split("x")
-    if not all(p.isdecimal() for p in parts):
-        raise ContractError(f"'{text}' is not a shape: sizes joined by x, e.g. 2x7, or 'scalar'")
+    if not all(map(is_size, parts)):
+        raise ContractError(f"'{text[:80]}' is not a shape: sizes below 2^48 joined by x, e.g. 2x7, or 'scalar'")
     return tuple(map(int, parts))
+
+
+def is_size(text: str) -> bool:
+    """Is the text a size that a dim can have?"""
+    return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < MOST_ELEMENTS
 
 
 def complete_shapes(
@@ -56,11 +62,13 @@ def complete_shapes(
     for name, text in given.items():
         if name in by_name:
             shapes[name] = parse_shape(text)
-        elif name in free and text.isdecimal():
+        elif name in free and is_size(text):
             symbols[name] = int(text)
         else:
             raise ContractError(
-                f"the model has no input or size '{name}'; inputs: {_names(inputs)}"
+                f"'{text[:80]}' is no size for '{name}'"
+                if name in free
+                else f"the model has no input or size '{name}'; inputs: {_names(inputs)}"
                 + (f"; sizes: {', '.join(sorted(free))}" if free else "")
             )
     for name, shape in shapes.items():
@@ -78,7 +86,13 @@ def _follow(value: Value, symbols: Mapping[str, int]) -> Shape:
             f"no shape for '{value['name']}' [{', '.join(value['dims'])}]; give it, or {', '.join(missing)}, "
             f"e.g. {value['name']}={'x'.join(d if d.isdecimal() else '2' for d in value['dims'])} or {missing[0]}=2"
         )
-    return tuple(evaluate(d, symbols) for d in dims)
+    try:
+        shape = tuple(evaluate(d, symbols) for d in dims)
+    except (ArithmeticError, TypeError, ValueError) as e:
+        raise ContractError(f"no shape for '{value['name']}' [{', '.join(value['dims'])}] follows: {e}") from None
+    if not all(0 <= n < MOST_ELEMENTS for n in shape):
+        raise ContractError(f"'{value['name']}' would be {'x'.join(map(str, shape))}, which is no shape")
+    return shape
 
 
 def _names(inputs: Sequence[Value]) -> str:

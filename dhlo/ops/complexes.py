@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_
+from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, equal_shapes
 from dhlo.types import TensorType
 
 __all__ = ["Imag", "Interleave", "Real"]
@@ -59,6 +59,7 @@ class Interleave(Op, name="interleave"):
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0].dtype.name not in _REAL.values() or operands[0].dtype != operands[1].dtype:
             raise TypeError_("interleave wants two tensors of f32 or of f64")
+        equal_shapes(operands, "parts")
         return [operands[0].with_dtype(f"complex<{operands[0].dtype.name}>")]
 
     def reference(self, args: Args, sizes: Any) -> Args: return [torch.complex(*args)]

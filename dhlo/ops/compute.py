@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
+from dhlo.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import is_static
 from dhlo.types import TensorType, from_mlir
@@ -22,11 +22,12 @@ class Reduce(Op, name="reduce"):
     kind = Kind.REDUCTION
     x: Tensor
     how: ir.StringAttr
-    dims: ir.ArrayAttr
+    dims: Ints
     y: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of(attrs["dims"], operands[0].rank)
         if attrs["how"] not in REDUCTIONS:
             raise TypeError_(f"unknown reduction {attrs['how']!r}")
         if attrs["how"] in ("any", "all") and not operands[0].dtype.is_bool:
@@ -65,6 +66,9 @@ class ArgReduce(Op, name="argreduce"):
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of([attrs["dim"]], operands[0].rank)
+        if attrs["how"] not in ("max", "min") or operands[0].dtype.is_complex:
+            raise TypeError_(f"there is no {attrs['how']!r} of {operands[0]}")
         return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d != attrs["dim"]]).with_dtype("i64")]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -81,7 +85,11 @@ class Scan(Op, name="scan"):
     y: Out
 
     @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return [operands[0]]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of([attrs["dim"]], operands[0].rank)
+        if attrs["how"] not in ("sum", "prod", "max", "min", *(["logsumexp"] if operands[0].dtype.is_float else [])):
+            raise TypeError_(f"there is no running {attrs['how']!r} of {operands[0]}")
+        return [operands[0]]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         how, dim = attr(self, "how"), attr(self, "dim")
@@ -109,6 +117,8 @@ class Matmul(Op, name="matmul"):
         k1, k2 = a.shape[-1], b.shape[-2]
         if is_static(k1) and is_static(k2) and k1 != k2:
             raise TypeError_(f"inner sizes {k1} and {k2} differ")
+        if b.rank > 2:
+            equal_shapes([a.with_shape(a.shape[:-2]), b.with_shape(b.shape[:-2])], "leading dims")
         return [a.with_shape([*a.shape[:-1], b.shape[-1]])]
 
     def reference(self, args: Args, sizes: Any) -> Args: return [torch.matmul(args[0], args[1])]
@@ -125,14 +135,19 @@ class Attention(Op, name="attention"):
     v: Tensor
     mask: Variadic  # none or one
     scale: ir.FloatAttr
-    causal: ir.IntegerAttr
+    causal: Flag
     y: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        q, _, v = operands[:3]
-        if any(t.rank != 4 for t in operands[:3]):
-            raise TypeError_("attention wants tensors of rank 4")
+        q, k, v = operands[:3]
+        if any(t.rank != 4 for t in operands) or len(operands) > 4:
+            raise TypeError_("attention wants tensors of rank 4, and at most one mask")
+        if not q.dtype.is_float or any(t.dtype != q.dtype for t in (k, v)) or any(
+                not t.dtype.is_bool and t.dtype != q.dtype for t in operands[3:]):
+            raise TypeError_("attention wants floats of one dtype, and a mask of bools or of that dtype")
+        equal_shapes([k.with_shape(k.shape[:3]), v.with_shape(v.shape[:3])], "keys and values")
+        equal_shapes([q.with_shape([q.shape[0], q.shape[3]]), k.with_shape([k.shape[0], k.shape[3]])], "queries and keys")
         return [q.with_shape([*q.shape[:3], v.shape[3]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -151,13 +166,25 @@ class Conv(Op, name="conv"):
     explicit = True
     x: Tensor
     w: Tensor
-    stride: ir.ArrayAttr
-    padding: ir.ArrayAttr
-    dilation: ir.ArrayAttr
-    transposed: ir.IntegerAttr
-    output_padding: ir.ArrayAttr
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    transposed: Flag
+    output_padding: Ints
     groups: ir.IntegerAttr
     y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x, w), (y,), spatial = operands, results, operands[0].rank - 2
+        lists = [attrs[n] for n in ("stride", "dilation", "output_padding", "padding")]
+        if not x.rank == w.rank == y.rank or spatial < 1 or not x.dtype == w.dtype == y.dtype:
+            return "image, kernel and result have one dtype, and one rank of at least 3"
+        ends = (spatial,) if attrs["transposed"] else (spatial, 2 * spatial)
+        if any(len(v) != spatial for v in lists[:3]) or len(lists[3]) not in ends:
+            return f"stride, dilation, output_padding and padding have an entry for each of {spatial} dims"
+        good = all(n > 0 for v in lists[:2] for n in v) and all(n >= 0 for v in lists[2:] for n in v) and attrs["groups"] > 0
+        return None if good else "stride, dilation and groups must be positive, padding not negative"
 
     @property
     def pads(self) -> list[tuple[int, int]]:
@@ -184,13 +211,23 @@ class Pool(Op, name="pool"):
     explicit = True
     x: Tensor
     how: ir.StringAttr
-    window: ir.ArrayAttr
-    stride: ir.ArrayAttr
-    padding: ir.ArrayAttr
-    dilation: ir.ArrayAttr
-    count_pad: ir.IntegerAttr
+    window: Ints
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    count_pad: Flag
     divisor: ir.IntegerAttr
     y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x,), (y,), lists = operands, results, [attrs[n] for n in ("window", "stride", "dilation", "padding")]
+        if x.dtype != y.dtype or x.rank != y.rank or attrs["how"] not in ("max", "avg"):
+            return "a max or avg has the operand's dtype and rank"
+        if not 0 < len(lists[0]) <= x.rank or any(len(v) != len(lists[0]) for v in lists):
+            return "window, stride, dilation and padding have an entry for each spatial dim"
+        good = all(n > 0 for v in lists[:3] for n in v) and all(n >= 0 for n in lists[3]) and attrs["divisor"] >= 0
+        return None if good else "window, stride and dilation must be positive, padding and divisor not negative"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         def g(n: str) -> Any:
@@ -220,6 +257,12 @@ class AdaptivePool(Op, name="adaptive_pool"):
     how: ir.StringAttr
     spatial: ir.IntegerAttr
     y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x,), (y,) = operands, results
+        good = x.dtype == y.dtype and x.rank == y.rank and 0 < attrs["spatial"] <= x.rank and attrs["how"] in ("max", "avg")
+        return None if good else "a max or avg has the operand's dtype and rank, and some of its dims are spatial"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         n = attr(self, "spatial")

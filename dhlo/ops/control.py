@@ -6,11 +6,18 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Outs, Tensor, TypeError_, Variadic, attr, result_types
+from dhlo.dialect import Condition, Kind, Op, Out, Outs, Tensor, TypeError_, Variadic, attr, result_types, same
 from dhlo.mlir import ext, ir
+from dhlo.shape_infer.symbols import SYMBOL, is_static, symbol
 from dhlo.types import TensorType
 
 Args = list[torch.Tensor]
+
+
+def one_element(t: TensorType) -> None:
+    """Raises TypeError_ for tensors that surely have more or fewer elements."""
+    if is_static(t.numel) and t.numel != 1:
+        raise TypeError_(f"{t} doesn't have one element")
 
 
 class Item(Op, name="item"):
@@ -21,7 +28,11 @@ class Item(Op, name="item"):
     symbol: ir.StringAttr
 
     @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        one_element(operands[0])
+        if operands[0].dtype.is_complex or not SYMBOL.fullmatch(attrs["symbol"]):
+            raise TypeError_(f"can't name a number of {operands[0]} {attrs['symbol']!r}")
+        return []
 
 
 class Nonzero(Op, name="nonzero"):
@@ -35,7 +46,8 @@ class Nonzero(Op, name="nonzero"):
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
-        good = results[0].rank == 2 and results[0].shape[1] == operands[0].rank
+        good = results[0].rank == 2 and results[0].shape == (symbol(attrs["symbol"]), operands[0].rank) and (
+            results[0].dtype.name == "i64")
         return None if good else "result must be [n, rank of the operand]"
 
     def reference(self, args: Args, sizes: Any) -> Args: return [args[0].nonzero()]
@@ -45,7 +57,7 @@ class Assert(Op, name="assert"):
     """Fails the call with `message` unless the condition, a relation of sizes as text, holds."""
 
     kind = Kind.SYMBOL
-    condition: ir.StringAttr
+    condition: Condition
     message: ir.StringAttr
 
     @classmethod
@@ -63,6 +75,7 @@ class AssertTensor(Op, name="assert_tensor"):
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0].dtype.name != "i1":
             raise TypeError_("assert_tensor wants a bool")
+        one_element(operands[0])
         return []
 
 
@@ -79,6 +92,11 @@ class Cond(Op, name="cond"):
     explicit = True
     __annotations__ = {"pred": Tensor, **{f"y{i}": Outs for i in range(MAX_LIST)}, "then_": ext.Region, "else_": ext.Region}
 
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        one_element(operands[0])
+        return None if operands[0].dtype.is_bool else f"{operands[0]} is no condition"
+
 
 class While(Op, name="while"):
     """Repeats its second region as long as the first yields true. Both regions take the carried values as block arguments; the
@@ -91,7 +109,8 @@ class While(Op, name="while"):
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
-        return None if len(operands) == len(results) else "results must be as many as operands"
+        good = len(operands) == len(results) and all(map(same, operands, results))
+        return None if good else "results must be of the operands' types"
 
 
 class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):

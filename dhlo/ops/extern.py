@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dhlo.codegen import abi
-from dhlo.dialect import Kind, Op, Outs, Variadic, attr, result_types
+from dhlo.dialect import Kind, Numbers, Op, Outs, Variadic, attr, result_types
 from dhlo.mlir import ir
 from dhlo.ops.control import MAX_LIST
 from dhlo.ops.movement import number
@@ -22,7 +22,7 @@ class Extern(Op, name="extern"):
 
     kind = Kind.OPAQUE
     explicit = True
-    __annotations__ = {"symbol": ir.StringAttr, "library": ir.StringAttr, "numbers": ir.ArrayAttr,
+    __annotations__ = {"symbol": ir.StringAttr, "library": ir.StringAttr, "numbers": Numbers,
                        **{f"x{i}": Variadic for i in range(MAX_LIST)}, **{f"y{i}": Outs for i in range(MAX_LIST)}}
 
     def reference(self, args: Args, sizes: Any) -> Args:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr, exprs
+from dhlo.dialect import Flag, Ints, Kind, Op, Out, Sizes, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes, exprs
 from dhlo.mlir import ir
+from dhlo.shape_infer.symbols import symbol
 from dhlo.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
@@ -20,12 +21,13 @@ class Sort(Op, name="sort"):
     kind = Kind.OPAQUE
     x: Tensor
     dim: ir.IntegerAttr
-    descending: ir.IntegerAttr
+    descending: Flag
     values: Out
     index: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of([attrs["dim"]], operands[0].rank)
         return [operands[0], operands[0].with_dtype("i64")]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -62,14 +64,16 @@ class TopK(Op, name="topk"):
     explicit = True
     x: Tensor
     dim: ir.IntegerAttr
-    largest: ir.IntegerAttr
+    largest: Flag
     values: Out
     index: Out
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
-        good = len(results) == 2 and results[0].shape == results[1].shape and results[1].dtype.name == "i64"
-        return None if good else "results must be values and i64 indices of one shape"
+        x, (values, index), d = operands[0], results, attrs["dim"]
+        dims_of([d], x.rank)
+        good = values.dtype == x.dtype and values.rank == x.rank and values.shape == index.shape and index.dtype.name == "i64"
+        return None if good else "results must be values and i64 indices of one shape, of the operand's rank"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         d = attr(self, "dim")
@@ -89,10 +93,10 @@ class Scatter(Op, name="scatter"):
     x: Tensor
     index: Variadic
     src: Tensor
-    dims: ir.ArrayAttr
+    dims: Ints
     at: ir.IntegerAttr
     how: ir.StringAttr
-    wrap: ir.IntegerAttr
+    wrap: Flag
     y: Out
 
     @classmethod
@@ -100,8 +104,14 @@ class Scatter(Op, name="scatter"):
         x, *index, src = operands
         if attrs["how"] not in COMBINATIONS:
             raise TypeError_(f"unknown combination {attrs['how']!r}")
-        if len(index) != len(attrs["dims"]) or any(not i.dtype.is_int for i in index) or src.dtype != x.dtype:
+        if not index or len(index) != len(attrs["dims"]) or any(not i.dtype.is_int for i in index) or src.dtype != x.dtype:
             raise TypeError_("scatter wants one integer tensor for each dim and a source of the operand's dtype")
+        dims_of(attrs["dims"], x.rank)
+        equal_shapes(index, "indices")
+        rest = [s for d, s in enumerate(x.shape) if d not in attrs["dims"]]
+        if not 0 <= attrs["at"] <= len(rest):
+            raise TypeError_(f"{attrs['at']} is no place among {len(rest)} dims")
+        equal_shapes([src, src.with_shape([*rest[:attrs["at"]], *index[0].shape, *rest[attrs["at"]:]])], "source and places")
         return [x]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -128,7 +138,7 @@ class UpdateSlice(Op, name="update_slice"):
     kind = Kind.OPAQUE
     x: Tensor
     src: Tensor
-    starts: ir.ArrayAttr
+    starts: Sizes
     y: Out
 
     @classmethod
@@ -152,13 +162,13 @@ class SearchSorted(Op, name="searchsorted"):
     kind = Kind.OPAQUE
     edges: Tensor
     x: Tensor
-    right: ir.IntegerAttr
+    right: Flag
     y: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        if operands[0].rank not in (1, operands[1].rank):
-            raise TypeError_("edges must have rank 1 or the rank of the values")
+        if operands[0].rank not in (1, operands[1].rank) or not operands[0].rank or operands[0].dtype != operands[1].dtype:
+            raise TypeError_("edges must have rank 1 or the rank of the values, and their dtype")
         return [operands[1].with_dtype("i64")]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -178,6 +188,8 @@ class Histogram(Op, name="histogram"):
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        if attrs["bins"] < 1:
+            raise TypeError_(f"can't count in {attrs['bins']} bins")
         return [operands[0].with_shape([attrs["bins"]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -196,6 +208,13 @@ class Unique(Op, name="unique"):
     values: Out
     inverse: Out
     counts: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        x, (values, inverse, counts) = operands[0], results
+        good = (values.dtype, values.rank, values.shape) == (x.dtype, 1, counts.shape) and inverse.rank == x.rank and all(
+            t.dtype.name == "i64" for t in (inverse, counts)) and values.shape[0] == symbol(attrs["symbol"])
+        return None if good else "results must be values [n], indices like the operand and counts [n]"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         return list(torch.unique(args[0], sorted=True, return_inverse=True, return_counts=True))

@@ -5,7 +5,24 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr, exprs, static
+from dhlo.dialect import (
+    Flag,
+    Ints,
+    Kind,
+    Number,
+    Op,
+    Out,
+    Sizes,
+    Tensor,
+    TypeError_,
+    Variadic,
+    attr,
+    dims_of,
+    equal_shapes,
+    exprs,
+    static,
+)
+from dhlo.dialect import number as number
 from dhlo.mlir import ir
 from dhlo.shape_infer.symbols import is_static, parse
 from dhlo.types import TensorType, from_mlir
@@ -28,6 +45,8 @@ class Reshape(Movement, name="reshape"):
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        if operands[0].dtype != results[0].dtype:
+            return f"{operands[0]} can't become {results[0]}"
         a, b = operands[0].numel, results[0].numel
         return f"{a} elements can't become {b}" if is_static(a) and is_static(b) and a != b else None
 
@@ -42,7 +61,7 @@ class Reshape(Movement, name="reshape"):
 class Transpose(Movement, name="transpose"):
     """Permutes dims: result dim i is operand dim perm[i]."""
 
-    perm: ir.ArrayAttr
+    perm: Ints
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
@@ -64,13 +83,15 @@ class Transpose(Movement, name="transpose"):
 class Broadcast(Movement, name="broadcast"):
     """Repeats: operand dim i is result dim dims[i], where it has the same size or is 1."""
 
-    dims: ir.ArrayAttr
+    dims: Ints
     explicit = True
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         dims = attrs["dims"]
-        if len(dims) != operands[0].rank or sorted(set(dims)) != dims:
+        if operands[0].dtype != results[0].dtype:
+            return f"{operands[0]} can't become {results[0]}"
+        if len(dims) != operands[0].rank or sorted(set(dims)) != dims or not all(0 <= d < results[0].rank for d in dims):
             return f"dims {dims} must name a result dim, in order, for each of {operands[0].rank} operand dims"
         for i, d in enumerate(dims):
             a, b = operands[0].shape[i], results[0].shape[d]
@@ -96,9 +117,16 @@ class Broadcast(Movement, name="broadcast"):
 class Slice(Movement, name="slice"):
     """Element i of result dim d is element starts[d] + i * steps[d] of operand dim d; in range by contract."""
 
-    starts: ir.ArrayAttr
-    steps: ir.ArrayAttr
+    starts: Sizes
+    steps: Ints
     explicit = True
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x,), (y,) = operands, results
+        if x.dtype != y.dtype or not x.rank == y.rank == len(attrs["starts"]) == len(attrs["steps"]):
+            return "a slice has the operand's dtype and rank, and a start and a step for each dim"
+        return None if all(k > 0 for k in attrs["steps"]) else f"steps must be positive, not {attrs['steps']}"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         x = args[0]
@@ -117,10 +145,12 @@ class Slice(Movement, name="slice"):
 class Reverse(Movement, name="reverse"):
     """Reverses the order of elements along dims (aten.flip)."""
 
-    dims: ir.ArrayAttr
+    dims: Ints
 
     @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return [operands[0]]
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of(attrs["dims"], operands[0].rank)
+        return [operands[0]]
 
     def reference(self, args: Args, sizes: Any) -> Args: return [args[0].flip(attr(self, "dims"))]
 
@@ -132,9 +162,14 @@ class Reverse(Movement, name="reverse"):
 class Pad(Movement, name="pad"):
     """A constant around the operand: `low` elements before each dim, as many after as the result type has room for."""
 
-    low: ir.ArrayAttr
+    low: Sizes
     value: ir.FloatAttr
     explicit = True
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        good = operands[0].dtype == results[0].dtype and operands[0].rank == results[0].rank == len(attrs["low"])
+        return None if good else "a padded tensor has the operand's dtype and rank, and `low` an entry for each dim"
 
     def reference(self, args: Args, sizes: Any) -> Args:
         out = from_mlir(self.results[0])
@@ -173,8 +208,11 @@ class Concat(Op, name="concat"):
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         d, first = attrs["dim"], operands[0]
+        dims_of([d], first.rank)
         for t in operands:
-            if t.rank != first.rank or t.dtype != first.dtype:
+            others = zip(t.shape, first.shape, strict=False)
+            if t.rank != first.rank or t.dtype != first.dtype or any(
+                    k != d and is_static(a) and is_static(b) and a != b for k, (a, b) in enumerate(others)):
                 raise TypeError_(f"can't join {', '.join(map(str, operands))}")
         shape = list(first.shape)
         shape[d] = sum((t.shape[d] for t in operands[1:]), first.shape[d])
@@ -200,6 +238,18 @@ class Full(Op, name="full"):
     value: ir.StringAttr
     y: Out
 
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        text = attrs["value"]
+        try:
+            if results[0].dtype.is_complex:
+                complex(text)
+            elif number(text) is None and not (text in ("true", "false") and results[0].dtype.is_bool):
+                parse(text)
+        except ValueError:
+            return f"{text!r} is no value of {results[0].dtype}"
+        return None
+
     def reference(self, args: Args, sizes: Any) -> Args:
         out = from_mlir(self.results[0])
         text = attr(self, "value")
@@ -212,26 +262,20 @@ class Full(Op, name="full"):
         return em.scalar(attr(self, "value"), from_mlir(self.results[0]).dtype)
 
 
-def number(text: str) -> float | int | None:
-    """The literal value of a `full`, or None for a size expression."""
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return None
-
-
 class Iota(Op, name="iota"):
     """start + i * step along `dim`; start and step are numbers or size expressions as text."""
 
     kind = Kind.SOURCE
     explicit = True
     dim: ir.IntegerAttr
-    start: ir.StringAttr
-    step: ir.StringAttr
+    start: Number
+    step: Number
     y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        dims_of([attrs["dim"]], results[0].rank)
+        return "positions are numbers" if results[0].dtype.is_bool or results[0].dtype.is_complex else None
 
     def reference(self, args: Args, sizes: Any) -> Args:
         out = from_mlir(self.results[0])
@@ -276,18 +320,22 @@ class Take(Op, name="take"):
     kind = Kind.GATHER
     x: Tensor
     index: Variadic
-    dims: ir.ArrayAttr
+    dims: Ints
     at: ir.IntegerAttr
-    wrap: ir.IntegerAttr
+    wrap: Flag
     y: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         x, index = operands[0], operands[1:]
         dims, at = attrs["dims"], attrs["at"]
-        if len(index) != len(dims) or any(not i.dtype.is_int for i in index):
+        if not index or len(index) != len(dims) or any(not i.dtype.is_int for i in index):
             raise TypeError_("take wants one integer tensor for each indexed dim")
+        dims_of(dims, x.rank)
+        equal_shapes(index, "indices")
         rest = [s for d, s in enumerate(x.shape) if d not in dims]
+        if not 0 <= at <= len(rest):
+            raise TypeError_(f"{at} is no place among {len(rest)} dims")
         return [x.with_shape([*rest[:at], *index[0].shape, *rest[at:]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
+from dhlo.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.mlir import ir
 from dhlo.types import TensorType
 
@@ -51,14 +51,16 @@ class Lstm(Op, name="lstm"):
     h0: Tensor
     c0: Tensor
     projection: Variadic  # none or one
-    reverse: ir.IntegerAttr
+    reverse: Flag
     y: Out
     h: Out
     c: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        gates, _, h0, c0 = operands[:4]
+        gates, w, h0, c0 = operands[:4]
+        _ranks(operands, (3, 2, 2, 2, 2))
+        equal_shapes([w.with_shape([gates.shape[2], h0.shape[1]]), w], "weights and gates")
         return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0, c0]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -82,12 +84,15 @@ class Rnn(Op, name="rnn"):
     w: Tensor
     h0: Tensor
     activation: ir.StringAttr
-    reverse: ir.IntegerAttr
+    reverse: Flag
     y: Out
     h: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        _ranks(operands, (3, 2, 2))
+        if attrs["activation"] not in ("tanh", "relu"):
+            raise TypeError_(f"there is no activation {attrs['activation']!r}")
         return [operands[0], operands[2]]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -110,13 +115,14 @@ class Gru(Op, name="gru"):
     w: Tensor
     bias: Tensor
     h0: Tensor
-    reverse: ir.IntegerAttr
+    reverse: Flag
     y: Out
     h: Out
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         gates, _, _, h0 = operands
+        _ranks(operands, (3, 2, 1, 2))
         return [gates.with_shape([*gates.shape[:2], h0.shape[1]]), h0]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -128,6 +134,12 @@ class Gru(Op, name="gru"):
             h = (1 - z) * (xn + (xr + hr).sigmoid() * hn).tanh() + z * h
             y[t] = h
         return [y, h.clone()]
+
+
+def _ranks(operands: list[TensorType], ranks: tuple[int, ...]) -> None:
+    if len(operands) > len(ranks) or any(t.rank != r or t.dtype != operands[0].dtype or not t.dtype.is_float
+                                         for t, r in zip(operands, ranks, strict=False)):
+        raise TypeError_(f"a recurrence wants floats of one dtype and of the ranks {', '.join(map(str, ranks))}")
 
 
 def _steps(n: int, reverse: bool) -> range:
@@ -142,8 +154,8 @@ class Fft(Op, name="fft"):
     kind = Kind.OPAQUE
     re: Tensor
     im: Tensor
-    dims: ir.ArrayAttr
-    inverse: ir.IntegerAttr
+    dims: Ints
+    inverse: Flag
     out_re: Out
     out_im: Out
 
@@ -151,6 +163,7 @@ class Fft(Op, name="fft"):
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0] != operands[1] or not operands[0].dtype.is_float:
             raise TypeError_("fft wants two float tensors of one type")
+        dims_of(attrs["dims"], operands[0].rank)
         return operands
 
     def reference(self, args: Args, sizes: Any) -> Args:

@@ -7,15 +7,20 @@ from typing import Any
 
 import sympy
 import torch
+from torch._higher_order_ops.hints_wrap import hints_wrapper
+from torch._higher_order_ops.strict_mode import strict_mode
+from torch._higher_order_ops.wrap import tag_activation_checkpoint, wrap_activation_checkpoint
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from dhlo.dialect import build
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
+from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
 from dhlo.frontend.promotion import is_boolean
-from dhlo.frontend.registry import higher_order, lowers
+from dhlo.frontend.registry import REFUSED, higher_order, inlines, lowers
 from dhlo.mlir import ir
 from dhlo.ops import control
 from dhlo.ops.elementwise import Eq, Lt
@@ -53,6 +58,15 @@ def _assert_async(b: OpBuilder, x: Value, message: str = "assertion failed", *_:
     b.op(control.AssertTensor, [b.convert(x, "i1")], {"message": message})
 
 
+@lowers(A._assert_tensor_metadata.default)
+def _assert_tensor_metadata(b: OpBuilder, x: Value, size: Any = None, stride: Any = None, dtype: Any = None, **_: Any) -> None:
+    own = b.dtype(x).torch
+    if dtype is not None and dtype != own:
+        raise CompileError(f"the exported program takes for granted that this is {dtype}, and it is {own}")
+    for n, wanted in zip(b.shape(x), size or (), strict=False):
+        b.require(sympy.Eq(n, as_expr(wanted)), "a size that the exported program takes for granted")
+
+
 @lowers(A._linalg_check_errors.default)
 def _linalg_check_errors(b: OpBuilder, info: Value, name: str, *, is_matrix: bool) -> None:
     fine = b.reduce(b.op(Eq, [info, b.full(b.shape(info), 0, b.dtype(info))]), "all", list(range(b.rank(info))))
@@ -74,10 +88,65 @@ def _check_is_size(b: OpBuilder, size: Any, *_: Any, **kwargs: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- graphs as
 # arguments
-@higher_order(H.wrap_with_set_grad_enabled, H.wrap_with_autocast)
-def _wrap(b: OpBuilder, *args: Any) -> Any:
-    at = next(i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
-    return b.importer.subgraph(args[at], args[at + 1 :])
+@inlines(H.wrap_with_set_grad_enabled)
+def _with_gradients(b: OpBuilder, enabled: bool, body: Any, *args: Any) -> Any:
+    return b.importer.inline(body, args)
+
+
+@inlines(H.wrap_with_autocast)
+def _with_autocast(b: OpBuilder, device: str, dtype: Any, enabled: bool, cache: bool | None, body: Any, *args: Any) -> Any:
+    outer = _enter(b, device, dtype, enabled, cache)
+    result = b.importer.inline(body, args)
+    _exit(b, outer)
+    return result
+
+
+@inlines(_enter_autocast)
+def _enter(b: OpBuilder, device: str, dtype: Any, enabled: bool, cache: bool | None) -> torch.dtype | None:
+    outer: torch.dtype | None = b.importer.autocast
+    b.importer.autocast = lowered_dtype(device, dtype, enabled, cache, outer)
+    return outer
+
+
+@inlines(_exit_autocast)
+def _exit(b: OpBuilder, outer: torch.dtype | None) -> None:
+    b.importer.autocast = outer
+
+
+@inlines(H.wrap, tag_activation_checkpoint, wrap_activation_checkpoint)
+def _wrapped(b: OpBuilder, body: Any, *args: Any, **_: Any) -> Any:
+    return b.importer.inline(body, args)  # keywords say what is kept for gradients
+
+
+@inlines(H.invoke_subgraph)
+def _invoke_subgraph(b: OpBuilder, body: Any, _identifier: str, *args: Any) -> Any:
+    return b.importer.inline(body, args)
+
+
+@inlines(strict_mode)
+def _strict_mode(b: OpBuilder, body: Any, args: Sequence[Any]) -> Any:
+    return b.importer.inline(body, args)
+
+
+@inlines(hints_wrapper)
+def _hints(b: OpBuilder, body: Any, args: Sequence[Any], kwargs: Any, **_: Any) -> Any:
+    if kwargs:
+        raise CompileError("hints_wrapper with keyword arguments can't be compiled", hint="pass them by position")
+    return b.importer.inline(body, args)
+
+
+_FUNCTIONAL = "compile the program as torch.export.export gives it, before run_decompositions"
+REFUSED.update(dict.fromkeys(["auto_functionalized", "auto_functionalized_v2"], _FUNCTIONAL))
+REFUSED.update(dict.fromkeys(["flex_attention", "flex_attention_backward"],
+                             "write it with torch.nn.functional.scaled_dot_product_attention and a mask"))
+REFUSED.update(dict.fromkeys(["triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "inline_asm_elementwise"],
+                             "write the kernel with PyTorch's operators"))
+REFUSED.update(dict.fromkeys(["run_with_rng_state", "run_and_save_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"],
+                             "leave the state of random numbers to the session: compiled.manual_seed"))
+REFUSED.update(dict.fromkeys(["with_effects", "print", "call_torchbind", "register_hook"], "take side effects out of the program"))
+REFUSED.update(out_dtype="convert the arguments to the wider dtype before the operator",
+               associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
+               while_loop_stack_output="write it with torch._higher_order_ops.scan")
 
 
 @higher_order(H.cond)

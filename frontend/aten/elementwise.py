@@ -400,11 +400,6 @@ def _promote_types(b: OpBuilder, x: torch.dtype, y: torch.dtype) -> torch.dtype:
     return torch.promote_types(x, y)
 
 
-@lowers(A._assert_tensor_metadata.default)
-def _assert_tensor_metadata(b: OpBuilder, *args: Any, **_: Any) -> None:
-    return None
-
-
 @lowers(torch.ops.prims.convert_element_type.default)
 def _convert_element_type(b: OpBuilder, x: Value, dtype: torch.dtype) -> Value:
     return b.convert(x, dtype)

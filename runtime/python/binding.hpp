@@ -65,7 +65,7 @@ int32_t dtype_from_name(const char* name);
 class Inputs {
  public:
   // Room for a model's inputs; convert() then allocates nothing on the usual path.
-  void reserve(int64_t count);
+  void reserve(const dhlo_model* model);
   // Views `objects`, a tuple that must outlive the views. `shapes` also allows sequences of ints in place of tensors,
   // without data and with the dtype that the model expects. False with a Python exception on failure.
   bool convert(const dhlo_model* model, PyObject* objects, bool shapes);
@@ -80,6 +80,8 @@ class Inputs {
     alignas(16) unsigned char bytes[16];
   };
   bool convert_one(const dhlo_abi_value* value, int64_t index, PyObject* object, bool shapes);
+  bool convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObject* object, const dlpack::ExchangeApi* api);
+  bool accept_flags(const dhlo_abi_value* value, int64_t index, uint64_t flags);
   bool convert_scalar(int64_t index, PyObject* object, bool* done);
   bool store_int(int64_t index, PyObject* integer);
   bool convert_shape(const dhlo_abi_value* value, int64_t index, PyObject* object);
@@ -90,6 +92,7 @@ class Inputs {
   std::vector<Scalar> scalars_;
   std::vector<std::vector<int64_t>> sizes_;  // of inputs given as shapes
   std::vector<PyObject*> kept_;              // capsules and resolved copies
+  std::vector<bool> updated_;                // inputs whose memory a run writes to
   int64_t count_ = 0;
 };
 

@@ -12,6 +12,9 @@ constexpr uint32_t kMinorVersion = 3;
 enum DeviceType : int32_t { kCPU = 1, kCUDAHost = 3 };
 enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
 
+// Bits of ManagedTensorVersioned::flags.
+constexpr uint64_t kReadOnly = 1, kIsCopy = 2;
+
 struct Version {
   uint32_t major, minor;
 };

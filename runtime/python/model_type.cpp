@@ -18,51 +18,83 @@ PyObject* wrap(PyTypeObject* type, dhlo_model* model) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-dhlo_model_options make_options(int verify, long long threads) {
+// Asks a Python function whether a file may be loaded; keeps the exception that it raises.
+struct Authorize {
+  PyObject* function = nullptr;
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+
+  static int32_t ask(void* ctx, const uint8_t* digest, size_t bytes) noexcept {
+    auto* self = static_cast<Authorize*>(ctx);
+    const PyGILState_STATE state = PyGILState_Ensure();
+    int accepted = -1;
+    {
+      Ref data(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest), static_cast<Py_ssize_t>(bytes)));
+      Ref answer(data ? PyObject_CallFunctionObjArgs(self->function, data.get(), nullptr) : nullptr);
+      if (answer) accepted = PyObject_IsTrue(answer.get());
+      if (accepted < 0) PyErr_Fetch(&self->type, &self->value, &self->traceback);
+    }
+    PyGILState_Release(state);
+    return accepted == 1 ? 0 : 1;
+  }
+};
+
+// What from_file and from_memory have in common. `load` is called without Python's lock.
+template <class Load>
+PyObject* load_with(PyObject* type, int verify, long long threads, PyObject* function, Load load) {
   dhlo_model_options options;
   dhlo_model_options_init(&options);
   options.verify_constants = verify;
   options.num_threads = threads;
-  return options;
+  Authorize authorize;
+  if (function != nullptr && function != Py_None) {
+    authorize.function = function;
+    options.authorize = Authorize::ask;
+    options.authorize_ctx = &authorize;
+  }
+  dhlo_model* model = nullptr;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = load(&options, &model);
+  }
+  if (authorize.type != nullptr) {
+    PyErr_Restore(authorize.type, authorize.value, authorize.traceback);
+    return nullptr;
+  }
+  return status == DHLO_OK ? wrap(reinterpret_cast<PyTypeObject*>(type), model) : raise(status, dhlo_last_error());
 }
 
 PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"path", "verify_constants", "num_threads", nullptr};
+  static const char* const names[] = {"path", "verify", "num_threads", "authorize", nullptr};
   PyObject* path = nullptr;
-  int verify = 0;
+  PyObject* authorize = nullptr;
+  int verify = 1;
   long long threads = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pL:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
-                                  &path, &verify, &threads) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pLO:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
+                                  &path, &verify, &threads, &authorize) == 0)
     return nullptr;
   Ref bytes(path);
   const char* text = PyBytes_AsString(path);
-  const dhlo_model_options options = make_options(verify, threads);
-  dhlo_model* model = nullptr;
-  dhlo_status status = DHLO_OK;
-  {
-    WithoutGil others_run;
-    status = dhlo_model_load_file(text, &options, &model);
-  }
-  return status == DHLO_OK ? wrap(reinterpret_cast<PyTypeObject*>(type), model) : raise(status, dhlo_last_error());
+  return load_with(type, verify, threads, authorize, [text](const dhlo_model_options* options, dhlo_model** model) {
+    return dhlo_model_load_file(text, options, model);
+  });
 }
 
 PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"data", "verify_constants", "num_threads", nullptr};
+  static const char* const names[] = {"data", "verify", "num_threads", "authorize", nullptr};
   Py_buffer data;
-  int verify = 0;
+  PyObject* authorize = nullptr;
+  int verify = 1;
   long long threads = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "y*|$pL:from_memory", const_cast<char**>(names), &data, &verify,
-                                  &threads) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "y*|$pLO:from_memory", const_cast<char**>(names), &data, &verify,
+                                  &threads, &authorize) == 0)
     return nullptr;
-  const dhlo_model_options options = make_options(verify, threads);
-  dhlo_model* model = nullptr;
-  dhlo_status status = DHLO_OK;
-  {
-    WithoutGil others_run;
-    status = dhlo_model_load_memory(data.buf, static_cast<size_t>(data.len), &options, &model);
-  }
+  PyObject* model =
+      load_with(type, verify, threads, authorize, [&data](const dhlo_model_options* options, dhlo_model** out) {
+        return dhlo_model_load_memory(data.buf, static_cast<size_t>(data.len), options, out);
+      });
   PyBuffer_Release(&data);
-  return status == DHLO_OK ? wrap(reinterpret_cast<PyTypeObject*>(type), model) : raise(status, dhlo_last_error());
+  return model;
 }
 
 void release_owner(void* owner) {
@@ -82,7 +114,9 @@ PyObject* from_address(PyObject* type, PyObject* args, PyObject* kwargs) {
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "KKnO|$L:from_address", const_cast<char**>(names), &descriptor,
                                   &constants, &bytes, &owner, &threads) == 0)
     return nullptr;
-  const dhlo_model_options options = make_options(0, threads);
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  options.num_threads = threads;
   dhlo_model* model = nullptr;
   const dhlo_status status = dhlo_model_from_descriptor(
       reinterpret_cast<const dhlo_abi_model*>(descriptor), reinterpret_cast<const void*>(constants),
@@ -172,7 +206,7 @@ PyObject* plan(PyObject* self, PyObject* args) {
   Ref objects(flat_arguments(args));
   if (!objects) return nullptr;
   Inputs inputs;
-  inputs.reserve(dhlo_model_num_inputs(model));
+  inputs.reserve(model);
   std::vector<dhlo_shape> shapes(static_cast<size_t>(dhlo_model_num_outputs(model)));
   dhlo_plan figures{};
   if (!inputs.convert(model, objects.get(), true)) {
@@ -189,10 +223,13 @@ PyObject* plan(PyObject* self, PyObject* args) {
     return sizes ? Py_BuildValue("(sO)", dhlo_dtype_name(shape.dtype), sizes.get()) : nullptr;
   }));
   if (!outputs) return nullptr;
-  return Py_BuildValue(
-      "{s:O,s:L,s:L,s:O,s:L}", "outputs", outputs.get(), "arena_bytes", static_cast<long long>(figures.arena_bytes),
-      "peak_live_bytes", static_cast<long long>(figures.peak_live_bytes), "data_dependent",
-      figures.data_dependent != 0 ? Py_True : Py_False, "num_launches", static_cast<long long>(figures.num_launches));
+  auto number = [](int64_t n) { return static_cast<long long>(n); };
+  return Py_BuildValue("{s:O,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L}", "outputs", outputs.get(), "arena_bytes",
+                       number(figures.arena_bytes), "scratch_bytes", number(figures.scratch_bytes), "output_bytes",
+                       number(figures.output_bytes), "state_bytes", number(figures.state_bytes), "constants_bytes",
+                       number(figures.constants_bytes), "total_bytes", number(figures.total_bytes), "peak_live_bytes",
+                       number(figures.peak_live_bytes), "data_dependent",
+                       figures.data_dependent != 0 ? Py_True : Py_False, "num_launches", number(figures.num_launches));
 }
 
 template <class Function>

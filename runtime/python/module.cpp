@@ -1,4 +1,8 @@
 // The CPython extension dhlo._runtime (limited API, CPython 3.11 and later).
+#include "../src/model_file.hpp"
+#include "../src/pool.hpp"
+#include "../src/sha256.hpp"
+#include "../src/support.hpp"
 #include "binding.hpp"
 
 namespace dhlo::python {
@@ -15,16 +19,56 @@ PyObject* raise(dhlo_status status, const char* text) {
 
 namespace {
 
-PyObject* hash64(PyObject*, PyObject* args) {
+PyObject* sha256_of(PyObject*, PyObject* args) {
   Py_buffer data;
-  if (PyArg_ParseTuple(args, "y*:hash64", &data) == 0) return nullptr;
-  uint64_t hash = 0;
+  int portable = 0;
+  if (PyArg_ParseTuple(args, "y*|p:sha256", &data, &portable) == 0) return nullptr;
+  dhlo::Digest digest;
   {
     WithoutGil others_run;
-    hash = dhlo_hash64(data.buf, static_cast<uint64_t>(data.len));
+    digest = dhlo::sha256(data.buf, static_cast<size_t>(data.len), portable != 0);
   }
   PyBuffer_Release(&data);
-  return PyLong_FromUnsignedLongLong(hash);
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()), static_cast<Py_ssize_t>(digest.size()));
+}
+
+// The digest of a section with this content, by as many threads as the process may use; with a descriptor the content is
+// first read from there. Gives the buffer back.
+PyObject* digest_of(Py_buffer* data, int fd, long long offset) {
+  auto* memory = static_cast<uint8_t*>(data->buf);
+  dhlo::Digest digest;
+  std::string failure;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    auto get = [&](int64_t at, int64_t bytes) -> const uint8_t* {
+      if (fd >= 0) dhlo::read_at(fd, memory + at, bytes, offset + at, "section");
+      return memory + at;
+    };
+    status = dhlo::guard(
+        [&] { digest = dhlo::section_digest(data->len, dhlo::Pool::resolve_threads(0), get); },
+        [&failure](const char* text) { failure = text; });
+  }
+  PyBuffer_Release(data);
+  if (status != DHLO_OK) {
+    PyErr_SetString(status == DHLO_IO ? PyExc_OSError : PyExc_RuntimeError, failure.c_str());
+    return nullptr;
+  }
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()), static_cast<Py_ssize_t>(digest.size()));
+}
+
+PyObject* section_digest(PyObject*, PyObject* args) {
+  Py_buffer data;
+  if (PyArg_ParseTuple(args, "y*:section_digest", &data) == 0) return nullptr;
+  return digest_of(&data, -1, 0);
+}
+
+PyObject* read_section(PyObject*, PyObject* args) {
+  Py_buffer memory;
+  int fd = -1;
+  long long offset = 0;
+  if (PyArg_ParseTuple(args, "iLw*:read_section", &fd, &offset, &memory) == 0) return nullptr;
+  return digest_of(&memory, fd, offset);
 }
 
 PyObject* cpu_supports(PyObject*, PyObject* args) {
@@ -44,7 +88,9 @@ int exec(PyObject* module) {
 
 PyModuleDef* definition() {
   static PyMethodDef methods[] = {
-      {"hash64", hash64, METH_VARARGS, "The hash of a model file's trailer over a buffer."},
+      {"sha256", sha256_of, METH_VARARGS, "The runtime's SHA-256 of a buffer; on request without the processor's instructions."},
+      {"section_digest", section_digest, METH_VARARGS, "The digest of a file section with this content."},
+      {"read_section", read_section, METH_VARARGS, "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
       {nullptr, nullptr, 0, nullptr},
   };

@@ -65,6 +65,14 @@ std::unique_ptr<OutputPool::Entry> OutputPool::reuse(int64_t bytes) noexcept {
   return entry;
 }
 
+void OutputPool::trim() noexcept {
+  Entries dropped;  // freed after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  dropped.swap(idle_);
+  idle_bytes_ = 0;
+  most_used_bytes_ = used_bytes_;
+}
+
 void OutputPool::keep(std::unique_ptr<Entry> entry) noexcept {
   Entries dropped;  // freed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);

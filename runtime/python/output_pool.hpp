@@ -21,6 +21,8 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   // A dense tensor of `bytes` bytes with the prototype's type and sizes; its deleter gives the memory back. Null if
   // there is no memory. Callable without the GIL.
   dlpack::ManagedTensorVersioned* take(const dlpack::Tensor& prototype, int64_t bytes) noexcept;
+  // Frees what no tensor uses.
+  void trim() noexcept;
 
  private:
   struct Entry {

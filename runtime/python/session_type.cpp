@@ -17,6 +17,7 @@ struct Session {
 
   dhlo_session* session = nullptr;
   PyObject* model = nullptr;
+  dhlo_session_options options{};
   bool release_gil = true;
   std::atomic<bool> busy{false};
   const dlpack::ExchangeApi* torch = nullptr;
@@ -67,7 +68,8 @@ void* allocate_output(void* context, int64_t index, int32_t dtype, int64_t rank,
       0};
   int64_t bytes = dhlo_dtype_bytes(dtype);
   for (int64_t d = 0; d < rank; ++d) bytes *= sizes[d];
-  if (bytes >= OutputPool::kSmallest) {
+  // Under a cap nothing is kept for later.
+  if (bytes >= OutputPool::kSmallest && session.options.max_bytes == 0) {
     slot = session.pool->take(prototype, bytes);
     return slot != nullptr ? slot->tensor.data : nullptr;
   }
@@ -136,6 +138,31 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
   return objects ? run(body_of(self), objects.get()) : nullptr;
 }
 
+// A session object of the type, with a native session of the given options; as `like` is now, if there is one.
+PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, bool release_gil,
+               const dhlo_session* like) {
+  auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  Ref self(allocate(type, 0));
+  if (!self) return nullptr;
+  auto* object = reinterpret_cast<SessionObject*>(self.get());
+  object->body = new (std::nothrow) Session;
+  if (object->body == nullptr) return PyErr_NoMemory();
+  Session& session = *object->body;
+  session.release_gil = release_gil;
+  Py_INCREF(model);
+  session.model = model;
+  options.output = allocate_output;
+  options.output_ctx = &session;
+  session.options = options;
+  dhlo_model* handle = reinterpret_cast<ModelObject*>(model)->model;
+  const dhlo_status status = like == nullptr ? dhlo_session_create(handle, &options, &session.session)
+                                             : dhlo_session_copy(like, &options, &session.session);
+  if (status != DHLO_OK) return raise(status, dhlo_last_error());
+  session.inputs.reserve(handle);
+  session.outputs.resize(static_cast<size_t>(dhlo_model_num_outputs(handle)));
+  return self.release();
+}
+
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", nullptr};
   PyObject* model = nullptr;
@@ -144,28 +171,17 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$Lpp:Session", const_cast<char**>(names), model_type(), &model,
                                   &max_bytes, &profile, &release_gil) == 0)
     return nullptr;
-  auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-  Ref self(allocate(type, 0));
-  if (!self) return nullptr;
-  auto* object = reinterpret_cast<SessionObject*>(self.get());
-  object->body = new (std::nothrow) Session;
-  if (object->body == nullptr) return PyErr_NoMemory();
-  Session& session = *object->body;
-  session.release_gil = release_gil != 0;
-  Py_INCREF(model);
-  session.model = model;
   dhlo_session_options options;
   dhlo_session_options_init(&options);
   options.profile = profile;
   options.max_bytes = max_bytes;
-  options.output = allocate_output;
-  options.output_ctx = &session;
-  dhlo_model* handle = reinterpret_cast<ModelObject*>(model)->model;
-  const dhlo_status status = dhlo_session_create(handle, &options, &session.session);
-  if (status != DHLO_OK) return raise(status, dhlo_last_error());
-  session.inputs.reserve(dhlo_model_num_inputs(handle));
-  session.outputs.resize(static_cast<size_t>(dhlo_model_num_outputs(handle)));
-  return self.release();
+  return make(type, model, options, release_gil != 0, nullptr);
+}
+
+PyObject* copy(PyObject* self, PyObject*) {
+  Session& session = body_of(self);
+  Claim claim(session);
+  return claim ? make(Py_TYPE(self), session.model, session.options, session.release_gil, session.session) : nullptr;
 }
 
 void dealloc(PyObject* self) {
@@ -186,9 +202,11 @@ PyObject* get_counters(PyObject* self, void*) {
   dhlo_counters c;
   dhlo_session_counters(body_of(self).session, &c);
   auto n = [](int64_t number) { return static_cast<long long>(number); };
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs", n(c.failed_runs),
-                       "launches", n(c.launches), "arena_bytes", n(c.arena_bytes), "arena_used", n(c.arena_used),
-                       "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes), "growths", n(c.growths));
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs",
+                       n(c.failed_runs), "launches", n(c.launches), "arena_bytes", n(c.arena_bytes), "arena_used",
+                       n(c.arena_used), "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes),
+                       "growths", n(c.growths), "state_bytes", n(c.state_bytes), "scratch_used", n(c.scratch_used),
+                       "output_used", n(c.output_used));
 }
 
 PyObject* get_profile(PyObject* self, void*) {
@@ -254,27 +272,54 @@ PyObject* write_state(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-PyObject* reset_state(PyObject* self, PyObject*) {
-  Claim claim(body_of(self));
-  if (!claim) return nullptr;
-  dhlo_session_reset_state(body_of(self).session);
+// None, or the exception of what went wrong.
+PyObject* none_or_raise(Session& session, dhlo_status status) {
+  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
   Py_RETURN_NONE;
+}
+
+PyObject* reset_state(PyObject* self, PyObject*) {
+  Session& session = body_of(self);
+  Claim claim(session);
+  return claim ? none_or_raise(session, dhlo_session_reset_state(session.session)) : nullptr;
+}
+
+PyObject* snapshot(PyObject* self, PyObject*) {
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  const int64_t bytes = dhlo_session_snapshot_bytes(session.session);
+  Ref result(PyBytes_FromStringAndSize(nullptr, bytes));
+  if (!result) return nullptr;
+  const dhlo_status status = dhlo_session_snapshot(session.session, PyBytes_AsString(result.get()), bytes);
+  return status == DHLO_OK ? result.release() : raise(status, dhlo_session_error(session.session));
+}
+
+PyObject* restore(PyObject* self, PyObject* args) {
+  Py_buffer data;
+  if (PyArg_ParseTuple(args, "y*:restore", &data) == 0) return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  dhlo_status status = DHLO_OK;
+  if (claim) status = dhlo_session_restore(session.session, data.len > 0 ? data.buf : "", data.len);
+  PyBuffer_Release(&data);
+  return claim ? none_or_raise(session, status) : nullptr;
 }
 
 PyObject* seed(PyObject* self, PyObject* args) {
   unsigned long long value = 0;
   if (PyArg_ParseTuple(args, "K:seed", &value) == 0) return nullptr;
-  Claim claim(body_of(self));
-  if (!claim) return nullptr;
-  dhlo_session_seed(body_of(self).session, value);
-  Py_RETURN_NONE;
+  Session& session = body_of(self);
+  Claim claim(session);
+  return claim ? none_or_raise(session, dhlo_session_seed(session.session, value)) : nullptr;
 }
 
 PyObject* trim(PyObject* self, PyObject*) {
-  Claim claim(body_of(self));
+  Session& session = body_of(self);
+  Claim claim(session);
   if (!claim) return nullptr;
-  dhlo_session_trim(body_of(self).session);
-  Py_RETURN_NONE;
+  session.pool->trim();
+  return none_or_raise(session, dhlo_session_trim(session.session));
 }
 
 }  // namespace
@@ -286,8 +331,11 @@ bool add_session_type(PyObject* module) {
       {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
       {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
       {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},
+      {"copy", copy, METH_NOARGS, "A new session with the same options, state and random generator."},
+      {"snapshot", snapshot, METH_NOARGS, "State and random generator as bytes."},
+      {"restore", restore, METH_VARARGS, "Takes over a snapshot of a session whose model has the same states."},
       {"seed", seed, METH_VARARGS, "Random numbers of later runs follow from this number (64 bits)."},
-      {"trim", trim, METH_NOARGS, "Frees arena and scratch."},
+      {"trim", trim, METH_NOARGS, "Frees arena, scratch and memory kept for outputs."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyGetSetDef getters[] = {

@@ -176,9 +176,12 @@ PyObject* flat_arguments(PyObject* args) {
   return args;
 }
 
-void Inputs::reserve(int64_t count) {
-  tensors_.resize(static_cast<size_t>(count));
-  scalars_.resize(static_cast<size_t>(count));
+void Inputs::reserve(const dhlo_model* model) {
+  const auto count = static_cast<size_t>(dhlo_model_num_inputs(model));
+  tensors_.resize(count);
+  scalars_.resize(count);
+  updated_.resize(count);
+  for (size_t i = 0; i < count; ++i) updated_[i] = dhlo_model_input_is_updated(model, static_cast<int64_t>(i)) != 0;
 }
 
 bool Inputs::convert(const dhlo_model* model, PyObject* objects, bool shapes) {
@@ -200,25 +203,48 @@ void Inputs::clear() {
 }
 
 bool Inputs::convert_one(const dhlo_abi_value* value, int64_t index, PyObject* object, bool shapes) {
-  if (const ExchangeApi* api = exchange_api(Py_TYPE(object))) {
-    dlpack::Tensor tensor;
-    if (api->tensor_from_object(object, &tensor) != 0) return reraise(value, index);
-    if (may_be_lazy(tensor)) {
-      Ref resolved(resolve_lazy(object));
-      if (!resolved) return reraise(value, index);
-      if (resolved.get() != object) {
-        if (api->tensor_from_object(resolved.get(), &tensor) != 0) return reraise(value, index);
-        kept_.push_back(resolved.release());
-      }
-    }
-    if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data)) return false;
-    return accept(value, index, tensor);
-  }
+  if (const ExchangeApi* api = exchange_api(Py_TYPE(object))) return convert_exchanged(value, index, object, api);
+  if (updated_[static_cast<size_t>(index)] && !shapes) return convert_capsule(value, index, object);
   bool done = false;
   if (!convert_scalar(index, object, &done)) return false;
   if (done) return true;
   if (shapes && (PyTuple_Check(object) || PyList_Check(object))) return convert_shape(value, index, object);
   return convert_capsule(value, index, object);
+}
+
+bool Inputs::convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObject* object, const ExchangeApi* api) {
+  const bool updated = updated_[static_cast<size_t>(index)];
+  dlpack::Tensor tensor;
+  if (api->tensor_from_object(object, &tensor) != 0) return reraise(value, index);
+  if (may_be_lazy(tensor)) {
+    Ref resolved(resolve_lazy(object));
+    if (!resolved) return reraise(value, index);
+    if (resolved.get() != object) {
+      if (updated) return accept_flags(value, index, dlpack::kIsCopy);
+      if (api->tensor_from_object(resolved.get(), &tensor) != 0) return reraise(value, index);
+      kept_.push_back(resolved.release());
+    }
+  }
+  if (updated && api != torch_api()) {  // tensors of torch are never read-only, and this way tells no flags
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    if (api->managed_from_object == nullptr || api->managed_from_object(object, &managed) != 0)
+      return reraise(value, index);
+    const uint64_t flags = managed->flags;
+    if (managed->deleter != nullptr) managed->deleter(managed);
+    if (!accept_flags(value, index, flags)) return false;
+  }
+  if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data)) return false;
+  return accept(value, index, tensor);
+}
+
+// Whether memory with these flags can take what a run writes; with an exception if not.
+bool Inputs::accept_flags(const dhlo_abi_value* value, int64_t index, uint64_t flags) {
+  if (!updated_[static_cast<size_t>(index)] || (flags & (dlpack::kReadOnly | dlpack::kIsCopy)) == 0) return true;
+  PyErr_Format(PyExc_ValueError, "%s is updated by the model: expected memory that can be written to, got %s",
+               describe(value, index).c_str(),
+               (flags & dlpack::kReadOnly) != 0 ? "a read-only tensor"
+                                                : "a tensor whose elements are computed when it is read");
+  return false;
 }
 
 bool Inputs::convert_scalar(int64_t index, PyObject* object, bool* done) {
@@ -259,10 +285,7 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
     sizes[static_cast<size_t>(dim)] = PyLong_AsLongLong(item.get());
     if (PyErr_Occurred() != nullptr) return reraise(value, index);
   }
-  Scalar& scalar = scalars_[static_cast<size_t>(index)];
-  scalar = {};
-  void* data = rank == 0 ? scalar.bytes : nullptr;  // a plan may read numbers, and nothing else
-  tensors_[static_cast<size_t>(index)] = {data, sizes.data(), nullptr, static_cast<int32_t>(value->dtype),
+  tensors_[static_cast<size_t>(index)] = {nullptr, sizes.data(), nullptr, static_cast<int32_t>(value->dtype),
                                           static_cast<int32_t>(rank)};
   return true;
 }
@@ -271,6 +294,12 @@ bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObjec
   Ref method(PyObject_GetAttrString(object, "__dlpack__"));
   if (!method) {
     PyErr_Clear();
+    if (updated_[static_cast<size_t>(index)]) {
+      Ref type(PyType_GetName(Py_TYPE(object)));
+      PyErr_Format(PyExc_TypeError, "%s is updated by the model: expected a tensor, got %S",
+                   describe(value, index).c_str(), type.get());
+      return false;
+    }
     if (PyIndex_Check(object) != 0) {  // such as numpy's integer scalars
       Ref integer(PyNumber_Index(object));
       return integer && store_int(index, integer.get());
@@ -304,6 +333,7 @@ bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObjec
                    managed->version.major);
       return false;
     }
+    if (!accept_flags(value, index, managed->flags)) return false;
     kept_.push_back(capsule.release());
     return accept(value, index, managed->tensor);
   }

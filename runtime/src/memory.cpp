@@ -15,17 +15,30 @@ namespace {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
+// An empty block has an address, too.
+size_t asked(int64_t bytes) { return static_cast<size_t>(std::max<int64_t>(bytes, 1)); }
+
+void give_back(const dhlo_allocator& host, void* data, size_t bytes) noexcept {
+  fenced([&] { return host.free(host.ctx, data, bytes, kAlignment), true; }, false);
+}
+
 }  // namespace
 
 bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
   free();
+  misaligned_ = false;
   if (bytes < 0 || bytes > (int64_t{1} << 62)) return false;
   const bool large = bytes >= kHugePage;
-  bytes = std::max<int64_t>(bytes, 1);
-  const auto size = static_cast<size_t>(bytes);
+  const size_t size = asked(bytes);
   if (host != nullptr && host->alloc != nullptr) {
-    data_ = host->alloc(host->ctx, size, kAlignment);
+    data_ = fenced([&] { return host->alloc(host->ctx, size, kAlignment); }, static_cast<void*>(nullptr));
     if (data_ == nullptr) return false;
+    if (reinterpret_cast<uintptr_t>(data_) % kAlignment != 0) {
+      misaligned_ = true;
+      give_back(*host, data_, size);
+      data_ = nullptr;
+      return false;
+    }
     host_ = host;
   } else if (large) {
     const auto whole_pages = static_cast<size_t>(round_up(bytes, kHugePage));
@@ -48,7 +61,7 @@ bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
 void Block::free() noexcept {
   if (data_ != nullptr) {
     if (host_ != nullptr) {
-      host_->free(host_->ctx, data_, static_cast<size_t>(bytes_), kAlignment);
+      give_back(*host_, data_, asked(bytes_));
     } else if (mapping_ != nullptr) {
       munmap(mapping_, mapping_bytes_);
     } else {

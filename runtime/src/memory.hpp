@@ -18,8 +18,10 @@ class Block {
 
   // Replaces the block (content lost) by one of at least `bytes`, 64-byte aligned; large ones are 2 MB aligned
   // anonymous memory with huge pages advised. Returns false, leaving the block empty, if there is no memory. The
-  // allocator must outlive it.
+  // allocator must outlive it; whatever it throws counts as no memory.
   bool allocate(int64_t bytes, const dhlo_allocator* host) noexcept;
+  // The last allocate() failed because the host's allocator gave memory that isn't aligned as it must be.
+  bool misaligned() const { return misaligned_; }
   void free() noexcept;
 
   uint8_t* data() const { return static_cast<uint8_t*>(data_); }
@@ -31,6 +33,7 @@ class Block {
   void* mapping_ = nullptr;  // the whole mapping behind data_, if it is one
   size_t mapping_bytes_ = 0;
   const dhlo_allocator* host_ = nullptr;
+  bool misaligned_ = false;
 };
 
 // Bytes to reserve for a block that must hold `needed` and held `held`: grows geometrically so that random shapes

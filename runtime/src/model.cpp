@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu.hpp"
+#include "model_file.hpp"
 #include "support.hpp"
 
 using dhlo::Error;
@@ -21,31 +22,36 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
     throw Error(DHLO_FORMAT, label + ": its description of " + describe_value(what, index, &value) + " is malformed");
 }
 
+const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+
+void check_features(const std::string& features, const std::string& label) {
+  const std::string missing = missing_cpu_features(features);
+  if (!missing.empty())
+    throw Error(DHLO_CPU, label + ": this processor lacks " + missing + "; the model was compiled for " + features);
+}
+
 // Everything the runtime relies on in a descriptor that came with the code.
 void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
-  if (abi.version == 0 || abi.version > DHLO_ABI_VERSION)
+  if (abi.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
-                                  "; this runtime hosts versions up to " + std::to_string(DHLO_ABI_VERSION));
-  const size_t bytes = abi.version == 1 ? offsetof(dhlo_abi_model, num_updated) : sizeof(dhlo_abi_model);
-  if (abi.struct_bytes < bytes)
+                                  "; this runtime hosts version " + std::to_string(DHLO_ABI_VERSION) +
+                                  ": compile the model again");
+  if (abi.struct_bytes < sizeof(dhlo_abi_model))
     throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
-                                 " bytes, expected at least " + std::to_string(bytes));
-  if (const std::string missing = missing_cpu_features(abi.cpu_features != nullptr ? abi.cpu_features : "");
-      !missing.empty())
-    throw Error(DHLO_CPU,
-                label + ": this processor lacks " + missing + "; the model was compiled for " + abi.cpu_features);
+                                 " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
+  check_features(text_or_empty(abi.cpu_features), label);
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
-  if (abi.run == nullptr || abi.plan == nullptr)
+  if (abi.run == nullptr)
     throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
   const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, abi.num_launches, abi.num_states,
                                 abi.state_bytes, abi.num_segments}) >= 0;
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
   for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
-  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
+  for (int64_t i = 0; i < abi.num_updated; ++i)
     if (abi.updated[i] < 0 || abi.updated[i] >= abi.num_inputs)
       throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
   for (int64_t i = 0; i < abi.num_states; ++i) {
@@ -82,33 +88,64 @@ void apply_options(dhlo_model* model, const dhlo_model_options& options) {
   if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
 }
 
+void authorize(const dhlo_model_options& options, const Digest& digest, const std::string& label) {
+  if (options.authorize == nullptr) return;
+  int32_t refused = 1;
+  try {
+    refused = options.authorize(options.authorize_ctx, digest.data(), digest.size());
+  } catch (...) {
+    throw Error(DHLO_UNTRUSTED, label + ": the host's authorize function threw");
+  }
+  if (refused != 0)
+    throw Error(DHLO_UNTRUSTED, label + ": the host doesn't authorize the file with SHA-256 " +
+                                    to_hex(digest.data(), digest.size()));
+}
+
+// Nothing of the file is executed before all of it is verified.
 std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options* given) {
   const dhlo_model_options options = read_options(given);
+  const std::string& label = source.label();
   auto model = std::make_unique<dhlo_model>();
-  const dhlo_trailer trailer = read_trailer(source);
+  const Sections sections(source);
+  authorize(options, sections.file_digest(), label);
+  sections.check_padding();
+  const std::string features = sections.text(DHLO_SECTION_FEATURES), metadata = sections.text(DHLO_SECTION_METADATA);
+  check_features(features, label);
   Block image;
-  read_code(source, trailer, &image);
-  const dhlo_abi_model* abi = model->code.load(image.data(), static_cast<int64_t>(trailer.code_bytes), source.label());
-  check_descriptor(*abi, static_cast<int64_t>(trailer.constants_bytes), source.label());
-  apply_options(model.get(), options);
-  read_constants(source, trailer, options.verify_constants != 0, &model->owned_constants);
-  model->abi = abi;
+  sections.read(DHLO_SECTION_CODE, 1, true, &image);
+  check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  // A host that brings its own threads expects none of ours.
+  const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
+  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0, &model->owned_constants);
+  model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
+  if (features != text_or_empty(model->abi->cpu_features) || metadata != text_or_empty(model->abi->metadata))
+    throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   model->constants = model->owned_constants.data();
+  apply_options(model.get(), options);
   return model;
 }
 
-const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+// A field of the descriptor; empty or 0 for no model.
+const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::*field) {
+  return model != nullptr ? text_or_empty(model->abi->*field) : "";
+}
+int64_t number_of(const dhlo_model* model, int64_t dhlo_abi_model::*field) {
+  return model != nullptr ? model->abi->*field : 0;
+}
 
 }  // namespace
 }  // namespace dhlo
 
 dhlo_model::~dhlo_model() {
-  if (release != nullptr) release(release_ctx);
+  if (release != nullptr) dhlo::fenced([this] { return release(release_ctx), true; }, false);
 }
 
 void dhlo_model_options_init(dhlo_model_options* options) {
+  if (options == nullptr) return;
   *options = dhlo_model_options{};
   options->struct_bytes = sizeof *options;
+  options->verify_constants = 1;
 }
 
 dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out) {
@@ -154,43 +191,51 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
       dhlo::set_last_error);
 }
 
-void dhlo_model_retain(dhlo_model* model) { model->references.fetch_add(1, std::memory_order_relaxed); }
+void dhlo_model_retain(dhlo_model* model) {
+  if (model != nullptr) model->references.fetch_add(1, std::memory_order_relaxed);
+}
 
 void dhlo_model_release(dhlo_model* model) {
   if (model != nullptr && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
 }
 
-const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->name); }
-const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->producer); }
-const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->metadata); }
-const char* dhlo_model_cpu_features(const dhlo_model* model) { return dhlo::text_or_empty(model->abi->cpu_features); }
-int64_t dhlo_model_num_threads(const dhlo_model* model) { return model->num_threads; }
-int64_t dhlo_model_constants_bytes(const dhlo_model* model) { return model->abi->constants_bytes; }
-int64_t dhlo_model_state_bytes(const dhlo_model* model) { return model->abi->state_bytes; }
-int64_t dhlo_model_num_inputs(const dhlo_model* model) { return model->abi->num_inputs; }
-int64_t dhlo_model_num_outputs(const dhlo_model* model) { return model->abi->num_outputs; }
-int64_t dhlo_model_num_states(const dhlo_model* model) { return model->abi->num_states; }
-int64_t dhlo_model_num_launches(const dhlo_model* model) { return model->abi->num_launches; }
+const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::name); }
+const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::producer); }
+const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::metadata); }
+const char* dhlo_model_cpu_features(const dhlo_model* model) {
+  return dhlo::text_of(model, &dhlo_abi_model::cpu_features);
+}
+int64_t dhlo_model_num_threads(const dhlo_model* model) { return model != nullptr ? model->num_threads : 0; }
+int64_t dhlo_model_constants_bytes(const dhlo_model* model) {
+  return dhlo::number_of(model, &dhlo_abi_model::constants_bytes);
+}
+int64_t dhlo_model_state_bytes(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::state_bytes); }
+int64_t dhlo_model_num_inputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_inputs); }
+int64_t dhlo_model_num_outputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_outputs); }
+int64_t dhlo_model_num_states(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_states); }
+int64_t dhlo_model_num_launches(const dhlo_model* model) {
+  return dhlo::number_of(model, &dhlo_abi_model::num_launches);
+}
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_inputs ? &model->abi->inputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_inputs(model) ? &model->abi->inputs[index] : nullptr;
 }
 
 int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index) {
-  const dhlo_abi_model& abi = *model->abi;
-  for (int64_t i = 0; abi.version > 1 && i < abi.num_updated; ++i)
-    if (abi.updated[i] == index) return 1;
+  for (int64_t i = 0; i < dhlo::number_of(model, &dhlo_abi_model::num_updated); ++i)
+    if (model->abi->updated[i] == index) return 1;
   return 0;
 }
 
 const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_outputs ? &model->abi->outputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_outputs(model) ? &model->abi->outputs[index] : nullptr;
 }
 
 const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_states ? &model->abi->states[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_states(model) ? &model->abi->states[index] : nullptr;
 }
 
 const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < model->abi->num_launches ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
+  const bool known = index >= 0 && index < dhlo_model_num_launches(model);
+  return known ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
 }

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "code.hpp"
 #include "memory.hpp"
-#include "model_file.hpp"
 #include "pool.hpp"
 
 struct dhlo_model {

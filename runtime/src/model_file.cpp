@@ -1,30 +1,24 @@
-// Reads and validates model files, from disk or from memory, before anything of them is mapped for execution.
+// Reads and verifies model files, from disk or from memory, before anything of them is mapped for execution.
 #include "model_file.hpp"
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 #include <system_error>
-#include <thread>
-#include <vector>
 
-#include "pool.hpp"
 #include "support.hpp"
 
 namespace dhlo {
 namespace {
 
-constexpr int64_t kReadPiece = int64_t{8} << 20;  // bytes that a reading thread takes at a time
 
 std::string system_text(int error) { return std::generic_category().message(error); }
 
@@ -57,23 +51,23 @@ constexpr unsigned kMachine = EM_RISCV;
 #error "dhlo: architecture without an ELF machine number here"
 #endif
 
-void check_elf(const Block& image, int64_t bytes, const std::string& label) {
-  Elf64_Ehdr header;
-  if (bytes < static_cast<int64_t>(sizeof header))
-    throw Error(DHLO_FORMAT, label + ": its code is too small for an ELF image");
-  std::memcpy(&header, image.data(), sizeof header);
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
-      header.e_type != ET_DYN)
-    throw Error(DHLO_FORMAT, label + ": its code is not a 64-bit ELF shared object");
-  if (header.e_machine != kMachine)
-    throw Error(DHLO_CPU, label + ": built for ELF machine " + std::to_string(header.e_machine) + ", this machine is " +
-                              std::to_string(kMachine));
+// Exactly one version of each is read: code and runtime must agree on every struct.
+void check_version(const std::string& label, const char* what, uint32_t got, uint32_t expected) {
+  if (got == expected) return;
+  throw Error(DHLO_VERSION, label + ": made for " + what + " version " + std::to_string(got) +
+                                "; this runtime reads version " + std::to_string(expected) + ": " +
+                                (got > expected ? "use a newer dhlo runtime or " : "") + "compile the model again");
+}
+
+const char* section_name(uint32_t kind) {
+  static const char* const names[] = {nullptr, "code", "constants", "metadata", "features"};
+  return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_FEATURES ? names[kind] : nullptr;
 }
 
 }  // namespace
 
 FileSource::FileSource(const char* path) : label_("model file '" + std::string(path) + "'") {
-  fd_ = open(path, O_RDONLY | O_CLOEXEC);
+  fd_ = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer must not hold us up
   if (fd_ < 0) throw Error(DHLO_IO, label_ + ": cannot be opened: " + system_text(errno));
   struct stat info;
   const bool ok = fstat(fd_, &info) == 0;
@@ -88,13 +82,15 @@ FileSource::FileSource(const char* path) : label_("model file '" + std::string(p
 
 FileSource::~FileSource() { close(fd_); }
 
-void FileSource::read(void* to, int64_t bytes, int64_t offset) const {
+void FileSource::read(void* to, int64_t bytes, int64_t offset) const { read_at(fd_, to, bytes, offset, label_); }
+
+void read_at(int fd, void* to, int64_t bytes, int64_t offset, const std::string& label) {
   auto* p = static_cast<uint8_t*>(to);
   while (bytes > 0) {
-    const ssize_t got = pread(fd_, p, static_cast<size_t>(bytes), offset);
+    const ssize_t got = pread(fd, p, static_cast<size_t>(bytes), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(DHLO_IO, label_ + ": cannot be read: " + system_text(errno));
-    if (got == 0) throw Error(DHLO_IO, label_ + ": became shorter while it was read");
+    if (got < 0) throw Error(DHLO_IO, label + ": cannot be read: " + system_text(errno));
+    if (got == 0) throw Error(DHLO_IO, label + ": became shorter while it was read");
     p += got;
     offset += got;
     bytes -= got;
@@ -105,39 +101,20 @@ void MemorySource::read(void* to, int64_t bytes, int64_t offset) const {
   if (bytes > 0) std::memcpy(to, data_ + offset, static_cast<size_t>(bytes));
 }
 
-Code::~Code() {
-  if (handle_ != nullptr) dlclose(handle_);
-  if (fd_ >= 0) close(fd_);
+Sections::Sections(const Source& source) : source_(source) {
+  read_trailer();
+  read_table();
 }
 
-const dhlo_abi_model* Code::load(const uint8_t* image, int64_t bytes, const std::string& label) {
-  fd_ = memfd_create("dhlo-model", MFD_CLOEXEC);
-  if (fd_ < 0) throw Error(DHLO_IO, label + ": no anonymous file for its code: " + system_text(errno));
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t wrote = write(fd_, image + done, static_cast<size_t>(bytes - done));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) throw Error(DHLO_IO, label + ": its code cannot be copied: " + system_text(errno));
-    done += wrote;
-  }
-  const std::string path = "/proc/self/fd/" + std::to_string(fd_);
-  handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle_ == nullptr) {
-    const char* text = dlerror();
-    throw Error(DHLO_FORMAT, label + ": its code cannot be loaded: " + (text != nullptr ? text : "unknown reason"));
-  }
-  const void* symbol = dlsym(handle_, DHLO_ABI_SYMBOL);
-  if (symbol == nullptr) throw Error(DHLO_FORMAT, label + ": its code does not export '" DHLO_ABI_SYMBOL "'");
-  return static_cast<const dhlo_abi_model*>(symbol);
-}
+void Sections::damaged(const std::string& text) const { throw Error(DHLO_FORMAT, source_.label() + ": damaged " + text); }
 
-dhlo_trailer read_trailer(const Source& source) {
-  dhlo_trailer trailer{};
-  const auto size = static_cast<int64_t>(sizeof trailer);
-  const int64_t file = source.bytes();
-  const std::string& label = source.label();
-  if (file >= size) source.read(&trailer, size, file - size);
-  if (trailer.magic != DHLO_TRAILER_MAGIC) {
-    if (file > 0 && looks_cut_off(source))
+void Sections::read_trailer() {
+  const auto size = static_cast<int64_t>(sizeof trailer_);
+  const int64_t file = source_.bytes();
+  const std::string& label = source_.label();
+  if (file >= size) source_.read(&trailer_, size, file - size);
+  if (trailer_.magic != DHLO_TRAILER_MAGIC) {
+    if (file > 0 && looks_cut_off(source_))
       throw Error(
           DHLO_FORMAT,
           label +
@@ -145,78 +122,110 @@ dhlo_trailer read_trailer(const Source& source) {
               std::to_string(file) + " bytes");
     throw Error(DHLO_FORMAT, label + ": not a dhlo model: expected trailer magic " + hex(DHLO_TRAILER_MAGIC) +
                                  " at the end of its " + std::to_string(file) + " bytes, got " +
-                                 (file >= size ? hex(trailer.magic) : "too few bytes"));
+                                 (file >= size ? hex(trailer_.magic) : "too few bytes"));
   }
-  if (trailer.version > DHLO_ABI_VERSION || trailer.version == 0)
-    throw Error(DHLO_VERSION, label + ": model format version " + std::to_string(trailer.version) +
-                                  "; this runtime reads versions up to " + std::to_string(DHLO_ABI_VERSION) +
-                                  ": use a newer dhlo runtime or compile the model again");
-  if (trailer.file_bytes != static_cast<uint64_t>(file))
-    throw Error(DHLO_FORMAT, label + ": damaged or truncated: expected " + std::to_string(trailer.file_bytes) +
+  check_version(label, "file format", trailer_.format, DHLO_FILE_FORMAT);
+  check_version(label, "ABI", trailer_.abi, DHLO_ABI_VERSION);
+  if (trailer_.file_bytes != static_cast<uint64_t>(file))
+    throw Error(DHLO_FORMAT, label + ": damaged or truncated: expected " + std::to_string(trailer_.file_bytes) +
                                  " bytes, got " + std::to_string(file));
-  const auto body = static_cast<uint64_t>(file - size);
-  const bool fits = trailer.code_bytes <= body && trailer.constants_offset >= trailer.code_bytes &&
-                    trailer.constants_offset <= body && trailer.constants_bytes <= body - trailer.constants_offset;
-  if (!fits)
-    throw Error(DHLO_FORMAT, label + ": damaged: code of " + std::to_string(trailer.code_bytes) +
-                                 " bytes and constants of " + std::to_string(trailer.constants_bytes) + " bytes at " +
-                                 std::to_string(trailer.constants_offset) + " do not fit in " + std::to_string(file) +
-                                 " bytes");
-  return trailer;
+  file_digest_ = sha256(&trailer_, sizeof trailer_);
 }
 
-void read_code(const Source& source, const dhlo_trailer& trailer, Block* image) {
-  const auto bytes = static_cast<int64_t>(trailer.code_bytes);
-  if (!image->allocate(bytes, nullptr))
-    throw Error(DHLO_OUT_OF_MEMORY, source.label() + ": no memory for " + std::to_string(bytes) + " bytes of code");
-  source.read(image->data(), bytes, 0);
-  const uint64_t hash = dhlo_hash64(image->data(), trailer.code_bytes);
-  if (hash != trailer.code_hash)
-    throw Error(DHLO_FORMAT,
-                source.label() + ": damaged code: expected hash " + hex(trailer.code_hash) + ", got " + hex(hash));
-  check_elf(*image, bytes, source.label());
-}
-
-void read_constants(const Source& source, const dhlo_trailer& trailer, bool verify, Block* to) {
-  const auto bytes = static_cast<int64_t>(trailer.constants_bytes),
-             base = static_cast<int64_t>(trailer.constants_offset);
-  if (!to->allocate(bytes, nullptr))
-    throw Error(DHLO_OUT_OF_MEMORY,
-                source.label() + ": no memory for " + std::to_string(bytes) + " bytes of constants");
-  const int64_t pieces = (bytes + kReadPiece - 1) / kReadPiece;
-  std::atomic<int64_t> next{0};
-  // First touch takes as long as the copy, and both run in parallel.
-  auto read_pieces = [&] {
-    for (int64_t piece = next++; piece < pieces; piece = next++) {
-      const int64_t offset = piece * kReadPiece;
-      source.read(to->data() + offset, std::min(kReadPiece, bytes - offset), base + offset);
-    }
-  };
-  std::vector<std::thread> readers;
-  std::vector<std::exception_ptr> errors(8);
-  const int64_t threads = std::min({pieces / 2, Pool::resolve_threads(0), static_cast<int64_t>(errors.size())});
-  auto guarded = [&](size_t index) {
-    try {
-      read_pieces();
-    } catch (...) {
-      errors[index] = std::current_exception();
-    }
-  };
-  try {
-    readers.reserve(errors.size());
-    for (int64_t i = 1; i < threads; ++i) readers.emplace_back(guarded, static_cast<size_t>(i));
-  } catch (const std::system_error&) {
-    // Fewer threads read.
+void Sections::read_table() {
+  const auto end = static_cast<uint64_t>(source_.bytes()) - sizeof trailer_;
+  const uint64_t bytes = end - trailer_.table_offset;
+  if (trailer_.table_offset > end || bytes % sizeof(dhlo_section) != 0 ||
+      bytes / sizeof(dhlo_section) > DHLO_MAX_SECTIONS)
+    damaged("trailer: its table of sections at " + std::to_string(trailer_.table_offset) + " doesn't fit in " +
+            std::to_string(source_.bytes()) + " bytes");
+  table_.resize(bytes / sizeof(dhlo_section));
+  source_.read(table_.data(), static_cast<int64_t>(bytes), static_cast<int64_t>(trailer_.table_offset));
+  const Digest digest = sha256(table_.data(), bytes);
+  if (std::memcmp(digest.data(), trailer_.table_digest, digest.size()) != 0)
+    damaged("table of sections: expected SHA-256 " + to_hex(trailer_.table_digest, digest.size()) + ", got " +
+            to_hex(digest.data(), digest.size()));
+  uint64_t at = 0;
+  uint32_t seen = 0;
+  for (const dhlo_section& section : table_) {
+    if (section_name(section.kind) == nullptr || section.reserved != 0)
+      damaged("table of sections: a section of the unknown kind " + std::to_string(section.kind));
+    const char* name = section_name(section.kind);
+    if ((seen & 1u << section.kind) != 0) damaged(std::string("table of sections: two sections of ") + name);
+    seen |= 1u << section.kind;
+    if (section.offset < at || section.offset - at >= DHLO_SECTION_ALIGN || section.offset > trailer_.table_offset ||
+        section.bytes > trailer_.table_offset - section.offset)
+      damaged(std::string("table of sections: ") + name + " of " + std::to_string(section.bytes) + " bytes at " +
+              std::to_string(section.offset) + " overlaps its neighbours or leaves a gap");
+    at = section.offset + section.bytes;
   }
-  guarded(0);
-  for (std::thread& reader : readers) reader.join();
-  for (const std::exception_ptr& error : errors)
-    if (error != nullptr) std::rethrow_exception(error);
-  if (!verify) return;
-  const uint64_t hash = dhlo_hash64(to->data(), trailer.constants_bytes);
-  if (hash != trailer.constants_hash)
-    throw Error(DHLO_FORMAT, source.label() + ": damaged constants: expected hash " + hex(trailer.constants_hash) +
-                                 ", got " + hex(hash));
+  if (trailer_.table_offset - at >= DHLO_SECTION_ALIGN) damaged("table of sections: a gap behind the last section");
+  for (uint32_t kind = DHLO_SECTION_CODE; kind <= DHLO_SECTION_FEATURES; ++kind)
+    if ((seen & 1u << kind) == 0)
+      damaged(std::string("table of sections: there is no section of ") + section_name(kind));
+  if (table_[0].kind != DHLO_SECTION_CODE || table_[0].offset != 0)
+    damaged("table of sections: the file doesn't begin with the code");
+}
+
+const dhlo_section& Sections::find(dhlo_section_kind kind) const {
+  return *std::find_if(table_.begin(), table_.end(), [kind](const dhlo_section& s) { return s.kind == kind; });
+}
+
+void Sections::read(dhlo_section_kind kind, int64_t threads, bool verify, Block* to) const {
+  const dhlo_section& section = find(kind);
+  const auto bytes = static_cast<int64_t>(section.bytes);
+  if (!to->allocate(bytes, nullptr))
+    throw Error(DHLO_OUT_OF_MEMORY, source_.label() + ": no memory for " + std::to_string(bytes) + " bytes of " +
+                                        section_name(section.kind));
+  auto get = [&](int64_t offset, int64_t length) -> const uint8_t* {
+    source_.read(to->data() + offset, length, static_cast<int64_t>(section.offset) + offset);
+    return to->data() + offset;
+  };
+  // First touch takes as long as the copy, and both run in parallel; what is hashed is still in the cache.
+  if (!verify) {
+    constexpr int64_t kPart = int64_t{8} << 20;
+    in_parallel((bytes + kPart - 1) / kPart, threads,
+                [&](int64_t part) { get(part * kPart, std::min(kPart, bytes - part * kPart)); });
+    return;
+  }
+  const Digest digest = section_digest(bytes, threads, get);
+  if (std::memcmp(digest.data(), section.digest, digest.size()) != 0)
+    damaged(std::string(section_name(section.kind)) + ": expected SHA-256 " + to_hex(section.digest, digest.size()) +
+            ", got " + to_hex(digest.data(), digest.size()));
+}
+
+std::string Sections::text(dhlo_section_kind kind) const {
+  Block data;
+  read(kind, 1, true, &data);
+  return std::string(reinterpret_cast<const char*>(data.data()), static_cast<size_t>(bytes(kind)));
+}
+
+void Sections::check_padding() const {
+  uint64_t at = 0;
+  auto check = [&](uint64_t end) {
+    uint8_t gap[DHLO_SECTION_ALIGN];
+    source_.read(gap, static_cast<int64_t>(end - at), static_cast<int64_t>(at));
+    if (std::any_of(gap, gap + (end - at), [](uint8_t byte) { return byte != 0; }))
+      damaged("padding at " + std::to_string(at) + ": it isn't zero");
+  };
+  for (const dhlo_section& section : table_) {
+    check(section.offset);
+    at = section.offset + section.bytes;
+  }
+  check(trailer_.table_offset);
+}
+
+void check_elf(const uint8_t* image, int64_t bytes, const std::string& label) {
+  Elf64_Ehdr header;
+  if (bytes < static_cast<int64_t>(sizeof header))
+    throw Error(DHLO_FORMAT, label + ": its code is too small for an ELF image");
+  std::memcpy(&header, image, sizeof header);
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+      header.e_type != ET_DYN)
+    throw Error(DHLO_FORMAT, label + ": its code is not a 64-bit ELF shared object");
+  if (header.e_machine != kMachine)
+    throw Error(DHLO_CPU, label + ": built for ELF machine " + std::to_string(header.e_machine) + ", this machine is " +
+                              std::to_string(kMachine));
 }
 
 }  // namespace dhlo

@@ -1,10 +1,12 @@
-// Reads and validates model files, from disk or from memory, before anything of them is mapped for execution.
+// Reads and verifies model files, from disk or from memory, before anything of them is mapped for execution.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "dhlo/abi.h"
 #include "memory.hpp"
+#include "sha256.hpp"
 
 namespace dhlo {
 
@@ -36,6 +38,9 @@ class FileSource final : public Source {
   int64_t bytes_ = 0;
 };
 
+// Reads [offset, offset + bytes) of an open file. Throws Error.
+void read_at(int fd, void* to, int64_t bytes, int64_t offset, const std::string& label);
+
 // Borrowed memory.
 class MemorySource final : public Source {
  public:
@@ -50,29 +55,35 @@ class MemorySource final : public Source {
   int64_t bytes_;
 };
 
-// Code mapped from an anonymous file; unmapped by the destructor.
-class Code {
+// The sections of a model file. The constructor reads trailer and table and verifies them, and all reading is through
+// them; a section that isn't what the table says is refused by its name. Every function throws Error.
+class Sections {
  public:
-  Code() = default;
-  Code(const Code&) = delete;
-  Code& operator=(const Code&) = delete;
-  ~Code();
-  // Maps the ELF image and returns its descriptor. Throws Error.
-  const dhlo_abi_model* load(const uint8_t* image, int64_t bytes, const std::string& label);
+  explicit Sections(const Source& source);
+
+  // The SHA-256 of the trailer, which stands for the whole file.
+  const Digest& file_digest() const { return file_digest_; }
+  int64_t bytes(dhlo_section_kind kind) const { return static_cast<int64_t>(find(kind).bytes); }
+  // Reads a section, with up to `threads` threads if there is much to read; verifies its digest if asked to.
+  void read(dhlo_section_kind kind, int64_t threads, bool verify, Block* to) const;
+  // A section of text, verified.
+  std::string text(dhlo_section_kind kind) const;
+  // That there is nothing but zeros between sections.
+  void check_padding() const;
 
  private:
-  int fd_ = -1;  // kept: the path under /proc names the library to the dynamic loader, so it must not be reused
-  void* handle_ = nullptr;
+  void read_trailer();
+  void read_table();
+  const dhlo_section& find(dhlo_section_kind kind) const;
+  [[noreturn]] void damaged(const std::string& text) const;
+
+  const Source& source_;
+  dhlo_trailer trailer_{};
+  std::vector<dhlo_section> table_;
+  Digest file_digest_{};
 };
 
-// Reads the trailer and checks magic, version and extents. Throws Error.
-dhlo_trailer read_trailer(const Source& source);
-
-// Reads the ELF part into `image` and checks its hash and architecture. Throws Error.
-void read_code(const Source& source, const dhlo_trailer& trailer, Block* image);
-
-// Reads the constants into `to`, with several threads if there is much to read; checks their hash if asked to. Throws
-// Error.
-void read_constants(const Source& source, const dhlo_trailer& trailer, bool verify, Block* to);
+// That the code is an ELF shared object for this processor. Throws Error.
+void check_elf(const uint8_t* image, int64_t bytes, const std::string& label);
 
 }  // namespace dhlo

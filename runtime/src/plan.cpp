@@ -1,6 +1,8 @@
-// Evaluates a model's sizes for given inputs without running it.
+// Counts what a run with given inputs takes, by going its way with services that give nothing.
+#include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "cpu.hpp"
 #include "model.hpp"
@@ -9,49 +11,94 @@
 namespace dhlo {
 namespace {
 
-// The services that a plan may use; the rest report a broken rule.
+// An address that generated code may reckon with; nothing behind it is touched.
+alignas(64) uint8_t nowhere[64];
+
 struct PlanCall : dhlo_abi_call {
   const dhlo_abi_model* abi;
   dhlo_shape* shapes;
-  dhlo_status status;
-  std::string* message;
-};
+  std::vector<int64_t> output_bytes;
+  int64_t arena_bytes = 0;
+  int64_t worker_scratch = 0;
+  int64_t launches = 0;
+  int64_t fields[DHLO_PLAN_FIELDS] = {};
+  dhlo_status status = DHLO_OK;
+  std::string message;
 
-int32_t fail_with(PlanCall* call, dhlo_status status, const std::string& text) {
-  call->status = status;
-  *call->message = text;
-  return status;
-}
-
-void* plan_arena(dhlo_abi_call* call, int64_t, int64_t) {
-  fail_with(static_cast<PlanCall*>(call), DHLO_INTERNAL, "the model's plan asked for memory");
-  return nullptr;
-}
-
-int32_t plan_launch(dhlo_abi_call* call, dhlo_kernel, const int64_t*, int64_t, int64_t, int64_t, int64_t) {
-  return fail_with(static_cast<PlanCall*>(call), DHLO_INTERNAL, "the model's plan launched a kernel");
-}
-
-// The returned pointer is only compared with NULL.
-void* plan_output(dhlo_abi_call* base, int64_t index, int64_t rank, const int64_t* sizes) {
-  auto* call = static_cast<PlanCall*>(base);
-  if (index < 0 || index >= call->abi->num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK) {
-    fail_with(call, DHLO_INTERNAL, "the model's plan gave an output index or rank out of range");
+  void* fail_with(dhlo_status why, const std::string& text) {
+    status = why;
+    message = text;
     return nullptr;
   }
-  if (call->shapes != nullptr) {
-    dhlo_shape& shape = call->shapes[index];
-    shape.rank = static_cast<int32_t>(rank);
-    for (int64_t dim = 0; dim < rank; ++dim) shape.sizes[dim] = sizes[dim];
+};
+
+// Nothing may leave through compiled code, which knows no exceptions.
+template <class Body>
+auto fenced(PlanCall* call, Body&& body) noexcept -> decltype(body()) {
+  try {
+    return body();
+  } catch (...) {
+    call->status = DHLO_OUT_OF_MEMORY;  // texts are all that is allocated
+    return {};
   }
-  return call;
+}
+
+void* plan_arena(dhlo_abi_call* base, int64_t segment, int64_t bytes) {
+  auto* call = static_cast<PlanCall*>(base);
+  return fenced(call, [&]() -> void* {
+    if (segment < 0 || segment >= call->abi->num_segments || bytes < 0)
+      return call->fail_with(DHLO_INTERNAL, "the model asked for an arena segment out of range");
+    if (__builtin_add_overflow(call->arena_bytes, bytes, &call->arena_bytes))
+      return call->fail_with(DHLO_OUT_OF_MEMORY, "arena: size overflows");
+    return nowhere;
+  });
+}
+
+int32_t plan_launch(dhlo_abi_call* base, dhlo_kernel, const int64_t*, int64_t count, int64_t, int64_t scratch_bytes, int64_t) {
+  auto* call = static_cast<PlanCall*>(base);
+  ++call->launches;
+  if (count > 0) call->worker_scratch = std::max(call->worker_scratch, scratch_bytes);
+  return 0;
+}
+
+void* plan_output(dhlo_abi_call* base, int64_t index, int64_t rank, const int64_t* sizes) {
+  auto* call = static_cast<PlanCall*>(base);
+  return fenced(call, [&]() -> void* {
+    if (index < 0 || index >= call->abi->num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK)
+      return call->fail_with(DHLO_INTERNAL, "the model gave an output index or rank out of range");
+    if (std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; })) return nowhere;  // the run's checks say more
+    const int64_t elements = count_elements(rank, sizes);
+    if (elements < 0)
+      return call->fail_with(DHLO_OUT_OF_MEMORY, describe_value("output", index, &call->abi->outputs[index]) +
+                                                     ": its number of elements does not fit in 62 bits");
+    call->output_bytes[static_cast<size_t>(index)] =
+        elements * dhlo_dtype_bytes(static_cast<int32_t>(call->abi->outputs[index].dtype));
+    if (call->shapes != nullptr) {
+      dhlo_shape& shape = call->shapes[index];
+      shape.rank = static_cast<int32_t>(rank);
+      std::copy_n(sizes, rank, shape.sizes);
+    }
+    return nowhere;
+  });
 }
 
 int32_t plan_fail(dhlo_abi_call* base, int64_t check, int64_t expected, int64_t got) {
   auto* call = static_cast<PlanCall*>(base);
-  if (check < 0 || check >= call->abi->num_checks)
-    return fail_with(call, DHLO_INTERNAL, "the model failed an unknown check");
-  return fail_with(call, DHLO_CONTRACT, describe_check(call->abi->checks[check], expected, got));
+  fenced(call, [&]() -> void* {
+    // What comes after a decision that data takes may never run.
+    if (call->fields[1] != 0) return nullptr;
+    if (check < 0 || check >= call->abi->num_checks)
+      return call->fail_with(DHLO_INTERNAL, "the model failed an unknown check");
+    const dhlo_abi_check& failed = call->abi->checks[check];
+    return call->fail_with(check_status(failed), describe_check(failed, expected, got));
+  });
+  return DHLO_CONTRACT;
+}
+
+// Sums that no machine's memory reaches stay at the largest number.
+int64_t sum(int64_t a, int64_t b) {
+  int64_t total = 0;
+  return __builtin_add_overflow(a, b, &total) ? INT64_MAX : total;
 }
 
 }  // namespace
@@ -61,20 +108,22 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
                             dhlo_plan* plan) {
   return dhlo::guard(
       [&] {
+        if (model == nullptr) throw dhlo::Error(DHLO_INVALID_ARGUMENT, "dhlo_model_plan: model is null");
         const dhlo_abi_model& abi = *model->abi;
         dhlo::check_inputs(abi, inputs, num_inputs, false);
-        std::string message;
         dhlo::PlanCall call{};
         call.constants = model->constants;
+        call.state = dhlo::nowhere;
         call.num_threads = model->num_threads;
         call.l2_bytes = dhlo::l2_cache_bytes();
         call.arena = dhlo::plan_arena;
         call.output = dhlo::plan_output;
         call.launch = dhlo::plan_launch;
         call.fail = dhlo::plan_fail;
+        call.plan = call.fields;
         call.abi = &abi;
         call.shapes = outputs;
-        call.message = &message;
+        call.output_bytes.assign(static_cast<size_t>(abi.num_outputs), 0);
         if (outputs != nullptr) {
           for (int64_t i = 0; i < abi.num_outputs; ++i) {
             outputs[i] = dhlo_shape{};
@@ -82,12 +131,24 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
             outputs[i].rank = -1;
           }
         }
-        int64_t fields[DHLO_PLAN_FIELDS] = {0, 0, 0, 0};
-        const int32_t status = abi.plan(&call, inputs, fields);
-        if (status != 0 && call.status == DHLO_OK)
+        const int32_t status = abi.run(&call, inputs);
+        if (call.status != DHLO_OK) throw dhlo::Error(call.status, call.message);
+        if (status != 0 && call.fields[1] == 0)
           throw dhlo::Error(DHLO_INTERNAL, "the model's plan failed without a reason");
-        if (call.status != DHLO_OK) throw dhlo::Error(call.status, message);
-        if (plan != nullptr) *plan = {fields[0], fields[1], fields[2], fields[3]};
+        if (plan == nullptr) return;
+        *plan = {};
+        plan->arena_bytes = call.arena_bytes;
+        plan->scratch_bytes = call.worker_scratch > INT64_MAX / 2048
+                                  ? INT64_MAX
+                                  : dhlo::scratch_stride(call.worker_scratch) * model->num_threads;
+        for (const int64_t bytes : call.output_bytes) plan->output_bytes = dhlo::sum(plan->output_bytes, bytes);
+        plan->state_bytes = abi.state_bytes;
+        plan->constants_bytes = abi.constants_bytes;
+        plan->total_bytes = dhlo::sum(dhlo::sum(plan->arena_bytes, plan->scratch_bytes),
+                                      dhlo::sum(plan->output_bytes, plan->state_bytes));
+        plan->peak_live_bytes = call.fields[0];
+        plan->data_dependent = call.fields[1];
+        plan->num_launches = call.launches;
       },
       dhlo::set_last_error);
 }

@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 
+#include "cgroup.hpp"
 #include "support.hpp"
 
 namespace dhlo {
@@ -101,9 +102,9 @@ int64_t Pool::resolve_threads(int64_t wanted) {
   if (wanted > 0) return wanted;
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0)
-    return std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_ONLN), 1, kMaxThreads);
-  return std::clamp<int64_t>(CPU_COUNT(&set), 1, kMaxThreads);
+  const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+  const int64_t processors = known ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+  return std::clamp<int64_t>(std::min(processors, cgroup_processors()), 1, kMaxThreads);
 }
 
 std::shared_ptr<Pool> Pool::get(int64_t threads) {
@@ -118,20 +119,18 @@ std::shared_ptr<Pool> Pool::get(int64_t threads) {
 }
 
 Pool::Pool(int64_t threads) : threads_(threads), spans_(new Span[threads]), starts_(new Start[threads]) {
-  handles_.reserve(static_cast<size_t>(threads));  // so that starting threads allocates nothing of ours
-  CPU_ZERO(&processors_);
-  sched_getaffinity(0, sizeof processors_, &processors_);
+  workers_.reserve(static_cast<size_t>(threads));  // so that starting threads allocates nothing of ours
 }
 
 Pool::~Pool() {
   stop_.store(true);
   signal_.fetch_add(1);
   futex_wake(signal_, INT_MAX);
-  for (pthread_t handle : handles_) pthread_join(handle, nullptr);
+  for (const Worker& worker : workers_) pthread_join(worker.handle, nullptr);
 }
 
 void Pool::after_fork() {
-  handles_.clear();
+  workers_.clear();
   started_ = false;
   avoided_ = -1;
   parked_.store(0);
@@ -143,17 +142,22 @@ void Pool::after_fork() {
 
 void Pool::start_threads() {
   started_ = true;
-  // Signals are for the host's threads.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
+  // Signals are for the host's threads, except those that tell of a fault of the very thread: blocked, they would kill the
+  // process without the host's handler.
+  sigset_t others, old;
+  sigfillset(&others);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&others, fault);
+  pthread_sigmask(SIG_SETMASK, &others, &old);
+  cpu_set_t inherited;
+  CPU_ZERO(&inherited);
+  sched_getaffinity(0, sizeof inherited, &inherited);
   for (int64_t worker = 1; worker < threads_; ++worker) {
     starts_[worker] = {this, worker};
     pthread_t handle;
     // Without the thread the others take its chunks.
     if (pthread_create(&handle, nullptr, thread_main, &starts_[worker]) != 0) break;
     pthread_setname_np(handle, "dhlo-worker");
-    handles_.push_back(handle);
+    workers_.push_back({handle, inherited, inherited});
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
@@ -224,16 +228,23 @@ void Pool::wait_for_chunks(uint32_t chunks) {
 }
 
 // A kernel that wakes a thread on its waker's processor, while others are taken, would leave workers waiting there for
-// as long as the caller runs, or let the two run in turns. So keep them off the processor that the caller is on.
+// as long as the caller runs, or let the two run in turns. So keep them off the processor that the caller is on, within
+// what they were given by whoever started them or has placed them since.
 void Pool::keep_apart() {
   unhelped_ = 0;
   const int here = sched_getcpu();
   if (here < 0 || here == avoided_) return;
-  cpu_set_t others = processors_;
-  CPU_CLR(static_cast<size_t>(here), &others);
-  if (CPU_COUNT(&others) == 0) return;
-  for (pthread_t handle : handles_) pthread_setaffinity_np(handle, sizeof others, &others);
   avoided_ = here;
+  for (Worker& worker : workers_) {
+    cpu_set_t now;
+    if (pthread_getaffinity_np(worker.handle, sizeof now, &now) != 0) continue;
+    if (!CPU_EQUAL(&now, &worker.given)) worker.allowed = worker.given = now;
+    cpu_set_t others = worker.allowed;
+    CPU_CLR(static_cast<size_t>(here), &others);
+    if (CPU_COUNT(&others) == 0 || pthread_setaffinity_np(worker.handle, sizeof others, &others) != 0) continue;
+    // What the kernel made of it: a cpuset may leave less.
+    if (pthread_getaffinity_np(worker.handle, sizeof now, &now) == 0) worker.given = now;
+  }
 }
 
 bool Pool::run(const Launch& launch) {

@@ -23,6 +23,7 @@ constexpr int64_t kChunksPerThread = 4;
 constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
 // Also the result for an empty tensor: aligned, not null, never dereferenced.
 alignas(64) uint8_t empty_block[64];
+const std::string kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
 
 int64_t now() {
   timespec t;
@@ -38,6 +39,8 @@ uint64_t entropy() {
 
 }  // namespace
 
+const char* const dhlo::kBusy = "session is in use by another call; create one session a thread";
+
 template <class Make>
 dhlo_status dhlo_session::record(dhlo_status status, Make&& make) noexcept {
   failure = status;
@@ -49,11 +52,10 @@ dhlo_status dhlo_session::record(dhlo_status status, Make&& make) noexcept {
   return status;
 }
 
-dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& options)
+dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& given_options)
     : dhlo_abi_call{},
       model(shared),
-      output_fn(options.output),
-      output_ctx(options.output_ctx),
+      options(given_options),
       max_bytes(options.max_bytes > 0 ? options.max_bytes : kNoCap),
       segments(static_cast<size_t>(shared->abi->num_segments)),
       outputs(static_cast<size_t>(shared->abi->num_outputs)) {
@@ -67,10 +69,21 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& optio
   random = random_state;
   l2_bytes = dhlo::l2_cache_bytes();
   seed(entropy());
+  if (abi.state_bytes > max_bytes - abi.constants_bytes)
+    throw Error(DHLO_OUT_OF_MEMORY, "state of " + std::to_string(abi.state_bytes) + " bytes and constants of " +
+                                        std::to_string(abi.constants_bytes) + " bytes exceed the session's cap of " +
+                                        std::to_string(max_bytes) + " bytes");
   if (!state_block.allocate(abi.state_bytes, shared->host_allocator()))
-    throw Error(DHLO_OUT_OF_MEMORY, "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
+    throw Error(state_block.misaligned() ? DHLO_HOST : DHLO_OUT_OF_MEMORY,
+                state_block.misaligned() ? kMisaligned
+                                         : "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
+  counters.state_bytes = abi.state_bytes;
   state = state_block.data();
   reset_state();
+  if (shared->parallel.run != nullptr) host_threads = std::make_unique<dhlo::HostThreads>(num_threads);
+  if (abi.num_updated > 0) updated.resize(static_cast<size_t>(abi.num_inputs));
+  for (int64_t i = 0; i < abi.num_updated; ++i) updated[static_cast<size_t>(abi.updated[i])] = true;
+  given.reserve(static_cast<size_t>(abi.num_inputs + abi.num_outputs));
   dhlo_model_retain(shared);
 }
 
@@ -86,6 +99,11 @@ dhlo_session::~dhlo_session() {
 void dhlo_session::seed(uint64_t value) noexcept {
   random_state[0] = static_cast<int64_t>(value);
   random_state[1] = 0;
+}
+
+void dhlo_session::copy_state(const dhlo_session& other) noexcept {
+  if (counters.state_bytes > 0) std::memcpy(state, other.state, static_cast<size_t>(counters.state_bytes));
+  std::copy_n(other.random_state, 2, random_state);
 }
 
 void dhlo_session::set_profile(bool on) {
@@ -109,10 +127,14 @@ void dhlo_session::trim() {
   counters.arena_bytes = counters.scratch_bytes = counters.output_bytes = 0;
 }
 
+int64_t dhlo_session::held_bytes() const noexcept {
+  return model->abi->constants_bytes + counters.state_bytes + counters.arena_bytes + counters.scratch_bytes +
+         counters.output_bytes + hook_bytes;
+}
+
 bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* what) noexcept {
   if (bytes <= block->bytes() && block->data() != nullptr) return true;
-  const int64_t others = counters.arena_bytes + counters.scratch_bytes + counters.output_bytes - block->bytes();
-  const int64_t budget = max_bytes - others;
+  const int64_t budget = max_bytes - (held_bytes() - block->bytes());
   if (bytes > budget) {
     record(DHLO_OUT_OF_MEMORY, [&] {
       return std::string(what) + ": " + std::to_string(bytes) + " bytes needed, but the session's cap of " +
@@ -120,13 +142,19 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
     });
     return false;
   }
-  const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), budget);
+  // Under a cap the first block is as large as it must be, so that a cap of what a plan says is enough, and later ones
+  // leave half of the room to others.
+  const bool capped = max_bytes != kNoCap;
+  const int64_t room = capped ? bytes + (block->data() != nullptr ? (budget - bytes) / 2 : 0) : budget;
+  const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), room);
   *held -= block->bytes();
   ++counters.growths;
   const bool ok = block->allocate(wanted, model->host_allocator()) ||
                   (wanted > bytes && block->allocate(bytes, model->host_allocator()));
   *held += block->bytes();
-  if (!ok)
+  if (!ok && block->misaligned())
+    record(DHLO_HOST, [&] { return what + (": " + kMisaligned); });
+  else if (!ok)
     record(DHLO_OUT_OF_MEMORY,
            [&] { return std::string(what) + ": no memory for " + std::to_string(bytes) + " bytes"; });
   return ok;
@@ -154,8 +182,22 @@ void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noex
     });
     return nullptr;
   }
-  if (output_fn != nullptr) {
-    void* data = output_fn(output_ctx, index, static_cast<int32_t>(value->dtype), out.rank, out.sizes);
+  counters.output_used += bytes;
+  if (options.output != nullptr) {
+    if (bytes > max_bytes - held_bytes()) {
+      record(DHLO_OUT_OF_MEMORY, [&] {
+        return dhlo::describe_value("output", index, value) + ": " + std::to_string(bytes) +
+               " bytes needed, but the session's cap of " + std::to_string(max_bytes) + " bytes leaves " +
+               std::to_string(std::max<int64_t>(max_bytes - held_bytes(), 0));
+      });
+      return nullptr;
+    }
+    void* data = dhlo::fenced(
+        [&] {
+          return options.output(options.output_ctx, index, static_cast<int32_t>(value->dtype), out.rank, out.sizes);
+        },
+        static_cast<void*>(nullptr));
+    hook_bytes += bytes;
     if (data != nullptr) return data;
     if (bytes == 0) return empty_block;
     record(DHLO_OUT_OF_MEMORY, [&] {
@@ -171,17 +213,23 @@ void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t ran
   auto* self = static_cast<dhlo_session*>(call);
   const dhlo_abi_model& abi = *self->model->abi;
   const int64_t elements = rank >= 0 && rank <= DHLO_ABI_MAX_RANK ? dhlo::count_elements(rank, sizes) : -1;
-  const bool negative = elements >= 0 && std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; });
-  if (index < 0 || index >= abi.num_outputs || elements < 0 || negative) {
+  if (index < 0 || index >= abi.num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK ||
+      std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; })) {
     self->record(DHLO_INTERNAL,
                  [&] { return "the model gave output " + std::to_string(index) + " an impossible size"; });
+    return nullptr;
+  }
+  if (elements < 0) {
+    self->record(DHLO_OUT_OF_MEMORY, [&] {
+      return dhlo::describe_value("output", index, &abi.outputs[index]) + ": its number of elements does not fit in 62 bits";
+    });
     return nullptr;
   }
   Output& out = self->outputs[static_cast<size_t>(index)];
   out.rank = static_cast<int32_t>(rank);
   std::copy_n(sizes, rank, out.sizes);
-  out.data =
-      self->place_output(index, out, elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype)));
+  const int64_t bytes = elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype));
+  out.data = self->place_output(index, out, bytes);
   out.produced = out.data != nullptr;
   return out.data;
 }
@@ -191,11 +239,11 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   auto* self = static_cast<dhlo_session*>(call);
   ++self->counters.launches;
   if (count <= 0) return 0;
+  self->scratch_asked = std::max(self->scratch_asked, scratch_bytes);
   if (scratch_bytes > self->scratch_stride) {
-    // Workers differ in the cache lines that they write.
-    const int64_t stride = dhlo::round_up(scratch_bytes, 128);
-    if (stride > kNoCap / self->num_threads - 64)
+    if (scratch_bytes > kNoCap / 2048)  // of at most 1024 threads
       return self->record(DHLO_OUT_OF_MEMORY, [] { return std::string("scratch: size overflows"); });
+    const int64_t stride = dhlo::scratch_stride(scratch_bytes);
     if (!self->grow(&self->scratch, stride * self->num_threads, &self->counters.scratch_bytes, "scratch")) {
       self->scratch_stride = 0;
       return self->failure;
@@ -210,9 +258,9 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   const int64_t chunks = std::min({count / grain, self->num_threads * kChunksPerThread, dhlo::Pool::kMaxChunks});
   if (chunks > 1) {
     const Launch work{fn, args, count, chunks, self->scratch.data(), self->scratch_stride};
-    if (self->model->parallel.run != nullptr) {
-      self->run_on_host(work);
-      return 0;
+    if (self->host_threads != nullptr) {
+      const char* wrong = self->host_threads->run(work, self->model->parallel);
+      return wrong == nullptr ? 0 : self->record(DHLO_HOST, [wrong] { return std::string(wrong); });
     }
     if (self->model->pool->run(work)) return 0;
   }
@@ -233,38 +281,63 @@ int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn,
   return status;
 }
 
-// One task a thread, so that the task's number can serve as the worker's; each claims chunks until none is left.
-void dhlo_session::run_on_host(const Launch& work) const {
-  struct Shared {
-    const Launch& launch;
-    std::atomic<int64_t> next{0};
-  } shared{work};
-  auto task = [](void* arg, int64_t worker) {
-    auto* s = static_cast<Shared*>(arg);
-    for (int64_t chunk = s->next++; chunk < s->launch.chunks; chunk = s->next++) s->launch.run_chunk(chunk, worker);
-  };
-  model->parallel.run(model->parallel.ctx, std::min(work.chunks, num_threads), task, &shared);
-}
-
 int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got) {
   auto* self = static_cast<dhlo_session*>(call);
   const dhlo_abi_model& abi = *self->model->abi;
   if (check < 0 || check >= abi.num_checks)
     return self->record(DHLO_INTERNAL, [] { return std::string("the model failed an unknown check"); });
-  return self->record(DHLO_CONTRACT, [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
+  return self->record(dhlo::check_status(abi.checks[check]),
+                      [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
+}
+
+// Memory that the run writes must be nobody else's: kernels read and write in any order. Throws Error.
+void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
+  const dhlo_abi_model& abi = *model->abi;
+  auto name = [&abi](const dhlo::Given& g) {
+    return dhlo::describe_value(g.output ? "output" : "input", g.index, &(g.output ? abi.outputs : abi.inputs)[g.index]);
+  };
+  given.clear();
+  for (int64_t i = 0; i < abi.num_inputs; ++i) {
+    given.push_back({{}, i, false, !updated.empty() && updated[static_cast<size_t>(i)]});
+    dhlo::Given& g = given.back();
+    dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &g.region);
+    if (g.written && g.region.folded)
+      throw Error(DHLO_INVALID_ARGUMENT,
+                  name(g) + " is updated by the model, but several of its elements share memory, by its strides");
+  }
+  for (int64_t i = 0; num_bound > 0 && i < abi.num_outputs; ++i) {
+    const Output& out = outputs[static_cast<size_t>(i)];
+    if (out.bound != nullptr) given.push_back({dhlo::whole_region(out.bound, out.capacity), i, true, true});
+  }
+  // In the order of their addresses, so that only neighbours are compared.
+  std::sort(given.begin(), given.end(),
+            [](const dhlo::Given& a, const dhlo::Given& b) { return a.region.begin < b.region.begin; });
+  for (size_t i = 0; i < given.size(); ++i) {
+    for (size_t j = i + 1; j < given.size() && given[j].region.begin < given[i].region.end; ++j) {
+      const dhlo::Given &a = given[i], &b = given[j];
+      if ((!a.written && !b.written) || !dhlo::share_bytes(a.region, b.region)) continue;
+      const dhlo::Given &written = a.written ? a : b, &other = a.written ? b : a;
+      throw Error(DHLO_INVALID_ARGUMENT, name(written) + " is written by the model, but shares memory with " +
+                                             name(other) + (other.written ? ", which is written, too" : ""));
+    }
+  }
 }
 
 dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
-  if (running.exchange(true, std::memory_order_acquire)) {
-    dhlo::set_last_error("session is in use by another thread; create one session a thread");
-    return DHLO_BUSY;
-  }
+  const dhlo::Claim claim(*this);
+  if (!claim) return DHLO_BUSY;
   failure = DHLO_OK;
   dhlo_status status = dhlo::guard(
       [&] {
         dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
         for (Output& out : outputs) out.produced = false;
-        counters.arena_used = 0;
+        counters.arena_used = counters.output_used = 0;
+        hook_bytes = scratch_asked = 0;
+        for (int64_t i = 0; i < num_inputs; ++i)
+          if (!dhlo::addressable(inputs[i], dhlo_dtype_bytes(inputs[i].dtype)))
+            throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", i, &model->abi->inputs[i]) +
+                                                   ": its strides reach beyond what can be addressed");
+        if (!updated.empty() || num_bound > 0) check_sharing(inputs);
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)
@@ -274,14 +347,16 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
       },
       [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
   if (status == DHLO_OK) status = failure;
+  counters.scratch_used = dhlo::scratch_stride(scratch_asked) * num_threads;
+  hook_bytes = 0;  // what the hook gave is the host's now
   if (status == DHLO_OK) {
     ++counters.runs;
     message.clear();
   } else {
     ++counters.failed_runs;
     for (Output& out : outputs) out.produced = false;
+    if (status == DHLO_OUT_OF_MEMORY) trim();  // what is held for other shapes may be what is missing for the next
   }
-  running.store(false, std::memory_order_release);
   return status;
 }
 

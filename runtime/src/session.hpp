@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "host_threads.hpp"
 #include "memory.hpp"
 #include "model.hpp"
+#include "overlap.hpp"
+#include "support.hpp"
 
 namespace dhlo {
 
@@ -21,6 +24,14 @@ struct Output {
   Block owned;
   void* bound = nullptr;
   int64_t capacity = 0;
+};
+
+// Memory that a run is given: of an input, or bound to an output.
+struct Given {
+  Region region;
+  int64_t index;
+  bool output;
+  bool written;
 };
 
 }  // namespace dhlo
@@ -36,7 +47,11 @@ struct dhlo_session : dhlo_abi_call {
   void set_profile(bool on);
   void reset_state();
   void seed(uint64_t value) noexcept;
+  // Takes over state and random generator of another session of the same model.
+  void copy_state(const dhlo_session& other) noexcept;
   void trim();
+  // All that counts against the cap.
+  int64_t held_bytes() const noexcept;
   // Makes `block` hold at least `bytes`, within the cap; false after recording an error.
   bool grow(dhlo::Block* block, int64_t bytes, int64_t* held, const char* what) noexcept;
   // Records an error, with the text that `make` returns, and returns `status`.
@@ -45,20 +60,25 @@ struct dhlo_session : dhlo_abi_call {
   const dhlo_abi_state& find_state(const char* name, int64_t bytes) const;
 
   dhlo_model* model;
-  dhlo_output_fn output_fn;
-  void* output_ctx;
-  int64_t max_bytes;
+  const dhlo_session_options options;
+  const int64_t max_bytes;
   std::vector<dhlo::Block> segments;
   dhlo::Block scratch;
   int64_t scratch_stride = 0;  // bytes of one worker's scratch
+  int64_t scratch_asked = 0;   // the most of it that the run in progress has asked for
   dhlo::Block state_block;
   std::vector<dhlo::Output> outputs;
+  int64_t num_bound = 0;    // outputs with memory of the caller
+  int64_t hook_bytes = 0;   // outputs that the output hook gave memory for in the run in progress
+  std::vector<bool> updated;          // by input; empty if none is
+  std::vector<dhlo::Given> given;     // of the run in progress
+  std::unique_ptr<dhlo::HostThreads> host_threads;  // null without the host's own
   std::vector<dhlo_launch_profile> profile;
   dhlo_counters counters{};
   int64_t random_state[2] = {};
   dhlo_status failure = DHLO_OK;  // of the run in progress
-  std::string message;
-  std::atomic<bool> running{false};
+  mutable std::string message;
+  mutable std::atomic<bool> running{false};
 
  private:
   static void* serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes);
@@ -69,5 +89,30 @@ struct dhlo_session : dhlo_abi_call {
                                        int64_t grain, int64_t scratch_bytes, int64_t launch);
   static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
-  void run_on_host(const dhlo::Launch& launch) const;
+  void check_sharing(const dhlo_tensor* inputs);
 };
+
+namespace dhlo {
+
+extern const char* const kBusy;
+
+// Keeps a session to one call at a time; the refused one's text is in dhlo_last_error().
+class Claim {
+ public:
+  explicit Claim(const dhlo_session& session)
+      : session_(session), held_(!session.running.exchange(true, std::memory_order_acquire)) {
+    if (!held_) set_last_error(kBusy);
+  }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  ~Claim() {
+    if (held_) session_.running.store(false, std::memory_order_release);
+  }
+  explicit operator bool() const { return held_; }
+
+ private:
+  const dhlo_session& session_;
+  const bool held_;
+};
+
+}  // namespace dhlo

@@ -5,14 +5,21 @@
 #include <memory>
 
 #include "session.hpp"
+#include "snapshot.hpp"
 #include "support.hpp"
 
 using dhlo::Error;
 
 namespace {
 
+// Runs `body` while nobody else uses the session; its text goes to the session, that of a refusal to the thread.
 template <class Body>
-dhlo_status guard_session(dhlo_session* session, Body&& body) noexcept {
+dhlo_status guard_session(const char* function, const dhlo_session* session, Body&& body) noexcept {
+  if (session == nullptr)
+    return dhlo::guard([&] { throw Error(DHLO_INVALID_ARGUMENT, std::string(function) + ": session is null"); },
+                       dhlo::set_last_error);
+  const dhlo::Claim claim(*session);
+  if (!claim) return DHLO_BUSY;
   return dhlo::guard(body, [session](const char* text) {
     try {
       session->message = text;
@@ -22,6 +29,10 @@ dhlo_status guard_session(dhlo_session* session, Body&& body) noexcept {
   });
 }
 
+void need(const void* pointer, const char* what) {
+  if (pointer == nullptr) throw Error(DHLO_INVALID_ARGUMENT, std::string(what) + " is null");
+}
+
 dhlo::Output& find_output(dhlo_session* session, int64_t index) {
   if (index < 0 || index >= session->model->abi->num_outputs)
     throw Error(DHLO_INVALID_ARGUMENT,
@@ -29,53 +40,83 @@ dhlo::Output& find_output(dhlo_session* session, int64_t index) {
   return session->outputs[static_cast<size_t>(index)];
 }
 
+dhlo_session_options read_options(const dhlo_session_options* given) {
+  dhlo_session_options options;
+  dhlo_session_options_init(&options);
+  if (given == nullptr) return options;
+  if (given->struct_bytes < offsetof(dhlo_session_options, output))
+    throw Error(DHLO_INVALID_ARGUMENT, "session options: struct_bytes is not set; use dhlo_session_options_init");
+  std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
+  if (options.max_bytes < 0)
+    throw Error(DHLO_INVALID_ARGUMENT,
+                "session options: max_bytes: expected 0 (no cap) or more, got " + std::to_string(options.max_bytes));
+  return options;
+}
+
 }  // namespace
 
 void dhlo_session_options_init(dhlo_session_options* options) {
+  if (options == nullptr) return;
   *options = dhlo_session_options{};
   options->struct_bytes = sizeof *options;
 }
 
-dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* given, dhlo_session** out) {
+dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* options, dhlo_session** out) {
   return dhlo::guard(
       [&] {
-        if (model == nullptr || out == nullptr)
-          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_session_create: model or out is null");
-        dhlo_session_options options;
-        dhlo_session_options_init(&options);
-        if (given != nullptr) {
-          if (given->struct_bytes < offsetof(dhlo_session_options, output))
-            throw Error(DHLO_INVALID_ARGUMENT,
-                        "session options: struct_bytes is not set; use dhlo_session_options_init");
-          std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
-        }
-        *out = std::make_unique<dhlo_session>(model, options).release();
+        need(model, "dhlo_session_create: model");
+        need(out, "dhlo_session_create: out");
+        *out = std::make_unique<dhlo_session>(model, read_options(options)).release();
+      },
+      dhlo::set_last_error);
+}
+
+dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_options* options, dhlo_session** out) {
+  return dhlo::guard(
+      [&] {
+        need(session, "dhlo_session_copy: session");
+        need(out, "dhlo_session_copy: out");
+        const dhlo::Claim claim(*session);
+        if (!claim) throw Error(DHLO_BUSY, dhlo::kBusy);
+        auto copy = std::make_unique<dhlo_session>(session->model,
+                                                   options != nullptr ? read_options(options) : session->options);
+        copy->copy_state(*session);
+        *out = copy.release();
       },
       dhlo::set_last_error);
 }
 
 void dhlo_session_destroy(dhlo_session* session) { delete session; }
 
-dhlo_model* dhlo_session_model(const dhlo_session* session) { return session->model; }
+dhlo_model* dhlo_session_model(const dhlo_session* session) { return session != nullptr ? session->model : nullptr; }
 
-const char* dhlo_session_error(const dhlo_session* session) { return session->message.c_str(); }
+const char* dhlo_session_error(const dhlo_session* session) {
+  return session != nullptr ? session->message.c_str() : "";
+}
 
 dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs) {
-  return session->run(inputs, num_inputs);
+  if (session != nullptr) return session->run(inputs, num_inputs);
+  dhlo::set_last_error("dhlo_session_run: session is null");
+  return DHLO_INVALID_ARGUMENT;
 }
 
 dhlo_status dhlo_session_bind_output(dhlo_session* session, int64_t index, void* data, int64_t capacity) {
-  return guard_session(session, [&] {
+  return guard_session("dhlo_session_bind_output", session, [&] {
     dhlo::Output& output = find_output(session, index);
     if (data != nullptr && capacity < 0)
       throw Error(DHLO_INVALID_ARGUMENT, "output " + std::to_string(index) + ": capacity is negative");
+    if (data != nullptr && reinterpret_cast<uintptr_t>(data) > UINTPTR_MAX - static_cast<uintptr_t>(capacity))
+      throw Error(DHLO_INVALID_ARGUMENT,
+                  "output " + std::to_string(index) + ": its memory reaches beyond what can be addressed");
+    session->num_bound += (data != nullptr) - (output.bound != nullptr);
     output.bound = data;
     output.capacity = data != nullptr ? capacity : 0;
   });
 }
 
 dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tensor* out) {
-  return guard_session(session, [&] {
+  return guard_session("dhlo_session_output", session, [&] {
+    need(out, "out");
     const dhlo::Output& output = find_output(session, index);
     if (!output.produced)
       throw Error(DHLO_INVALID_ARGUMENT, "output " + std::to_string(index) + ": there is no successful last run");
@@ -85,32 +126,62 @@ dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tenso
 }
 
 dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, void* data, int64_t bytes) {
-  return guard_session(session, [&] {
+  return guard_session("dhlo_session_read_state", session, [&] {
     const dhlo_abi_state& state = session->find_state(name, bytes);
-    if (bytes > 0) std::memcpy(data, session->state + state.offset, static_cast<size_t>(bytes));
+    if (bytes == 0) return;
+    need(data, "data");
+    std::memcpy(data, session->state + state.offset, static_cast<size_t>(bytes));
   });
 }
 
 dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, const void* data, int64_t bytes) {
-  return guard_session(session, [&] {
+  return guard_session("dhlo_session_write_state", session, [&] {
     const dhlo_abi_state& state = session->find_state(name, bytes);
-    if (bytes > 0) std::memcpy(session->state + state.offset, data, static_cast<size_t>(bytes));
+    if (bytes == 0) return;
+    need(data, "data");
+    std::memcpy(session->state + state.offset, data, static_cast<size_t>(bytes));
   });
 }
 
-void dhlo_session_reset_state(dhlo_session* session) { session->reset_state(); }
-
-void dhlo_session_seed(dhlo_session* session, uint64_t seed) { session->seed(seed); }
-
-void dhlo_session_trim(dhlo_session* session) {
-  for (dhlo::Output& output : session->outputs) output.produced = false;
-  session->trim();
+dhlo_status dhlo_session_reset_state(dhlo_session* session) {
+  return guard_session("dhlo_session_reset_state", session, [&] { session->reset_state(); });
 }
 
-void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out) { *out = session->counters; }
+int64_t dhlo_session_snapshot_bytes(const dhlo_session* session) {
+  return session != nullptr ? dhlo::snapshot_bytes(*session->model->abi) : 0;
+}
+
+dhlo_status dhlo_session_snapshot(const dhlo_session* session, void* data, int64_t bytes) {
+  return guard_session("dhlo_session_snapshot", session, [&] {
+    need(data, "data");
+    dhlo::write_snapshot(*session, data, bytes);
+  });
+}
+
+dhlo_status dhlo_session_restore(dhlo_session* session, const void* data, int64_t bytes) {
+  return guard_session("dhlo_session_restore", session, [&] {
+    need(data, "data");
+    dhlo::read_snapshot(session, data, bytes);
+  });
+}
+
+dhlo_status dhlo_session_seed(dhlo_session* session, uint64_t seed) {
+  return guard_session("dhlo_session_seed", session, [&] { session->seed(seed); });
+}
+
+dhlo_status dhlo_session_trim(dhlo_session* session) {
+  return guard_session("dhlo_session_trim", session, [&] {
+    for (dhlo::Output& output : session->outputs) output.produced = false;
+    session->trim();
+  });
+}
+
+void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out) {
+  if (out != nullptr) *out = session != nullptr ? session->counters : dhlo_counters{};
+}
 
 dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
-  return guard_session(session, [&] {
+  return guard_session("dhlo_session_set_profile", session, [&] {
     if (mode < 0 || mode > 2)
       throw Error(DHLO_INVALID_ARGUMENT, "profile mode: expected 0, 1 or 2, got " + std::to_string(mode));
     session->set_profile(mode != 0);
@@ -119,8 +190,12 @@ dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
 }
 
 dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out) {
-  if (launch < 0 || launch >= session->model->abi->num_launches) return DHLO_INVALID_ARGUMENT;
-  const bool measured = static_cast<size_t>(launch) < session->profile.size();
-  *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
-  return DHLO_OK;
+  return guard_session("dhlo_session_profile", session, [&] {
+    need(out, "out");
+    if (launch < 0 || launch >= session->model->abi->num_launches)
+      throw Error(DHLO_INVALID_ARGUMENT, "launch " + std::to_string(launch) + ": the model has " +
+                                             std::to_string(session->model->abi->num_launches));
+    const bool measured = static_cast<size_t>(launch) < session->profile.size();
+    *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
+  });
 }

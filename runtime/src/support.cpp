@@ -1,8 +1,6 @@
 // Errors inside the runtime, their text for the caller, and the helpers of the C interface that need no model.
 #include "support.hpp"
 
-#include <cstring>
-
 namespace dhlo {
 namespace {
 
@@ -28,11 +26,12 @@ void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t 
   if (!is_dtype(input.dtype)) fail("unknown dtype code " + std::to_string(input.dtype));
   if (input.rank > 0 && input.sizes == nullptr) fail("sizes are missing");
   for (int32_t dim = 0; dim < input.rank; ++dim)
-    if (input.sizes[dim] < 0)
-      fail("size " + std::to_string(input.sizes[dim]) + " of dim " + std::to_string(dim) + " is negative");
+    if (static_cast<uint64_t>(input.sizes[dim]) > static_cast<uint64_t>(DHLO_ABI_MAX_DIM))
+      fail("size " + std::to_string(input.sizes[dim]) + " of dim " + std::to_string(dim) +
+           (input.sizes[dim] < 0 ? " is negative" : " is above the largest possible, 2^48 - 1"));
   const int64_t elements = count_elements(input.rank, input.sizes);
   if (elements < 0) fail("its number of elements does not fit in 62 bits");
-  if (input.data == nullptr && elements != 0 && (need_data || input.rank == 0))
+  if (input.data == nullptr && elements != 0 && need_data)
     fail("data is null, but the tensor has " + std::to_string(elements) + " element(s)");
 }
 
@@ -96,8 +95,9 @@ uint32_t dhlo_runtime_abi_version(void) { return DHLO_ABI_VERSION; }
 
 const char* dhlo_status_name(dhlo_status status) {
   static const char* const names[] = {"ok",     "invalid argument", "contract", "out of memory", "input/output",
-                                      "format", "version",          "cpu",      "busy",          "internal"};
-  return status >= 0 && status <= DHLO_INTERNAL ? names[status] : "unknown";
+                                      "format", "version",          "cpu",      "busy",          "internal",
+                                      "host",   "untrusted"};
+  return status >= 0 && status <= DHLO_UNTRUSTED ? names[status] : "unknown";
 }
 
 int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].bytes : 0; }
@@ -105,22 +105,3 @@ int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::k
 const char* dhlo_dtype_name(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].name : "unknown"; }
 
 const char* dhlo_last_error(void) { return dhlo::last_error.c_str(); }
-
-uint64_t dhlo_hash64(const void* data, uint64_t bytes) {
-  const auto* p = static_cast<const unsigned char*>(data);
-  uint64_t hash = 0xcbf29ce484222325ull, word = 0;
-  auto mix = [&hash](uint64_t w) {
-    hash = (hash ^ w) * 0x100000001b3ull;
-    hash ^= hash >> 32;
-  };
-  for (; bytes >= 8; bytes -= 8, p += 8) {
-    std::memcpy(&word, p, 8);
-    mix(word);
-  }
-  if (bytes > 0) {
-    word = 0;
-    std::memcpy(&word, p, bytes);
-    mix(word);
-  }
-  return hash;
-}

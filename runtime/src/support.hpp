@@ -29,6 +29,10 @@ void set_last_error(const char* text) noexcept;
 
 // Message of a failed check: its text, then the numbers as its kind says.
 std::string describe_check(const dhlo_abi_check& check, int64_t expected, int64_t got);
+// Whether it is the caller who broke the contract, or the machine that is too small.
+inline dhlo_status check_status(const dhlo_abi_check& check) {
+  return check.kind == DHLO_CHECK_SIZE ? DHLO_OUT_OF_MEMORY : DHLO_CONTRACT;
+}
 
 // "input 1 'mask'"; the name is left out where the model gives none.
 std::string describe_value(const char* what, int64_t index, const dhlo_abi_value* value);
@@ -36,11 +40,13 @@ std::string describe_value(const char* what, int64_t index, const dhlo_abi_value
 // Elements of a tensor with non-negative sizes; -1 if the count does not fit in 62 bits.
 int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept;
 
-// Checks what compiled code takes for granted: count, ranks, sizes, data. `need_data` is false for plans, where only
-// rank 0 must have data. Throws Error.
+// Checks what compiled code takes for granted: count, ranks, sizes, and data if `need_data`. Throws Error.
 void check_inputs(const dhlo_abi_model& model, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Bytes between the scratch of one worker and of the next: they differ in the cache lines that they write.
+inline int64_t scratch_stride(int64_t scratch_bytes) { return round_up(scratch_bytes, 128); }
 
 // Runs `body`, turning exceptions into a status; `record` receives the text.
 template <class Body, class Record>
@@ -57,6 +63,20 @@ dhlo_status guard(Body&& body, Record&& record) noexcept {
   } catch (const std::exception& error) {
     record(error.what());
     return DHLO_INTERNAL;
+  } catch (...) {
+    record("an exception of unknown type");
+    return DHLO_INTERNAL;
+  }
+}
+
+// Calls into the host, whose exceptions must not come further than this: `failed` stands for the result of a hook that
+// throws.
+template <class Hook, class Result>
+Result fenced(Hook&& hook, Result failed) noexcept {
+  try {
+    return hook();
+  } catch (...) {
+    return failed;
   }
 }
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dhlo.codegen.abi import append_trailer
+from dhlo.model_file import write_model_file
 
 ROOT = Path(__file__).resolve().parents[2]
+TOY_METADATA = '{"toy": true}'
 TOY_CONSTANTS = struct.pack("<4fq", 1, 2, 3, 4, 0)
 
 BuildToy = Callable[..., Path]
@@ -48,7 +49,8 @@ def build_toy(build_elf: Callable[..., Path], tmp_path_factory: pytest.TempPathF
         count += 1
         path = directory / f"toy{count}.so"
         elf = build_elf(*defines, *(["TOY_ADD_ONE"] if add_one else []))
-        append_trailer(elf, [] if add_one else [TOY_CONSTANTS], path)
+        features = next((d.split("=")[1].strip('"') for d in defines if d.startswith("TOY_CPU_FEATURES=")), "")
+        write_model_file(path, elf.read_bytes(), [] if add_one else [TOY_CONSTANTS], TOY_METADATA, features)
         return path
 
     return build

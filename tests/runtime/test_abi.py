@@ -1,16 +1,15 @@
 """`codegen/abi.py` mirrors `abi.h`: the C compiler's offsets, sizes and enum values against Python's."""
 
+import hashlib
+import random
 import re
-import struct
 import subprocess
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typing_extensions import Buffer
 
-from dhlo import _runtime
+from dhlo import _runtime, container
 from dhlo.codegen import abi
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,12 +47,18 @@ def test_offsets_enums_and_constants(tmp_path: Path) -> None:
         "DHLO_PLAN_FIELDS": abi.PLAN_FIELDS,
         "DHLO_TRAILER_MAGIC": abi.TRAILER_MAGIC,
         "DHLO_DTYPE_COUNT": len(abi.DTYPES),
-        "sizeof(dhlo_trailer)": abi.TRAILER_BYTES,
+        "DHLO_FILE_FORMAT": container.FILE_FORMAT,
+        "DHLO_SECTION_ALIGN": container.SECTION_ALIGN,
+        "DHLO_DIGEST_PIECE": container.PIECE,
+        "DHLO_MAX_SECTIONS": container.MAX_SECTIONS,
+        "sizeof(dhlo_section)": container.SECTION_BYTES,
+        "sizeof(dhlo_trailer)": container.TRAILER_BYTES,
     }
     for name, (fields, size) in STRUCTS.items():
         expected[f"sizeof({name})"] = size
         expected.update({f"offsetof({name}, {field})": offset for field, offset in fields.items()})
     expected.update({f"DHLO_{DTYPE_ENUM[name]}": code for name, code in abi.DTYPES.items()})
+    expected.update({f"DHLO_SECTION_{name.upper()}": code for name, code in abi.SECTION.items()})
     expected.update({f"DHLO_CHECK_{name.upper()}": code for name, code in abi.CHECK_KIND.items()})
     assert evaluate(list(expected), tmp_path) == expected
 
@@ -77,27 +82,28 @@ def test_dtype_sizes_agree_with_the_models_view(build_toy: Callable[..., Path]) 
     assert [v["dtype"] for v in model.inputs] == ["float32", "int64"]
 
 
-def reference_hash(data: bytes) -> int:
-    value = 0xCBF29CE484222325
-    for (word,) in struct.iter_unpack("<Q", data + bytes(-len(data) % 8)):
-        value = (value ^ word) * 0x100000001B3 % 2**64
-        value ^= value >> 32
-    return value
+@pytest.mark.parametrize("portable", [False, True])
+def test_sha256_is_the_librarys(portable: bool) -> None:
+    generator = random.Random(0)
+    for length in [*range(200), 1000, 4095, 4096, 4097, 1 << 16, (1 << 20) + 13]:
+        data = generator.randbytes(length)
+        assert _runtime.sha256(data, portable) == hashlib.sha256(data).digest(), length
+        assert _runtime.sha256(memoryview(data)[length // 3 :], portable) == hashlib.sha256(data[length // 3 :]).digest()
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 64, 1001])
-def test_hash_is_the_documented_one(length: int) -> None:
-    data = bytes(i * 37 % 251 for i in range(length))
-    assert _runtime.hash64(data) == reference_hash(data)
-
-
-def test_trailer(tmp_path: Path) -> None:
-    pieces: list[Buffer] = [b"abc", bytearray(5000), memoryview(bytes(range(256))), array("f", [1, 2, 3])]
-    out = tmp_path / "m.so"
-    abi.append_trailer(b"code" * 10, pieces, out)
-    data, blob = out.read_bytes(), b"".join(bytes(p) for p in pieces)
-    trailer = struct.unpack(abi.TRAILER_FORMAT, data[-abi.TRAILER_BYTES :])
-    hashes = (reference_hash(b"code" * 10), reference_hash(blob))
-    assert trailer == (abi.TRAILER_MAGIC, abi.ABI_VERSION, 0, len(data), 40, 4096, len(blob), *hashes)
-    assert data[4096 : 4096 + len(blob)] == blob
-    assert [p.name for p in tmp_path.iterdir()] == ["m.so"]
+@pytest.mark.parametrize("length", [0, 1, 63, 1 << 20, (1 << 20) + 1, 2 << 20, (3 << 20) + 77, 4 << 20])
+def test_section_digest_is_the_documented_one(length: int, tmp_path: Path) -> None:
+    data = random.Random(length).randbytes(length)
+    pieces = [hashlib.sha256(data[at : at + (1 << 20)]).digest() for at in range(0, length, 1 << 20)]
+    expected = hashlib.sha256(b"".join(pieces)).digest()
+    assert _runtime.section_digest(data) == expected
+    path = tmp_path / "data"
+    path.write_bytes(b"12345" + data)
+    memory = bytearray(length)
+    with path.open("rb") as file:
+        assert _runtime.read_section(file.fileno(), 5, memory) == expected
+        assert memory == data
+        with pytest.raises(OSError, match="shorter"):
+            _runtime.read_section(file.fileno(), 5, bytearray(length + 1))
+        with pytest.raises((TypeError, BufferError)):
+            _runtime.read_section(file.fileno(), 5, bytes(length))

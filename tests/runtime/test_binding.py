@@ -139,6 +139,23 @@ def test_cap(toy: _runtime.Model) -> None:
     assert session.counters["failed_runs"] == 1
 
 
+def test_a_cap_counts_what_a_plan_counts(toy: _runtime.Model) -> None:
+    """The figures of a run in a fresh session are enough for a cap."""
+    x = torch.randn(20_000, 4)
+    free = _runtime.Session(toy)
+    free(x, 0)
+    c = free.counters
+    assert c["output_used"] == x.numel() * 4 + int((x > 0).sum()) * 4 + 8 and c["state_bytes"] == 16
+    need = c["arena_used"] + c["scratch_used"] + c["output_used"] + c["state_bytes"] + toy.constants_bytes
+    session = _runtime.Session(toy, max_bytes=need)
+    for _ in range(3):
+        assert torch.equal(session(x, 0)[0], 2 * x + BIAS)
+    session = _runtime.Session(toy, max_bytes=need - 1)
+    with pytest.raises(MemoryError, match="cap of"):
+        session(x, 0)
+    assert torch.equal(session(x[:5], 0)[0], 2 * x[:5] + BIAS)
+
+
 def test_memory_settles_under_random_shapes(session: _runtime.Session) -> None:
     generator = np.random.default_rng(0)
     for _ in range(300):
@@ -155,6 +172,11 @@ def test_plan(toy: _runtime.Model) -> None:
     expected = {
         "outputs": [("float32", (5, 4)), ("float32", None), ("int64", ())],
         "arena_bytes": 5 * 16 + 64 * 64 * 8,
+        "scratch_bytes": 128 * toy.num_threads,
+        "output_bytes": 5 * 16 + 8,
+        "state_bytes": 16,
+        "constants_bytes": 24,
+        "total_bytes": 5 * 16 + 64 * 64 * 8 + 128 * toy.num_threads + 5 * 16 + 8 + 16,
         "peak_live_bytes": 80,
         "data_dependent": True,
         "num_launches": 2,
@@ -277,7 +299,7 @@ def test_fork(one: _runtime.Model) -> None:
 
 def test_num_threads(build_toy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = build_toy()
-    assert _runtime.Model.from_file(path).num_threads == len(os.sched_getaffinity(0))
+    assert 1 <= _runtime.Model.from_file(path).num_threads <= len(os.sched_getaffinity(0))  # less under a quota
     assert _runtime.Model.from_file(path, num_threads=3).num_threads == 3
     monkeypatch.setenv("DHLO_NUM_THREADS", "2")
     assert _runtime.Model.from_file(path, num_threads=3).num_threads == 2

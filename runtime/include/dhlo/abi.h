@@ -16,11 +16,12 @@ extern "C" {
 #endif
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
-/* 2 added dhlo_abi_call.random and l2_bytes, and dhlo_abi_model.updated; a version-1 model may end before them. A model states the oldest
- * version that has what it needs. */
-#define DHLO_ABI_VERSION 2u
+/* The only version that this runtime hosts: a model of another one is to be compiled again. */
+#define DHLO_ABI_VERSION 3u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
+/* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it. */
+#define DHLO_ABI_MAX_DIM ((int64_t)0xffffffffffff)
 
 /* Element types. Values are stored in files: append only. */
 typedef enum dhlo_dtype {
@@ -59,7 +60,7 @@ struct dhlo_abi_call {
   /* Data of the constant blob and of this session's mutable state. */
   const uint8_t* constants;
   uint8_t* state;
-  int64_t num_threads;
+  int64_t num_threads; /* 1 to 1024 */
   /* At least `bytes` of arena segment `segment` (segments differ where sizes become known only as the program runs).
    * Contents are undefined; NULL on failure. */
   void* (*arena)(dhlo_abi_call* call, int64_t segment, int64_t bytes);
@@ -73,9 +74,18 @@ struct dhlo_abi_call {
   /* The session's source of random numbers: [0] is its seed, [1] counts the draws since it was seeded. Code takes the
    * count as the number of its draw and adds 1. */
   int64_t* random;
-  /* Second-level cache of one core of this machine, for the blocking of products. */
+  /* Second-level cache of one core of this machine, for the blocking of products: 128 KiB to 64 MiB. */
   int64_t l2_bytes;
+  /* NULL in a run. In a call that plans, an array of DHLO_PLAN_FIELDS zeros, and services that only count: addresses that they
+   * return are not NULL and point to nothing. Code then touches no memory but constants, and numbers that are inputs of rank
+   * 0, whose data may be NULL. It goes the way of a run, but
+   *  - first it calls `output` also for all outputs whose sizes the inputs tell, and sets plan[0] to a lower bound of the arena:
+   *    what is alive at once;
+   *  - where the way depends on data it sets plan[1] to 1, and counts both branches and one turn of a loop;
+   *  - where a size depends on data it sets plan[1] to 1 and returns 0. */
+  int64_t* plan;
 };
+#define DHLO_PLAN_FIELDS 2
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
  * the two numbers as the kind says. */
@@ -86,7 +96,8 @@ typedef enum dhlo_check_kind {
   DHLO_CHECK_MIN = 3,    /* got < expected */
   DHLO_CHECK_MAX = 4,    /* got > expected */
   DHLO_CHECK_ASSERT = 5, /* a condition that does not hold; numbers mean nothing */
-  DHLO_CHECK_INDEX = 6   /* an index out of range: got the index, expected the size */
+  DHLO_CHECK_INDEX = 6,  /* an index out of range: got the index, expected the size */
+  DHLO_CHECK_SIZE = 7    /* a size that doesn't fit; numbers mean nothing. No contract: the call is out of memory */
 } dhlo_check_kind;
 typedef struct dhlo_abi_check {
   int64_t kind;
@@ -109,12 +120,7 @@ typedef struct dhlo_abi_state {
   int64_t offset, bytes, init_offset;
 } dhlo_abi_state;
 
-/* plan: evaluates sizes for given inputs without running. Calls call->output for every output whose size is known before
- * running (returned pointers are ignored) and writes plan[0] = arena bytes, plan[1] = peak-live lower bound of the arena,
- * plan[2] = 1 if some sizes depend on data and are not counted, plan[3] = number of launches. */
-#define DHLO_PLAN_FIELDS 4
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
-typedef int32_t (*dhlo_abi_plan)(dhlo_abi_call* call, const dhlo_tensor* inputs, int64_t* plan);
 
 typedef struct dhlo_abi_model {
   uint64_t magic;
@@ -138,35 +144,57 @@ typedef struct dhlo_abi_model {
   int64_t constants_bytes;
   int64_t num_segments; /* arena segments */
   dhlo_abi_run run;
-  dhlo_abi_plan plan;
   int64_t num_updated;
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
 } dhlo_abi_model;
 
-/* A model file is an ELF shared object followed by padding to a page, the constant blob, and this trailer as its last bytes.
- * The trailer is checked before anything is mapped for execution, so that a cut-off or foreign file is refused.
+/* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code, an ELF
+ * shared object, so that tools take the file for one. Sections follow each other in the table's order; before each and before the
+ * table there are fewer than DHLO_SECTION_ALIGN zero bytes. Numbers are little-endian.
  *
- * dhlo_hash64 is FNV-1a over little-endian 64-bit words (the tail zero-padded) with a fold, for speed and so that high bits
- * reach low ones: h = 0xcbf29ce484222325; for each word w: h = (h ^ w) * 0x100000001b3, h ^= h >> 32. */
+ * The digest of a section is the SHA-256 of the SHA-256 digests of its pieces of DHLO_DIGEST_PIECE bytes (the last may be
+ * shorter; no bytes, no pieces), so that pieces can be hashed in parallel. The trailer has the SHA-256 of the table, so the SHA-256
+ * of the trailer, the file's digest, stands for the whole file: it is what a signature signs. The runtime verifies all of
+ * it before it maps any code. dhlo/container.py reads and writes the same; the compiler's cache uses it with sections and a
+ * magic of its own. */
 #define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
+#define DHLO_FILE_FORMAT 3u
+#define DHLO_SECTION_ALIGN 64
+#define DHLO_DIGEST_PIECE (1 << 20)
+#define DHLO_MAX_SECTIONS 256
+
+/* A model file has each of these once. Values are stored in files: append only. */
+typedef enum dhlo_section_kind {
+  DHLO_SECTION_CODE = 1,
+  DHLO_SECTION_CONSTANTS = 2,
+  DHLO_SECTION_METADATA = 3, /* dhlo_abi_model.metadata, without a zero at the end */
+  DHLO_SECTION_FEATURES = 4  /* dhlo_abi_model.cpu_features, likewise; tested before the code is loaded */
+} dhlo_section_kind;
+
+typedef struct dhlo_section {
+  uint32_t kind;
+  uint32_t reserved; /* 0 */
+  uint64_t offset;
+  uint64_t bytes;
+  uint8_t digest[32];
+} dhlo_section;
+
 typedef struct dhlo_trailer {
   uint64_t magic;
-  uint32_t version; /* dhlo_abi_model.version */
-  uint32_t reserved;
-  uint64_t file_bytes; /* whole file, trailer included */
-  uint64_t code_bytes; /* ELF part */
-  uint64_t constants_offset;
-  uint64_t constants_bytes;
-  uint64_t code_hash;      /* dhlo_hash64 of the ELF part */
-  uint64_t constants_hash; /* dhlo_hash64 of the blob */
+  uint32_t format;
+  uint32_t abi;          /* dhlo_abi_model.version */
+  uint64_t file_bytes;   /* whole file, trailer included */
+  uint64_t table_offset; /* the table ends where the trailer begins */
+  uint8_t table_digest[32];
 } dhlo_trailer;
 
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
-static_assert(sizeof(dhlo_abi_call) == 72, "dhlo_abi_call");
+static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
-static_assert(sizeof(dhlo_abi_model) == 184, "dhlo_abi_model");
+static_assert(sizeof(dhlo_abi_model) == 176, "dhlo_abi_model");
+static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }
 #endif

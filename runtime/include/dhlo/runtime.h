@@ -2,6 +2,8 @@
  *
  * Conventions
  *   - Functions that can fail return dhlo_status; DHLO_OK is 0. Nothing throws, aborts or prints.
+ *   - A null model, session or `out` is refused with DHLO_INVALID_ARGUMENT; getters give 0, "" or NULL for it.
+ *   - Exceptions of the host's hooks go no further than the runtime, which takes them for the hook's failure.
  *   - After a failure the text is in dhlo_last_error() (model-level functions; per thread) or in
  *     dhlo_session_error() (session functions; per session). A failed call leaves the session usable.
  *   - Every `out` argument is written on success only, unless said otherwise.
@@ -38,10 +40,12 @@ enum {
   DHLO_OUT_OF_MEMORY = 3,    /* the allocator failed or the session's cap would be exceeded */
   DHLO_IO = 4,               /* the file cannot be opened or read */
   DHLO_FORMAT = 5,           /* not a model file, cut off, or damaged */
-  DHLO_VERSION = 6,          /* made by a newer compiler than this runtime reads */
+  DHLO_VERSION = 6,          /* made by a newer or older compiler than this runtime reads */
   DHLO_CPU = 7,              /* this processor lacks something that the code needs */
   DHLO_BUSY = 8,             /* the session is in use by another thread */
-  DHLO_INTERNAL = 9          /* compiled code or runtime broke its own rules */
+  DHLO_INTERNAL = 9,         /* compiled code or runtime broke its own rules */
+  DHLO_HOST = 10,            /* a hook of the host failed or didn't do what it must */
+  DHLO_UNTRUSTED = 11        /* the host's authorize function refused the file */
 };
 
 /* Immutable code and constants. Reference counted; every function may be called from any number of threads at once.
@@ -49,15 +53,15 @@ enum {
 typedef struct dhlo_model dhlo_model;
 
 /* What one caller needs to run a model: arena, scratch, mutable state, outputs. Owned by whoever created it. Must not
- * be used by two threads at once: a second concurrent run is refused with DHLO_BUSY, other functions are not guarded.
- */
+ * be used by two threads at once: while a call is in progress on it others are refused with DHLO_BUSY, those of hooks
+ * that it calls included. dhlo_session_error and dhlo_session_counters are not guarded. */
 typedef struct dhlo_session dhlo_session;
 
 /* ---- helpers ------------------------------------------------------------------------------------------------------- */
 
 /* (major << 16) | (minor << 8) | patch of the library in use. */
 DHLO_API uint32_t dhlo_runtime_version(void);
-/* Newest model format (DHLO_ABI_VERSION) that the library in use reads. */
+/* The ABI (DHLO_ABI_VERSION) that the library in use hosts: it loads models made for this one only. */
 DHLO_API uint32_t dhlo_runtime_abi_version(void);
 /* Name of a status, e.g. "contract". Never NULL; static. */
 DHLO_API const char* dhlo_status_name(dhlo_status status);
@@ -65,8 +69,6 @@ DHLO_API const char* dhlo_status_name(dhlo_status status);
 DHLO_API int64_t dhlo_dtype_bytes(int32_t dtype);
 /* Name as PyTorch spells it ("float32"); "unknown" for an unknown dtype. Static. */
 DHLO_API const char* dhlo_dtype_name(int32_t dtype);
-/* The hash of dhlo_trailer over `bytes` bytes. */
-DHLO_API uint64_t dhlo_hash64(const void* data, uint64_t bytes);
 /* 1 if this processor and its operating system support the feature (LLVM's spelling), 0 if not or if the name is
  * unknown. */
 DHLO_API int32_t dhlo_cpu_supports(const char* feature);
@@ -77,42 +79,57 @@ DHLO_API const char* dhlo_last_error(void);
 /* ---- hooks --------------------------------------------------------------------------------------------------------- */
 
 /* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which are mapped). Must be
- * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL. Copied into the model; `ctx`
- * must outlive it. */
+ * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is given
+ * back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
 typedef struct dhlo_allocator {
   void* ctx;
   void* (*alloc)(void* ctx, size_t bytes, size_t alignment);
   void (*free)(void* ctx, void* data, size_t bytes, size_t alignment);
 } dhlo_allocator;
 
-/* The host's own threads. `run` must call fn(arg, task) exactly once for every task in [0, tasks) and return when all
- * have returned; tasks may run in any order, at once or one by one. tasks <= num_threads. Must be thread-safe if
- * sessions run on several threads. Copied into the model; `ctx` must outlive it. */
+/* The host's own threads. `run` must call fn(arg, task) once for every task in [0, tasks) and return 0 when all have
+ * returned, or another number if it can't; tasks may run in any order, at once or one by one. tasks <= num_threads. Must
+ * be thread-safe if sessions run on several threads. Copied into the model; `ctx` must outlive it.
+ *
+ * None of this is taken on trust: work that isn't done when `run` returns fails the call with DHLO_HOST, as do a number
+ * other than 0, an exception and tasks out of range; a task's second call does nothing. Where `run` returns early the
+ * runtime waits for tasks that have begun, so that no thread writes to memory of a run that is over; tasks that begin
+ * later do nothing, as long as the session lives. A thread that is killed inside a task is waited for without end. */
 typedef struct dhlo_parallel {
   void* ctx;
   int64_t num_threads;
-  void (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
+  int32_t (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
 } dhlo_parallel;
 
 /* ---- model --------------------------------------------------------------------------------------------------------- */
 
+/* Decides whether a model file may be loaded, e.g. by a signature, with a library of the host's choice. `digest` is the SHA-256
+ * that stands for the whole file (see abi.h): what is loaded afterwards is what it says, or the load fails. Called once a
+ * load, on its thread, when the table of sections is verified and before any code is mapped. 0 accepts. */
+typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t bytes);
+
 typedef struct dhlo_model_options {
   uint32_t struct_bytes;
-  int32_t verify_constants; /* nonzero: also check the hash of the constants (one pass over them). Default 0. */
-  int64_t num_threads;      /* 0: one per processor that the process may use. DHLO_NUM_THREADS in the environment wins.
+  int32_t verify_constants; /* 0: don't hash the constants (all else is always verified). Default 1. */
+  int64_t num_threads;      /* 0: one per processor that the process may use, by its affinity and the quota of its
+                               control group. DHLO_NUM_THREADS in the environment wins.
                                Models with equal counts share one pool of threads. */
   dhlo_allocator allocator; /* alloc == NULL: the runtime's own */
   dhlo_parallel parallel;   /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
+  dhlo_authorize_fn authorize; /* NULL: every file may be loaded */
+  void* authorize_ctx;
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
 
-/* `options` may be NULL. The result has one reference. The file is not needed after the call. */
+/* `options` may be NULL. The result has one reference. The file is not needed after the call. All of it is verified
+ * against its digests, and the processor's features are tested, before any code is mapped; but code is code: load files of
+ * those you trust, or let `authorize` decide. Starts no more threads than the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
 /* The same from a whole model file in memory; `data` is not needed after the call. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
-/* From code that is already in the process (JIT, static linking). `constants` holds descriptor->constants_bytes bytes,
+/* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants` holds descriptor->constants_bytes bytes,
  * is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
  * may be NULL; it is not called if this function fails). */
 DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
@@ -145,11 +162,18 @@ DHLO_API int64_t dhlo_model_num_launches(const dhlo_model* model);
 /* Kernel name of a launch site. */
 DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
 
-/* What a run with these inputs would need. */
+/* What a run with these inputs takes: to the byte what dhlo_counters tells after the first run of a session, unless
+ * data_dependent. */
 typedef struct dhlo_plan {
-  int64_t arena_bytes;
-  int64_t peak_live_bytes; /* lower bound: the most bytes that are live at once */
-  int64_t data_dependent;  /* 1 if some sizes depend on data; they are not counted */
+  int64_t arena_bytes;     /* intermediate values, copies of inputs that aren't dense */
+  int64_t scratch_bytes;   /* all threads together */
+  int64_t output_bytes;    /* all outputs */
+  int64_t state_bytes;     /* mutable state of a session */
+  int64_t constants_bytes; /* of the model, which sessions share; not in total_bytes */
+  int64_t total_bytes;     /* of a session: arena, scratch, outputs and state */
+  int64_t peak_live_bytes; /* lower bound of arena_bytes: the most bytes of values that are live at once */
+  int64_t data_dependent;  /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
+                              and nothing after the first size that only data tells */
   int64_t num_launches;
 } dhlo_plan;
 /* rank is -1 where the sizes depend on data. */
@@ -158,21 +182,22 @@ typedef struct dhlo_shape {
   int32_t rank;
   int64_t sizes[DHLO_ABI_MAX_RANK];
 } dhlo_shape;
-/* Checks the contract and evaluates the plan without running. Data of inputs may be NULL except at rank 0. `outputs`
- * has room for num_outputs entries, or is NULL. */
+/* Checks the contract and counts without running. Data of inputs may be NULL: of a number (rank 0) that means that
+ * what depends on it isn't known. `outputs` has room for num_outputs entries, or is NULL. */
 DHLO_API dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, int64_t num_inputs,
                                      dhlo_shape* outputs, dhlo_plan* plan);
 
 /* ---- session ------------------------------------------------------------------------------------------------------- */
 
-/* Returns memory for output `index` (dense row-major; 64-byte alignment preferred), or NULL on failure. Called on the
- * thread that runs the session, once an output. `sizes` is valid during the call. */
+/* Returns memory for output `index` (dense row-major; 64-byte alignment preferred; used by nothing else during the run),
+ * or NULL on failure. Called on the thread that runs the session, once an output. `sizes` is valid during the call. */
 typedef void* (*dhlo_output_fn)(void* ctx, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes);
 
 typedef struct dhlo_session_options {
   uint32_t struct_bytes;
   int32_t profile;       /* nonzero: start with profiling on */
-  int64_t max_bytes;     /* cap on arena + scratch + runtime-owned outputs; 0: none */
+  int64_t max_bytes;     /* cap on arena + scratch + state + the model's constants + outputs that aren't bound (in the
+                            run that makes them, where the hook gives their memory); 0: none */
   dhlo_output_fn output; /* NULL: the runtime owns outputs that are not bound */
   void* output_ctx;
 } dhlo_session_options;
@@ -189,11 +214,14 @@ DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
 DHLO_API const char* dhlo_session_error(const dhlo_session* session);
 
 /* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
- * this allocates nothing. */
+ * this allocates nothing; after DHLO_OUT_OF_MEMORY the session holds nothing but its state, so that the next run has all
+ * the room there is. Memory that the run writes, of inputs that are updated and of bound outputs, must be used by
+ * no other input or bound output, and by no two elements: refused with DHLO_INVALID_ARGUMENT before anything runs.
+ * Tensors may interleave (slices of one buffer) as long as they share no byte. */
 DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);
 
-/* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. A run whose output does not fit fails
- * with DHLO_INVALID_ARGUMENT and says how much is needed. */
+/* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. All of its `capacity` bytes are the
+ * output's during a run. A run whose output does not fit fails with DHLO_INVALID_ARGUMENT and says how much is needed. */
 DHLO_API dhlo_status dhlo_session_bind_output(dhlo_session* session, int64_t index, void* data, int64_t capacity);
 /* Output of the last successful run, wherever its memory came from. Sizes and runtime-owned data are valid until the
  * next run or the session's end. */
@@ -204,14 +232,26 @@ DHLO_API dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, d
  * dhlo_model_input_is_updated. */
 DHLO_API dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, void* data, int64_t bytes);
 DHLO_API dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, const void* data, int64_t bytes);
-DHLO_API void dhlo_session_reset_state(dhlo_session* session);
+DHLO_API dhlo_status dhlo_session_reset_state(dhlo_session* session);
+
+/* A new session of the same model with the same state and random generator. It has options of its own; NULL: those of
+ * `session`. Outputs and their bindings are not copied. Failures are in dhlo_last_error(). */
+DHLO_API dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_options* options,
+                                       dhlo_session** out);
+/* State and random generator as bytes, to be restored in any session whose model has states of the same names and sizes,
+ * in this process or another: `bytes` is dhlo_session_snapshot_bytes(), the same for all sessions of a model. Restoring
+ * checks all of it before it changes anything: DHLO_FORMAT for what is no whole snapshot, DHLO_INVALID_ARGUMENT for one of
+ * other states. */
+DHLO_API int64_t dhlo_session_snapshot_bytes(const dhlo_session* session);
+DHLO_API dhlo_status dhlo_session_snapshot(const dhlo_session* session, void* data, int64_t bytes);
+DHLO_API dhlo_status dhlo_session_restore(dhlo_session* session, const void* data, int64_t bytes);
 
 /* Random numbers of all later runs follow from the seed, whatever the number of threads. A new session is seeded by the
- * operating system. Not to be called during a run. */
-DHLO_API void dhlo_session_seed(dhlo_session* session, uint64_t seed);
+ * operating system. */
+DHLO_API dhlo_status dhlo_session_seed(dhlo_session* session, uint64_t seed);
 
 /* Frees arena, scratch and runtime-owned outputs (state stays); the next run allocates again. */
-DHLO_API void dhlo_session_trim(dhlo_session* session);
+DHLO_API dhlo_status dhlo_session_trim(dhlo_session* session);
 
 typedef struct dhlo_counters {
   int64_t runs; /* successful runs */
@@ -222,6 +262,9 @@ typedef struct dhlo_counters {
   int64_t scratch_bytes; /* held, all workers */
   int64_t output_bytes;  /* held for runtime-owned outputs */
   int64_t growths;       /* times that any of these had to grow */
+  int64_t state_bytes;   /* of mutable state */
+  int64_t scratch_used;  /* scratch that the last run asked for, all workers */
+  int64_t output_used;   /* bytes of the last run's outputs that aren't bound */
 } dhlo_counters;
 DHLO_API void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out);
 
@@ -235,11 +278,11 @@ DHLO_API dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mod
 DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out);
 
 #ifdef __cplusplus
-static_assert(sizeof(dhlo_plan) == 32, "dhlo_plan");
+static_assert(sizeof(dhlo_plan) == 72, "dhlo_plan");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 64, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 80, "dhlo_model_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
-static_assert(sizeof(dhlo_counters) == 64, "dhlo_counters");
+static_assert(sizeof(dhlo_counters) == 88, "dhlo_counters");
 }
 #endif
 #endif

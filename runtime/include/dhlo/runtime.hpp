@@ -178,9 +178,7 @@ class Session {
   void run(const std::vector<Tensor>& inputs) {
     views_.clear();
     for (const Tensor& input : inputs) views_.push_back(input.view());
-    const dhlo_status status = dhlo_session_run(get(), views_.data(), static_cast<int64_t>(views_.size()));
-    if (status == DHLO_BUSY) throw RuntimeError(status, dhlo_last_error());
-    check(status);
+    check(dhlo_session_run(get(), views_.data(), static_cast<int64_t>(views_.size())));
   }
   Tensor output(int64_t index) const {
     dhlo_tensor view;
@@ -198,6 +196,10 @@ class Session {
     int64_t bytes = 0;  // an unknown name is refused below
     for (int64_t i = 0; i < dhlo_model_num_states(model); ++i)
       if (name == dhlo_model_state(model, i)->name) bytes = dhlo_model_state(model, i)->bytes;
+    if (static_cast<size_t>(bytes) % sizeof(T) != 0)
+      throw RuntimeError(DHLO_INVALID_ARGUMENT, ("state '" + name + "' of " + std::to_string(bytes) +
+                                                 " bytes is no whole number of elements of that type")
+                                                    .c_str());
     std::vector<T> data(static_cast<size_t>(bytes) / sizeof(T));
     check(dhlo_session_read_state(get(), name.c_str(), data.data(), bytes));
     return data;
@@ -206,9 +208,27 @@ class Session {
   void write_state(const std::string& name, const std::vector<T>& data) {
     check(dhlo_session_write_state(get(), name.c_str(), data.data(), static_cast<int64_t>(data.size() * sizeof(T))));
   }
-  void reset_state() { dhlo_session_reset_state(get()); }
+  void reset_state() { check(dhlo_session_reset_state(get())); }
+  // A session with the same state and random generator; options as in runtime.h.
+  Session copy(const dhlo_session_options* options = nullptr) const {
+    dhlo_session* session = nullptr;
+    const dhlo_status status = dhlo_session_copy(get(), options, &session);
+    if (status != DHLO_OK) throw RuntimeError(status, dhlo_last_error());
+    return Session(session);
+  }
+  // State and random generator, to be restored in any session of a model with the same states.
+  std::vector<uint8_t> snapshot() const {
+    std::vector<uint8_t> data(static_cast<size_t>(dhlo_session_snapshot_bytes(get())));
+    check(dhlo_session_snapshot(get(), data.data(), static_cast<int64_t>(data.size())));
+    return data;
+  }
+  void restore(const std::vector<uint8_t>& snapshot) {
+    check(dhlo_session_restore(get(), snapshot.data(), static_cast<int64_t>(snapshot.size())));
+  }
   // Random numbers of later runs follow from the seed.
-  void seed(uint64_t value) { dhlo_session_seed(get(), value); }
+  void seed(uint64_t value) { check(dhlo_session_seed(get(), value)); }
+  // Frees arena, scratch and runtime-owned outputs.
+  void trim() { check(dhlo_session_trim(get())); }
   dhlo_counters counters() const {
     dhlo_counters counters;
     dhlo_session_counters(get(), &counters);
@@ -219,8 +239,11 @@ class Session {
   struct Destroy {
     void operator()(dhlo_session* session) const noexcept { dhlo_session_destroy(session); }
   };
+  explicit Session(dhlo_session* session) noexcept : session_(session) {}
   void check(dhlo_status status) const {
-    if (status != DHLO_OK) throw RuntimeError(status, dhlo_session_error(get()));
+    if (status == DHLO_OK) return;
+    const bool here = status == DHLO_BUSY || get() == nullptr;  // the text is the thread's
+    throw RuntimeError(status, here ? dhlo_last_error() : dhlo_session_error(get()));
   }
 
   std::unique_ptr<dhlo_session, Destroy> session_;

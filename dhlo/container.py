@@ -1,0 +1,276 @@
+"""Reads and writes files of digested sections (model files, cache entries), as runtime/include/dhlo/abi.h describes them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+
+from dhlo._runtime import Buffer as Memory
+from dhlo._runtime import read_section, section_digest
+from dhlo.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["FILE_FORMAT", "MAX_SECTIONS", "PIECE", "SECTION_ALIGN", "SECTION_BYTES", "TRAILER_BYTES", "Container", "Section",
+           "atomic_write", "clean_leftovers", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
+
+FILE_FORMAT: Final = 3
+SECTION_ALIGN: Final = 64
+PIECE: Final = 1 << 20
+MAX_SECTIONS: Final = 256
+_SECTION: Final = struct.Struct("<IIQQ32s")
+_TRAILER: Final = struct.Struct("<QIIQQ32s")
+SECTION_BYTES: Final = _SECTION.size
+TRAILER_BYTES: Final = _TRAILER.size
+_COPY: Final = 1 << 24  # bytes a write
+_PART: Final = ".part"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A row of the table: what it is, where it lies, and its digest."""
+
+    kind: int
+    offset: int
+    nbytes: int
+    digest: bytes
+
+
+def _bytes_of(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+# ------------------------------------------------------------------ writing
+def pack_table(sections: Iterable[Section]) -> bytes:
+    """The table's bytes."""
+    return b"".join(_SECTION.pack(s.kind, 0, s.offset, s.nbytes, s.digest) for s in sections)
+
+
+def pack_trailer(magic: int, abi: int, table_offset: int, table: bytes) -> bytes:
+    """The trailer of a file whose table begins at `table_offset`."""
+    end = table_offset + len(table) + TRAILER_BYTES
+    return _TRAILER.pack(magic, FILE_FORMAT, abi, end, table_offset, hashlib.sha256(table).digest())
+
+
+def write_sections(fd: int, magic: int, abi: int, sections: Iterable[tuple[int, Iterable[Buffer]]]) -> None:
+    """Writes a container to an empty file that is open for reading and writing.
+
+    Each section is a kind and its content in contiguous chunks, which are never joined in memory. Raises OSError.
+    """
+    rows: list[Section] = []
+    at = 0
+    for kind, chunks in sections:
+        at += _write(fd, bytes(-at % SECTION_ALIGN))
+        start = at
+        for chunk in chunks:
+            at += _write(fd, chunk)
+        rows.append(Section(kind, start, at - start, _digest_written(fd, start, at - start)))
+    at += _write(fd, bytes(-at % SECTION_ALIGN))
+    table = pack_table(rows)
+    _write(fd, table + pack_trailer(magic, abi, at, table))
+
+
+def _digest_written(fd: int, offset: int, nbytes: int) -> bytes:
+    """Of a range of a file that nobody else writes."""
+    if nbytes == 0:
+        return section_digest(b"")
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(fd, skipped + nbytes, access=mmap.ACCESS_READ, offset=offset - skipped) as mapped:
+        with memoryview(mapped) as view, view[skipped:] as data:
+            return section_digest(data)
+
+
+def _write(fd: int, data: Buffer) -> int:
+    view = _bytes_of(data)
+    done = 0
+    while done < view.nbytes:
+        done += os.write(fd, view[done : done + _COPY])
+    return done
+
+
+def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, durable: bool = True) -> None:
+    """Makes a file that appears under its name only when `fill(descriptor)` has written all of it; what was there before stays
+    until then. `mode` is subject to the umask; `durable` waits until file and name are on the disk.
+
+    Until then the file has a name of its own in the same folder, which nobody can foretell, and is locked: what a killed
+    process left behind is known by its lock being free, and removed by the next call. Raises OSError.
+    """
+    clean_leftovers(path.parent, f".{path.name}.")
+    part, fd = _create_part(path, mode)
+    try:
+        try:
+            fill(fd)
+            if durable:
+                os.fsync(fd)
+            os.replace(part, path)
+        finally:
+            os.close(fd)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """A whole file at once: see `atomic_write`."""
+
+    def fill(fd: int) -> None:
+        _write(fd, data)
+
+    atomic_write(path, fill)
+
+
+def _create_part(path: Path, mode: int) -> tuple[Path, int]:
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}")
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return part, fd
+        os.close(fd)  # a cleaner came between the two
+
+
+def clean_leftovers(folder: Path, prefix: str) -> None:
+    """Removes partial files, of names that begin with `prefix`, that no process is writing any more. Never raises OSError."""
+    with suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.startswith(prefix) and entry.name.endswith(_PART):
+                with suppress(OSError):
+                    _remove_if_free(entry.path)
+
+
+def _remove_if_free(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------ reading
+class Container:
+    """A file of sections, open for reading. The constructor verifies trailer and table; a section is verified when it is read.
+
+    Takes the descriptor over. Raises ModelFileError, which names the part that isn't what it should be, and OSError.
+    """
+
+    def __init__(self, fd: int, label: str, magic: int, abi: int, names: Mapping[int, str]) -> None:
+        self._fd, self.label, self._names = fd, label, names
+        try:
+            self._read_trailer(magic, abi)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], label: str, magic: int, abi: int, names: Mapping[int, str]) -> Self:
+        """Of a file on disk. `names` says how errors call the sections of each kind."""
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), label, magic, abi, names)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _read_trailer(self, magic: int, abi: int) -> None:
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelFileError(f"{self.label}: is not a regular file")
+        end = info.st_size - TRAILER_BYTES
+        raw = os.pread(self._fd, TRAILER_BYTES, end) if end >= 0 else b""
+        if len(raw) < TRAILER_BYTES or _TRAILER.unpack(raw)[0] != magic:
+            raise ModelFileError(f"{self.label}: truncated or not a dhlo model: no trailer at the end of its {info.st_size} bytes")
+        _, file_format, file_abi, file_bytes, table_offset, table_digest = _TRAILER.unpack(raw)
+        for what, got, expected in (("file format", file_format, FILE_FORMAT), ("ABI", file_abi, abi)):
+            if got != expected:
+                raise ModelFileError(
+                    f"{self.label}: made for {what} version {got}, expected version {expected}: compile the model again")
+        if file_bytes != info.st_size:
+            raise ModelFileError(f"{self.label}: damaged or truncated: expected {file_bytes} bytes, got {info.st_size}")
+        count, rest = divmod(end - table_offset, SECTION_BYTES)
+        if table_offset > end or rest or count > MAX_SECTIONS:
+            self._damaged(f"trailer: its table of sections at {table_offset} doesn't fit in {info.st_size} bytes")
+        table = os.pread(self._fd, end - table_offset, table_offset)
+        if hashlib.sha256(table).digest() != table_digest:
+            self._damaged("table of sections: its SHA-256 isn't the trailer's")
+        self.file_digest = hashlib.sha256(raw).digest()
+        self.sections = self._check_table(table, table_offset)
+
+    def _check_table(self, table: bytes, table_offset: int) -> list[Section]:
+        sections = []
+        at = 0
+        for kind, reserved, offset, nbytes, expected in _SECTION.iter_unpack(table):
+            if kind not in self._names or reserved:
+                self._damaged(f"table of sections: a section of the unknown kind {kind}")
+            if not (at <= offset < at + SECTION_ALIGN and offset + nbytes <= table_offset):
+                self._damaged(f"table of sections: {self._names[kind]} of {nbytes} bytes at {offset} overlaps its neighbours or "
+                              "leaves a gap")
+            self._check_padding(at, offset)
+            sections.append(Section(kind, offset, nbytes, expected))
+            at = offset + nbytes
+        if table_offset - at >= SECTION_ALIGN:
+            self._damaged("table of sections: a gap behind the last section")
+        self._check_padding(at, table_offset)
+        return sections
+
+    def _check_padding(self, at: int, end: int) -> None:
+        if any(os.pread(self._fd, end - at, at)):
+            self._damaged(f"padding at {at}: it isn't zero")
+
+    def of_kind(self, kind: int) -> list[Section]:
+        """The sections of a kind, in order."""
+        return [s for s in self.sections if s.kind == kind]
+
+    def only(self, kind: int) -> Section:
+        """The one section of a kind."""
+        found = self.of_kind(kind)
+        if len(found) != 1:
+            self._damaged(f"table of sections: {len(found)} sections of {self._names[kind]}, expected one")
+        return found[0]
+
+    def read(self, section: Section) -> bytes:
+        """A section's content, verified."""
+        data = bytearray(section.nbytes)
+        self.read_into(section, data)
+        return bytes(data)
+
+    def read_into(self, section: Section, memory: Buffer) -> None:
+        """Fills memory of the section's size with its content, by several threads, and verifies it."""
+        got = read_section(self._fd, section.offset, memory)
+        if got != section.digest:
+            self._damaged(f"{self._names[section.kind]}: expected SHA-256 {section.digest.hex()}, got {got.hex()}")
+
+    def verify(self) -> None:
+        """Verifies every section."""
+        for section in self.sections:
+            self.read_into(section, memoryview(Memory(max(section.nbytes, 1)))[: section.nbytes])
+
+    def _damaged(self, text: str) -> NoReturn:
+        raise ModelFileError(f"{self.label}: damaged {text}")

@@ -1,0 +1,115 @@
+"""Model files as the compiler writes them and as tools look at them: nothing here executes any of their code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dhlo.codegen.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
+from dhlo.container import Container, atomic_write, write_sections
+from dhlo.errors import ModelFileError
+from dhlo.schema import read_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from dhlo._runtime import State, Value
+
+__all__ = ["ModelInfo", "open_sections", "read_info", "write_model_file"]
+
+_NONE = type(None)
+_VALUE = {"name": str, "dtype": str, "sizes": [int], "dims": [str]}
+_METADATA = {
+    "name": str, "producer": str, "cpu_features": str, "inputs": [_VALUE], "outputs": [_VALUE], "launches": [str],
+    "constants_bytes": int, "state_bytes": int, "symbols": {str: [(int, float, _NONE)]},
+    "states": {str: {"dtype": str, "shape": [int], "bytes": int}}, "checks": [{"kind": str, "input": int, "text": str}],
+    "groups": [{"anchor": str, "ops": [str], "results": [str]}],
+    "arena": [{"name": str, "bytes": str, "first": int, "last": int}],
+}  # fmt: skip
+
+
+def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metadata: str, features: str) -> None:
+    """Writes a model file; it appears under its name when it is complete and on the disk.
+
+    Args:
+        path: the file.
+        code: the ELF image.
+        constants: contiguous buffers whose concatenation is the blob; never joined in memory.
+        metadata: JSON, the same text as in the code's descriptor.
+        features: processor features that the code needs, comma-separated, the same text as in the descriptor.
+
+    Raises:
+        OSError: the file can't be written. Whatever had the name before is still there.
+    """
+    sections: list[tuple[int, Iterable[Buffer]]] = [
+        (SECTION["code"], [code]), (SECTION["constants"], constants), (SECTION["metadata"], [metadata.encode()]),
+        (SECTION["features"], [features.encode()])]  # fmt: skip
+    atomic_write(path, partial(write_sections, magic=TRAILER_MAGIC, abi=ABI_VERSION, sections=sections))
+
+
+def open_sections(path: str | Path) -> Container:
+    """A model file's sections, each of which is verified when it is read. Raises ModelFileError."""
+    try:
+        found = Container.open(path, f"model file '{path}'", TRAILER_MAGIC, ABI_VERSION, {k: n for n, k in SECTION.items()})
+    except OSError as e:
+        raise ModelFileError(f"model file '{path}': cannot be opened: {e.strerror}") from None
+    try:
+        for kind in SECTION.values():
+            found.only(kind)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model says of itself; has the attributes of a loaded model (`dhlo._runtime.Model`) that describe it."""
+
+    metadata: str
+    name: str
+    producer: str
+    cpu_features: str
+    inputs: list[Value]
+    outputs: list[Value]
+    states: list[State]
+    launches: list[str]
+    constants_bytes: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, metadata: dict[str, Any]) -> Self:
+        """From the metadata's JSON."""
+        values = {
+            k: [{**v, "sizes": tuple(v["sizes"]), "dims": tuple(v["dims"])} for v in metadata[k]] for k in ("inputs", "outputs")
+        }
+        same = ("name", "producer", "cpu_features", "launches", "constants_bytes", "state_bytes")
+        states = [{"name": n, "bytes": s["bytes"]} for n, s in metadata["states"].items()]
+        return cls(metadata=json.dumps(metadata), states=states, **values, **{k: metadata[k] for k in same})  # type: ignore[arg-type]
+
+
+def read_info(sections: Container) -> ModelInfo:
+    """What a model file says of itself, from its sections alone. Raises ModelFileError."""
+    try:
+        metadata = read_json(sections.read(sections.only(SECTION["metadata"])), _METADATA)
+        for name, bounds in metadata["symbols"].items():
+            if len(bounds) != 2:
+                raise ValueError(f".symbols.{name} has {len(bounds)} bounds")
+    except ValueError as e:
+        raise ModelFileError(f"{sections.label}: malformed metadata: {e}") from None
+    if metadata["cpu_features"].encode() != sections.read(sections.only(SECTION["features"])):
+        raise ModelFileError(f"{sections.label}: damaged: its metadata and its features disagree")
+    return ModelInfo.of(_printable(metadata))
+
+
+def _printable(value: Any) -> Any:
+    """Texts without control characters, which would command the terminal that they are printed on."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in value)
+    if isinstance(value, list):
+        return [_printable(x) for x in value]
+    return {_printable(k): _printable(x) for k, x in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,146 @@
+"""A session: the state, random numbers and memory of one caller of a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dhlo import _runtime
+from dhlo.errors import ContractError, DhloError, SessionError
+
+if TYPE_CHECKING:
+    from dhlo.model import CompiledModel
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One user's run of a model: called like the model, it keeps the buffers that the program changes from call to call.
+
+    `CompiledModel.session()` makes one; sessions share code and weights and nothing else. For one call at a time, from
+    any thread: a second call that comes meanwhile raises SessionError. A call that fails leaves the state as it was, but
+    for parts of buffers that the program writes at a position, which it may have written. A process that is forked has
+    a copy of its own, of the random generator, too.
+    """
+
+    __slots__ = ("__weakref__", "_model", "_native")
+
+    def __init__(self, model: CompiledModel, native: _runtime.Session) -> None:
+        self._model, self._native = model, native
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model. Raises ContractError where the arguments break the contract (see `CompiledModel.signature`)."""
+        return self._model._run(self._native, args, kwargs)
+
+    @property
+    def model(self) -> CompiledModel:
+        """The model, which all its sessions share."""
+        return self._model
+
+    # ------------------------------------------------------------------ state
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of all buffers that the program changes, by name."""
+        return {name: self.read_state(name) for name in self._model._states}
+
+    def read_state(self, name: str) -> torch.Tensor:
+        """A copy of a buffer that the program changes. Raises KeyError if there is none of that name."""
+        meta = self._describe(name)
+        with _errors():
+            data = bytearray(self._native.read_state(name))
+        dtype: torch.dtype = getattr(torch, meta["dtype"])
+        return torch.frombuffer(data, dtype=dtype).reshape(meta["shape"]) if data else torch.empty(meta["shape"], dtype=dtype)
+
+    def write_state(self, name: str, value: torch.Tensor) -> None:
+        """Sets a buffer. Raises KeyError if there is none of that name, ContractError for another shape or dtype."""
+        meta = self._describe(name)
+        if list(value.shape) != meta["shape"] or str(value.dtype)[6:] != meta["dtype"]:
+            raise ContractError(f"state '{name}' is {meta['dtype']}{meta['shape']}, got {str(value.dtype)[6:]}{list(value.shape)}")
+        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        with _errors():
+            self._native.write_state(name, value.reshape(-1).view(torch.uint8).numpy().data)
+
+    def reset(self) -> None:
+        """Puts all buffers back to what they were when the program was exported. The random generator goes on."""
+        with _errors():
+            self._native.reset_state()
+
+    def manual_seed(self, seed: int) -> None:
+        """Random numbers of later calls follow from the seed alone, on any number of threads. They have PyTorch's
+        distributions, not its bits; torch.manual_seed doesn't concern them. A session that was never seeded is seeded by
+        the operating system."""
+        with _errors():
+            self._native.seed(seed & (1 << 64) - 1)
+
+    def copy(self) -> Session:
+        """A new session that goes on from the same state and random generator, with the same options."""
+        with _errors():
+            return Session(self._model, self._native.copy())
+
+    def snapshot(self) -> bytes:
+        """State and random generator, to be restored here or in another session, in this process or another."""
+        with _errors():
+            return self._native.snapshot()
+
+    def restore(self, snapshot: bytes | bytearray | memoryview) -> None:
+        """Goes on from a snapshot, of any session whose model has states of the same names and sizes.
+
+        Raises SessionError, having changed nothing, for a snapshot of another model or a damaged one.
+        """
+        with _errors():
+            try:
+                self._native.restore(snapshot)
+            except (RuntimeError, ValueError) as e:
+                raise SessionError(str(e)) from None
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        return self.copy()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Session can't be pickled: take a snapshot(), and restore() it in a session of the same model")
+
+    # ------------------------------------------------------------------ memory and figures
+    @property
+    def counters(self) -> dict[str, int]:
+        """Runs, launches, and bytes held and used; `compilations` is always 1: nothing is compiled later."""
+        return {"compilations": 1, **self._native.counters}  # type: ignore[dict-item]
+
+    @property
+    def native(self) -> _runtime.Session:
+        """The runtime's session, which takes and gives flat sequences; for tools."""
+        return self._native
+
+    def trim(self) -> None:
+        """Frees the memory that is kept for the next call; the state stays."""
+        with _errors():
+            self._native.trim()
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        states = self._model._states
+        if name not in states:
+            raise KeyError(f"the model has no state '{name}'; it has {', '.join(states) or 'none'}")
+        meta: dict[str, Any] = states[name]
+        return meta
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Refusals of a session that is in use become SessionError."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise translate(e) from None
+
+
+def translate(error: Exception) -> Exception:
+    """The runtime's exception as users know it: ContractError for a ValueError, SessionError where the session is in use."""
+    if isinstance(error, DhloError):
+        return error
+    if isinstance(error, ValueError):
+        return ContractError(str(error))
+    return SessionError(str(error)) if getattr(error, "status", None) == "busy" else error

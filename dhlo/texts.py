@@ -1,0 +1,244 @@
+"""Modules from text: what may stand in one, before MLIR's parser sees it; and what passes rely on beyond what each op verifies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from dhlo import mlir
+from dhlo.dialect import OPS, attr, operand_types, result_types, same
+from dhlo.errors import CompileError
+from dhlo.mlir import ir
+from dhlo.ops.control import Cond, Group, While, new_symbols
+from dhlo.shape_infer.symbols import parse
+from dhlo.types import DTYPES, TensorType, from_mlir
+
+__all__ = ["MOST_CHARACTERS", "read_module"]
+
+MOST_CHARACTERS = 1 << 28
+_DEPTH = 200  # of brackets, and of locations in locations
+_DIGITS = 40
+_TOKEN = re.compile(
+    r"""(?P<blank>\s+|//[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<dims>(?:(?:\d+|\?)x)+)|(?P<arrow>->)
+    |(?P<number>\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)|(?P<name>[%@^!#]?[A-Za-z_][\w.$]*|[%^#]\d+)|(?P<mark>[()\[\]{}<>,:=?+-])""",
+    re.VERBOSE | re.ASCII,
+)
+_UPSTREAM = {"builtin.module", "func.func", "func.return"}
+_PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
+_WORDS = {"module", "func.func", "func.return", "return", "attributes", "private", "public", "tensor", "complex", "array", "loc",
+          "unknown", "true", "false", "i32", "index", "none", *DTYPES}
+
+
+def read_module(text: str, name: str) -> Any:
+    """The verified module of a text in the current context; `name` is the text's in messages. Raises CompileError, with line and
+    column, for what isn't a module of this dialect."""
+    _Scan(text, name).run()
+    try:
+        module = ir.Module.parse(text)
+    except mlir.ir.MLIRError as e:
+        raise CompileError(str(e).replace('"-":', f"{name}:")) from None
+    _Verifier(name).module(module)
+    return module
+
+
+class _Scan:
+    """Refuses what MLIR's parser or printer can't stand from strangers: deep nesting, endless numbers, attributes and types that
+    repeat others so that their text grows without bound. A module of this dialect has few words, so that all others are refused."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+        self.open: list[tuple[str, bool]] = []  # brackets, and whether they are a location's
+        self.inside: dict[str, str] = {}  # by alias of a location, the alias in it
+
+    def fail(self, what: str, at: int) -> NoReturn:
+        line = self.text.count("\n", 0, at) + 1
+        raise CompileError(f"{self.name}:{line}:{at - self.text.rfind(chr(10), 0, at)}: {what}")
+
+    def run(self) -> None:
+        if len(self.text) > MOST_CHARACTERS:
+            self.fail(f"a text of more than {MOST_CHARACTERS} characters", 0)
+        at, before, alias = 0, "", ""
+        while at < len(self.text):
+            m = _TOKEN.match(self.text, at)
+            if m is None:
+                self.fail(f"unexpected {self.text[at]!r}", at)
+            kind, token = m.lastgroup, m.group()
+            if kind == "name":
+                follows = self._follows(m.end())
+                if not self.open and token != "loc":  # a definition begins, or something else does
+                    alias = token if token[0] == "#" and follows else ""
+                self._name(token, at, follows, alias)
+            elif kind == "string" and self.text[m.end() : m.end() + 1] == "(" and not any(here for _, here in self.open):
+                if token[1:-1] not in OPS and token[1:-1] not in _UPSTREAM:
+                    self.fail(f"{token} is no op of this dialect", at)
+            elif kind == "mark":
+                alias = "" if token == "}" else alias
+                self._bracket(token, at, before)
+            elif kind in ("number", "dims") and max(map(len, re.split(r"\D", token))) > _DIGITS:
+                self.fail("a number that is too long", at)
+            if kind != "blank":
+                before = token
+            at = m.end()
+        for start in self.inside:
+            depth, name = 0, start
+            while name in self.inside:
+                name, depth = self.inside[name], depth + 1
+                if depth > _DEPTH:
+                    self.fail(f"the location {start} is nested too deeply", 0)
+
+    def _follows(self, at: int) -> bool:
+        """Does `=` come next?"""
+        rest = re.compile(r"\s*=").match(self.text, at)
+        return rest is not None
+
+    def _name(self, token: str, at: int, defined: bool, alias: str) -> None:
+        first, located = token[0], any(here for _, here in self.open)
+        if first == "#" and token[1].isdigit():  # a result by number: %0#1
+            return
+        if first == "#" and token != "#dhlo.shape" and not defined:
+            if not located:
+                self.fail(f"{token}: only locations may be aliases", at)
+            if alias:
+                self.inside[alias] = token
+        elif first == "!" and "." in token or first == "#" and "." in token and token != "#dhlo.shape":
+            self.fail(f"unexpected {token!r}", at)
+        elif first not in "%@^!#" and token not in _WORDS and not defined:
+            self.fail(f"{token!r} has no place in a module of this dialect", at)
+
+    def _bracket(self, token: str, at: int, before: str) -> None:
+        if token in "([{<":
+            self.open.append((token, before == "loc"))
+            if len(self.open) > _DEPTH:
+                self.fail("nested too deeply", at)
+        elif token in _PAIRS and self.open and self.open[-1][0] == _PAIRS[token]:
+            self.open.pop()
+
+
+class _Verifier:
+    """What passes rely on: functions of one block, made of this dialect's ops over tensors; regions that take and give what their
+    op says; symbols that have their value before it is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def fail(self, op: Any, what: str) -> NoReturn:
+        place = str(op.location).removeprefix("loc(").removesuffix(")").replace('"-":', f"{self.name}:")
+        raise CompileError(f"{place}: {op.name}: {what}" if place != "unknown" else f"{self.name}: {op.name}: {what}")
+
+    def module(self, module: Any) -> None:
+        self._ranges(module.operation)
+        for f in module.body.operations:
+            op = f.operation
+            if op.name != "func.func" or len(op.regions[0].blocks) != 1:
+                self.fail(op, "a module holds functions, each of one block")
+            block = op.regions[0].blocks[0]
+            self._block(op, block, "func.return")
+            self._marks(op, block)
+            self._symbols(op, block)
+
+    def _types(self, op: Any, values: Any) -> list[TensorType]:
+        try:
+            return [from_mlir(v) for v in values]
+        except ValueError as e:
+            self.fail(op, str(e))
+
+    def _block(self, owner: Any, block: Any, end: str) -> None:
+        self._types(owner, block.arguments)
+        ops = [op.operation for op in block.operations]
+        if not ops or ops[-1].name != end:
+            self.fail(owner, f"a block ends in {end}")
+        for op in ops[:-1]:
+            if op.name not in OPS or op.name == "dhlo.yield":
+                self.fail(op, "this op has no place here")
+            self._types(op, op.results)
+            for region in op.regions:
+                if len(region.blocks) != 1:
+                    self.fail(op, "regions have one block")
+                self._block(op, region.blocks[0], "dhlo.yield")
+            self._regions(op.opview)
+
+    def _regions(self, op: Any) -> None:
+        """Do regions take and give what their op says?"""
+        if not isinstance(op, Cond | While | Group):
+            return
+        operands, results = operand_types(op), result_types(op)
+        takes: list[list[TensorType]] = [[]] * len(op.regions)
+        gives = [results] * len(op.regions)
+        if isinstance(op, While):
+            takes, gives = [operands, operands], [[TensorType.of("i1", [])], results]
+        for region, want, give in zip(op.regions, takes, gives, strict=True):
+            block = region.blocks[0]
+            given = operand_types(list(block.operations)[-1])
+            if isinstance(op, While) and give is gives[0] and len(given) == 1:
+                given = [t.with_shape([]) for t in given if all(s == 1 for s in t.shape)]
+            for what, have, expected in (("takes", [from_mlir(a) for a in block.arguments], want), ("gives", given, give)):
+                if len(have) != len(expected) or not all(map(same, have, expected)):
+                    self.fail(op.operation, f"a region {what} {_list(have)}, not {_list(expected)}")
+
+    def _ranges(self, module: Any) -> None:
+        """Are the ranges of symbols pairs of numbers?"""
+        if "dhlo.symbols" not in module.attributes:
+            return
+        ranges = module.attributes["dhlo.symbols"]
+        good = isinstance(ranges, ir.DictAttr) and all(
+            isinstance(r.attr, ir.ArrayAttr) and len(r.attr) == 2 and all(isinstance(n, ir.IntegerAttr) for n in r.attr)
+            for r in ranges)
+        if not good:
+            self.fail(module, "dhlo.symbols gives each symbol a range [low, high]")
+
+    def _marks(self, f: Any, block: Any) -> None:
+        """Do the marks of results name states, or arguments of the results' types?"""
+        results = self._types(f, list(block.operations)[-1].operands)
+        arguments = self._types(f, block.arguments)
+        if "res_attrs" not in f.attributes:
+            return
+        for t, marks in zip(results, map(ir.DictAttr, f.attributes["res_attrs"]), strict=True):
+            if "dhlo.state" in marks and not isinstance(marks["dhlo.state"], ir.StringAttr):
+                self.fail(f, "dhlo.state names a state")
+            if "dhlo.argument" in marks:
+                n = marks["dhlo.argument"]
+                if not isinstance(n, ir.IntegerAttr) or not 0 <= n.value < len(arguments) or not same(t, arguments[n.value]):
+                    self.fail(f, "dhlo.argument gives the number of an argument of the result's type")
+
+    def _symbols(self, f: Any, block: Any) -> None:
+        """Has no symbol a use before the op that defines it, or two such ops?"""
+        used = {s.name for v in block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
+        known = set(used)
+        for op in _walk(block):
+            defined = new_symbols(op, known) if op.OPERATION_NAME in OPS else []
+            for name in defined:
+                if name in (used if not isinstance(op, Cond) else ()):
+                    self.fail(op.operation, f"the symbol {name} is used before it is defined here")
+            known |= set(defined)
+            used |= {s.name for v in op.results for e in from_mlir(v).shape for s in e.free_symbols} | _sizes(op)
+
+
+def _walk(block: Any) -> Iterator[Any]:
+    for op in block.operations:
+        yield op
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _walk(inner)
+
+
+def _sizes(op: Any) -> set[str]:
+    """Symbols in the size expressions of an op's attributes."""
+    found: set[str] = set()
+    kind = getattr(op, "kind", None)
+    for name in ("value", "start", "step", "condition", "starts", "low", "numbers"):
+        if kind is None or name not in op.attributes:
+            continue
+        given = attr(op, name)
+        for text in given if isinstance(given, list) else [given]:
+            try:
+                found |= {s.name for s in parse(text).free_symbols} if isinstance(text, str) else set()
+            except ValueError:  # a number that isn't a size, or a name
+                continue
+    return found
+
+
+def _list(types: list[TensorType]) -> str:
+    return ", ".join(map(str, types)) or "nothing"
+
+

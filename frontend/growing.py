@@ -97,7 +97,7 @@ def _joined(v: Any, arg: Any, d: int) -> Any:
 
 def _first(v: Any, t: TensorType) -> Any:
     """The first positions of a value, of type t."""
-    return build(Slice, [v], {"starts": [0] * t.rank, "steps": [1] * t.rank}, results=[t]).results[0]
+    return build(Slice, [v], {"starts": ["0"] * t.rank, "steps": [1] * t.rank}, results=[t]).results[0]
 
 
 def _append(arg: Any, join: Any, name: str, filled: sympy.Expr, capacity: sympy.Expr, d: int) -> Any:

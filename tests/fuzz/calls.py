@@ -73,8 +73,8 @@ def numbers(leaves: Sequence[Leaf]) -> list[torch.Tensor]:
 class Session:
     """One program, one session, and PyTorch beside them."""
 
-    def __init__(self, case: Case, artifact: Any, exported: torch.export.ExportedProgram, updates: Sequence[int], *, threads: int = 1,
-                 callback: bool = True) -> None:
+    def __init__(self, case: Case, artifact: Any, exported: torch.export.ExportedProgram, updates: Sequence[int], *,
+                 threads: int = 1, callback: bool = True) -> None:
         self.case, self.exported, self.updates = case, exported, list(updates)
         self.model = Model(artifact, threads)
         self.host = Host(self.model, CAP, callback=callback)
@@ -133,9 +133,9 @@ class Session:
         if call.defined:
             values = [p.value() for p in placed]  # what the memory holds: elements may share it
         before = {k: bytes(placed[k].memory.array()) for k in self.updates if k < len(placed)}
-        for k, p in enumerate(placed):
-            if not any(k == u or call.given[u].share and call.given[u].share[0] == k or call.given[k].share and call.given[k].share[0] == u
-                       for u in self.updates if u < len(placed)):
+        written = {id(placed[k].memory) for k in self.updates if k < len(placed)}
+        for p in placed:
+            if id(p.memory) not in written:
                 p.freeze()
         if rng.random() < 0.5:
             self.host.trim()

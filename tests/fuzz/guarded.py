@@ -63,7 +63,8 @@ def library() -> ctypes.CDLL:
         partial = folder / f"{path.name}.{os.getpid()}"
         whole = ["-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"]
         flags = [w for f in flags for w in (whole if f == archive else [f])]
-        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", str(source), *flags, "-o", str(partial)]
+        warnings = ["-Wall", "-Wextra", "-Werror"]
+        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *warnings, str(source), *flags, "-o", str(partial)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         partial.rename(path)
@@ -183,7 +184,8 @@ class Model:
         if artifact.constants.bytes:
             artifact.constants.fill(self._constants.array())  # type: ignore[union-attr]
         library().guard_read_only(self._constants.address, artifact.constants.bytes)
-        self.handle = library().host_model(self._jit.address(ABI_SYMBOL), self._constants.address, artifact.constants.bytes, threads)
+        nbytes = artifact.constants.bytes
+        self.handle = library().host_model(self._jit.address(ABI_SYMBOL), self._constants.address, nbytes, threads)
         assert self.handle, library().dhlo_last_error()
         dtypes = {code: getattr(torch, name) for name, code in DTYPES.items()}
         values = [library().dhlo_model_output(self.handle, k) for k in range(library().dhlo_model_num_outputs(self.handle))]

@@ -77,7 +77,8 @@ void Block::free() noexcept {
 int64_t grown_bytes(int64_t needed, int64_t held, int64_t budget) noexcept {
   if (needed > (int64_t{1} << 61)) return needed;  // no machine has it; the allocation fails with the true figure
   const int64_t rounded = [](int64_t b) { return round_up(b, b >= kHugePage ? kHugePage : kAlignment); }(needed);
-  const int64_t wanted = std::max(rounded, held + held / 2);
+  // Little more than is needed: growing copies nothing, and a session should hold about what its plans say.
+  const int64_t wanted = std::max(rounded, held + held / 16);
   return wanted <= budget ? wanted : std::max(needed, std::min(budget, wanted));
 }
 

@@ -224,7 +224,8 @@ def _lookups_values(v: Values) -> Sequence[Leaf]:
 
 def _orders(x: torch.Tensor, k: torch.Tensor) -> Any:
     a, b = torch.sort(x, dim=-1, stable=True)
-    return a, b, torch.sort(k, dim=0, stable=True).values, x.cumsum(0), x.cummax(-1).values, k.cumsum(0), x.topk(3, 0).values, torch.unique(k)
+    c = torch.sort(k, dim=0, stable=True).values
+    return a, b, c, x.cumsum(0), x.cummax(-1).values, k.cumsum(0), x.topk(3, 0).values, torch.unique(k)
 
 
 def _orders_values(v: Values) -> Sequence[Leaf]:
@@ -248,8 +249,8 @@ def _transforms(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def _casts(x: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> Any:
-    return (x.to(torch.bfloat16), x.half() * 2, y.to(torch.uint8), (y % 7).to(torch.int16), b.long().sum(0), b & (y > 0), x.mT.contiguous(),
-            torch.stack([x, x.flip(0)], -1), torch.where(b, y, -y), x.double().sin())
+    return (x.to(torch.bfloat16), x.half() * 2, y.to(torch.uint8), (y % 7).to(torch.int16), b.long().sum(0), b & (y > 0),
+            x.mT.contiguous(), torch.stack([x, x.flip(0)], -1), torch.where(b, y, -y), x.double().sin())
 
 
 def _casts_values(v: Values) -> Sequence[Leaf]:
@@ -266,9 +267,11 @@ def _every(*ranks: int) -> tuple[Any, ...]:
 
 
 def _cases() -> list[Case]:
-    conv = {"first": torch.nn.Conv2d(3, 8, 3, padding=1), "depth": torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8),
+    conv = {"first": torch.nn.Conv2d(3, 8, 3, padding=1),
+            "depth": torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8),
             "up": torch.nn.ConvTranspose2d(8, 4, 3, stride=2), "line": torch.nn.Conv1d(4, 6, 5)}
     linear = {"wide": torch.nn.Linear(24, 70), "narrow": torch.nn.Linear(40, 33).bfloat16()}
+    recurrent = {"lstm": torch.nn.LSTM(6, 5, batch_first=True), "gru": torch.nn.GRU(6, 7, batch_first=True)}
     count = Dim("count", min=0, max=32)
     return [
         Case("a number of rows as an int", Fn(_first_rows), (_r(40, 3), 7), ({0: A}, D),
@@ -298,11 +301,10 @@ def _cases() -> list[Case]:
         Case("convolutions", Fn(_conv, **conv), (_r(2, 3, 8, 9), _r(2, 4, 11)), ({0: A, 2: A, 3: A}, {0: A, 2: A}), _conv_values),
         Case("products", Fn(_products, **linear), (_r(5, 24), _r(24, 7), _r(5, 40).bfloat16(), _r(2, 7, 6)),
              ({0: A}, {1: A}, {0: A}, {0: A, 1: A, 2: A}), _products_values, tolerance=3e-4),
-        Case("lookups", Fn(_lookups, table=torch.nn.Embedding(11, 20)), (torch.tensor([[1, 2, 3]] * 2), _r(5, 7), torch.ones(4, 7).long()),
-             _every(2, 2, 2), _lookups_values, indices=(0, 2)),
+        Case("lookups", Fn(_lookups, table=torch.nn.Embedding(11, 20)),
+             (torch.tensor([[1, 2, 3]] * 2), _r(5, 7), torch.ones(4, 7).long()), _every(2, 2, 2), _lookups_values, indices=(0, 2)),
         Case("orders", Fn(_orders), (_r(5, 7), torch.arange(6)), _every(2, 1), _orders_values),
-        Case("recurrent layers", Fn(_recurrent, lstm=torch.nn.LSTM(6, 5, batch_first=True), gru=torch.nn.GRU(6, 7, batch_first=True)),
-             (_r(2, 9, 6),), ({0: A},), lambda v: (v.floats(v.size(least=1), 9, 6),)),
+        Case("recurrent layers", Fn(_recurrent, **recurrent), (_r(2, 9, 6),), ({0: A},), lambda v: (v.floats(v.size(least=1), 9, 6),)),
         Case("norms", Fn(_norms, batch=torch.nn.BatchNorm1d(24)), (_r(5, 24), _r(6, 7)), ({0: A}, {0: A, 1: A}),
              lambda v: (v.floats(v.size(least=1), 24), v.floats(v.size(least=1), v.size(least=2)))),
         Case("transforms", Fn(_transforms), (_r(5, 24), _r(6, 7)), ({0: A}, {0: A, 1: A}),

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dhlo.codegen.abi import ABI_SYMBOL, DTYPES
+from dhlo.codegen.abi import ABI_SYMBOL, DTYPES, VALUE
 from dhlo.codegen.link import extern_addresses
 from dhlo.codegen.llvm import Jit
 from dhlo.compiler import Artifact
@@ -63,7 +63,8 @@ def library() -> ctypes.CDLL:
         partial = folder / f"{path.name}.{os.getpid()}"
         whole = ["-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"]
         flags = [w for f in flags for w in (whole if f == archive else [f])]
-        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", str(source), *flags, "-o", str(partial)]
+        warnings = ["-Wall", "-Wextra", "-Werror"]
+        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *warnings, str(source), *flags, "-o", str(partial)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         partial.rename(path)
@@ -85,6 +86,8 @@ def library() -> ctypes.CDLL:
         "host_close": (None, [p]),
         "dhlo_last_error": (ctypes.c_char_p, []),
         "dhlo_model_release": (None, [p]),
+        "dhlo_model_num_outputs": (n, [p]),
+        "dhlo_model_output": (p, [p, n]),
         "dhlo_model_plan": (i, [p, p, n, p, p]),
         "dhlo_session_run": (i, [p, p, n]),
         "dhlo_session_error": (ctypes.c_char_p, [p]),
@@ -181,10 +184,12 @@ class Model:
         if artifact.constants.bytes:
             artifact.constants.fill(self._constants.array())  # type: ignore[union-attr]
         library().guard_read_only(self._constants.address, artifact.constants.bytes)
-        self.outputs = [(name, t.dtype.torch) for name, t in artifact.outputs]
-        self.inputs = list(artifact.inputs)
-        self.handle = library().host_model(self._jit.address(ABI_SYMBOL), self._constants.address, artifact.constants.bytes, threads)
+        nbytes = artifact.constants.bytes
+        self.handle = library().host_model(self._jit.address(ABI_SYMBOL), self._constants.address, nbytes, threads)
         assert self.handle, library().dhlo_last_error()
+        dtypes = {code: getattr(torch, name) for name, code in DTYPES.items()}
+        values = [library().dhlo_model_output(self.handle, k) for k in range(library().dhlo_model_num_outputs(self.handle))]
+        self.outputs: list[torch.dtype] = [dtypes[ctypes.c_int64.from_address(v + VALUE["dtype"]).value] for v in values]
 
     def close(self) -> None:
         library().dhlo_model_release(self.handle)
@@ -223,7 +228,7 @@ class Host:
         """A copy of the last run's output."""
         out = Tensor()
         assert library().dhlo_session_output(self.session, k, ctypes.byref(out)) == 0
-        dtype = self.model.outputs[k][1]
+        dtype = self.model.outputs[k]
         assert out.dtype == DTYPES[str(dtype)[6:]]
         sizes = list((ctypes.c_int64 * out.rank).from_address(out.sizes)) if out.rank else []
         n = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize

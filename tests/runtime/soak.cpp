@@ -119,32 +119,34 @@ void compare(dhlo_session* session, int64_t k, const Value& want, const std::str
   if (!same) die(where + ": values of result " + std::to_string(k));
 }
 
-void run(dhlo_session* session, const Call& call, const std::string& where) {
+std::vector<dhlo_tensor> tensors(const Call& call) {
   std::vector<dhlo_tensor> inputs;
   for (const Value& v : call.inputs)
     inputs.push_back({const_cast<char*>(v.bytes.data()), v.sizes, nullptr, static_cast<int32_t>(v.dtype),
                       static_cast<int32_t>(v.rank)});
+  return inputs;
+}
+
+void run(dhlo_session* session, const Call& call, const std::string& where) {
+  const std::vector<dhlo_tensor> inputs = tensors(call);
   if (dhlo_session_run(session, inputs.data(), static_cast<int64_t>(inputs.size())) != DHLO_OK)
     die(where + ": " + dhlo_session_error(session));
   for (size_t k = 0; k < call.results.size(); ++k) compare(session, static_cast<int64_t>(k), call.results[k], where);
 }
 
-// The most that a session needs, figured from what each call takes in a fresh one.
-int64_t needed_bytes(dhlo_model* model, const std::vector<Sequence>& sequences) {
+// The most that a session needs by the model's plans of all calls.
+int64_t planned_bytes(dhlo_model* model, const std::vector<Sequence>& sequences) {
   int64_t arena = 0, scratch = 0, outputs = 0;
   for (const Sequence& s : sequences) {
-    dhlo_session* session = nullptr;
-    check(dhlo_session_create(model, nullptr, &session), "session");
     for (const Call& call : s) {
-      dhlo_session_trim(session);
-      run(session, call, "a fresh session");
-      dhlo_counters c;
-      dhlo_session_counters(session, &c);
-      arena = std::max(arena, c.arena_bytes);
-      scratch = std::max(scratch, c.scratch_bytes);
-      outputs = std::max(outputs, c.output_bytes);
+      dhlo_plan plan;
+      const std::vector<dhlo_tensor> inputs = tensors(call);
+      check(dhlo_model_plan(model, inputs.data(), static_cast<int64_t>(inputs.size()), nullptr, &plan), "plan");
+      if (plan.data_dependent != 0) die("a plan leaves out what depends on data");
+      arena = std::max(arena, plan.arena_bytes);
+      scratch = std::max(scratch, plan.scratch_bytes);
+      outputs = std::max(outputs, plan.output_bytes);
     }
-    dhlo_session_destroy(session);
   }
   return arena + scratch + outputs + dhlo_model_state_bytes(model);
 }
@@ -163,9 +165,8 @@ int main(int argc, char** argv) {
   options.allocator.free = count_free;
   dhlo_model* model = nullptr;
   check(dhlo_model_load_file(argv[1], &options, &model), "load");
-  const int64_t needed = needed_bytes(model, sequences);
-  if (held != 0) die("memory is held after the last session's end");
-  peak = 0;
+  const int64_t planned = planned_bytes(model, sequences);
+  if (held != 0) die("planning holds memory");
 
   std::atomic<int64_t> made{0};
   std::atomic<int> ready{0};
@@ -194,8 +195,8 @@ int main(int argc, char** argv) {
   for (int t = 0; t < threads; ++t) workers.emplace_back(work, t);
   for (std::thread& w : workers) w.join();
   if (held != 0) die("memory is held after the last session's end");
-  std::printf("{\"calls\": %lld, \"needed\": %lld, \"peak\": %lld, \"resident\": [", static_cast<long long>(made),
-              static_cast<long long>(needed), static_cast<long long>(peak));
+  std::printf("{\"calls\": %lld, \"planned\": %lld, \"peak\": %lld, \"resident\": [", static_cast<long long>(made),
+              static_cast<long long>(planned), static_cast<long long>(peak));
   for (size_t i = 0; i < resident.size(); ++i) std::printf("%s%lld", i > 0 ? ", " : "", static_cast<long long>(resident[i]));
   std::printf("]}\n");
   dhlo_model_release(model);

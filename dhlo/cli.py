@@ -115,7 +115,12 @@ def main(
 @app.command("compile")
 def compile_command(
     source: Annotated[
-        Path, typer.Argument(metavar="MODEL.pt2", show_default=False, help="A file of torch.export.save.")
+        Path,
+        typer.Argument(
+            metavar="MODEL.pt2",
+            show_default=False,
+            help="A file of torch.export.save that you trust: reading it can run code.",
+        ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")] = None,
     emit: Annotated[

@@ -131,7 +131,7 @@ class _Reader:
         if isinstance(n, ast.Constant):
             return as_expr(n.value)
         name = ast.unparse(n.func) if isinstance(n, ast.Call) else ""
-        f = SCALAR_FUNCTIONS[_CALLS[name]] if name in _CALLS else getattr(tsf, name, None) or getattr(sympy, name, None)
+        f = SCALAR_FUNCTIONS[_CALLS[name]] if name in _CALLS else _expression_class(name)
         if f is not None and isinstance(n, ast.Call):
             return self._call(f, *map(self.read, n.args))
         return self._source(n)
@@ -153,6 +153,12 @@ class _Reader:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "storage_offset":
             return as_expr(0)
         raise KeyError(text)
+
+
+def _expression_class(name: str) -> Any:
+    """The class of expressions of that name, torch's or sympy's; None for other things that these modules hold, which may act."""
+    f = getattr(tsf, name, None) or getattr(sympy, name, None)
+    return f if isinstance(f, type) and issubclass(f, sympy.Basic) else None
 
 
 def _sources(names: list[str], values: list[Any]) -> dict[str, Any]:

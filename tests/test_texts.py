@@ -18,6 +18,7 @@ from dhlo.commands.bench import _points, parse_range
 from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import CompileError, ContractError
+from dhlo.frontend.guards import _Reader
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.pipeline import PASSES, run_passes
 from dhlo.shape_infer.symbols import parse, show, symbol
@@ -248,3 +249,11 @@ def test_pytrees_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tree = pytree.tree_structure({"a": [1, (2, None)], "b": 3})
     data = {"format": 2, "inputs": [], "outputs": [], "in_spec": pytree.treespec_dumps(tree), "out_spec": None, "updates": []}
     assert callspec.read_call(data, [], []).in_spec == tree
+
+
+# ---------------------------------------------------------------------------------------------------- guards of programs
+def test_guards_call_nothing_but_expressions() -> None:
+    assert _Reader({}).parse("Max(3, 5)") == 5
+    for code in ("preview(3)", "sympify('3')", "make_opaque_unary_fn('x')", "lambdify(3, 3)", "__import__('os')", "os.getpid()"):
+        with pytest.raises((KeyError, ValueError)):
+            _Reader({}).parse(code)

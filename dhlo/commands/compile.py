@@ -45,6 +45,7 @@ _SUFFIX = {
 def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.ExportedProgram:
     """Reads what torch.export.save wrote, after importing `modules` (custom operators, pytree types).
 
+    The file has to be trusted: PyTorch's reader unpickles objects, evaluates expressions and imports modules that it names.
     Raises CompileError if the file can't be read.
     """
     for name in modules:

@@ -12,7 +12,6 @@ from typing import Any
 
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
-from dhlo.codegen.abi import ABI_VERSION
 from dhlo.codegen.constants import Constants
 from dhlo.codegen.contract import Argument, Contract
 from dhlo.codegen.cost import group_cost

@@ -24,7 +24,7 @@ void give_back(const dhlo_allocator& host, void* data, size_t bytes) noexcept {
 
 }  // namespace
 
-bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
+bool Block::allocate(int64_t bytes, const dhlo_allocator* host, int64_t room) noexcept {
   free();
   misaligned_ = false;
   if (bytes < 0 || bytes > (int64_t{1} << 62)) return false;
@@ -41,9 +41,14 @@ bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
     }
     host_ = host;
   } else if (large) {
-    const auto whole_pages = static_cast<size_t>(round_up(bytes, kHugePage));
-    const size_t total = whole_pages + static_cast<size_t>(kHugePage);
-    void* mapping = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t whole_pages = 0, total = 0;
+    auto map = [&](int64_t most) {
+      whole_pages = static_cast<size_t>(round_up(most, kHugePage));
+      total = whole_pages + static_cast<size_t>(kHugePage);
+      return mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    };
+    void* mapping = map(bytes + std::max<int64_t>(room, 0));
+    if (mapping == MAP_FAILED && room > 0) mapping = map(bytes);  // where address space counts
     if (mapping == MAP_FAILED) return false;
     mapping_ = mapping;
     mapping_bytes_ = total;
@@ -55,6 +60,14 @@ bool Block::allocate(int64_t bytes, const dhlo_allocator* host) noexcept {
     return false;
   }
   bytes_ = bytes;
+  return true;
+}
+
+bool Block::extend(int64_t bytes) noexcept {
+  if (mapping_ == nullptr) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(data_), end = reinterpret_cast<uintptr_t>(mapping_) + mapping_bytes_;
+  if (bytes > static_cast<int64_t>(end - begin)) return false;
+  bytes_ = std::max(bytes_, bytes);
   return true;
 }
 

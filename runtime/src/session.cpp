@@ -157,7 +157,7 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
   const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), room);
   *held -= block->bytes();
   ++counters.growths;
-  const bool ok = block->allocate(wanted, model->host_allocator()) ||
+  const bool ok = block->extend(wanted) || block->allocate(wanted, model->host_allocator(), wanted / 2) ||
                   (wanted > bytes && block->allocate(bytes, model->host_allocator()));
   *held += block->bytes();
   if (!ok && block->misaligned())

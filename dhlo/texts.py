@@ -20,7 +20,7 @@ MOST_CHARACTERS = 1 << 28
 _DEPTH = 200  # of brackets, and of locations in locations
 _DIGITS = 40
 _TOKEN = re.compile(
-    r"""(?P<blank>\s+|//[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<dims>(?:(?:\d+|\?)x)+)|(?P<arrow>->)
+    r"""(?P<blank>\s+|//[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<hex>0x[0-9A-Fa-f]{1,16}\b)|(?P<dims>(?:(?:\d+|\?)x)+)|(?P<arrow>->)
     |(?P<number>\d+(?:\.\d*(?:[eE][+-]?\d+)?)?)|(?P<name>[%@^!#]?[A-Za-z_][\w.$]*|[%^#]\d+)|(?P<mark>[()\[\]{}<>,:=?+-])""",
     re.VERBOSE | re.ASCII,
 )

@@ -157,6 +157,12 @@ def test_what_the_parser_cannot_stand_is_refused_before(case: str) -> None:
         read_module(CRASHING[case], "f.mlir")
 
 
+def test_infinities_are_numbers() -> None:
+    line = '%y = "dhlo.pad"(%m) {low = ["1", "0"], value = 0xFFF0000000000000 : f64} : (tensor<4x4xf32>) -> tensor<6x4xf32>'
+    with mlir.context():
+        read_module(module(line), "f.mlir")
+
+
 def test_functions_are_of_one_block_and_of_tensors() -> None:
     for text in ("func.func private @f(tensor<4xf32>)", "module { module { } }", "func.func @f(%x: i32) { return }"):
         with mlir.context(), pytest.raises(CompileError, match=r"f\.mlir:1:"):

@@ -64,7 +64,8 @@ def _strange(x: torch.Tensor, rng: random.Random) -> list[Any]:
     return [
         None, True, 3, -1, 1 << 63, -(1 << 200), 0.5, float("nan"), 1j, "text", b"bytes", [], (), {}, object(), [1.0, 2.0],
         x.tolist(), np.float32(2), np.int64(2), np.bool_(True), np.array(2.0), np.array("text"), np.array([object()]),
-        np.zeros(3, [("a", "f4")]), np.array(["2020-01-01"], "M8[D]"), np.zeros((1,) * 9, np.float32), np.zeros((1,) * 33, np.float32),
+        np.zeros(3, [("a", "f4")]), np.array(["2020-01-01"], "M8[D]"), np.zeros((1,) * 9, np.float32),
+        np.zeros((1,) * 33, np.float32),
         x.to("meta"), x.double(), x.to(torch.complex64), x.half(), x.bool(), x.to(torch.uint16), x.to_sparse() if x.dim() else None,
         x[None], flat, x.new_zeros([0] * x.dim()), more.as_strided([3, 5], [1, 1]), more.as_strided([5, 5], [0, 0]),
         x.to(torch.complex64).conj(), Broken("raises"), Broken("not a capsule"), memoryview(b"1234"), torch.Size([2]), range(3),

@@ -69,7 +69,8 @@ def _strange(x: torch.Tensor, rng: random.Random) -> list[Any]:
         x.to("meta"), x.double(), x.to(torch.complex64), x.half(), x.bool(), x.to(torch.uint16), x.to_sparse() if x.dim() else None,
         x[None], flat, x.new_zeros([0] * x.dim()), more.as_strided([3, 5], [1, 1]), more.as_strided([5, 5], [0, 0]),
         x.to(torch.complex64).conj(), Broken("raises"), Broken("not a capsule"), memoryview(b"1234"), torch.Size([2]), range(3),
-        slice(2), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        slice(2),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         rng.choice([torch.float32, torch.device("cpu"), torch.nn.Linear(2, 2)]),
     ]
 

@@ -27,7 +27,7 @@ from dhlo.codegen.kernels.loops import MIN_WORK, group_cost
 from dhlo.dialect import Kind, attr
 from dhlo.ops.compute import Reduce
 from dhlo.ops.elementwise import wrap
-from dhlo.shape_infer.symbols import FloorDiv, ceil_div, least, product
+from dhlo.shape_infer.symbols import FloorDiv, ceil_div, is_static, least, product
 from dhlo.types import DTYPES, DType, from_mlir
 
 __all__ = ["MAX_SPLIT", "Split", "lower_reduction"]
@@ -367,7 +367,12 @@ class _Reduction:
                element: Callable[[dict[int, Index], list[V], int], list[V]]) -> list[V]:
         fn, em = self.fn, self.em
         if dims:
-            with fn.loop(*self._range(dims[0]), 1, accs) as lp, em.scope():
+            start, end = self._range(dims[0])
+            inner = [self.shape[d] for d in (*dims[1:], *([] if self.lane_kept else [self.lane]))]
+            for size in inner:
+                if not is_static(size):  # many rows of nothing would take their time
+                    end = fn.select(fn.cmp("eq", fn.i64(em.size(size)), 0), start, end)
+            with fn.loop(start, end, 1, accs) as lp, em.scope():
                 new = self._sweep(dims[1:], [{**at, dims[0]: Index(lp.iv)} for at in ats], lp.carried, ways, element)
                 lp.yield_(*new)
             return lp.results

@@ -136,7 +136,7 @@ def test_kernels_of_varying_size() -> None:
     ):
         for got, want in zip(model(*args), fn(*args), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    plan = model.plan([[1, 4, 21, 23, 25], [4, 3, 21, 23, 25], [4, 2, 21, 23, 25]])
+    plan = model.plan([[1, 4, 21, 23, 25], [4, 3, 21, 23, 25], [4, 2, 21, 23, 13]])
     assert plan["arena_bytes"] < 100 << 20  # one row of the kernel at a time: all windows would take gigabytes
 
 

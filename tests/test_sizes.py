@@ -206,8 +206,10 @@ def test_dims_beyond_48_bits_are_refused() -> None:
     with pytest.raises(ContractError, match="above the largest possible"):
         model.plan([1 << 48, 0], [0, 4])
     with pytest.raises(MemoryError, match="output 0 'matmul': its number of elements"):
-        model.plan([LARGEST, 0], [0, LARGEST])
-    assert model.plan([0, LARGEST], [LARGEST, 0])["outputs"] == [("float32", (0, 0))]
+        model.plan([1 << 31, 0], [0, 1 << 31])
+    assert model.plan([0, 1 << 31], [1 << 31, 0])["outputs"] == [("float32", (0, 0))]
+    with pytest.raises(ContractError, match="it has no elements, but its other sizes multiply to more"):
+        model.plan([0, (1 << 31) + 1], [(1 << 31) + 1, 0])
     x, y = torch.randn(6, 7), torch.randn(7, 2)
     torch.testing.assert_close(model(x, y), x @ y)
 

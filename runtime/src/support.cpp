@@ -1,6 +1,8 @@
 // Errors inside the runtime, their text for the caller, and the helpers of the C interface that need no model.
 #include "support.hpp"
 
+#include <algorithm>
+
 namespace dhlo {
 namespace {
 
@@ -17,6 +19,15 @@ constexpr DtypeInfo kDtypes[DHLO_DTYPE_COUNT] = {
 
 bool is_dtype(int64_t dtype) { return dtype >= 0 && dtype < DHLO_DTYPE_COUNT; }
 
+// Programs may go through the rows of a tensor before they find that each has nothing in it: that mustn't take hours.
+bool is_swift_when_empty(const dhlo_tensor& input) {
+  int64_t rows = 1;
+  for (int32_t dim = 0; dim < input.rank; ++dim) {
+    if (__builtin_mul_overflow(rows, std::max<int64_t>(input.sizes[dim], 1), &rows)) return false;
+  }
+  return rows <= DHLO_ABI_MAX_EMPTY;
+}
+
 void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t index, bool need_data) {
   auto fail = [&](const std::string& text) {
     throw Error(DHLO_INVALID_ARGUMENT, describe_value("input", index, &model.inputs[index]) + ": " + text);
@@ -31,6 +42,8 @@ void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t 
            (input.sizes[dim] < 0 ? " is negative" : " is above the largest possible, 2^48 - 1"));
   const int64_t elements = count_elements(input.rank, input.sizes);
   if (elements < 0) fail("its number of elements does not fit in 62 bits");
+  if (elements == 0 && !is_swift_when_empty(input))
+    fail("it has no elements, but its other sizes multiply to more than the largest possible then, 2^31");
   if (input.data == nullptr && elements != 0 && need_data)
     fail("data is null, but the tensor has " + std::to_string(elements) + " element(s)");
 }

@@ -11,6 +11,8 @@ __all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "Model
 class DhloError(Exception):
     """Base of all errors raised by dhlo."""
 
+    status: str | None = None  # the runtime's errors, which users don't meet, say here what happened
+
 
 class CompileError(DhloError, ValueError):
     """The program or the options can't be compiled as given. `where` is the user's source line, `hint` what to do."""

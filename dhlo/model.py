@@ -86,7 +86,8 @@ class CompiledModel:
         """The tensors of a call, checked as far as the runtime can't. Raises ContractError."""
         leaves = args if self._plain_in and not kwargs else self._flatten(args, kwargs)
         for number, dim, name in self._grown:
-            _check_buffer(leaves[number], dim, name)
+            if number < len(leaves):  # the runtime counts them
+                _check_buffer(leaves[number], dim, name)
         return leaves
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -268,8 +269,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _check_buffer(x: torch.Tensor, dim: int, name: str) -> None:
+def _kind(x: Any) -> str:
+    return f"a {x.layout} tensor of {x.dim()} dims on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def _check_buffer(x: Any, dim: int, name: str) -> None:
     """The memory behind a growing argument is as long as its strides say. Raises ContractError."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.device.type != "cpu" or x.dim() <= dim:
+        raise ContractError(f"'{name}' grows in place: expected a dense CPU tensor of PyTorch, got {_kind(x)}")
     sizes = [x.stride(dim - 1) // max(x.stride(dim), 1) if d == dim else n for d, n in enumerate(x.shape)]
     last = sum((n - 1) * s for n, s in zip(sizes, x.stride(), strict=True)) if 0 not in sizes else -1
     if (x.storage_offset() + last + 1) * x.element_size() > x.untyped_storage().nbytes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ class Session:
     def write_state(self, name: str, value: torch.Tensor) -> None:
         """Sets a buffer. Raises KeyError if there is none of that name, ContractError for another shape or dtype."""
         meta = self._describe(name)
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
+            raise ContractError(f"state '{name}' is a dense tensor, got {type(value).__name__}")
         if list(value.shape) != meta["shape"] or str(value.dtype)[6:] != meta["dtype"]:
             raise ContractError(f"state '{name}' is {meta['dtype']}{meta['shape']}, got {str(value.dtype)[6:]}{list(value.shape)}")
         value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -73,7 +76,7 @@ class Session:
         distributions, not its bits; torch.manual_seed doesn't concern them. A session that was never seeded is seeded by
         the operating system."""
         with _errors():
-            self._native.seed(seed & (1 << 64) - 1)
+            self._native.seed(operator.index(seed) & (1 << 64) - 1)
 
     def copy(self) -> Session:
         """A new session that goes on from the same state and random generator, with the same options."""
@@ -93,7 +96,7 @@ class Session:
         with _errors():
             try:
                 self._native.restore(snapshot)
-            except (RuntimeError, ValueError) as e:
+            except (BufferError, RuntimeError, ValueError) as e:
                 raise SessionError(str(e)) from None
 
     __copy__ = copy

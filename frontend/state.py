@@ -42,7 +42,7 @@ def state_names(ep: Any) -> dict[str, str]:
     names: dict[Any, str] = {}
     for s in sorted(specs, key=lambda s: _KINDS.index(s.kind)):
         key, name = _memory(ep, s.target), s.target
-        if key not in names and _LIFTED.fullmatch(name):
+        if key not in names and name not in ep.state_dict and _LIFTED.fullmatch(name):
             name = _numbered(_user(nodes[s.arg.name]), taken)
             taken.add(name)
         names.setdefault(key, name)

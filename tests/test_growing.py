@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,3 +108,22 @@ def test_in_cpp(tmp_path: Path, build_host: BuildHost) -> None:
     binary = build_host(tmp_path / "host", tmp_path / "host.cpp")
     out = subprocess.run([str(binary), str(tmp_path / "step.so")], capture_output=True, text=True, check=True).stdout
     assert out == f"3 {3 * 2 * 4} 011"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, np.zeros((2, 3, 4, 8)), torch.zeros(2, 3, 4, 8).to_sparse(), torch.zeros(3)])
+def test_what_is_no_buffer_is_refused_by_name(wrong: object) -> None:
+    model, example = Joined(), (torch.randn(2, 3, 4, 8), torch.randn(2, 3, 1, 8))
+    sizes = ({2: torch.export.Dim("past", min=0, max=64)}, None)
+    compiled = dhlo.compile(torch.export.export(model, example, dynamic_shapes=sizes), grow={"past": 2})
+    with pytest.raises(dhlo.ContractError, match="'past' grows in place: expected a dense CPU tensor of PyTorch, got"):
+        compiled(wrong, example[1])
+    with pytest.raises(dhlo.ContractError, match="expected|structure"):
+        compiled(example[0])
+    room = torch.empty(2, 3, 16, 8)
+    past = room[:, :, :4].copy_(example[0])
+    torch.testing.assert_close(compiled(past, example[1]), model(*example))
+
+
+class Joined(torch.nn.Module):
+    def forward(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past, new], 2)

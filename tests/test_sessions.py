@@ -357,3 +357,52 @@ def test_strides_beyond_all_memory_are_refused(writer: dhlo.CompiledModel) -> No
                 call()
     flipped = np.arange(24, dtype=np.float32).reshape(8, 3)[::-1, ::-1]
     np.testing.assert_array_equal(plus_one(flipped).numpy(), flipped + 1)
+
+
+class Counting(torch.nn.Module):
+    """x plus the number of calls so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Interrupting:
+    """An argument whose conversion is interrupted, or calls the session that it is an argument of."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    def __dlpack__(self, **_: object) -> object:
+        return self.act()
+
+
+def _raise(error: BaseException) -> object:
+    raise error
+
+
+def test_interruptions_go_on_as_they_are() -> None:
+    session = dhlo.compile(export(Counting(), (torch.randn(3),))).session()
+    for error in (KeyboardInterrupt(), SystemExit(3), MemoryError("none")):
+        with pytest.raises(type(error)):
+            session(Interrupting(lambda error=error: _raise(error)))
+    with pytest.raises(dhlo.SessionError, match="in use"):
+        session(Interrupting(lambda: session(torch.zeros(3))))
+    session(torch.zeros(3))
+
+
+def test_damaged_snapshots_are_refused() -> None:
+    session = dhlo.compile(export(Counting(), (torch.randn(3),))).session()
+    session(torch.ones(3))
+    saved, before = session.snapshot(), session.state
+    for at in range(0, len(saved), 3):
+        damaged = bytearray(saved)
+        damaged[at] ^= 1 << at % 8
+        with pytest.raises(dhlo.SessionError):
+            session.restore(damaged)
+    assert all(torch.equal(session.state[k], v) for k, v in before.items())
+    session.restore(saved)

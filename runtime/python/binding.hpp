@@ -82,8 +82,8 @@ class Inputs {
   bool convert_one(const dhlo_abi_value* value, int64_t index, PyObject* object, bool shapes);
   bool convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObject* object, const dlpack::ExchangeApi* api);
   bool accept_flags(const dhlo_abi_value* value, int64_t index, uint64_t flags);
-  bool convert_scalar(int64_t index, PyObject* object, bool* done);
-  bool store_int(int64_t index, PyObject* integer);
+  bool convert_scalar(const dhlo_abi_value* value, int64_t index, PyObject* object, bool* done);
+  bool store_int(const dhlo_abi_value* value, int64_t index, PyObject* integer);
   bool convert_shape(const dhlo_abi_value* value, int64_t index, PyObject* object);
   bool convert_capsule(const dhlo_abi_value* value, int64_t index, PyObject* object);
   bool accept(const dhlo_abi_value* value, int64_t index, const dlpack::Tensor& tensor);

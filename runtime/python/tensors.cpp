@@ -53,6 +53,13 @@ bool reraise(const dhlo_abi_value* value, int64_t index) {
   PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &error, &trace);
   PyErr_NormalizeException(&type, &error, &trace);
+  // Interruptions, and what the runtime raised already, go on as they are.
+  const bool is_own = error != nullptr && PyObject_HasAttrString(error, "status") != 0;
+  if (is_own || PyErr_GivenExceptionMatches(type, PyExc_Exception) == 0 ||
+      PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0) {
+    PyErr_Restore(type, error, trace);
+    return false;
+  }
   Ref text(PyObject_Str(error != nullptr ? error : Py_None));
   Ref lines(text ? PyObject_CallMethod(text.get(), "partition", "s", "\n")
                  : nullptr);  // torch appends a C++ stack trace
@@ -109,8 +116,9 @@ bool find_empty(PyObject* object, int64_t item_bytes, void** data) {
     return true;
   }
   Ref address(PyObject_CallMethod(storage.get(), "data_ptr", nullptr));
+  if (!address) return false;
   Ref offset(PyObject_CallMethod(object, "storage_offset", nullptr));
-  if (!address || !offset) return false;
+  if (!offset) return false;
   auto* base = static_cast<uint8_t*>(PyLong_AsVoidPtr(address.get()));
   if (base != nullptr) *data = base + PyLong_AsLongLong(offset.get()) * item_bytes;
   return PyErr_Occurred() == nullptr;
@@ -206,7 +214,7 @@ bool Inputs::convert_one(const dhlo_abi_value* value, int64_t index, PyObject* o
   if (const ExchangeApi* api = exchange_api(Py_TYPE(object))) return convert_exchanged(value, index, object, api);
   if (updated_[static_cast<size_t>(index)] && !shapes) return convert_capsule(value, index, object);
   bool done = false;
-  if (!convert_scalar(index, object, &done)) return false;
+  if (!convert_scalar(value, index, object, &done)) return false;
   if (done) return true;
   if (shapes && (PyTuple_Check(object) || PyList_Check(object))) return convert_shape(value, index, object);
   return convert_capsule(value, index, object);
@@ -233,7 +241,8 @@ bool Inputs::convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObj
     if (managed->deleter != nullptr) managed->deleter(managed);
     if (!accept_flags(value, index, flags)) return false;
   }
-  if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data)) return false;
+  if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data))
+    return reraise(value, index);
   return accept(value, index, tensor);
 }
 
@@ -247,7 +256,7 @@ bool Inputs::accept_flags(const dhlo_abi_value* value, int64_t index, uint64_t f
   return false;
 }
 
-bool Inputs::convert_scalar(int64_t index, PyObject* object, bool* done) {
+bool Inputs::convert_scalar(const dhlo_abi_value* value, int64_t index, PyObject* object, bool* done) {
   auto store = [&](const auto& number, int32_t dtype) {
     Scalar& scalar = scalars_[static_cast<size_t>(index)];
     std::memcpy(scalar.bytes, &number, sizeof number);
@@ -258,16 +267,20 @@ bool Inputs::convert_scalar(int64_t index, PyObject* object, bool* done) {
     store(static_cast<uint8_t>(object == Py_True), DHLO_BOOL);
   } else if (PyLong_Check(object)) {
     *done = true;
-    return store_int(index, object);
+    return store_int(value, index, object);
   } else if (PyFloat_Check(object)) {
     store(PyFloat_AsDouble(object), DHLO_F64);
   }
   return true;
 }
 
-bool Inputs::store_int(int64_t index, PyObject* integer) {
+bool Inputs::store_int(const dhlo_abi_value* value, int64_t index, PyObject* integer) {
   const int64_t number = PyLong_AsLongLong(integer);
-  if (number == -1 && PyErr_Occurred() != nullptr) return false;
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s: expected an integer of 64 bits, got a larger one", describe(value, index).c_str());
+    return false;
+  }
   Scalar& scalar = scalars_[static_cast<size_t>(index)];
   std::memcpy(scalar.bytes, &number, sizeof number);
   tensors_[static_cast<size_t>(index)] = {scalar.bytes, nullptr, nullptr, DHLO_I64, 0};
@@ -302,7 +315,7 @@ bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObjec
     }
     if (PyIndex_Check(object) != 0) {  // such as numpy's integer scalars
       Ref integer(PyNumber_Index(object));
-      return integer && store_int(index, integer.get());
+      return integer && store_int(value, index, integer.get());
     }
     Ref type(PyType_GetName(Py_TYPE(object)));
     PyErr_Format(PyExc_TypeError, "%s: expected a tensor or a number, got %S", describe(value, index).c_str(),

@@ -140,8 +140,26 @@ int64_t dhlo_session::held_bytes() const noexcept {
          counters.output_bytes + hook_bytes;
 }
 
+void dhlo_session::release_unused(const Block* but) noexcept {
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments_used[i] || &segments[i] == but) continue;
+    counters.arena_bytes -= segments[i].bytes();
+    segments[i].free();
+  }
+  for (Output& out : outputs) {
+    if (out.produced || &out.owned == but) continue;
+    counters.output_bytes -= out.owned.bytes();
+    out.owned.free();
+  }
+  if (scratch_asked == 0 && &scratch != but) {
+    counters.scratch_bytes = scratch_stride = 0;
+    scratch.free();
+  }
+}
+
 bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* what) noexcept {
   if (bytes <= block->bytes() && block->data() != nullptr) return true;
+  if (bytes > max_bytes - (held_bytes() - block->bytes())) release_unused(block);
   const int64_t budget = max_bytes - (held_bytes() - block->bytes());
   if (bytes > budget) {
     record(DHLO_OUT_OF_MEMORY, [&] {
@@ -176,6 +194,7 @@ void* dhlo_session::serve_arena(dhlo_abi_call* call, int64_t segment, int64_t by
   }
   Block& block = self->segments[static_cast<size_t>(segment)];
   if (!self->grow(&block, bytes, &self->counters.arena_bytes, "arena")) return nullptr;
+  self->segments_used[static_cast<size_t>(segment)] = true;
   self->counters.arena_used += bytes;
   return block.data();
 }
@@ -192,6 +211,7 @@ void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noex
   }
   counters.output_used += bytes;
   if (options.output != nullptr) {
+    if (bytes > max_bytes - held_bytes()) release_unused(nullptr);
     if (bytes > max_bytes - held_bytes()) {
       record(DHLO_OUT_OF_MEMORY, [&] {
         return dhlo::describe_value("output", index, value) + ": " + std::to_string(bytes) +
@@ -206,7 +226,7 @@ void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noex
         },
         static_cast<void*>(nullptr));
     hook_bytes += bytes;
-    if (data != nullptr) return data;
+    if (data != nullptr) return trusts_output_hook || is_free(index, data, bytes) ? data : nullptr;
     if (bytes == 0) return empty_block;
     record(DHLO_OUT_OF_MEMORY, [&] {
       return dhlo::describe_value("output", index, value) + ": the host gave no memory for " + std::to_string(bytes) +
@@ -298,12 +318,15 @@ int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t exp
                       [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
 }
 
+std::string dhlo_session::describe(const dhlo::Given& g) const {
+  const dhlo_abi_value* values = g.output ? model->abi->outputs : model->abi->inputs;
+  return dhlo::describe_value(g.output ? "output" : "input", g.index, &values[g.index]);
+}
+
 // Memory that the run writes must be nobody else's: kernels read and write in any order. Throws Error.
 void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   const dhlo_abi_model& abi = *model->abi;
-  auto name = [&abi](const dhlo::Given& g) {
-    return dhlo::describe_value(g.output ? "output" : "input", g.index, &(g.output ? abi.outputs : abi.inputs)[g.index]);
-  };
+  auto name = [this](const dhlo::Given& g) { return describe(g); };
   given.clear();
   for (int64_t i = 0; i < abi.num_inputs; ++i) {
     const int64_t grows = writes.empty() ? kReads : writes[static_cast<size_t>(i)];
@@ -323,9 +346,13 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
       throw Error(DHLO_INVALID_ARGUMENT,
                   name(g) + " is updated by the model, but several of its elements share memory, by its strides");
   }
-  for (int64_t i = 0; num_bound > 0 && i < abi.num_outputs; ++i) {
+  // What the session holds for an output is written, too, and may move: an output of the last run is no input of this one.
+  for (int64_t i = 0; i < abi.num_outputs; ++i) {
     const Output& out = outputs[static_cast<size_t>(i)];
-    if (out.bound != nullptr) given.push_back({dhlo::whole_region(out.bound, out.capacity), i, true, true});
+    const bool bound = out.bound != nullptr;
+    if (!bound && out.owned.data() == nullptr) continue;
+    given.push_back({dhlo::whole_region(bound ? out.bound : out.owned.data(), bound ? out.capacity : out.owned.bytes()), i,
+                     true, true});
   }
   // In the order of their addresses, so that only neighbours are compared.
   std::sort(given.begin(), given.end(),
@@ -341,6 +368,20 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   }
 }
 
+// Whether memory that the host gave for an output is used by nothing else of the run; records an error if not.
+bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
+  const dhlo::Given output{dhlo::whole_region(data, bytes), index, true, true};
+  for (const dhlo::Given& other : given) {
+    if ((other.output && other.index == index) || !dhlo::share_bytes(output.region, other.region)) continue;
+    record(DHLO_HOST, [&] {
+      return describe(output) + ": the host gave memory that it shares with " + describe(other);
+    });
+    return false;
+  }
+  given.push_back(output);
+  return true;
+}
+
 dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
   const dhlo::Claim claim(*this);
   if (!claim) return DHLO_BUSY;
@@ -351,8 +392,10 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
         for (Output& out : outputs) out.produced = false;
         counters.arena_used = counters.output_used = 0;
         hook_bytes = scratch_asked = 0;
+        segments_used.assign(segments.size(), false);
         for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->abi, inputs[i], i);
-        if (!writes.empty() || num_bound > 0) check_sharing(inputs);
+        const bool hooked = options.output != nullptr && !trusts_output_hook;
+        if (!writes.empty() || num_bound > 0 || counters.output_bytes > 0 || hooked) check_sharing(inputs);
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)

@@ -52,6 +52,8 @@ struct dhlo_session : dhlo_abi_call {
   void trim();
   // All that counts against the cap.
   int64_t held_bytes() const noexcept;
+  // Frees what is held for other shapes, and not used by the run in progress; `but` stays.
+  void release_unused(const dhlo::Block* but) noexcept;
   // Makes `block` hold at least `bytes`, within the cap; false after recording an error.
   bool grow(dhlo::Block* block, int64_t bytes, int64_t* held, const char* what) noexcept;
   // Records an error, with the text that `make` returns, and returns `status`.
@@ -63,6 +65,7 @@ struct dhlo_session : dhlo_abi_call {
   const dhlo_session_options options;
   const int64_t max_bytes;
   std::vector<dhlo::Block> segments;
+  std::vector<bool> segments_used;  // by the run in progress
   dhlo::Block scratch;
   int64_t scratch_stride = 0;  // bytes of one worker's scratch
   int64_t scratch_asked = 0;   // the most of it that the run in progress has asked for
@@ -71,7 +74,8 @@ struct dhlo_session : dhlo_abi_call {
   int64_t num_bound = 0;           // outputs with memory of the caller
   int64_t hook_bytes = 0;          // of outputs that the output hook gave memory for in the run in progress
   std::vector<int64_t> writes;     // by input: kReads, or as dhlo_abi_model.grows; empty if the run writes to none
-  std::vector<dhlo::Given> given;  // of the run in progress
+  std::vector<dhlo::Given> given;  // of the run in progress, where anything may share memory that is written
+  bool trusts_output_hook = false;  // it gives fresh memory: the Python extension's
   std::unique_ptr<dhlo::HostThreads> host_threads;  // null without the host's own
   std::vector<dhlo_launch_profile> profile;
   dhlo_counters counters{};
@@ -89,7 +93,9 @@ struct dhlo_session : dhlo_abi_call {
                                        int64_t grain, int64_t scratch_bytes, int64_t launch);
   static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
+  std::string describe(const dhlo::Given& given) const;
   void check_sharing(const dhlo_tensor* inputs);
+  bool is_free(int64_t index, const void* data, int64_t bytes);
 };
 
 namespace dhlo {

@@ -1,16 +1,17 @@
 // State and random generator of a session as bytes: a header, then name, size and content of each state in the model's
-// order. States go by their names, not by where they lie, so that a model that is compiled again can go on.
+// order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is compiled again can go on.
 #include "snapshot.hpp"
 
 #include <cstring>
 #include <string>
 
+#include "sha256.hpp"
 #include "support.hpp"
 
 namespace dhlo {
 namespace {
 
-constexpr uint64_t kMagic = 0x31504e534f4c4844ull;  // "DHLOSNP1"
+constexpr uint64_t kMagic = 0x32504e534f4c4844ull;  // "DHLOSNP2"
 
 struct Header {
   uint64_t magic;
@@ -83,7 +84,7 @@ const uint8_t* read_entry(Reader* reader, const dhlo_abi_state& state) {
 }  // namespace
 
 int64_t snapshot_bytes(const dhlo_abi_model& model) {
-  int64_t bytes = sizeof(Header);
+  int64_t bytes = sizeof(Header) + sizeof(Digest);
   for (int64_t i = 0; i < model.num_states; ++i) bytes += entry_bytes(model.states[i]);
   return bytes;
 }
@@ -107,6 +108,8 @@ void write_snapshot(const dhlo_session& session, void* to, int64_t bytes) {
     put(state.name, static_cast<size_t>(entry.name_bytes));
     put(session.state + state.offset, static_cast<size_t>(state.bytes));
   }
+  const Digest digest = sha256(to, static_cast<size_t>(bytes) - sizeof(Digest));
+  put(digest.data(), digest.size());
 }
 
 void read_snapshot(dhlo_session* session, const void* from, int64_t bytes) {
@@ -114,7 +117,10 @@ void read_snapshot(dhlo_session* session, const void* from, int64_t bytes) {
   Reader check(from, bytes);
   read_header(&check, bytes, abi.num_states);
   for (int64_t i = 0; i < abi.num_states; ++i) read_entry(&check, abi.states[i]);
+  const uint8_t* digest = check.take(sizeof(Digest));
   check.check_end();
+  if (std::memcmp(sha256(from, static_cast<size_t>(bytes) - sizeof(Digest)).data(), digest, sizeof(Digest)) != 0)
+    throw Error(DHLO_FORMAT, "damaged snapshot: its SHA-256 is another");
   Reader reader(from, bytes);
   const Header header = read_header(&reader, bytes, abi.num_states);
   for (int64_t i = 0; i < abi.num_states; ++i) {

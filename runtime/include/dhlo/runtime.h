@@ -190,7 +190,8 @@ DHLO_API dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor*
 /* ---- session ------------------------------------------------------------------------------------------------------- */
 
 /* Returns memory for output `index` (dense row-major; 64-byte alignment preferred; used by nothing else during the run),
- * or NULL on failure. Called on the thread that runs the session, once an output. `sizes` is valid during the call. */
+ * or NULL on failure. Called on the thread that runs the session, once an output. `sizes` is valid during the call. Memory that
+ * an input or another output of the run has fails it with DHLO_HOST. */
 typedef void* (*dhlo_output_fn)(void* ctx, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes);
 
 typedef struct dhlo_session_options {
@@ -215,7 +216,8 @@ DHLO_API const char* dhlo_session_error(const dhlo_session* session);
 
 /* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
  * this allocates nothing; after DHLO_OUT_OF_MEMORY the session holds nothing but its state, so that the next run has all
- * the room there is. Memory that the run writes, of inputs that are updated and of bound outputs, must be used by
+ * the room there is. Memory that the run writes, of inputs that are updated and of outputs (bound, or the session's
+ * own: what an earlier run gave out is no input of the next, copy it or bind memory in turns), must be used by
  * no other input or bound output, and by no two elements: refused with DHLO_INVALID_ARGUMENT before anything runs.
  * Tensors may interleave (slices of one buffer) as long as they share no byte. */
 DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);

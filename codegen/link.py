@@ -101,7 +101,12 @@ def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str]) ->
 
 
 def _link(arguments: list[str]) -> None:
-    compiler = shlex.split(c_compiler())
+    try:
+        compiler = shlex.split(c_compiler())
+    except ValueError as e:
+        raise CompileError(f"CC is no command: {e}", hint=_HINT) from None
+    if not compiler:
+        raise CompileError("CC is blank", hint=_HINT)
     try:
         result = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
     except OSError as e:

@@ -12,7 +12,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec, read_call, updates_of
-from dhlo.errors import CompileError, ModelFileError
+from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.model import CompiledModel
 from dhlo.options import Options, cache_dir
 from dhlo.progress import reporter
@@ -99,7 +99,8 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
 def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:
     """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
-    All of the file is verified against its digests before any of its code is loaded; `verify=False` leaves out the weights.
+    All of the file is verified against its digests before any of its code is loaded; `verify=False` leaves out the weights,
+    where no key is asked for.
     `require_key` is an Ed25519 public key (a PEM file, or its bytes): a file is refused that `dhlo sign` didn't sign with its
     private key. Without it a model file is trusted like any program: load what you made or got from somebody you trust.
 
@@ -125,5 +126,9 @@ def open_model(
         authorize = check_signature(path, require_key)
     try:
         return _runtime.Model.from_file(path, num_threads=num_threads, verify=verify, authorize=authorize)
+    except MemoryError as e:
+        raise ModelFileError(f"model file '{path}': {e}") from None
     except RuntimeError as e:
         raise e if isinstance(e, ModelFileError) else ModelFileError(str(e)) from None
+    except (OverflowError, ValueError) as e:  # the number of threads, here or in DHLO_NUM_THREADS
+        raise DhloError(str(e)) from None

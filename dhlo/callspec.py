@@ -115,7 +115,7 @@ def _read_spec(text: str) -> Any:
             found += x.values()
         elif isinstance(x, list):
             found += x
-        elif isinstance(x, str) and x[:1] in ("{", "["):  # a context, which is JSON in JSON
+        elif isinstance(x, str):  # maybe a context, which is JSON in JSON
             with contextlib.suppress(ValueError):
                 found.append(json.loads(x))
     return pytree.treespec_loads(text)

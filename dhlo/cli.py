@@ -22,6 +22,9 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except MemoryError as e:
+            typer.echo(f"error: not enough memory{f': {e}' if str(e) else ''}", err=True)
+            raise typer.Exit(1) from None
         except (DhloError, OSError) as e:
             kind = "internal error, please report it" if isinstance(e, InternalError) else "error"
             typer.echo(f"{kind}: {e}", err=True)
@@ -163,8 +166,8 @@ def run_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the outputs: .pt, .npz or .npy.")] = None,
     repeat: Annotated[int, typer.Option(min=0, help="Timed runs after a first one.")] = 1,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
-    seed: Annotated[int, typer.Option(help="Of generated inputs.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
@@ -236,7 +239,7 @@ def bench_command(
             "--peer", metavar="NAME,...", help="By default eager, inductor, ort, openvino and dhlo, if installed."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of timing, after compilation.")] = 10,
     explained: Annotated[
         bool, typer.Option("--explain", help="Show each kernel's time, rates and share of the machine's ceiling.")

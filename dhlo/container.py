@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ["FILE_FORMAT", "MAX_SECTIONS", "PIECE", "SECTION_ALIGN", "SECTION_BYTES", "TRAILER_BYTES", "Container", "Section",
-           "atomic_write", "clean_leftovers", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
+           "atomic_write", "check_target", "clean_leftovers", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
 
 FILE_FORMAT: Final = 3
 SECTION_ALIGN: Final = 64
@@ -36,6 +37,8 @@ SECTION_BYTES: Final = _SECTION.size
 TRAILER_BYTES: Final = _TRAILER.size
 _COPY: Final = 1 << 24  # bytes a write
 _PART: Final = ".part"
+_WINDOW: Final = 1 << 24  # bytes of a file that verifying holds at a time
+LARGEST_TEXT: Final = 1 << 28  # bytes of a section that is read as a whole
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
     Until then the file has a name of its own in the same folder, which nobody can foretell, and is locked: what a killed
     process left behind is known by its lock being free, and removed by the next call. Raises OSError.
     """
+    path = check_target(path)
     clean_leftovers(path.parent, re.escape(path.name))
     part, fd = _create_part(path, mode)
     try:
@@ -130,8 +134,20 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
             os.close(folder)
 
 
+def check_target(path: Path) -> Path:
+    """The file that a path leads to, through symbolic links. Raises OSError for a folder, a device and the like."""
+    found = Path(os.path.realpath(path))
+    if found.exists() and not found.is_file():
+        error = errno.EISDIR if found.is_dir() else errno.EINVAL
+        raise OSError(error, os.strerror(error) if found.is_dir() else "Is not a regular file", str(path))
+    return found
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """A whole file at once: see `atomic_write`."""
+    """A whole file at once: see `atomic_write`. To what is no regular file, such as a device, it is written as it is."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(data)
+        return
 
     def fill(fd: int) -> None:
         _write(fd, data)
@@ -143,8 +159,8 @@ def _create_part(path: Path, mode: int) -> tuple[Path, int]:
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}")
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks, or a cleaner that has it for a moment
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             if os.fstat(fd).st_nlink:
                 return part, fd
@@ -263,7 +279,9 @@ class Container:
         return found[0]
 
     def read(self, section: Section) -> bytes:
-        """A section's content, verified."""
+        """A section's content, verified; of texts and numbers, which are small."""
+        if section.nbytes > LARGEST_TEXT:
+            self._damaged(f"{self._names[section.kind]}: {section.nbytes} bytes are more than the {LARGEST_TEXT} that it may have")
         data = bytearray(section.nbytes)
         self.read_into(section, data)
         return bytes(data)
@@ -275,9 +293,18 @@ class Container:
             self._damaged(f"{self._names[section.kind]}: expected SHA-256 {section.digest.hex()}, got {got.hex()}")
 
     def verify(self) -> None:
-        """Verifies every section."""
+        """Verifies every section, holding little of them in memory."""
+        memory = memoryview(Memory(_WINDOW))
         for section in self.sections:
-            self.read_into(section, memoryview(Memory(max(section.nbytes, 1)))[: section.nbytes])
+            pieces = hashlib.sha256()
+            for at in range(0, section.nbytes, _WINDOW):
+                window = memory[: min(_WINDOW, section.nbytes - at)]
+                if os.preadv(self._fd, [window], section.offset + at) != window.nbytes:
+                    self._damaged(f"{self._names[section.kind]}: the file became shorter")
+                for start in range(0, window.nbytes, PIECE):
+                    pieces.update(hashlib.sha256(window[start : start + PIECE]).digest())
+            if pieces.digest() != section.digest:
+                self._damaged(f"{self._names[section.kind]}: expected SHA-256 {section.digest.hex()}, got {pieces.hexdigest()}")
 
     def _damaged(self, text: str) -> NoReturn:
         raise ModelFileError(f"{self.label}: damaged {text}")

@@ -27,6 +27,8 @@ def _check(value: Any, schema: Any, place: str) -> None:
         if not any(_fits(value, s, place) for s in schema):
             raise ValueError(f"{place or 'the whole'} is none of the types that it may be")
     elif isinstance(schema, type):
+        if schema is int and type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{place or 'the whole'} is no number of 64 bits")
         if type(value) is not schema:
             raise ValueError(f"{place or 'the whole'} is {type(value).__name__}, expected {schema.__name__}")
     elif isinstance(schema, list):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +38,15 @@ def signature_path(path: str | Path) -> Path:
     return Path(f"{path}.sig")
 
 
+def _read_small(path: Path) -> bytes:
+    """A key or a signature, or the beginning of a larger file. Raises OSError, also for what is no regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Is not a regular file", str(path))
+        return file.read(_LARGEST)
+
+
 def generate_key(private: Path, public: Path) -> None:
     """Writes a new key pair as PEM; the private key is for its owner alone. Raises DhloError where a file is there already."""
     serialization = _library()
@@ -44,13 +55,19 @@ def generate_key(private: Path, public: Path) -> None:
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     shown = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    for path, data, mode in ((private, secret, 0o600), (public, shown, 0o666)):
-        try:
+    made: list[Path] = []
+    try:
+        for path, data, mode in ((private, secret, 0o600), (public, shown, 0o666)):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        except FileExistsError:
-            raise DhloError(f"'{path}' is there already; a key isn't overwritten") from None
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            made.append(path)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+    except OSError as e:
+        for path in made:  # half a pair is of no use
+            path.unlink(missing_ok=True)
+        if isinstance(e, FileExistsError):
+            raise DhloError(f"'{e.filename}' is there already; a key isn't overwritten") from None
+        raise
 
 
 def sign_file(path: Path, private_key: Path) -> Path:
@@ -59,11 +76,12 @@ def sign_file(path: Path, private_key: Path) -> Path:
     Raises ModelFileError where the file is damaged, DhloError where the key isn't an Ed25519 private key.
     """
     serialization = _library()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
-        key = serialization.load_pem_private_key(private_key.read_bytes(), None)
-    except (ValueError, TypeError) as e:  # TypeError: it is encrypted
+        key = serialization.load_pem_private_key(_read_small(private_key), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as e:  # TypeError: it is encrypted
         raise DhloError(f"'{private_key}' isn't an unencrypted private key in PEM: {e}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise DhloError(f"'{private_key}' isn't an Ed25519 key")
@@ -84,7 +102,7 @@ def _read_key(key: str | os.PathLike[str] | bytes) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     name = "the key" if isinstance(key, bytes) else f"'{key}'"
-    data = key if isinstance(key, bytes) else Path(key).read_bytes()
+    data = key if isinstance(key, bytes) else _read_small(Path(key))
     try:
         found = Ed25519PublicKey.from_public_bytes(data) if len(data) == 32 else serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as e:
@@ -97,8 +115,7 @@ def _read_key(key: str | os.PathLike[str] | bytes) -> Ed25519PublicKey:
 def _read_signature(path: str | Path) -> dict[str, Any]:
     place = signature_path(path)
     try:
-        with place.open("rb") as file:
-            data = file.read(_LARGEST)
+        data = _read_small(place)
     except OSError as e:
         raise SignatureError(f"model file '{path}' isn't signed: '{place}': {e.strerror}") from None
     try:

@@ -13,7 +13,7 @@ import torch
 
 from dhlo.api import build
 from dhlo.commands.console import console, megabytes
-from dhlo.container import write_bytes
+from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.options import Options
 from dhlo.progress import reporter
@@ -51,7 +51,7 @@ def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.Export
     for name in modules:
         try:
             import_module(name)
-        except ImportError as e:
+        except (ImportError, TypeError, ValueError) as e:  # no name of a module
             raise CompileError(f"module '{name}' can't be imported: {e}") from None
     if not path.is_file():
         raise CompileError(f"'{path}' is not a file")
@@ -83,8 +83,11 @@ def compile_file(
     Raises CompileError, and OSError where the output can't be written.
     """
     output = output or source.with_suffix(_SUFFIX[emit])
-    if not output.parent.is_dir():
-        raise CompileError(f"'{output}' can't be written: '{output.parent}' is not a folder")
+    if not output.parent.is_dir() or output.is_dir():
+        raise CompileError(f"'{output}' can't be written: " + (
+            "it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder"))
+    if emit in (Emit.SO, Emit.OBJ):
+        check_target(output)
     start = time.perf_counter()
     options = Options(name=name or source.stem, progress=progress)
     exported = read_program(source, modules)

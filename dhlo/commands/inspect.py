@@ -96,7 +96,7 @@ def _ops(names: Sequence[str]) -> str:
 
 def _type(text: str) -> str:
     """`f32[batch, 64]` for `tensor<?x64xf32, #dhlo.shape<["batch", "64"]>>`; any other text as it is."""
-    found = re.fullmatch(r"tensor<((?:[?\d]+x)*)([\w<>]+?)(?:, #dhlo\.shape<\[(.*)\]>)?>", text)
+    found = re.fullmatch(r"tensor<((?:(?:\?|\d++)x)*+)([a-z]\w*+(?:<\w++>)?)(?:, #dhlo\.shape<\[(.*)\]>)?>", text)
     if found is None:
         return text
     sizes = re.findall(r'"([^"]*)"', found[3]) if found[3] is not None else found[1].split("x")[:-1]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import statistics
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dhlo import _runtime
 from dhlo.api import open_model
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
+from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
 
 if TYPE_CHECKING:
@@ -134,7 +138,7 @@ def check_memory(tensors: Sequence[tuple[Sequence[int], torch.dtype]]) -> None:
 def generate(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Normal numbers; 0 or 1 for integers, as they may be indices; true for bool."""
     if dtype == torch.bool:
-        return torch.ones(*shape, dtype=dtype)
+        return torch.ones(tuple(shape), dtype=dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(tuple(shape), generator=generator).to(dtype)
     return torch.randint(0, 2, tuple(shape), generator=generator, dtype=dtype)
@@ -165,11 +169,21 @@ def _profile_rows(session: _runtime.Session) -> Iterator[tuple[object, ...]]:
 
 def _save(path: Path, values: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
     named: Mapping[str, torch.Tensor] = {v["name"]: t for v, t in zip(values, results, strict=True)}
+    data = io.BytesIO()
     if path.suffix == ".pt":
-        torch.save(dict(named), path)
+        torch.save(dict(named), data)
     elif path.suffix == ".npz":
-        np.savez(path, allow_pickle=False, **{n: t.numpy() for n, t in named.items()})
+        with zipfile.ZipFile(data, "w") as archive:
+            for name, t in named.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, _array(t), allow_pickle=False)
     elif path.suffix == ".npy" and len(results) == 1:
-        np.save(path, results[0].numpy(), allow_pickle=False)
+        np.save(data, _array(results[0]), allow_pickle=False)
     else:
         raise DhloError(f"'{path}': outputs are saved as .pt or .npz" + (", or .npy" if len(results) == 1 else ""))
+    write_bytes(path, data.getvalue())
+
+
+def _array(t: torch.Tensor) -> npt.NDArray[Any]:
+    """The same numbers; numpy has no bfloat16, of which each is a float32, too."""
+    return t.float().numpy() if t.dtype == torch.bfloat16 else t.numpy()

@@ -121,7 +121,7 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   // A host that brings its own threads expects none of ours.
   const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
-  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0, &model->owned_constants);
+  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr, &model->owned_constants);
   model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
   if (features != text_or_empty(model->abi->cpu_features) || metadata != text_or_empty(model->abi->metadata))

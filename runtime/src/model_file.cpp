@@ -19,6 +19,8 @@
 namespace dhlo {
 namespace {
 
+constexpr int64_t kLargestText = int64_t{1} << 28;  // bytes of metadata or features
+
 
 std::string system_text(int error) { return std::generic_category().message(error); }
 
@@ -195,6 +197,9 @@ void Sections::read(dhlo_section_kind kind, int64_t threads, bool verify, Block*
 }
 
 std::string Sections::text(dhlo_section_kind kind) const {
+  if (bytes(kind) > kLargestText)
+    damaged(std::string(section_name(kind)) + ": " + std::to_string(bytes(kind)) + " bytes are more than the " +
+            std::to_string(kLargestText) + " that it may have");
   Block data;
   read(kind, 1, true, &data);
   return std::string(reinterpret_cast<const char*>(data.data()), static_cast<size_t>(bytes(kind)));

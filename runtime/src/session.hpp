@@ -65,7 +65,8 @@ struct dhlo_session : dhlo_abi_call {
   const dhlo_session_options options;
   const int64_t max_bytes;
   std::vector<dhlo::Block> segments;
-  std::vector<bool> segments_used;  // by the run in progress
+  std::vector<uint64_t> segment_runs;  // by segment: the last run that used it
+  uint64_t run_number = 0;
   dhlo::Block scratch;
   int64_t scratch_stride = 0;  // bytes of one worker's scratch
   int64_t scratch_asked = 0;   // the most of it that the run in progress has asked for

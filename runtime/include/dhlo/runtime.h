@@ -110,7 +110,8 @@ typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t by
 
 typedef struct dhlo_model_options {
   uint32_t struct_bytes;
-  int32_t verify_constants; /* 0: don't hash the constants (all else is always verified). Default 1. */
+  int32_t verify_constants; /* 0: don't hash the constants (all else is always verified); ignored where there is
+                               `authorize`. Default 1. */
   int64_t num_threads;      /* 0: one per processor that the process may use, by its affinity and the quota of its
                                control group. DHLO_NUM_THREADS in the environment wins.
                                Models with equal counts share one pool of threads. */

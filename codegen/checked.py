@@ -174,16 +174,19 @@ class CheckedFn(Fn):
         return self._known(plain(a, b), *(x // y for x in (p, q) for y in _divisors(r, s)))
 
     def _no_trap(self, a: Num, b: Num) -> Num:
-        """The divisor, or 1 where the quotient of the least number by -1 doesn't fit (the processor would trap)."""
-        (p, _), (r, s) = self.interval(a), self.interval(b)
-        if p > I64_MIN or not r <= -1 <= s:
+        """The divisor, or 1 where the processor would trap: for 0, and where the quotient of the least number by -1 doesn't fit.
+        Intervals don't tell: they are of true values, and what has overflowed is in the register as something else."""
+        if isinstance(b, int) and b not in (0, -1):
             return b
-        bad = self.and_(self.cmp("eq", self.i64(a), I64_MIN), self.cmp("eq", self.i64(b), -1))
-        self.record(bad)
-        return self.select(bad, 1, b)
+        (p, _), (r, s) = self.interval(a), self.interval(b)
+        least = self.and_(self.cmp("eq", self.i64(a), I64_MIN), self.cmp("eq", self.i64(b), -1))
+        if p == I64_MIN and r <= -1 <= s:
+            self.record(least)
+        return self.select(self.or_(least, self.cmp("eq", self.i64(b), 0)), 1, b)
 
     def divu(self, a: Num, b: Num) -> V:
-        out, both = super().divu(a, b), self._both(a, b)
+        safe = b if isinstance(b, int) else super().select(self.cmp("eq", b, 0), 1, b)
+        out, both = super().divu(a, safe), self._both(a, b)
         if both is not None and both[0][0] >= 0 and both[1][0] >= 1:
             (p, q), (r, s) = both
             self._known(out, p // s, q // r)
@@ -194,7 +197,8 @@ class CheckedFn(Fn):
         return super().rem(a, b if both is None else self._no_trap(a, b))
 
     def remu(self, a: Num, b: Num) -> V:
-        out, both = super().remu(a, b), self._both(a, b)
+        safe = b if isinstance(b, int) else super().select(self.cmp("eq", b, 0), 1, b)
+        out, both = super().remu(a, safe), self._both(a, b)
         if both is not None and both[0][0] >= 0 and both[1][0] >= 1:
             self._known(out, 0, min(both[0][1], both[1][1] - 1))
         return out

@@ -18,6 +18,7 @@ __all__ = ["SizeEmitter"]
 
 _COMPARE = {sympy.Eq: "eq", sympy.Ne: "ne", sympy.StrictLessThan: "lt", sympy.LessThan: "le", sympy.StrictGreaterThan: "gt",
             sympy.GreaterThan: "ge"}
+_EXACT = 1 << 53  # integers up to here are f64 without rounding
 
 
 class SizeEmitter:
@@ -122,6 +123,8 @@ class SizeEmitter:
             for _ in range(int(exp) - 1):
                 out = self.fn.mul(out, b)
             return out
+        if isinstance(e, tsf.PowByNatural) or (base.is_integer and exp.is_integer and exp.is_nonnegative):
+            return self._natural_power(self.whole(base), self.whole(exp))
         if exp == sympy.Rational(1, 2):
             return self.fn.unary("sqrt", self.real(base))
         if exp == -1:
@@ -132,6 +135,36 @@ class SizeEmitter:
         assert r is not None
         return r
 
+    def _natural_power(self, base: V, exp: V) -> V:
+        """By squaring; exponents that are negative or above 63 don't fit."""
+        fn = self.fn
+        out = fn.const(1, I64)
+        fn.record(fn.cmp("ne", fn.and_(exp, ~63), 0))
+        for bit in range(6):
+            taken = fn.cmp("ne", fn.and_(exp, 1 << bit), 0)
+            with fn.capture() as flags:
+                more = fn.mul(out, base)
+            if flags:
+                fn.record(fn.and_(taken, fn.any_of(flags)))
+            out = fn.select(taken, more, out)
+            if bit == 5:
+                break
+            with fn.capture() as flags:
+                base = fn.mul(base, base)
+            if flags:  # the square is needed for higher bits alone
+                fn.record(fn.and_(fn.cmp("ge", exp, 2 << bit), fn.any_of(flags)))
+        return out
+
+    def _quotient(self, e: sympy.Basic) -> V:
+        """A true quotient of integers, which are exact as f64 up to 2^53."""
+        fn = self.fn
+        for x in map(self.emit, e.args):
+            if x.type == I64:
+                lo, hi = fn.interval(x)
+                if lo < -_EXACT or hi > _EXACT:
+                    fn.record(fn.or_(fn.cmp("gt", x, _EXACT), fn.cmp("lt", x, -_EXACT)))
+        return fn.div(self.real(e.args[0]), self.real(e.args[1]))
+
     def _floordiv(self, e: sympy.Basic) -> V:
         a, b = self.whole(e.args[0]), e.args[1]
         return self.fn.floordiv(a, int(b) if b.is_Integer and int(b) > 0 else self._divisor(b))
@@ -141,7 +174,7 @@ class SizeEmitter:
         v = self.whole(e)
         lo, hi = self.fn.interval(v)
         if not lo <= 0 <= hi:
-            return v
+            return v  # a division guards against what isn't the true value
         return self.fn.assume(self.fn.select(self.fn.cmp("eq", v, 0), self.fn.const(1, I64), v), 1 if lo == 0 else None)
 
     def _mod(self, e: sympy.Basic) -> V:
@@ -199,7 +232,7 @@ _RULES: dict[type, Callable[[SizeEmitter, sympy.Basic], V]] = {
     And: lambda s, e: s._fold(e, s.fn.and_),
     Or: lambda s, e: s._fold(e, s.fn.or_),
     Not: lambda s, e: s.fn.xor(s.emit(e.args[0]), 1),
-    tsf.IntTrueDiv: lambda s, e: s.fn.div(s.real(e.args[0]), s.real(e.args[1])),
+    tsf.IntTrueDiv: SizeEmitter._quotient,
     tsf.FloatTrueDiv: lambda s, e: s.fn.div(s.real(e.args[0]), s.real(e.args[1])),
     tsf.ToFloat: lambda s, e: s.real(e.args[0]),
     tsf.TruncToInt: lambda s, e: s._rounded(e, "trunc"),

@@ -137,6 +137,8 @@ class CompiledModel:
         session: _runtime.Session | None = getattr(self._local, "session", None)
         if session is not None:
             return session
+        if self._states and self._owner:
+            raise self._not_the_owner()
         session = _runtime.Session(self._model)
         if self._states:
             # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
@@ -145,13 +147,16 @@ class CompiledModel:
             self._owner.append(mark)
             if self._owner[0] is not mark:
                 self._owner.pop()
-                raise SessionError(
-                    f"the model keeps state ({_some(list(self._states))}), and that of calls without a session belongs to thread "
-                    f"'{self._owner[0][0]}', which called first: in thread '{mark[0]}' call a session that is made for it or "
-                    f"handed to it, session = model.session()"
-                )
+                raise self._not_the_owner()
         self._local.session = session
         return session
+
+    def _not_the_owner(self) -> SessionError:
+        return SessionError(
+            f"the model keeps state ({_some(list(self._states))}), and that of calls without a session belongs to thread "
+            f"'{self._owner[0][0]}', which called first: in thread '{threading.current_thread().name}' call a session that is made "
+            f"for it or handed to it, session = model.session()"
+        )
 
     @cached_property
     def _states(self) -> dict[str, dict[str, Any]]:

@@ -241,7 +241,7 @@ bool Inputs::convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObj
     if (managed->deleter != nullptr) managed->deleter(managed);
     if (!accept_flags(value, index, flags)) return false;
   }
-  if (tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data))
+  if (updated && tensor.data == nullptr && !find_empty(object, tensor.dtype.bits / 8, &tensor.data))
     return reraise(value, index);
   return accept(value, index, tensor);
 }
@@ -289,6 +289,11 @@ bool Inputs::store_int(const dhlo_abi_value* value, int64_t index, PyObject* int
 
 bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject* object) {
   const Py_ssize_t rank = PySequence_Size(object);
+  if (rank < 0) return reraise(value, index);
+  if (rank > DHLO_ABI_MAX_RANK) {
+    PyErr_Format(PyExc_ValueError, "%s: rank %zd is outside 0..%d", describe(value, index).c_str(), rank, DHLO_ABI_MAX_RANK);
+    return false;
+  }
   if (sizes_.empty()) sizes_.resize(tensors_.size());
   std::vector<int64_t>& sizes = sizes_[static_cast<size_t>(index)];
   sizes.assign(static_cast<size_t>(rank), 0);

@@ -168,6 +168,7 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
   if (bytes > max_bytes - (held_bytes() - block->bytes())) release_unused(block);
   const int64_t budget = max_bytes - (held_bytes() - block->bytes());
   if (bytes > budget) {
+    starved = true;
     record(DHLO_OUT_OF_MEMORY, [&] {
       return std::string(what) + ": " + std::to_string(bytes) + " bytes needed, but the session's cap of " +
              std::to_string(max_bytes) + " bytes leaves " + std::to_string(std::max<int64_t>(budget, 0));
@@ -189,6 +190,7 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
   else if (!ok)
     record(DHLO_OUT_OF_MEMORY,
            [&] { return std::string(what) + ": no memory for " + std::to_string(bytes) + " bytes"; });
+  starved |= !ok;
   return ok;
 }
 
@@ -219,6 +221,7 @@ void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noex
   if (options.output != nullptr) {
     if (bytes > max_bytes - held_bytes()) release_unused(nullptr);
     if (bytes > max_bytes - held_bytes()) {
+      starved = true;
       record(DHLO_OUT_OF_MEMORY, [&] {
         return dhlo::describe_value("output", index, value) + ": " + std::to_string(bytes) +
                " bytes needed, but the session's cap of " + std::to_string(max_bytes) + " bytes leaves " +
@@ -374,6 +377,22 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   }
 }
 
+// Whether an input lies among what the session holds for outputs: the first look, where nothing else is written.
+bool dhlo_session::reaches_owned(const dhlo_tensor* inputs) const {
+  const uint8_t *first = nullptr, *last = nullptr;
+  for (const Output& out : outputs) {
+    if (out.owned.data() == nullptr) continue;
+    first = first == nullptr ? out.owned.data() : std::min<const uint8_t*>(first, out.owned.data());
+    last = std::max<const uint8_t*>(last, out.owned.data() + out.owned.bytes());
+  }
+  for (int64_t i = 0; i < model->abi->num_inputs; ++i) {
+    dhlo::Region region;
+    dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &region);
+    if (region.begin < last && first < region.end) return true;
+  }
+  return false;
+}
+
 // Whether memory that the host gave for an output is used by nothing else of the run; records an error if not.
 bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
   const dhlo::Given output{dhlo::whole_region(data, bytes), index, true, true};
@@ -394,14 +413,16 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
   failure = DHLO_OK;
   dhlo_status status = dhlo::guard(
       [&] {
-        dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
         for (Output& out : outputs) out.produced = false;
         counters.arena_used = counters.output_used = 0;
         hook_bytes = scratch_asked = 0;
+        starved = false;
         ++run_number;
+        dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
         for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->abi, inputs[i], i);
         const bool hooked = options.output != nullptr && !trusts_output_hook;
-        if (!writes.empty() || num_bound > 0 || counters.output_bytes > 0 || hooked) check_sharing(inputs);
+        const bool written = !writes.empty() || num_bound > 0 || hooked;
+        if (written || (counters.output_bytes > 0 && reaches_owned(inputs))) check_sharing(inputs);
         const int32_t result = model->abi->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)
@@ -419,7 +440,7 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
   } else {
     ++counters.failed_runs;
     for (Output& out : outputs) out.produced = false;
-    if (status == DHLO_OUT_OF_MEMORY) trim();  // what is held for other shapes may be what is missing for the next
+    if (starved) trim();  // what is held for other shapes may be what is missing for the next
   }
   return status;
 }

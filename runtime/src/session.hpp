@@ -82,6 +82,7 @@ struct dhlo_session : dhlo_abi_call {
   dhlo_counters counters{};
   int64_t random_state[2] = {};
   dhlo_status failure = DHLO_OK;  // of the run in progress
+  bool starved = false;           // it got no memory
   mutable std::string message;
   mutable std::atomic<bool> running{false};
 
@@ -96,6 +97,7 @@ struct dhlo_session : dhlo_abi_call {
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
   std::string describe(const dhlo::Given& given) const;
   void check_sharing(const dhlo_tensor* inputs);
+  bool reaches_owned(const dhlo_tensor* inputs) const;
   bool is_free(int64_t index, const void* data, int64_t bytes);
 };
 

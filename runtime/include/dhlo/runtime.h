@@ -78,7 +78,8 @@ DHLO_API const char* dhlo_last_error(void);
 
 /* ---- hooks --------------------------------------------------------------------------------------------------------- */
 
-/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which are mapped). Must be
+/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the
+ * runtime holds itself). Must be
  * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is given
  * back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
 typedef struct dhlo_allocator {
@@ -94,7 +95,7 @@ typedef struct dhlo_allocator {
  * None of this is taken on trust: work that isn't done when `run` returns fails the call with DHLO_HOST, as do a number
  * other than 0, an exception and tasks out of range; a task's second call does nothing. Where `run` returns early the
  * runtime waits for tasks that have begun, so that no thread writes to memory of a run that is over; tasks that begin
- * later do nothing, as long as the session lives. A thread that is killed inside a task is waited for without end. */
+ * later do nothing of that run, as long as the session lives. A thread that is killed inside a task is waited for without end. */
 typedef struct dhlo_parallel {
   void* ctx;
   int64_t num_threads;
@@ -130,8 +131,8 @@ DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_opt
 /* The same from a whole model file in memory; `data` is not needed after the call. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
-/* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants` holds descriptor->constants_bytes bytes,
- * is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
+/* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants`
+ * holds descriptor->constants_bytes bytes, is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
  * may be NULL; it is not called if this function fails). */
 DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
                                                 size_t constants_bytes, void (*release)(void* ctx), void* ctx,
@@ -163,8 +164,8 @@ DHLO_API int64_t dhlo_model_num_launches(const dhlo_model* model);
 /* Kernel name of a launch site. */
 DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
 
-/* What a run with these inputs takes: to the byte what dhlo_counters tells after the first run of a session, unless
- * data_dependent. */
+/* What a run with these inputs takes: to the byte arena_used, scratch_used, output_used and launches of dhlo_counters
+ * after it, where no output is bound and unless data_dependent. */
 typedef struct dhlo_plan {
   int64_t arena_bytes;     /* intermediate values, copies of inputs that aren't dense */
   int64_t scratch_bytes;   /* all threads together */
@@ -216,8 +217,8 @@ DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
 DHLO_API const char* dhlo_session_error(const dhlo_session* session);
 
 /* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
- * this allocates nothing; after DHLO_OUT_OF_MEMORY the session holds nothing but its state, so that the next run has all
- * the room there is. Memory that the run writes, of inputs that are updated and of outputs (bound, or the session's
+ * this allocates nothing; where memory or room under the cap is missing the session holds nothing but its state
+ * afterwards, so that the next run has all the room there is. Memory that the run writes, of inputs that are updated and of outputs (bound, or the session's
  * own: what an earlier run gave out is no input of the next, copy it or bind memory in turns), must be used by
  * no other input or bound output, and by no two elements: refused with DHLO_INVALID_ARGUMENT before anything runs.
  * Tensors may interleave (slices of one buffer) as long as they share no byte. */

@@ -79,7 +79,7 @@ def program_key(program: Program, target: TargetSpec, name: str) -> str:
     """SHA-256 over an imported program with its weights, the target and the compiler itself. Raises OSError where the compiler's
     own files can't be read."""
     with program.context:
-        text = program.module.operation.get_asm()  # without locations: a comment or a moved checkout changes no code
+        text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
              str(program.out_spec), sorted(vars(target).items()), name, _compiler_version(),
              [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])

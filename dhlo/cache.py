@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import warnings
@@ -36,6 +37,7 @@ __all__ = ["Cache", "StoredConstants", "program_key"]
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
 _VERSION: Final = 1
 _SUFFIX: Final = ".entry"
+_ENTRY: Final = r"[0-9a-f]{64}\.entry"
 _KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5}
 _FACTS: Final = {
     "key": str, "metadata": {"externs": {str: str}, "cpu_features": str, "constants_bytes": int},
@@ -77,7 +79,7 @@ def program_key(program: Program, target: TargetSpec, name: str) -> str:
     """SHA-256 over an imported program with its weights, the target and the compiler itself. Raises OSError where the compiler's
     own files can't be read."""
     with program.context:
-        text = program.module.operation.get_asm(enable_debug_info=True)
+        text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
              str(program.out_spec), sorted(vars(target).items()), name, _compiler_version(),
              [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])
@@ -100,7 +102,7 @@ class Cache:
         """The entry of a key, whole and verified, for the target that the key was made of; None if there is none."""
         try:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name that no folder can have
             return None
         try:
             if not _is_safe(os.fstat(folder), self.folder):
@@ -132,12 +134,12 @@ class Cache:
             self.folder.mkdir(0o755, parents=True, exist_ok=True)
             if not _is_safe(self.folder.stat(), self.folder):
                 return
-            clean_leftovers(self.folder, r"[0-9a-f]{64}\.entry")
+            clean_leftovers(self.folder, _ENTRY)
             fill = partial(write_sections, magic=_MAGIC, abi=_VERSION, sections=_pack(key, artifact))
             # Not durable: an entry that a power failure damages is found out by its digests.
             atomic_write(self.folder / (key + _SUFFIX), fill, mode=0o644, durable=False)
             self._trim(key + _SUFFIX)
-        except OSError:
+        except (OSError, ValueError):
             pass
 
     def _trim(self, newest: str) -> None:
@@ -145,7 +147,7 @@ class Cache:
         entries: list[tuple[int, int, str]] = []
         with os.scandir(self.folder) as found:
             for e in found:
-                if e.name.endswith(_SUFFIX):
+                if re.fullmatch(_ENTRY, e.name):  # other files aren't the cache's
                     with suppress(OSError):
                         info = e.stat(follow_symlinks=False)
                         entries.append((info.st_mtime_ns, info.st_size, e.name))
@@ -172,7 +174,8 @@ def _is_safe(info: os.stat_result, path: Path) -> bool:
 
 @cache
 def _warn(path: Path, why: str) -> None:
-    warnings.warn(f"'{path}' isn't used as a cache of compiled programs: {why}", RuntimeWarning, stacklevel=6)
+    with suppress(RuntimeWarning):  # where warnings are errors, a call still doesn't fail
+        warnings.warn(f"'{path}' isn't used as a cache of compiled programs: {why}", RuntimeWarning, stacklevel=6)
 
 
 def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]]:

@@ -407,3 +407,26 @@ def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artif
     for sections in ([], rest, [*rest, blob, blob], [*rest[1:], blob], [*rest, rest[0], blob], [*rest, other]):
         assert entry(text, sections) is None
     assert entry(text, [rest[0], (kinds["LLVM IR"], [b"\xff"]), rest[2], blob]) is None
+
+
+def test_folder_that_cannot_be(tmp_path: Path) -> None:
+    cache = Cache("a\0b")
+    cache.put("0" * 64, None)  # type: ignore[arg-type]
+    assert cache.get("0" * 64, None) is None  # type: ignore[arg-type]
+
+
+def test_unsafe_folder_where_warnings_are_errors(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Cache(folder).get("0" * 64, None) is None  # type: ignore[arg-type]
+
+
+def test_trimming_leaves_other_files(tmp_path: Path) -> None:
+    other, entry = tmp_path / "notes.entry", tmp_path / ("0" * 64 + ".entry")
+    for path in (other, entry):
+        path.write_bytes(b"x" * 100)
+    Cache(tmp_path, max_bytes=10)._trim("")
+    assert other.exists() and not entry.exists()

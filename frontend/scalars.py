@@ -40,7 +40,7 @@ def _truediv(a: Any, b: Any) -> Any:
 
 
 def _pow(a: Any, b: Any) -> Any:
-    if _integers(a, b) and (b.is_nonnegative or b.is_number):
+    if _integers(a, b) and not b.is_negative:  # a float where torch met a negative one; what isn't known it took for natural
         return tsf.PowByNatural(a, b)
     return tsf.FloatPow(_float(a), _float(b))
 

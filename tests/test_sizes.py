@@ -276,3 +276,45 @@ def test_plan_is_run(name: str) -> None:
     model = compiled(f, args, dims)
     for given_ in calls:
         assert_plan_is_run(model, *given_)
+
+
+def test_divisions_don_t_trap_on_what_has_overflowed() -> None:
+    """A product that wraps to 0, though no factor is 0: the division comes before the flag is tested."""
+    a, b, c, d = (symbol(x) for x in "abcd")
+    for function in (FloorDiv, tsf.Mod, tsf.CeilDiv):
+        divide = evaluator(function(d, a * b * c), {x: (2, LARGEST) for x in "abcd"})
+        want = {FloorDiv: 10, tsf.Mod: 3, tsf.CeilDiv: 11}[function]
+        assert divide(2, 2, 2, 83) == (want, False)
+        assert divide(1 << 22, 1 << 21, 1 << 21, 7)[1]
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 33, 34, 38, 39])
+def test_powers_of_integers_are_exact(k: int) -> None:
+    model = dhlo.compile(export(_Power(), (torch.tensor(3), torch.ones(7)), dynamic_shapes=(None, {0: D})))
+    torch.testing.assert_close(model(torch.tensor(k), torch.ones(2)), torch.full((2,), 1.0 + 3**k % 7))
+
+
+def test_powers_that_don_t_fit_are_refused() -> None:
+    model = dhlo.compile(export(_Power(), (torch.tensor(3), torch.ones(7)), dynamic_shapes=(None, {0: D})))
+    with pytest.raises((MemoryError, ContractError)):
+        model(torch.tensor(60), torch.ones(2))
+
+
+class _Power(torch.nn.Module):
+    def forward(self, n: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        k = n.item()
+        torch._check(k >= 0)
+        torch._check(k <= 60)
+        return z + (3**k) % 7
+
+
+def test_plans_of_shapes_that_raise() -> None:
+    class Shape(tuple):
+        def __len__(self) -> int:
+            raise ZeroDivisionError("no length")
+
+    model = compiled(lambda x: x + 1, (torch.randn(3),), ({0: D},))
+    with pytest.raises(ValueError, match="no length|rank"):
+        model.native.plan([Shape((3,))])
+    with pytest.raises(ValueError, match="rank 9 is outside"):
+        model.native.plan([(1,) * 9])

@@ -5,6 +5,8 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,19 @@
 #include "dlpack.hpp"
 
 namespace dhlo::python {
+
+// What `body` returns; null with a Python exception where it throws, since nothing may throw through CPython.
+template <class Body>
+PyObject* fenced(Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
 
 // A new reference that is dropped at the end of its scope.
 class Ref {

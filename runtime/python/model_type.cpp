@@ -64,7 +64,7 @@ PyObject* load_with(PyObject* type, int verify, long long threads, PyObject* fun
   return status == DHLO_OK ? wrap(reinterpret_cast<PyTypeObject*>(type), model) : raise(status, dhlo_last_error());
 }
 
-PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* from_file_unfenced(PyObject* type, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"path", "verify", "num_threads", "authorize", nullptr};
   PyObject* path = nullptr;
   PyObject* authorize = nullptr;
@@ -80,7 +80,11 @@ PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
   });
 }
 
-PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return from_file_unfenced(type, args, kwargs); });
+}
+
+PyObject* from_memory_unfenced(PyObject* type, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"data", "verify", "num_threads", "authorize", nullptr};
   Py_buffer data;
   PyObject* authorize = nullptr;
@@ -95,6 +99,10 @@ PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
       });
   PyBuffer_Release(&data);
   return model;
+}
+
+PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return from_memory_unfenced(type, args, kwargs); });
 }
 
 void release_owner(void* owner) {
@@ -201,7 +209,7 @@ PyObject* get_number(PyObject* self, void*) {
   return PyLong_FromLongLong(Get(handle(self)));
 }
 
-PyObject* plan(PyObject* self, PyObject* args) {
+PyObject* plan_unfenced(PyObject* self, PyObject* args) {
   const dhlo_model* model = handle(self);
   Ref objects(flat_arguments(args));
   if (!objects) return nullptr;
@@ -230,6 +238,10 @@ PyObject* plan(PyObject* self, PyObject* args) {
                        number(figures.constants_bytes), "total_bytes", number(figures.total_bytes), "peak_live_bytes",
                        number(figures.peak_live_bytes), "data_dependent",
                        figures.data_dependent != 0 ? Py_True : Py_False, "num_launches", number(figures.num_launches));
+}
+
+PyObject* plan(PyObject* self, PyObject* args) {
+  return fenced([&] { return plan_unfenced(self, args); });
 }
 
 template <class Function>

@@ -130,13 +130,17 @@ PyObject* run(Session& session, PyObject* objects) {
   return raise(status, text.c_str());
 }
 
-PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
+PyObject* call_unfenced(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (kwargs != nullptr && PyDict_Size(kwargs) != 0) {
     PyErr_SetString(PyExc_TypeError, "a session takes positional inputs only");
     return nullptr;
   }
   Ref objects(flat_arguments(args));
   return objects ? run(body_of(self), objects.get()) : nullptr;
+}
+
+PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return call_unfenced(self, args, kwargs); });
 }
 
 // A session object of the type, with a native session of the given options; as `like` is now, if there is one.
@@ -165,7 +169,7 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
   return self.release();
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", nullptr};
   PyObject* model = nullptr;
   long long max_bytes = 0;
@@ -180,10 +184,18 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return make(type, model, options, release_gil != 0, nullptr);
 }
 
-PyObject* copy(PyObject* self, PyObject*) {
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return create_unfenced(type, args, kwargs); });
+}
+
+PyObject* copy_unfenced(PyObject* self, PyObject*) {
   Session& session = body_of(self);
   Claim claim(session);
   return claim ? make(Py_TYPE(self), session.model, session.options, session.release_gil, session.session) : nullptr;
+}
+
+PyObject* copy(PyObject* self, PyObject*) {
+  return fenced([&] { return copy_unfenced(self, nullptr); });
 }
 
 void dealloc(PyObject* self) {

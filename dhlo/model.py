@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,8 @@ class CompiledModel:
         names = [v["name"] for v in model.inputs]
         self._grown = [(*s.grown, names[s.grown[0]]) for s in call.outputs if s.grown is not None]
         self._artifact = artifact
+        # Not a cached_property, which makes all attributes of the object slower to read.
+        self._state_types: dict[str, dict[str, Any]] | None = None
         self._local = threading.local()  # .session: the hidden native session of a thread
         self._owner: list[list[str]] = []  # name of the thread that the hidden session of a model with state belongs to
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
@@ -158,11 +159,12 @@ class CompiledModel:
             f"for it or handed to it, session = model.session()"
         )
 
-    @cached_property
+    @property
     def _states(self) -> dict[str, dict[str, Any]]:
         """dtype and shape of each buffer that the program changes."""
-        states: dict[str, dict[str, Any]] = json.loads(self._model.metadata).get("states") or {}
-        return states
+        if self._state_types is None:
+            self._state_types = json.loads(self._model.metadata).get("states") or {}
+        return self._state_types
 
     def read_state(self, name: str) -> torch.Tensor:
         """A copy of a buffer that the program changes, as calls without a session have left it.

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dhlo.errors import ModelFileError
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec
+from dhlo.schema import check
 from dhlo.types import TensorType, from_torch_dtype
 
 if TYPE_CHECKING:
@@ -23,6 +25,13 @@ __all__ = ["CallSpec", "read_call", "updates_of", "write_call"]
 
 _FORMAT = 2
 _SPECS = ("in_spec", "out_spec")
+_NONE = type(None)
+_CONSTANT = (_NONE, bool, int, str, {str: str})
+_SCHEMA = {
+    "inputs": [{"name": str, "tensor": bool, "scalar": (str, _NONE), "constant": _CONSTANT}],
+    "outputs": [{"name": str, "index": (int, _NONE), "scalar": (str, _NONE), "constant": _CONSTANT, "grown": ([int], _NONE)}],
+    "in_spec": (str, _NONE), "out_spec": (str, _NONE), "updates": [int],
+}  # fmt: skip
 _TORCH_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -71,6 +80,8 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
     the call takes and gives flat sequences of tensors.
     """
     types = [TensorType.of(from_torch_dtype(getattr(torch, v["dtype"])), v["dims"]) for v in inputs]
+    if data is not None:
+        _check(data, len(inputs), len(outputs))
     if data is not None and data["format"] == _FORMAT:
         try:
             in_spec, out_spec = (None if data[k] is None else _read_spec(data[k]) for k in _SPECS)
@@ -98,6 +109,23 @@ def read_call(data: dict[str, Any] | None, inputs: Sequence[Value], outputs: Seq
         None,
         [],
     )
+
+
+def _check(data: Any, num_inputs: int, num_outputs: int) -> None:
+    """Raises ModelFileError for what `write_call` can't have written of a model with so many native inputs and outputs."""
+    try:
+        check(data, {"format": int})
+        if data["format"] != _FORMAT:
+            return
+        check(data, _SCHEMA)
+        numbers = [s["index"] for s in data["outputs"] if s["index"] is not None]
+        grown = [s["grown"] for s in data["outputs"] if s["grown"] is not None]
+        tensors = sum(s["tensor"] for s in data["inputs"])
+        inside = all(0 <= n < num_outputs for n in numbers) and all(0 <= n < len(data["inputs"]) for n in data["updates"])
+        if tensors != num_inputs or not inside or any(len(g) != 2 or not 0 <= g[0] < num_inputs or g[1] < 0 for g in grown):
+            raise ValueError("it speaks of inputs or outputs that the model doesn't have")
+    except ValueError as e:
+        raise ModelFileError(f"the model's metadata is malformed: call: {e}") from None
 
 
 def _read_spec(text: str) -> Any:

@@ -112,7 +112,7 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
     process left behind is known by its lock being free, and removed by the next call. Raises OSError.
     """
     path = check_target(path)
-    clean_leftovers(path.parent, re.escape(path.name))
+    clean_leftovers(path.parent, re.escape(_stem(path.name)))
     part, fd = _create_part(path, mode)
     try:
         try:
@@ -155,12 +155,22 @@ def write_bytes(path: Path, data: bytes) -> None:
     atomic_write(path, fill)
 
 
+def _stem(name: str) -> str:
+    """What partial files of a name are called, so that the whole of it is no longer than file systems take."""
+    return name if len(os.fsencode(name)) <= 200 else hashlib.sha256(os.fsencode(name)).hexdigest()
+
+
 def _create_part(path: Path, mode: int) -> tuple[Path, int]:
     while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}")
+        part = path.with_name(f".{_stem(path.name)}.{secrets.token_hex(8)}{_PART}")
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        with suppress(OSError):  # a file system without locks, or a cleaner that has it for a moment
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a cleaner was there first, and removes it
+            os.close(fd)
+            continue
+        except OSError:
+            pass  # a file system without locks
         try:
             if os.fstat(fd).st_nlink:
                 return part, fd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["read_json"]
+__all__ = ["check", "read_json"]
 
 
 def read_json(data: bytes, schema: Any) -> Any:
@@ -18,8 +18,13 @@ def read_json(data: bytes, schema: Any) -> Any:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    _check(value, schema, "")
+    check(value, schema)
     return value
+
+
+def check(value: Any, schema: Any) -> None:
+    """Raises ValueError, which names the place, unless a JSON value has the structure of a schema: see `read_json`."""
+    _check(value, schema, "")
 
 
 def _check(value: Any, schema: Any, place: str) -> None:

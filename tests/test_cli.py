@@ -1,9 +1,11 @@
 """The command line: every command on a small model, and errors as one message without traceback."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from typer.testing import CliRunner
 import dhlo
 from dhlo.api import build
 from dhlo.cli import app
+from dhlo.codegen.abi import SECTION
 from dhlo.commands.shapes import complete_shapes, parse_shape
+from dhlo.container import check_target
 from dhlo.errors import ContractError
-from dhlo.model_file import write_model_file
+from dhlo.model_file import open_sections, write_model_file
 from dhlo.pipeline import PASSES
 
 
@@ -294,3 +298,64 @@ def test_opt_refuses(text: Path, tmp_path: Path) -> None:
     assert "can't be read" in call("opt", tmp_path / "none.mlir", code=1)[1]
     assert "there is no pass 'nosuch'" in call("opt", text, "--print-after=nosuch", code=1)[1]
     assert "No such option" in call("opt", text, "--nosuch", code=2)[1]
+
+
+# ---------------------------------------------------------------------------------------------------- what isn't a file
+class Flagged(torch.nn.Module):
+    def forward(self, x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        return torch.where(flag, x, -x).bfloat16()
+
+
+def test_numbers_and_bfloat16(tmp_path: Path) -> None:
+    """Inputs without dims are made up, and outputs that numpy has no type for are saved."""
+    exported = torch.export.export(Flagged(), (torch.randn(3), torch.tensor(True)))
+    torch.export.save(exported, tmp_path / "flagged.pt2")
+    call("compile", tmp_path / "flagged.pt2", "-o", tmp_path / "flagged.so")
+    for name in ("y.npz", "y.npy", "y.pt"):
+        call("run", tmp_path / "flagged.so", "-o", tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 0
+    assert np.load(tmp_path / "y.npy").dtype == np.float32
+
+
+def test_devices_and_links_stay_what_they_are(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "target.mlir").write_text("old")
+    (tmp_path / "link.mlir").symlink_to("target.mlir")
+    call("compile", program, "--emit=mlir", "-o", tmp_path / "link.mlir")
+    assert (tmp_path / "link.mlir").is_symlink() and "func.func" in (tmp_path / "target.mlir").read_text()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit((tmp_path / "pipe").read_text)
+        call("compile", program, "--emit=mlir", "-o", tmp_path / "pipe")
+        assert "func.func" in text.result(60)
+    with pytest.raises(OSError, match="regular"):
+        check_target(tmp_path / "pipe")
+    with pytest.raises(OSError, match="directory"):
+        check_target(tmp_path)
+
+
+def test_a_pipe_is_no_signature_and_no_key(model: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "model.so"
+    copied.write_bytes(model.read_bytes())
+    os.mkfifo(tmp_path / "model.so.sig")
+    assert "signature" in call("inspect", copied)[0]
+    call("keygen", tmp_path / "private.pem", tmp_path / "public.pem")
+    with pytest.raises(dhlo.SignatureError, match="egular"):
+        dhlo.load(copied, require_key=tmp_path / "public.pem")
+    with pytest.raises(OSError, match="egular"):
+        dhlo.load(copied, require_key=tmp_path / "model.so.sig")
+
+
+def test_a_key_has_weights_verified(tmp_path: Path) -> None:
+    compiled = dhlo.compile(torch.export.export(torch.nn.Linear(64, 64).eval(), (torch.randn(2, 64),)))
+    path = tmp_path / "linear.so"
+    compiled.save(path)
+    call("keygen", tmp_path / "private.pem", tmp_path / "public.pem")
+    call("sign", path, "--key", tmp_path / "private.pem")
+    dhlo.load(path, verify=False, require_key=tmp_path / "public.pem")
+    with open_sections(path) as sections:
+        at = sections.only(SECTION["constants"]).offset
+    data = bytearray(path.read_bytes())
+    data[at + 3] ^= 0x7F
+    path.write_bytes(data)
+    with pytest.raises(dhlo.ModelFileError, match="constants"):
+        dhlo.load(path, verify=False, require_key=tmp_path / "public.pem")

@@ -17,7 +17,7 @@ from dhlo import callspec, mlir
 from dhlo.commands.bench import _points, parse_range
 from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
-from dhlo.errors import CompileError, ContractError
+from dhlo.errors import CompileError, ContractError, ModelFileError
 from dhlo.frontend.guards import _Reader
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.pipeline import PASSES, run_passes
@@ -263,3 +263,28 @@ def test_guards_call_nothing_but_expressions() -> None:
     for code in ("preview(3)", "sympify('3')", "make_opaque_unary_fn('x')", "lambdify(3, 3)", "__import__('os')", "os.getpid()"):
         with pytest.raises((KeyError, ValueError)):
             _Reader({}).parse(code)
+
+
+@pytest.mark.parametrize("change", [
+    {"format": "2"}, {"updates": None}, {"updates": [7]}, {"inputs": []}, {"inputs": 3}, {"in_spec": 5},
+    {"outputs": [{"name": "y", "index": 9, "scalar": None, "constant": None, "grown": None}]},
+    {"outputs": [{"name": "y", "index": [], "scalar": None, "constant": None, "grown": None}]},
+    {"outputs": [{"name": "y", "index": 0, "scalar": None, "constant": None, "grown": [1]}]},
+])  # fmt: skip
+def test_calls_that_no_model_has_are_refused(change: dict[str, object]) -> None:
+    call = {
+        "format": 2, "inputs": [{"name": "x", "tensor": True, "scalar": None, "constant": None}],
+        "outputs": [{"name": "y", "index": 0, "scalar": None, "constant": None, "grown": None}],
+        "in_spec": None, "out_spec": None, "updates": [],
+    }  # fmt: skip
+    value = {"name": "x", "dtype": "float32", "sizes": (-1,), "dims": ("s0",)}
+    assert len(callspec.read_call(call, [value], [value]).inputs) == 1
+    with pytest.raises(ModelFileError, match="the model's metadata is malformed: call"):
+        callspec.read_call(call | change, [value], [value])
+
+
+def test_a_blank_before_a_context_hides_nothing() -> None:
+    context = ' {"__enum__": true, "fqn": "nosuchmodule_x:E", "name": "A"}'
+    spec = [1, {"type": "builtins.dict", "context": context, "children_spec": []}]
+    with pytest.raises(NotImplementedError, match="nosuchmodule_x"):
+        callspec._read_spec(json.dumps(spec))

@@ -110,6 +110,8 @@ def read_tensor(text: str, dtype: torch.dtype) -> torch.Tensor:
             raise ContractError(f"'{path}' can't be read: {reason.splitlines()[0][:300]}") from None
         if not isinstance(x, torch.Tensor):
             raise ContractError(f"'{path}' holds {type(x).__name__}, not a tensor")
+        if x.layout != torch.strided or x.is_nested:
+            raise ContractError(f"'{path}' holds a tensor that isn't dense ({x.layout}{', nested' * x.is_nested})")
         return x
     try:
         return torch.tensor(float(text) if dtype.is_floating_point else int(text), dtype=dtype)

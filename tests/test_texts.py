@@ -249,7 +249,8 @@ def test_pytrees_import_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     call = {"default_factory_module": "os", "default_factory_name": "getpid", "dict_context": []}
     value = {"name": "x", "dtype": "float32", "sizes": (), "dims": ("s0",)}
     for text in (spec("builtins.dict", enum), spec("collections.defaultdict", factory), spec("collections.defaultdict", call)):
-        data = {"format": 2, "inputs": [], "outputs": [], "in_spec": text, "out_spec": None, "updates": []}
+        one = {"name": "x", "tensor": True, "scalar": None, "constant": None}
+        data = {"format": 2, "inputs": [one], "outputs": [], "in_spec": text, "out_spec": None, "updates": []}
         assert callspec.read_call(data, [value], []).in_spec is None
     assert not (tmp_path / "ran").exists()
     tree = pytree.tree_structure({"a": [1, (2, None)], "b": 3})

@@ -11,7 +11,7 @@ __all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "Model
 class DhloError(Exception):
     """Base of all errors raised by dhlo."""
 
-    status: str | None = None  # the runtime's errors, which users don't meet, say here what happened
+    status: str | None = None  # the name of the runtime's status, where an exception carries one
 
 
 class CompileError(DhloError, ValueError):

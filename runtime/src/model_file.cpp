@@ -21,7 +21,6 @@ namespace {
 
 constexpr int64_t kLargestText = int64_t{1} << 28;  // bytes of metadata or features
 
-
 std::string system_text(int error) { return std::generic_category().message(error); }
 
 std::string hex(uint64_t value) {

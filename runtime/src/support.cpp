@@ -20,7 +20,7 @@ constexpr DtypeInfo kDtypes[DHLO_DTYPE_COUNT] = {
 bool is_dtype(int64_t dtype) { return dtype >= 0 && dtype < DHLO_DTYPE_COUNT; }
 
 // Programs may go through the rows of a tensor before they find that each has nothing in it: that mustn't take hours.
-bool is_swift_when_empty(const dhlo_tensor& input) {
+bool has_few_rows(const dhlo_tensor& input) {
   int64_t rows = 1;
   for (int32_t dim = 0; dim < input.rank; ++dim) {
     if (__builtin_mul_overflow(rows, std::max<int64_t>(input.sizes[dim], 1), &rows)) return false;
@@ -42,7 +42,7 @@ void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t 
            (input.sizes[dim] < 0 ? " is negative" : " is above the largest possible, 2^48 - 1"));
   const int64_t elements = count_elements(input.rank, input.sizes);
   if (elements < 0) fail("its number of elements does not fit in 62 bits");
-  if (elements == 0 && !is_swift_when_empty(input))
+  if (elements == 0 && !has_few_rows(input))
     fail("it has no elements, but its other sizes multiply to more than the largest possible then, 2^31");
   if (input.data == nullptr && elements != 0 && need_data)
     fail("data is null, but the tensor has " + std::to_string(elements) + " element(s)");

@@ -22,7 +22,8 @@ extern "C" {
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it. */
 #define DHLO_ABI_MAX_DIM ((int64_t)0xffffffffffff)
-/* What the other dims of an input that has no elements may multiply to. */
+/* What the other dims of an input without elements may multiply to: programs may go through its rows. The runtime sees to
+ * it. */
 #define DHLO_ABI_MAX_EMPTY ((int64_t)1 << 31)
 
 /* Element types. Values are stored in files: append only. */

@@ -105,3 +105,10 @@ def launch(run: str) -> str:
     start = next(n for n, line in enumerate(lines) if "addressof @reduce_" in line)
     end = next(n for n in range(start, len(lines)) if "llvm.call" in lines[n])
     return "\n".join(lines[start : end + 1])
+
+
+def test_tests_that_the_security_page_names_exist() -> None:
+    root = Path(__file__).resolve().parents[1]
+    named = set(re.findall(r"`((?:tests|shape_infer)/[\w/.]+)`", (root / "docs/security.md").read_text()))
+    assert len(named) > 10
+    assert not [n for n in sorted(named) if not (root / n).exists()]

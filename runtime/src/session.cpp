@@ -335,7 +335,6 @@ std::string dhlo_session::describe(const dhlo::Given& g) const {
 // Memory that the run writes must be nobody else's: kernels read and write in any order. Throws Error.
 void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   const dhlo_abi_model& abi = *model->abi;
-  auto name = [this](const dhlo::Given& g) { return describe(g); };
   given.clear();
   for (int64_t i = 0; i < abi.num_inputs; ++i) {
     const int64_t grows = writes.empty() ? kReads : writes[static_cast<size_t>(i)];
@@ -353,7 +352,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
     dhlo::find_region(all, dhlo_dtype_bytes(all.dtype), &g.region);
     if (g.written && g.region.folded)
       throw Error(DHLO_INVALID_ARGUMENT,
-                  name(g) + " is updated by the model, but several of its elements share memory, by its strides");
+                  describe(g) + " is updated by the model, but several of its elements share memory, by its strides");
   }
   // What the session holds for an output is written, too, and may move: an output of the last run is no input of this one.
   for (int64_t i = 0; i < abi.num_outputs; ++i) {
@@ -371,8 +370,8 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
       const dhlo::Given &a = given[i], &b = given[j];
       if ((!a.written && !b.written) || !dhlo::share_bytes(a.region, b.region)) continue;
       const dhlo::Given &written = a.written ? a : b, &other = a.written ? b : a;
-      throw Error(DHLO_INVALID_ARGUMENT, name(written) + " is written by the model, but shares memory with " +
-                                             name(other) + (other.written ? ", which is written, too" : ""));
+      throw Error(DHLO_INVALID_ARGUMENT, describe(written) + " is written by the model, but shares memory with " +
+                                             describe(other) + (other.written ? ", which is written, too" : ""));
     }
   }
 }

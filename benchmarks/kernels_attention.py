@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dhlo.codegen.builder import I64, PTR, Fn, KernelModule
-from dhlo.codegen.kernels.attention import Attention
+from dhlo.codegen.families.attention.attention import Attention
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule
 from tests.codegen.harness import Launch, Program, TestHost, aligned
+from tests.targets import TARGET, TILES
 
 _REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -57,7 +58,7 @@ CASES = (
 
 
 def build(d: int, elem: str, causal: bool) -> Program:
-    module = KernelModule()
+    module = KernelModule(TARGET)
     host = TestHost(module)
     repeat = Fn(module, "repeat", [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64),
                                    ("scratch", PTR),
@@ -68,7 +69,7 @@ def build(d: int, elem: str, causal: bool) -> Program:
     p = {x: host.pointer(x) for x in ("q", "k", "v", "o", "workspace")}
     s = {x: host.size(x) for x in ("batch", "kv_heads", "group", "sq", "skv")}
     strides = {f"{x}_strides": [host.size(f"{x}s{i}") for i in range(3)] for x in "qkvo"}
-    op = Attention(d, d, elem, causal)
+    op = Attention(d, d, elem, causal, tiles=TILES)
     op.emit_kernels(module)
     op.emit_launch(host, **p, **s, **strides, scale=d**-0.5)
     return host.build()
@@ -120,7 +121,7 @@ def measure(case: Case, elem: str, threads: int) -> str:
     q, k, v = (torch.randn(case.batch, h, n, case.d, generator=rng).to(_DTYPES[elem]) for h, n in shapes)
     out = torch.empty_like(q)
     program = build(case.d, elem, case.causal)
-    ws = torch.empty(Attention(case.d, case.d, elem).workspace_bytes // 4)
+    ws = torch.empty(Attention(case.d, case.d, elem, tiles=TILES).workspace_bytes // 4)
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
     launches = program.record(num_threads=threads, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(),
                               workspace=ws.data_ptr(), batch=case.batch, kv_heads=case.kv_heads, group=case.group,

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dhlo.codegen.kernels.conv import Conv
+from dhlo.codegen.families.conv.conv import Conv
 from tests.codegen.conv_host import build_conv, conv_params
 from tests.codegen.harness import Launch, aligned
+from tests.targets import TILES
 
 CEILING = 117.0  # GFLOP/s of fp32 FMA a core
 # (in, out, kernel, stride, divisor of the image size, how often ResNet-18 has it)
@@ -96,7 +97,7 @@ class Layer:
 
 def square(ci: int, co: int, k: int, stride: int, groups: int = 1) -> Conv:
     """A 2-D convolution with padding k // 2."""
-    return Conv(ci, co, (k, k), (stride, stride), ((k // 2, k // 2),) * 2, (1, 1), groups)
+    return Conv(ci, co, (k, k), (stride, stride), ((k // 2, k // 2),) * 2, (1, 1), groups, spec=TILES)
 
 
 def resnet(image: tuple[int, int, int]) -> list[Layer]:
@@ -117,8 +118,8 @@ OTHERS = [
     Layer(square(960, 960, 3, 1, 960), (1, 960, 7, 7)),
     Layer(square(96, 96, 7, 1, 96), (1, 96, 56, 56)),
     Layer(square(128, 128, 3, 1, 32), (1, 128, 56, 56)),
-    Layer(Conv(3, 768, (16, 16), (16, 16), ((0, 0),) * 2, (1, 1)), (1, 3, 224, 224)),
-    Layer(Conv(80, 512, (3,), (1,), ((1, 1),), (1,)), (1, 80, 3000)),
+    Layer(Conv(3, 768, (16, 16), (16, 16), ((0, 0),) * 2, (1, 1), spec=TILES), (1, 3, 224, 224)),
+    Layer(Conv(80, 512, (3,), (1,), ((1, 1),), (1,), spec=TILES), (1, 80, 3000)),
 ]
 
 

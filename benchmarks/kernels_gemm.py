@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, vec
-from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
-from dhlo.codegen.kernels.pack import pack_b
-from dhlo.codegen.launch import kernel_fn, load_args
+from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.pack import pack_b
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
+from tests.targets import TARGET, TILES
 
 _REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
 _LANES = 16
@@ -38,7 +39,7 @@ def emit_repeat(module: KernelModule) -> None:
 def emit_peak(module: KernelModule) -> None:
     """Kernel `peak`: 24 independent chains of 1000 fused multiply-adds an item."""
     fn = kernel_fn(module, "peak")
-    ty = vec(F32)
+    ty = fn.vec(F32)
     with fn.loop(fn.args[1], fn.args[2]):
         start = [fn.load(fn.gep(fn.args[4], i * _LANES, F32), ty) for i in range(26)]
         with fn.loop(0, 1000, 1, start[:24]) as loop:
@@ -52,7 +53,7 @@ def emit_read(module: KernelModule) -> None:
     """Kernel `read`: sums pages of 4 KiB, prefetching a page ahead."""
     fn = kernel_fn(module, "read")
     (p,) = load_args(fn, [PTR])
-    ty = vec(F32)
+    ty = fn.vec(F32)
     zero = fn.const(0.0, ty)
     with fn.loop(fn.mul(fn.args[1], 1024), fn.mul(fn.args[2], 1024), 8 * _LANES, [zero] * 8) as loop:
         here = fn.gep(p, loop.iv, F32)
@@ -70,7 +71,7 @@ def emit_store(module: KernelModule) -> None:
     eargs, tile, ld, _, m0, n0, mr, nr = fn.args
     c, n = fn.int_to_ptr(fn.load(eargs, I64)), fn.load(fn.gep(eargs, 1, I64), I64)
     with fn.loop(0, mr) as i, fn.loop(0, nr, _LANES) as j:
-        x = fn.load(fn.gep(tile, fn.add(fn.mul(i.iv, ld), j.iv), F32), vec(F32))
+        x = fn.load(fn.gep(tile, fn.add(fn.mul(i.iv, ld), j.iv), F32), fn.vec(F32))
         to = fn.gep(c, fn.add(fn.mul(fn.add(m0, i.iv), n), fn.add(n0, j.iv)), F32)
         fn.masked_store(x, to, fn.tail_mask(fn.sub(nr, j.iv)))
     fn.done()
@@ -86,7 +87,7 @@ class Bench:
 
     @staticmethod
     def _build(packed: bool) -> Program:
-        module = KernelModule()
+        module = KernelModule(TARGET)
         host = TestHost(module)
         for emit in (emit_repeat, emit_peak, emit_read, emit_store):
             emit(module)
@@ -94,7 +95,7 @@ class Bench:
         p = {x: host.size(x) for x in ("eargs", "m", "n", "k", "pages", "items")}
         q = {x: host.pointer(x) for x in ("a", "b", "ws")}
         eargs = fn.int_to_ptr(p["eargs"])
-        matmul = Matmul(F32)
+        matmul = Matmul(F32, TILES)
         host.launch("peak", [], p["items"], 1, 4096)
         host.launch("read", [q["b"]], p["pages"], 1, 4096)
         matmul.emit_launch(host, a=q["a"], b=q["b"], m=p["m"], n=p["n"], k=p["k"], a_strides=(0, 0, p["k"], 1),
@@ -192,9 +193,9 @@ def main() -> None:
         print(f"{threads} threads: {peak / 1e9:.0f} GFLOP/s of fused multiply-adds")
         for k, n in weights:
             w = rng.standard_normal((k, n)).astype(np.float32) / 16
-            b = w if args.dynamic else pack_b(w, False)
+            b = w if args.dynamic else pack_b(w, False, TILES.nr(F32))
             tw = torch.from_numpy(np.ascontiguousarray(w.T))
-            ws = aligned(workspace_bytes(1, n, k))
+            ws = aligned(workspace_bytes(1, n, k, F32, TILES))
             bw = bench.bandwidth(threads, k * n * 4)
             for m in args.rows:
                 a = rng.standard_normal((m, k)).astype(np.float32)

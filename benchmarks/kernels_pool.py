@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.kernels_conv import best, best_parallel
-from dhlo.codegen.kernels.pool import Pool
-from dhlo.codegen.kernels.pool_adaptive import AdaptivePool
+from dhlo.codegen.families.pool.adaptive import AdaptivePool
+from dhlo.codegen.families.pool.pool import Pool
 from tests.codegen.test_pool import launches_of
 
 L3_GBS = 100.0  # read bandwidth a core

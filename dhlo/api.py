@@ -53,7 +53,7 @@ def build(
 ) -> tuple[Program, Artifact]:
     """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
     from dhlo.cache import Cache, program_key
-    from dhlo.codegen.llvm import host_target
+    from dhlo.codegen.target import parse_target
     from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
     from dhlo.frontend.growing import grow_arguments
@@ -61,15 +61,16 @@ def build(
     progress("import")
     program = import_program(exported)
     grow_arguments(program, options.grow)
+    target = parse_target(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:
         return program, compile_program(program, options, progress)
     try:
-        key = program_key(program, host_target(), options.name)
+        key = program_key(program, target, options.name)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return program, compile_program(program, options, progress)
     cache = Cache(folder)
-    artifact = cache.get(key, host_target())
+    artifact = cache.get(key, target)
     if artifact is not None:
         renumber(program)
         return program, artifact
@@ -82,8 +83,8 @@ def build(
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
     from dhlo.cache import StoredConstants
-    from dhlo.codegen.link import extern_addresses
-    from dhlo.codegen.llvm import Jit
+    from dhlo.codegen.backends.cpu.link import extern_addresses
+    from dhlo.codegen.backends.cpu.llvm import Jit
 
     jit = Jit(artifact.objects, extern_addresses(artifact.metadata["externs"]))
     if isinstance(artifact.constants, StoredConstants):

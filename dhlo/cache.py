@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dhlo import _runtime
-from dhlo.codegen.constants import raw
+from dhlo.codegen.families.constants import raw
 from dhlo.container import Container, atomic_write, clean_leftovers, write_sections
 from dhlo.errors import ModelFileError
 from dhlo.schema import read_json
@@ -28,7 +28,7 @@ from dhlo.schema import read_json
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from dhlo.codegen.llvm import TargetSpec
+    from dhlo.codegen.target import Target
     from dhlo.compiler import Artifact
     from dhlo.frontend.program import Program
 
@@ -75,13 +75,13 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def program_key(program: Program, target: TargetSpec, name: str) -> str:
+def program_key(program: Program, target: Target, name: str) -> str:
     """SHA-256 over an imported program with its weights, the target and the compiler itself. Raises OSError where the compiler's
     own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
-             str(program.out_spec), sorted(vars(target).items()), name, _compiler_version(),
+             str(program.out_spec), target.name, target.tune, name, _compiler_version(),
              [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -98,7 +98,7 @@ class Cache:
     def __init__(self, folder: str | Path, max_bytes: int = 20 << 30) -> None:
         self.folder, self.max_bytes = Path(folder), max_bytes
 
-    def get(self, key: str, target: TargetSpec) -> Artifact | None:
+    def get(self, key: str, target: Target) -> Artifact | None:
         """The entry of a key, whole and verified, for the target that the key was made of; None if there is none."""
         try:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -114,7 +114,7 @@ class Cache:
             os.close(folder)
         return self._read(fd, key, target)
 
-    def _read(self, fd: int, key: str, target: TargetSpec) -> Artifact | None:
+    def _read(self, fd: int, key: str, target: Target) -> Artifact | None:
         path = self.folder / (key + _SUFFIX)
         try:
             with Container(fd, f"cache entry '{path}'", _MAGIC, _VERSION, {k: n for n, k in _KINDS.items()}) as entry:
@@ -189,7 +189,7 @@ def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]
     yield _KINDS["constants"], (chunk.data for chunk in artifact.constants.chunks())
 
 
-def _unpack(entry: Container, key: str, target: TargetSpec) -> Artifact:
+def _unpack(entry: Container, key: str, target: Target) -> Artifact:
     """The program of an entry, every byte of it verified. Raises ValueError, ModelFileError and OSError."""
     from dhlo.compiler import Artifact
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from dhlo.errors import ModelFileError
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec
+from dhlo.ir.types import TensorType, from_torch_dtype
 from dhlo.schema import check
-from dhlo.types import TensorType, from_torch_dtype
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value

@@ -12,25 +12,26 @@ from typing import Any
 
 from dhlo.cache import StoredConstants
 from dhlo.callspec import CallSpec, updates_of, write_call
-from dhlo.codegen.constants import Constants
-from dhlo.codegen.contract import Argument, Contract
-from dhlo.codegen.cost import group_cost
-from dhlo.codegen.descriptor import Descriptor
-from dhlo.codegen.host import HostProgram
-from dhlo.codegen.layout import lay_out, walk
-from dhlo.codegen.llvm import BASELINE, TargetSpec, code_features, compile_object, host_target, lower_to_llvm_ir
-from dhlo.codegen.split import split_module
-from dhlo.codegen.steps import Lowering, Step
-from dhlo.dialect import attr
+from dhlo.codegen.backends.cpu.descriptor import Descriptor
+from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_to_llvm_ir
+from dhlo.codegen.families.constants import Constants
+from dhlo.codegen.families.steps import Lowering, Step
+from dhlo.codegen.host.contract import Argument, Contract
+from dhlo.codegen.host.layout import lay_out, walk
+from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir.split import split_module
+from dhlo.codegen.target import Target, parse_target
 from dhlo.frontend.growing import grown_dims
 from dhlo.frontend.program import Program
-from dhlo.ops.control import Group
-from dhlo.ops.extern import Extern
+from dhlo.ir.dialect import attr
+from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.extern import Extern
+from dhlo.ir.symbols import is_static, spell
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
-from dhlo.shape_infer.symbols import is_static, spell
-from dhlo.types import TensorType, from_mlir
+from dhlo.shape_infer.cost import group_cost
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
 
@@ -46,7 +47,7 @@ class Artifact:
     planned: str  # the planned module
     metadata: dict[str, Any]
     llvm_ir: list[str]  # what the objects were made of, before optimisation
-    target: TargetSpec
+    target: Target
 
     @property
     def code_bytes(self) -> int:
@@ -54,13 +55,12 @@ class Artifact:
 
 
 def compile_program(program: Program, options: Options, progress: Callable[[str], None] = lambda _: None,
-                    target: TargetSpec | None = None) -> Artifact:
-    """Compiles an imported program, for the CPU at hand if no target is given. `progress` is told what is being done.
+                    target: Target | None = None) -> Artifact:
+    """Compiles an imported program for `target`, by default that of the options. `progress` is told what is being done.
 
-    Raises CompileError where the target is one that kernels aren't laid out for.
+    Raises CompileError where there is no such target, or it lacks what the program needs.
     """
-    target = target or host_target()
-    target.check()
+    target = target or parse_target(options.target)
     with program.context, _deep_recursion(program.module):
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
@@ -145,13 +145,13 @@ class _Sited:
         self.launches = [first, len(host.layout.launches)]
 
 
-def _objects(low: Lowering, descriptor: Descriptor, target: TargetSpec) -> tuple[list[str], list[bytes]]:
+def _objects(low: Lowering, descriptor: Descriptor, target: Target) -> tuple[list[str], list[bytes]]:
     """LLVM IR and object code of every part, made on two threads: MLIR and LLVM run without Python's lock. The descriptor, which
     is told what features the code uses, is added to the first part."""
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(partial(lower_to_llvm_ir, target=target), split_module(low.module, 4)))
         used = {f for text in texts for f in code_features(text, target)}
-        descriptor.metadata["cpu_features"] = ",".join([*BASELINE, *sorted(used - set(BASELINE))])
+        descriptor.metadata["cpu_features"] = ",".join([*target.features, *sorted(used - set(target.features))])
         texts[0] += descriptor.text()
         return texts, list(pool.map(partial(compile_object, target=target), texts))
 

@@ -9,12 +9,12 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 
-from dhlo.dialect import OPS, attr, result_types
 from dhlo.errors import ContractError, InternalError
-from dhlo.mlir import ir
-from dhlo.ops import control, lookup, movement, random
-from dhlo.shape_infer.symbols import parse, show, symbol
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import OPS, attr, result_types
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import control, lookup, movement, random
+from dhlo.ir.symbols import parse, show, symbol
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["run"]
 

@@ -236,13 +236,13 @@ class CompiledModel:
 
         Raises CompileError if linking fails, OSError if the file can't be written.
         """
-        from dhlo.codegen.link import write_model
+        from dhlo.codegen.backends.cpu.link import write_model
 
         write_model(self._compiled(), Path(path))
 
     def save_object(self, path: str | Path) -> None:
         """Writes one relocatable object, and the weights beside it as `.constants`, for hosts that link the model themselves."""
-        from dhlo.codegen.link import write_object
+        from dhlo.codegen.backends.cpu.link import write_object
 
         write_object(self._compiled(), Path(path))
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dhlo.codegen.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
+from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
 from dhlo.container import Container, atomic_write, write_sections
 from dhlo.errors import ModelFileError
 from dhlo.schema import read_json

@@ -6,7 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Options", "c_compiler", "cache_dir"]
+__all__ = ["Options", "c_compiler", "cache_dir", "default_target"]
+
+
+def default_target() -> str:
+    """DHLO_TARGET: the machine to compile for; "native", this one, if unset or empty."""
+    return os.environ.get("DHLO_TARGET") or "native"
+
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,7 @@ class Options:
     name      what the model calls itself
     progress  shows what is being done on the terminal
     dump      called with (pass name, module text) after every pass
+    target    the machine to compile for: "native", "x86-64-v3", "x86-64-v4+bf16", "aarch64+dotprod", ... (DHLO_TARGET by default)
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
@@ -25,6 +32,7 @@ class Options:
     progress: bool = False
     dump: Callable[[str, str], None] | None = None
     cache: str | None = None
+    target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dhlo import mlir
-from dhlo.codegen.fuse import fuse
 from dhlo.errors import InternalError
+from dhlo.ir import mlir
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
+from dhlo.passes.fuse.fuse import fuse
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from dhlo import mlir
-from dhlo.dialect import OPS, attr, operand_types, result_types, same
 from dhlo.errors import CompileError
-from dhlo.mlir import ir
-from dhlo.ops.control import Cond, Group, While, new_symbols
-from dhlo.shape_infer.symbols import parse
-from dhlo.types import DTYPES, TensorType, from_mlir
+from dhlo.ir import mlir
+from dhlo.ir.dialect import OPS, attr, operand_types, result_types, same
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.control import Cond, Group, While, new_symbols
+from dhlo.ir.symbols import parse
+from dhlo.ir.types import DTYPES, TensorType, from_mlir
 
 __all__ = ["MOST_CHARACTERS", "read_module"]
 

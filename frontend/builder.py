@@ -12,14 +12,14 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import FloorDiv
 
-from dhlo.dialect import Op, build
 from dhlo.errors import CompileError
 from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.promotion import promote
-from dhlo.mlir import ir
-from dhlo.ops import compute, control, elementwise, movement
-from dhlo.shape_infer.symbols import as_expr, product, show
-from dhlo.types import DTYPES, DType, TensorType, from_mlir, from_torch_dtype
+from dhlo.ir.dialect import Op, build
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import compute, control, elementwise, movement
+from dhlo.ir.symbols import as_expr, product, show
+from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir, from_torch_dtype
 
 __all__ = ["Complex", "OpBuilder", "Operand", "Value"]
 

@@ -13,7 +13,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Range
 from dhlo.frontend.promotion import is_boolean
-from dhlo.shape_infer.symbols import as_expr, show, symbol
+from dhlo.ir.symbols import as_expr, show, symbol
 
 __all__ = ["Dims", "static_value"]
 

@@ -16,9 +16,9 @@ from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.registry import LOWERINGS
-from dhlo.ops.extern import Extern
-from dhlo.shape_infer.symbols import show
-from dhlo.types import TensorType, from_torch_dtype
+from dhlo.ir.ops.extern import Extern
+from dhlo.ir.symbols import show
+from dhlo.ir.types import TensorType, from_torch_dtype
 
 __all__ = ["register_c_op", "register_decomposition"]
 

@@ -11,7 +11,7 @@ import torch
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import Complex, OpBuilder, Value
 from dhlo.frontend.registry import COMPLEX_VIEWS, MAYBE_VIEWS, VIEWS, View
-from dhlo.shape_infer.symbols import as_expr, product
+from dhlo.ir.symbols import as_expr, product
 
 __all__ = ["Ref", "functional_form", "shares_storage", "view_rule"]
 

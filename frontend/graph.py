@@ -12,7 +12,6 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from dhlo.dialect import TypeError_
 from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.autocast import conversion
@@ -27,10 +26,11 @@ from dhlo.frontend.promotion import scalar_dtype
 from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.frontend.state import state_names, storage_span, tensor_of
-from dhlo.mlir import func, ir
-from dhlo.ops import complexes, control, movement
-from dhlo.shape_infer.symbols import as_expr, show, symbol
-from dhlo.types import DTYPES, TensorType, from_mlir, from_torch_dtype
+from dhlo.ir.dialect import TypeError_
+from dhlo.ir.mlir import func, ir
+from dhlo.ir.ops import complexes, control, movement
+from dhlo.ir.symbols import as_expr, show, symbol
+from dhlo.ir.types import DTYPES, TensorType, from_mlir, from_torch_dtype
 
 __all__ = ["Importer"]
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import sympy
 
-from dhlo.dialect import attr, build, defining
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Mutation, Program
-from dhlo.mlir import func, ir
-from dhlo.ops.control import Assert
-from dhlo.ops.elementwise import Copy
-from dhlo.ops.lookup import UpdateSlice
-from dhlo.ops.movement import Concat, Full, Reshape, Slice
-from dhlo.shape_infer.symbols import show, symbol
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import attr, build, defining
+from dhlo.ir.mlir import func, ir
+from dhlo.ir.ops.control import Assert
+from dhlo.ir.ops.elementwise import Copy
+from dhlo.ir.ops.lookup import UpdateSlice
+from dhlo.ir.ops.movement import Concat, Full, Reshape, Slice
+from dhlo.ir.symbols import show, symbol
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["grow_arguments", "grown_dims"]
 

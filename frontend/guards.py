@@ -16,7 +16,7 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import InternalError
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.symbols import as_expr
 
 __all__ = ["bounds_of", "dim_names", "input_names", "input_values", "only_two", "read_guards"]
 

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
-from dhlo import mlir
 from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.decompose import Decompositions
@@ -26,6 +25,7 @@ from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
+from dhlo.ir import mlir
 
 __all__ = ["import_program", "unknown_ops"]
 

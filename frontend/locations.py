@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dhlo.mlir import ir
+from dhlo.ir.mlir import ir
 
 __all__ = ["location", "source_line"]
 

@@ -10,7 +10,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from dhlo.types import TensorType
+from dhlo.ir.types import TensorType
 
 __all__ = ["GRADIENTS", "InputSpec", "Mutation", "OutputSpec", "Program", "Range", "output_structure"]
 

@@ -9,7 +9,7 @@ import sympy
 import torch
 from sympy.logic.boolalg import Boolean
 
-from dhlo.types import DTYPES, DType, TensorType, from_torch_dtype
+from dhlo.ir.types import DTYPES, DType, TensorType, from_torch_dtype
 
 __all__ = ["is_boolean", "promote", "scalar_dtype"]
 

@@ -13,7 +13,7 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import is_boolean
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.symbols import as_expr
 
 __all__ = ["SCALAR_FUNCTIONS", "scalar_call"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dhlo.shape_infer.symbols import ceil_div, evaluate
+from dhlo.ir.symbols import ceil_div, evaluate
 
 __all__ = ["ALIGN", "Arrangement", "Buffer", "Plan", "aligned", "plan_arena"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import build
-from dhlo.mlir import ir
-from dhlo.ops import compute, control
-from dhlo.ops import elementwise as ew
-from dhlo.ops import movement as mv
-from dhlo.types import from_mlir
+from dhlo.ir.dialect import build
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import compute, control
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.types import from_mlir
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, mostly_true, plain, powers, t, within
 

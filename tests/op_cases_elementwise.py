@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dhlo.dialect import OPS, Kind, build
-from dhlo.ops import elementwise as ew
-from dhlo.ops.movement import Broadcast, Concat, Pad, Reshape, Reverse, Slice, Take, Transpose
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import OPS, Kind, build
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.movement import Broadcast, Concat, Pad, Reshape, Reverse, Slice, Take, Transpose
+from dhlo.ir.types import TensorType, from_mlir
 from tests.programs import Draw, Part, anything, index_below, moderate, t, within
 
 __all__ = ["CASES"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import build
-from dhlo.ops import elementwise as ew
-from dhlo.ops import movement as mv
-from dhlo.types import DTYPES, from_mlir
+from dhlo.ir.dialect import build
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.types import DTYPES, from_mlir
 from tests.op_cases_elementwise import ALL, after
 from tests.programs import Draw, Part, anything, index_below, t
 

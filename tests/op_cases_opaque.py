@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import build
-from dhlo.ops import complexes, compute, lookup, random, sequence
-from dhlo.types import DType, TensorType
+from dhlo.ir.dialect import build
+from dhlo.ir.ops import complexes, compute, lookup, random, sequence
+from dhlo.ir.types import DType, TensorType
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, index_below, moderate, plain, powers, t, within
 

@@ -12,13 +12,13 @@ from dhlo import interp
 from dhlo.api import _load_artifact
 from dhlo.callspec import CallSpec
 from dhlo.compiler import Artifact, compile_program, renumber
-from dhlo.dialect import load
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
-from dhlo.mlir import func, ir
+from dhlo.ir.dialect import load
+from dhlo.ir.mlir import func, ir
+from dhlo.ir.symbols import evaluate, parse
+from dhlo.ir.types import DTYPES, DType, TensorType
 from dhlo.model import CompiledModel
 from dhlo.options import Options
-from dhlo.shape_infer.symbols import evaluate, parse
-from dhlo.types import DTYPES, DType, TensorType
 
 Draw = Callable[[DType, list[int], torch.Generator], torch.Tensor]
 Env = Mapping[str, int]

@@ -8,12 +8,12 @@ from typing import Any
 
 import sympy
 
-from dhlo.dialect import build
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
-from dhlo.ops import movement as mv
-from dhlo.shape_infer.symbols import as_expr, parse, product
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import build
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.symbols import as_expr, parse, product
+from dhlo.ir.types import TensorType, from_mlir
 from tests.programs import Part, index_below, t, within
 
 __all__ = ["random_part"]

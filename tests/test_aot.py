@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 import dhlo
 from dhlo.callspec import read_call, write_call
-from dhlo.codegen.abi import SECTION
-from dhlo.codegen.link import constants_path, link_shared
+from dhlo.codegen.backends.cpu.link import constants_path, link_shared
+from dhlo.codegen.kernel_ir.abi import SECTION
 from dhlo.container import TRAILER_BYTES, write_bytes
 from dhlo.model_file import open_sections, write_model_file
 from dhlo.signing import generate_key, sign_file, verify_file

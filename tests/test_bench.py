@@ -24,7 +24,7 @@ from dhlo.bench.worker import scaled_error
 from dhlo.cli import app
 from dhlo.commands.bench import parse_range
 from dhlo.errors import ContractError
-from dhlo.shape_infer.symbols import evaluate, parse
+from dhlo.ir.symbols import evaluate, parse
 
 CEILINGS = Ceilings(2, f32_gflops=200.0, bf16_gflops=400.0, l2_gbs=200.0, l3_gbs=100.0, dram_gbs=20.0)
 

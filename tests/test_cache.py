@@ -24,10 +24,10 @@ import dhlo
 from dhlo import cache as cache_module
 from dhlo.api import build
 from dhlo.cache import Cache, program_key
-from dhlo.codegen.llvm import host_target
 from dhlo.compiler import Artifact
 from dhlo.container import atomic_write, write_sections
 from dhlo.frontend import import_program
+from tests.targets import TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "0" * 64
@@ -59,7 +59,7 @@ def no_warnings() -> Any:
 
 
 def get(cache: Cache, key: str = KEY) -> Artifact | None:
-    return cache.get(key, host_target())
+    return cache.get(key, TARGET)
 
 
 # ---------------------------------------------------------------------------------------------------- keys
@@ -103,7 +103,7 @@ def test_weights_that_differ_only_in_signs_are_different_programs(tmp_path: Path
 def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def key() -> str:
         cache_module._compiler_version.cache_clear()
-        return program_key(import_program(export(1.0)), host_target(), "model")
+        return program_key(import_program(export(1.0)), TARGET, "model")
 
     try:
         first = key()

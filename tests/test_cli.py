@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import dhlo
 from dhlo.api import build
 from dhlo.cli import app
-from dhlo.codegen.abi import SECTION
+from dhlo.codegen.kernel_ir.abi import SECTION
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.container import check_target
 from dhlo.errors import ContractError

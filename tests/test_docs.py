@@ -10,7 +10,7 @@ import torch
 
 import dhlo
 from dhlo import compiler
-from dhlo.codegen.builder import KernelModule
+from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.frontend import import_program
 from tests.goldens import Golden
 

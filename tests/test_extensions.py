@@ -16,7 +16,7 @@ from dhlo import interp
 from dhlo.frontend import import_program
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import elementwise as ew
 from tests.conftest import ROOT, BuildHost
 
 NAMES = ("swish", "scale_rows", "halve", "unheard")

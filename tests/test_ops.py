@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dhlo.dialect import OPS, TypeError_, build
 from dhlo.errors import CompileError, ContractError
+from dhlo.ir.dialect import OPS, TypeError_, build
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.model import CompiledModel
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
-from dhlo.ops import movement as mv
-from dhlo.types import TensorType, from_mlir
 from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_cases_opaque
 from tests.fuzz.guarded import guarded, isolated
 from tests.programs import SOURCE, Module, Part, plain, t

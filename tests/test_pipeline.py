@@ -11,7 +11,7 @@ from torch.export import Dim
 from dhlo import interp
 from dhlo.errors import InternalError
 from dhlo.frontend import import_program
-from dhlo.mlir import ir
+from dhlo.ir.mlir import ir
 from dhlo.pipeline import PASSES, Pass, run_passes
 from tests.programs import Module
 from tests.random_programs import random_part

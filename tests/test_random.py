@@ -14,7 +14,7 @@ from torch.export import Dim
 import dhlo
 from dhlo import _runtime, interp
 from dhlo.api import open_model
-from dhlo.codegen.philox import word
+from dhlo.codegen.elementwise.philox import word
 from dhlo.frontend import import_program
 from tests.frontend.helpers import Fn
 

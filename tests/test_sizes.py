@@ -16,14 +16,15 @@ from torch.export import Dim, export
 from torch.utils._sympy import functions as tsf
 
 import dhlo
-from dhlo.codegen.builder import I64, PTR, KernelModule
-from dhlo.codegen.checked import I64_MAX, I64_MIN, CheckedFn, Interval
-from dhlo.codegen.llvm import Jit, compile_object, host_target, lower_to_llvm_ir
-from dhlo.codegen.sizes import SizeEmitter
+from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
+from dhlo.codegen.host.checked import I64_MAX, I64_MIN, CheckedFn, Interval
+from dhlo.codegen.host.sizes import SizeEmitter
+from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule
 from dhlo.errors import ContractError
+from dhlo.ir.symbols import FloorDiv, symbol
 from dhlo.model import CompiledModel
-from dhlo.shape_infer.symbols import FloorDiv, symbol
 from tests.plans import assert_plan_is_run
+from tests.targets import TARGET
 
 D = Dim.DYNAMIC
 LARGEST = (1 << 48) - 1
@@ -43,7 +44,7 @@ Evaluate = Callable[..., tuple[int, bool]]
 
 def evaluator(e: sympy.Expr, intervals: Mapping[str, Interval]) -> Evaluate:
     """Machine code for an expression: its value, and whether it doesn't fit."""
-    module = KernelModule()
+    module = KernelModule(TARGET)
     fn = CheckedFn(module, "f", [("in", PTR), ("out", PTR)], internal=False)
     sizes = SizeEmitter(fn)
     for i, (name, interval) in enumerate(intervals.items()):
@@ -51,7 +52,7 @@ def evaluator(e: sympy.Expr, intervals: Mapping[str, Interval]) -> Evaluate:
     fn.store(sizes.whole(e), fn.args[1])
     fn.store(fn.cast(fn.overflow(), I64), fn.gep(fn.args[1], 1, I64))
     fn.done()
-    jit = Jit([compile_object(lower_to_llvm_ir(module.text()), host_target())])
+    jit = Jit([compile_object(lower_to_llvm_ir(module.text(), TARGET), TARGET)])
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(jit.address("f"))
 
     def run(*values: int, keep: Any = jit) -> tuple[int, bool]:

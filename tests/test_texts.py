@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
-from dhlo import callspec, mlir
+from dhlo import callspec
 from dhlo.commands.bench import _points, parse_range
 from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import CompileError, ContractError, ModelFileError
 from dhlo.frontend.guards import _Reader
+from dhlo.ir import mlir
+from dhlo.ir.symbols import parse, show, symbol
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.pipeline import PASSES, run_passes
-from dhlo.shape_infer.symbols import parse, show, symbol
 from dhlo.texts import read_module
 
 # ---------------------------------------------------------------------------------------------------- size expressions

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dhlo import _runtime
-from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.llvm import Jit, compile_object, host_target, lower_to_llvm_ir
+from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import native
 
 __all__ = ["Ceilings", "cache_bytes", "machine", "measure", "processors", "raise_priority"]
 
@@ -92,7 +93,7 @@ def _emit_multiply_add(module: KernelModule, name: str, chains: int, bf16: bool)
     """name(data, calls): `chains` independent chains of `_STEPS` multiply-adds each, `calls` times."""
     fn = Fn(module, name, [("data", PTR), ("calls", I64)], internal=False)
     data, calls = fn.args
-    ty = vec(F32)
+    ty = vec(F32, _LANES)
 
     def as_pairs(v: V) -> V:
         pairs = vec("bf16", 2 * _LANES)
@@ -116,7 +117,7 @@ def _emit_read(module: KernelModule) -> None:
     """read(data, n): sums n floats, a multiple of what a step takes, into the first vector of data."""
     fn = Fn(module, "read", [("data", PTR), ("n", I64)], internal=False)
     data, n = fn.args
-    ty = vec(F32)
+    ty = vec(F32, _LANES)
     with fn.loop(0, n, _UNROLL * _LANES, [fn.const(0.0, ty)] * _UNROLL) as loop:
         here = fn.gep(data, loop.iv, F32)
         for i in range(_UNROLL):
@@ -137,12 +138,12 @@ class _Code:
         self.wide = _runtime.cpu_supports("avx512f")
         self.bf16 = _runtime.cpu_supports("avx512bf16")
         self.chains = 24 if self.wide else 6  # more than latency times issue width, fewer than there are registers
-        module = KernelModule()
+        module = KernelModule(native())
         _emit_multiply_add(module, "fma", self.chains, bf16=False)
         if self.bf16:
             _emit_multiply_add(module, "dot", self.chains, bf16=True)
         _emit_read(module)
-        self._jit = Jit([compile_object(lower_to_llvm_ir(module.text()), host_target())])
+        self._jit = Jit([compile_object(lower_to_llvm_ir(module.text(), native()), native())])
 
     def function(self, name: str) -> Callable[[int, int], None]:
         return _FUNCTION(self._jit.address(name))

@@ -14,7 +14,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.bench.ceilings import Ceilings
-from dhlo.shape_infer.symbols import evaluate, parse
+from dhlo.ir.symbols import evaluate, parse
 
 __all__ = ["KernelTime", "explain", "sizes_of"]
 

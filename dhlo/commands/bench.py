@@ -31,7 +31,7 @@ from dhlo.commands.run import check_memory, generate
 from dhlo.commands.shapes import assignments, complete_shapes, is_size
 from dhlo.errors import ContractError, DhloError
 from dhlo.frontend.program import InputSpec
-from dhlo.shape_infer.symbols import parse, spell
+from dhlo.ir.symbols import parse, spell
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value

@@ -94,7 +94,7 @@ def compile_file(
     if emit in (Emit.MLIR, Emit.PLANNED):
         write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations).encode())
         return output
-    from dhlo.codegen import link
+    from dhlo.codegen.backends.cpu import link
 
     with reporter(progress) as tell:
         _, artifact = build(exported, options, tell)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dhlo import mlir
 from dhlo.errors import CompileError
+from dhlo.ir import mlir
 from dhlo.pipeline import PASSES, Pass, run_passes
 from dhlo.texts import MOST_CHARACTERS, read_module
 

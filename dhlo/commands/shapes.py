@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dhlo.errors import ContractError
-from dhlo.shape_infer.symbols import evaluate, parse, symbols_of
+from dhlo.ir.symbols import evaluate, parse, symbols_of
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value

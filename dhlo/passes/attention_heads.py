@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.dialect import attr, build, defining
-from dhlo.mlir import ir
-from dhlo.ops.compute import Attention
-from dhlo.ops.movement import Broadcast, Reshape
-from dhlo.types import from_mlir
+from dhlo.ir.dialect import attr, build, defining
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.compute import Attention
+from dhlo.ir.ops.movement import Broadcast, Reshape
+from dhlo.ir.types import from_mlir
 
 __all__ = ["attention_heads"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo import mlir
-from dhlo.dialect import Kind
+from dhlo.ir import mlir
+from dhlo.ir.dialect import Kind
 
 __all__ = ["cse", "erase_dead"]
 

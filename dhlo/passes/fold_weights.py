@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, attr, build, defining
-from dhlo.mlir import ir
-from dhlo.ops.compute import Conv
-from dhlo.ops.elementwise import Mul
-from dhlo.ops.movement import Broadcast, Full, Reshape, Weight, number
-from dhlo.shape_infer.symbols import is_static
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.compute import Conv
+from dhlo.ir.ops.elementwise import Mul
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
+from dhlo.ir.symbols import is_static
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["fold_weights"]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import sympy
 
-from dhlo.dialect import Kind, attr, build, exprs
-from dhlo.mlir import ir
-from dhlo.ops import elementwise as ew
-from dhlo.ops.compute import Attention, Matmul, Reduce
-from dhlo.ops.control import new_symbols
-from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from dhlo.ir.dialect import Kind, attr, build, exprs
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Attention, Matmul, Reduce
+from dhlo.ir.ops.control import new_symbols
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from dhlo.ir.symbols import is_static, parse, symbols_of
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
-from dhlo.shape_infer.symbols import is_static, parse, symbols_of
-from dhlo.types import TensorType, from_mlir
 
 __all__ = ["hoist_slices"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Kind, attr, build, defining
-from dhlo.mlir import ir
-from dhlo.ops.compute import Matmul
-from dhlo.ops.elementwise import Add
-from dhlo.ops.movement import Broadcast, Slice, Transpose, Weight
-from dhlo.types import TensorType, from_mlir
+from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.compute import Matmul
+from dhlo.ir.ops.elementwise import Add
+from dhlo.ir.ops.movement import Broadcast, Slice, Transpose, Weight
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["merge_matmuls"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.dialect import Kind, build, defining
-from dhlo.mlir import ir
-from dhlo.ops.complexes import Interleave
-from dhlo.ops.elementwise import Copy
-from dhlo.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.ir.dialect import Kind, build, defining
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.complexes import Interleave
+from dhlo.ir.ops.elementwise import Copy
+from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.passes.separate_state import updates_of
 
 __all__ = ["own_results"]

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dhlo.dialect import attr, build
-from dhlo.mlir import ir
-from dhlo.ops.movement import State, Weight
-from dhlo.types import from_mlir
+from dhlo.ir.dialect import attr, build
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.movement import State, Weight
+from dhlo.ir.types import from_mlir
 
 __all__ = ["separate_state", "updates_of"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dhlo.dialect import attr, build, defining, exprs
-from dhlo.mlir import ir
-from dhlo.ops import elementwise as ew
-from dhlo.ops.compute import Conv, Reduce
-from dhlo.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
-from dhlo.shape_infer.symbols import parse
-from dhlo.types import from_mlir
+from dhlo.ir.dialect import attr, build, defining, exprs
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Conv, Reduce
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
+from dhlo.ir.symbols import parse
+from dhlo.ir.types import from_mlir
 
 __all__ = ["simplify"]
 

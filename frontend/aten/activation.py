@@ -9,7 +9,7 @@ import torch
 
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import elementwise as ew
 
 A: Any = torch.ops.aten
 

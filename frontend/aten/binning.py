@@ -12,9 +12,9 @@ from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import lookup
-from dhlo.shape_infer.symbols import product
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import lookup
+from dhlo.ir.symbols import product
 
 A: Any = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, into, lowers
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import elementwise as ew
 
 __all__ = ["Complex", "parts_of"]
 

@@ -18,8 +18,8 @@ from dhlo.frontend.aten import (  # whose rules these are made of
     )
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 

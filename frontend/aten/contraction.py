@@ -12,9 +12,9 @@ from dhlo.errors import CompileError
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import is_static
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import is_static
 
 A: Any = torch.ops.aten
 

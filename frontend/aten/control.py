@@ -12,7 +12,6 @@ from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.wrap import tag_activation_checkpoint, wrap_activation_checkpoint
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from dhlo.dialect import build
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.autocast import lowered_dtype
@@ -21,11 +20,12 @@ from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
 from dhlo.frontend.promotion import is_boolean
 from dhlo.frontend.registry import REFUSED, higher_order, inlines, lowers
-from dhlo.mlir import ir
-from dhlo.ops import control
-from dhlo.ops.elementwise import Eq, Lt
-from dhlo.shape_infer.symbols import as_expr
-from dhlo.types import TensorType, from_mlir, from_torch_dtype
+from dhlo.ir.dialect import build
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import control
+from dhlo.ir.ops.elementwise import Eq, Lt
+from dhlo.ir.symbols import as_expr
+from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
 
 A: Any = torch.ops.aten
 H: Any = torch.ops.higher_order

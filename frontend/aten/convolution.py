@@ -11,10 +11,10 @@ from torch.utils._sympy.functions import FloorDiv
 from dhlo.frontend.aten.windows import conv_by_columns, transposed_by_columns
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import is_static
-from dhlo.types import TensorType
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import is_static
+from dhlo.ir.types import TensorType
 
 A: Any = torch.ops.aten
 

@@ -13,8 +13,8 @@ from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.promotion import promote, scalar_dtype
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 

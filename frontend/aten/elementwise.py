@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from dhlo.dialect import Op
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops import elementwise as ew
 
 A: Any = torch.ops.aten
 

@@ -10,9 +10,9 @@ from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.pooling_indices import wanted
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import lookup
-from dhlo.types import DType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import lookup
+from dhlo.ir.types import DType
 
 A: Any = torch.ops.aten
 

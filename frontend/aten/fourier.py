@@ -14,9 +14,9 @@ from dhlo.frontend.aten import resize  # noqa: F401  (whose padding stft uses)
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import sequence
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import sequence
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 P: Any = torch.ops.prims

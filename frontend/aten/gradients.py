@@ -14,8 +14,8 @@ from dhlo.frontend.aten.convolution import adaptive_pool, conv, many
 from dhlo.frontend.aten.windows import few, shifted, windows
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import product
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import product
 
 A: Any = torch.ops.aten
 

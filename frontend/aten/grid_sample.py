@@ -15,8 +15,8 @@ from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.resize import cubic_slopes, cubic_weights
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import product as product_of
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import product as product_of
 
 A: Any = torch.ops.aten
 

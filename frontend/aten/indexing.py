@@ -11,10 +11,10 @@ import torch
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
-from dhlo.ops import control, lookup
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr, product
-from dhlo.types import TensorType
+from dhlo.ir.ops import control, lookup
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr, product
+from dhlo.ir.types import TensorType
 
 A: Any = torch.ops.aten
 

@@ -12,7 +12,7 @@ from dhlo.frontend.aten.indexing import gather
 from dhlo.frontend.aten.reduction import mean
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import elementwise as ew
 
 A: Any = torch.ops.aten
 

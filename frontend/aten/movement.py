@@ -11,9 +11,9 @@ from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import movement as mv
-from dhlo.ops.elementwise import Add
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.ops.elementwise import Add
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 from dhlo.frontend.aten.reduction import mean, variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers, updates
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import product
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import product
 
 A: Any = torch.ops.aten
 

@@ -12,7 +12,7 @@ from torch.utils._sympy.functions import FloorDiv
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 _LAST = 1 << 62  # an end beyond this means "to the end"

@@ -14,9 +14,9 @@ from dhlo.frontend.aten.convolution import adaptive_pool, many, pool
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr, product
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr, product
 
 A: Any = torch.ops.aten
 

@@ -11,9 +11,9 @@ from dhlo.frontend.aten import complex, create, elementwise, indexing, movement,
 from dhlo.frontend.aten.reduction import variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr
-from dhlo.types import DTYPES
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr
+from dhlo.ir.types import DTYPES
 
 A: Any = torch.ops.aten
 P: Any = torch.ops.prims

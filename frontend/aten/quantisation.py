@@ -12,7 +12,7 @@ import torch
 from dhlo.frontend.aten import composite, elementwise  # noqa: F401  (whose rules these are made of)
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import elementwise as ew
 
 A: Any = torch.ops.aten
 

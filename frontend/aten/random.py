@@ -12,10 +12,10 @@ import torch
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Size, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import lookup, random
-from dhlo.shape_infer.symbols import as_expr
-from dhlo.types import DTYPES, DType, TensorType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import lookup, random
+from dhlo.ir.symbols import as_expr
+from dhlo.ir.types import DTYPES, DType, TensorType
 
 __all__ = ["drop"]
 

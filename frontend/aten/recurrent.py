@@ -12,8 +12,8 @@ from dhlo.frontend.aten.contraction import _linear as linear
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import Lowering, lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import sequence
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import sequence
 
 A: Any = torch.ops.aten
 

@@ -9,8 +9,8 @@ import torch
 
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import compute
-from dhlo.ops import elementwise as ew
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
 
 A: Any = torch.ops.aten
 

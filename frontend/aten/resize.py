@@ -14,9 +14,9 @@ from torch.utils._sympy import functions as tsf
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr
-from dhlo.types import DType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr
+from dhlo.ir.types import DType
 
 A: Any = torch.ops.aten
 Taps: TypeAlias = list[tuple[Value, Value | None]]  # for each element of a resized dim: what it reads, and the weights if not 1

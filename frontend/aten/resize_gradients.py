@@ -21,7 +21,7 @@ from dhlo.frontend.aten.resize import (
 )
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 

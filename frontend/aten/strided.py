@@ -14,9 +14,9 @@ from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.functionalize import shares_storage
 from dhlo.frontend.registry import lowers, views
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import as_expr, product
-from dhlo.types import DTYPES, DType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import as_expr, product
+from dhlo.ir.types import DTYPES, DType
 
 A: Any = torch.ops.aten
 

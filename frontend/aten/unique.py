@@ -11,9 +11,9 @@ from dhlo.frontend.aten.indexing import nonzero, scatter
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers
-from dhlo.ops import elementwise as ew
-from dhlo.ops import lookup
-from dhlo.types import TensorType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import lookup
+from dhlo.ir.types import TensorType
 
 A: Any = torch.ops.aten
 

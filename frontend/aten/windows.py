@@ -7,9 +7,9 @@ from typing import Any
 
 from dhlo.frontend.aten.control import loop
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.ops import elementwise as ew
-from dhlo.shape_infer.symbols import is_static, product
-from dhlo.types import TensorType
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.symbols import is_static, product
+from dhlo.ir.types import TensorType
 
 __all__ = ["conv_by_columns", "few", "shifted", "transposed_by_columns", "windows"]
 

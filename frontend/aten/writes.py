@@ -14,7 +14,7 @@ from dhlo.frontend.aten.movement import moved, window_index
 from dhlo.frontend.aten.parts import element, position, section_start, slice_bounds
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import lowers, maybe_views, views
-from dhlo.shape_infer.symbols import as_expr
+from dhlo.ir.symbols import as_expr
 
 A: Any = torch.ops.aten
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dhlo.codegen.builder import F32, I64, PTR, Fn, KernelModule, vec
-from dhlo.codegen.kernels.conv import Conv
-from dhlo.codegen.kernels.conv_transposed import ConvTranspose
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.transposed import ConvTranspose
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule, vec
 from tests.codegen.harness import Program, TestHost, aligned
+from tests.targets import TARGET
 
 __all__ = ["EPILOGUE", "build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
 
@@ -55,7 +56,7 @@ def build_conv(
 
     With `pack` the weight is packed by the host function to `packed`; a transposed convolution has a `workspace`.
     """
-    module = KernelModule()
+    module = KernelModule(TARGET)
     conv.emit_kernels(module)
     epilogue = emit_store(module, conv.elem, bias_relu=bias_relu)
     host = TestHost(module)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dhlo.codegen.builder import I64, PTR, Fn, KernelModule, V
-from dhlo.codegen.llvm import Jit, compile_object, host_target, lower_to_llvm_ir
+from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
+from tests.targets import TARGET
 
 __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address"]
 
@@ -41,7 +42,7 @@ def address(x: Param) -> int:
 class TestHost:
     """A `HostContext` whose host function reads named i64 parameters and launches through a callback.
 
-    >>> module = KernelModule(); host = TestHost(module)
+    >>> module = KernelModule(TARGET); host = TestHost(module)
     >>> n, x = host.size("n"), host.pointer("x")
     >>> host.launch("kernel", [x, n], n, 16)
     >>> program = host.build(); program(n=100, x=array)
@@ -85,7 +86,7 @@ class TestHost:
     def build(self) -> Program:
         """Finishes the host function and compiles the module."""
         self.fn.done()
-        jit = Jit([compile_object(lower_to_llvm_ir(self.module.text()), host_target())])
+        jit = Jit([compile_object(lower_to_llvm_ir(self.module.text(), TARGET), TARGET)])
         return Program(jit, jit.address(self.fn.name), tuple(self.names))
 
 

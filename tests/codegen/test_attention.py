@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dhlo.codegen.builder import F32, I8, I64, Fn, KernelModule, V, vec
-from dhlo.codegen.kernels.attention import EXTRA_ARGS, Attention
+from dhlo.codegen.families.attention.attention import EXTRA_ARGS, Attention
+from dhlo.codegen.kernel_ir.builder import F32, I8, I64, Fn, KernelModule, V
 from tests.codegen.harness import Program, TestHost
+from tests.targets import TARGET, TILES
 
 SIZES = ("batch", "kv_heads", "group", "sq", "skv")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -20,12 +21,12 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 def emit_bool(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
     """A mask of bytes [sq, skv]: extra arguments are its address and row stride."""
     p = _mask_row(fn, q, "i8", k0)
-    return fn.cmp("ne", fn.masked_load(p, lanes, fn.const(0, vec(I8))), 0)
+    return fn.cmp("ne", fn.masked_load(p, lanes, fn.const(0, fn.vec(I8))), 0)
 
 
 def emit_float(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
     """A mask of f32 [sq, skv]."""
-    return fn.masked_load(_mask_row(fn, q, F32, k0), lanes, fn.const(0.0, vec(F32)))
+    return fn.masked_load(_mask_row(fn, q, F32, k0), lanes, fn.const(0.0, fn.vec(F32)))
 
 
 def emit_alibi(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
@@ -46,14 +47,14 @@ MASKS = {None: None, "bool": emit_bool, "float": emit_float, "alibi": emit_alibi
 
 @functools.cache
 def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str | None = None) -> Program:
-    module = KernelModule()
+    module = KernelModule(TARGET)
     host = TestHost(module)
     p = {x: host.pointer(x) for x in ("q", "k", "v", "o", "workspace")}
     s = {x: host.size(x) for x in SIZES}
     st = {f"{x}_strides": [host.size(f"{x}s{i}") for i in range(3)] for x in "qkvo"}
     extra = [host.size(x) for x in ("mask", "mask_stride")]
     scale = host.fn.cast(host.fn.bitcast(host.size("scale"), "f64"), F32)
-    op = Attention(d, dv, elem, causal, MASKS[mask], name=f"attention_{mask}")
+    op = Attention(d, dv, elem, causal, MASKS[mask], name=f"attention_{mask}", tiles=TILES)
     op.emit_kernels(module)
     op.emit_launch(host, **p, **s, **st, scale=scale, extra_args=extra)
     return host.build()
@@ -68,7 +69,7 @@ def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = Fal
     d, dv = q.shape[-1], v.shape[-1]
     kind = mask if isinstance(mask, str) else None if mask is None else "bool" if mask.dtype == torch.bool else "float"
     out = torch.full((*q.shape[:3], dv), float("nan"), dtype=q.dtype) if out is None else out
-    op = Attention(d, dv, elem)
+    op = Attention(d, dv, elem, tiles=TILES)
     ws = torch.full((op.workspace_bytes // 4,), float("nan"))
     at = mask if isinstance(mask, torch.Tensor) else torch.zeros(1, 1)
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
@@ -231,4 +232,4 @@ def test_any_split_of_the_tiles() -> None:
 
 
 def test_workspace_does_not_depend_on_sizes() -> None:
-    assert Attention(64, 64).workspace_bytes == 4 * 64 * 24 * 80
+    assert Attention(64, 64, tiles=TILES).workspace_bytes == 4 * 64 * 24 * 80

@@ -10,12 +10,12 @@ import pytest
 import sympy
 import torch
 
-from dhlo.codegen.builder import F64
-from dhlo.codegen.kernels.conv import Conv
-from dhlo.codegen.kernels.conv_transposed import ConvTranspose
-from dhlo.codegen.kernels.microkernel import AVX2
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.transposed import ConvTranspose
+from dhlo.codegen.kernel_ir.builder import F64
 from tests.codegen.conv_host import build_conv, conv_params, numpy_type, run_conv
 from tests.codegen.harness import Program
+from tests.targets import TILES
 
 build = functools.cache(build_conv)
 SIZES = {
@@ -24,45 +24,45 @@ SIZES = {
     3: [(1, 5, 6, 7), (2, 3, 9, 17), (1, 1, 1, 1), (0, 4, 4, 4)],
 }
 CONVS = [
-    Conv(16, 64, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
-    Conv(80, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
-    Conv(5, 7, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
-    Conv(3, 33, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1)),
-    Conv(24, 70, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
-    Conv(10, 12, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2, elem=F64),
-    Conv(9, 40, (1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1)),
-    Conv(4, 5, (2, 3), (3, 4), ((0, 2), (1, 0)), (2, 1)),
-    Conv(3, 2, (2, 2), (1, 1), ((5, 4), (3, 6)), (1, 1)),
-    Conv(1, 1, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
-    Conv(12, 12, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3),
-    Conv(8, 72, (3, 3), (2, 1), ((1, 1), (2, 2)), (1, 2), groups=2),
-    Conv(6, 6, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=6),
-    Conv(4, 12, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), groups=4),
-    Conv(3, 3, (3, 8), (1, 3), ((1, 1), (4, 2)), (1, 2), groups=3),
-    Conv(2, 2, (8, 8), (1, 1), ((4, 3), (4, 3)), (1, 1), groups=2),
-    Conv(8, 33, (3,), (3,), ((2, 1),), (2,)),
-    Conv(16, 16, (5,), (1,), ((2, 2),), (1,)),
-    Conv(7, 7, (4,), (1,), ((3, 0),), (1,), groups=7),
-    Conv(6, 10, (3, 2, 3), (1, 1, 1), ((1, 1), (1, 0), (1, 1)), (1, 1, 1), groups=2),
-    Conv(4, 35, (1, 3, 3), (2, 1, 2), ((0, 0), (1, 1), (2, 2)), (1, 1, 2)),
-    Conv(6, 6, (3, 3, 3), (1, 2, 2), ((1, 1), (1, 1), (1, 1)), (1, 1, 1), groups=6),
-    Conv(24, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=AVX2),
-    Conv(40, 20, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), elem=F64),
-    Conv(5, 9, (3, 3), (2, 3), ((1, 1), (0, 1)), (1, 1), elem=F64),
-    Conv(5, 5, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), groups=5, elem=F64),
+    Conv(16, 64, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=TILES),
+    Conv(80, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=TILES),
+    Conv(5, 7, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), spec=TILES),
+    Conv(3, 33, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1), spec=TILES),
+    Conv(24, 70, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), spec=TILES),
+    Conv(10, 12, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2, elem=F64, spec=TILES),
+    Conv(9, 40, (1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1), spec=TILES),
+    Conv(4, 5, (2, 3), (3, 4), ((0, 2), (1, 0)), (2, 1), spec=TILES),
+    Conv(3, 2, (2, 2), (1, 1), ((5, 4), (3, 6)), (1, 1), spec=TILES),
+    Conv(1, 1, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), spec=TILES),
+    Conv(12, 12, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3, spec=TILES),
+    Conv(8, 72, (3, 3), (2, 1), ((1, 1), (2, 2)), (1, 2), groups=2, spec=TILES),
+    Conv(6, 6, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=6, spec=TILES),
+    Conv(4, 12, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), groups=4, spec=TILES),
+    Conv(3, 3, (3, 8), (1, 3), ((1, 1), (4, 2)), (1, 2), groups=3, spec=TILES),
+    Conv(2, 2, (8, 8), (1, 1), ((4, 3), (4, 3)), (1, 1), groups=2, spec=TILES),
+    Conv(8, 33, (3,), (3,), ((2, 1),), (2,), spec=TILES),
+    Conv(16, 16, (5,), (1,), ((2, 2),), (1,), spec=TILES),
+    Conv(7, 7, (4,), (1,), ((3, 0),), (1,), groups=7, spec=TILES),
+    Conv(6, 10, (3, 2, 3), (1, 1, 1), ((1, 1), (1, 0), (1, 1)), (1, 1, 1), groups=2, spec=TILES),
+    Conv(4, 35, (1, 3, 3), (2, 1, 2), ((0, 0), (1, 1), (2, 2)), (1, 1, 2), spec=TILES),
+    Conv(6, 6, (3, 3, 3), (1, 2, 2), ((1, 1), (1, 1), (1, 1)), (1, 1, 1), groups=6, spec=TILES),
+    Conv(24, 40, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=TILES),
+    Conv(40, 20, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), elem=F64, spec=TILES),
+    Conv(5, 9, (3, 3), (2, 3), ((1, 1), (0, 1)), (1, 1), elem=F64, spec=TILES),
+    Conv(5, 5, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), groups=5, elem=F64, spec=TILES),
 ]
 
 
 TRANSPOSED = [
-    ConvTranspose(16, 40, (3, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
-    ConvTranspose(12, 36, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1)),
-    ConvTranspose(5, 7, (3, 2), (2, 3), (0, 1), (1, 2), (1, 1)),
-    ConvTranspose(4, 6, (2, 2), (3, 2), (0, 0), (2, 1), (1, 1), groups=2),
-    ConvTranspose(6, 6, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), groups=6),
-    ConvTranspose(3, 5, (3, 4), (2, 4), (3, 1), (0, 0), (2, 2)),
-    ConvTranspose(9, 4, (5,), (3,), (2,), (1,), (2,)),
-    ConvTranspose(4, 3, (2, 3, 3), (2, 1, 2), (0, 1, 1), (1, 0, 0), (1, 1, 1)),
-    ConvTranspose(5, 9, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), elem=F64),
+    ConvTranspose(16, 40, (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), spec=TILES),
+    ConvTranspose(12, 36, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), spec=TILES),
+    ConvTranspose(5, 7, (3, 2), (2, 3), (0, 1), (1, 2), (1, 1), spec=TILES),
+    ConvTranspose(4, 6, (2, 2), (3, 2), (0, 0), (2, 1), (1, 1), groups=2, spec=TILES),
+    ConvTranspose(6, 6, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), groups=6, spec=TILES),
+    ConvTranspose(3, 5, (3, 4), (2, 4), (3, 1), (0, 0), (2, 2), spec=TILES),
+    ConvTranspose(9, 4, (5,), (3,), (2,), (1,), (2,), spec=TILES),
+    ConvTranspose(4, 3, (2, 3, 3), (2, 1, 2), (0, 1, 1), (1, 0, 0), (1, 1, 1), spec=TILES),
+    ConvTranspose(5, 9, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), elem=F64, spec=TILES),
 ]
 
 
@@ -121,12 +121,12 @@ def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv) -> None:
 
 
 DEPTHWISE = [
-    Conv(3, 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3),
-    Conv(2, 4, (3, 3), (2, 2), ((0, 1), (0, 1)), (1, 1), groups=2),
-    Conv(2, 2, (5, 5), (1, 2), ((2, 2), (2, 2)), (1, 1), groups=2),
-    Conv(2, 2, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2), groups=2),
-    Conv(2, 2, (7, 7), (1, 1), ((3, 3), (3, 3)), (1, 1), groups=2),
-    Conv(2, 2, (3, 2), (3, 3), ((1, 0), (0, 2)), (1, 1), groups=2, spec=AVX2),
+    Conv(3, 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=3, spec=TILES),
+    Conv(2, 4, (3, 3), (2, 2), ((0, 1), (0, 1)), (1, 1), groups=2, spec=TILES),
+    Conv(2, 2, (5, 5), (1, 2), ((2, 2), (2, 2)), (1, 1), groups=2, spec=TILES),
+    Conv(2, 2, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2), groups=2, spec=TILES),
+    Conv(2, 2, (7, 7), (1, 1), ((3, 3), (3, 3)), (1, 1), groups=2, spec=TILES),
+    Conv(2, 2, (3, 2), (3, 3), ((1, 0), (0, 2)), (1, 1), groups=2, spec=TILES),
 ]
 
 
@@ -148,7 +148,7 @@ def test_depthwise_tiles_of_all_sizes(conv: Conv) -> None:
 @pytest.mark.parametrize("positions", [1, 31, 32, 33, 511, 513, 1000])
 def test_pointwise_blocks(positions: int) -> None:
     """Positions around whole panels and blocks of them, dense and as a slice of a larger tensor."""
-    conv = Conv(40, 45, (1,), (1,), ((0, 0),), (1,))
+    conv = Conv(40, 45, (1,), (1,), ((0, 0),), (1,), spec=TILES)
     x, weight = operands(conv, (2, positions))
     check(conv, build(conv), x, weight, seed=positions)
     big, weight = operands(conv, (2, positions + 5))
@@ -170,7 +170,7 @@ def test_chunks_give_bitwise_equal_results() -> None:
 @pytest.mark.parametrize("sizes", [(1, 7, 7), (2, 28, 28), (1, 1, 1)])
 def test_channel_runs_and_depth_blocks(sizes: tuple[int, ...]) -> None:
     """More channels than one run keeps tiles for, and several depth blocks."""
-    conv = Conv(100, 560, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    conv = Conv(100, 560, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), spec=TILES)
     x, weight = operands(conv, sizes)
     check(conv, build(conv), x, weight)
 
@@ -189,7 +189,7 @@ def test_the_variant_follows_the_sizes(sizes: tuple[int, ...], variant: str) -> 
 
 def test_nothing_is_launched_for_an_empty_output() -> None:
     """Batch 0, or an input smaller than the kernel."""
-    conv = Conv(4, 4, (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    conv = Conv(4, 4, (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), spec=TILES)
     for sizes in ((0, 8, 8), (2, 2, 8), (1, 0, 0)):
         x, weight = operands(conv, sizes)
         params, _ = conv_params(conv, x, weight)
@@ -198,7 +198,7 @@ def test_nothing_is_launched_for_an_empty_output() -> None:
 
 def test_the_epilogue_sees_every_element_once_with_its_channel() -> None:
     """bias + relu with channel offsets of groups; unwritten outputs would keep 777."""
-    conv = Conv(8, 72, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    conv = Conv(8, 72, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2, spec=TILES)
     x, weight = operands(conv, (2, 9, 11))
     bias = np.linspace(-9, 9, 72, dtype=np.float32)
     out = run_conv(conv, build_conv(conv, bias_relu=True), x, weight, bias)
@@ -230,7 +230,7 @@ def test_nan_spreads_exactly_as_far_as_its_windows(conv: Conv) -> None:
 
 def test_output_size_takes_expressions() -> None:
     """Sizes may be symbols of the exported program."""
-    conv = Conv(3, 8, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1))
+    conv = Conv(3, 8, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1), spec=TILES)
     h = sympy.Symbol("h", integer=True, positive=True)
     assert conv.output_size([224, 33]) == [112, 17]
     assert conv.output_size([h, h])[0].subs(h, 33) == 17
@@ -238,7 +238,7 @@ def test_output_size_takes_expressions() -> None:
 
 def test_packed_weights_hold_every_weight_once() -> None:
     """The packed layout is a permutation plus zeros."""
-    conv = Conv(10, 36, (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2)
+    conv = Conv(10, 36, (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2, spec=TILES)
     weight = np.arange(1, 36 * 5 * 6 + 1, dtype=np.float32).reshape(36, 5, 3, 2)
     packed = conv.pack_weight(weight)
     assert packed.shape == conv.packed_shape
@@ -249,9 +249,9 @@ def test_packed_weights_hold_every_weight_once() -> None:
 
 def test_parameters_are_checked() -> None:
     with pytest.raises(ValueError, match="groups"):
-        Conv(5, 6, (3,), (1,), ((0, 0),), (1,), groups=2)
+        Conv(5, 6, (3,), (1,), ((0, 0),), (1,), groups=2, spec=TILES)
     with pytest.raises(ValueError, match="entries"):
-        Conv(5, 6, (3, 3), (1,), ((0, 0),), (1,))
+        Conv(5, 6, (3, 3), (1,), ((0, 0),), (1,), spec=TILES)
 
 
 @pytest.mark.parametrize("conv", TRANSPOSED, ids=lambda c: f"{c.name}-{c.kernel}")

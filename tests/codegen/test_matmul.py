@@ -12,17 +12,19 @@ import numpy.typing as npt
 import pytest
 import sympy
 
-from dhlo.codegen.builder import F32, F64, I64, Fn, KernelModule, vec
-from dhlo.codegen.kernels.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
-from dhlo.codegen.kernels.microkernel import AVX512, BF16, TileSpec, accumulator, tile_spec
-from dhlo.codegen.kernels.pack import pack_b
-from dhlo.codegen.llvm import host_target
+from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
+from dhlo.codegen.families.gemm.pack import pack_b
+from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
+from dhlo.codegen.target import parse_target
 from tests.codegen.harness import Program, TestHost, aligned
+from tests.targets import TARGET, TILES
 
 Array = npt.NDArray[Any]
 SIZES = (0, 1, 2, 3, 7, 13, 14, 15, 16, 17, 29, 31, 32, 33, 64, 100, 257)
 DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16}
-SPECS = [AVX512, *({tile_spec(host_target().features)} - {AVX512})]
+PLAIN = tile_spec(parse_target(TARGET.name.partition("+")[0]))
+SPECS = [PLAIN, *({TILES} - {PLAIN})]
 STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
 NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
 
@@ -34,7 +36,7 @@ def emit_epilogue(module: KernelModule, elem: str, *, bias_relu: bool) -> str:
     eargs, tile, ld, batch, m0, n0, mr, nr = fn.args
     c, m, n, bias = (fn.load(fn.gep(eargs, i, I64), I64) for i in range(4))
     c, bias = fn.int_to_ptr(c), fn.int_to_ptr(bias)
-    lanes = AVX512.lanes(elem)
+    lanes = TILES.lanes(elem)
     zero = fn.const(0.0, vec(elem, lanes))
     with fn.loop(0, mr) as i, fn.loop(0, nr, lanes) as j:
         mask = fn.tail_mask(fn.sub(nr, j.iv), lanes)
@@ -50,7 +52,7 @@ def emit_epilogue(module: KernelModule, elem: str, *, bias_relu: bool) -> str:
 
 @functools.cache
 def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
-    module = KernelModule()
+    module = KernelModule(spec.target)
     host = TestHost(module)
     p = {x: host.size(x) for x in NAMES}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
@@ -72,7 +74,7 @@ def element_strides(x: Array) -> list[int]:
 
 
 def run(a: Array, b: Array, *, packed: bool, bias: Array | None = None, num_threads: int = 1, seed: int | None = None,
-        spec: TileSpec = AVX512) -> Array:
+        spec: TileSpec = PLAIN) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == a.dtype)
     bt0, bt1, m, k = a.shape
@@ -231,12 +233,12 @@ def test_pack_b_layout() -> None:
         padded = np.zeros((2, k, panels * 32), np.float32)
         padded[..., :n] = w
         want = padded.reshape(2, k, panels, 32).swapaxes(1, 2)
-        np.testing.assert_array_equal(pack_b(w, False), want)
-        np.testing.assert_array_equal(pack_b(np.ascontiguousarray(w.swapaxes(1, 2)), True), want)
+        np.testing.assert_array_equal(pack_b(w, False, 32), want)
+        np.testing.assert_array_equal(pack_b(np.ascontiguousarray(w.swapaxes(1, 2)), True, 32), want)
 
 
 def test_workspace_bytes_of_symbols() -> None:
     b, n, k = sympy.symbols("b n k", integer=True, nonnegative=True)
-    size = workspace_bytes(b, n, k)
+    size = workspace_bytes(b, n, k, F32, TILES)
     for values in ((1, 33, 5), (2, 32, 7), (3, 0, 4)):
-        assert int(size.subs(dict(zip((b, n, k), values, strict=True)))) == workspace_bytes(*values)
+        assert int(size.subs(dict(zip((b, n, k), values, strict=True)))) == workspace_bytes(*values, F32, TILES)

@@ -11,18 +11,19 @@ import sympy
 import torch
 
 import dhlo
-from dhlo.codegen.builder import I64, KernelModule
-from dhlo.codegen.kernels.unique import emit_unique, unique_scratch
-from dhlo.dialect import build
+from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
+from dhlo.codegen.kernel_ir.builder import I64, KernelModule
 from dhlo.errors import ContractError
-from dhlo.ops.compute import ArgReduce, Scan
-from dhlo.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
-from dhlo.ops.movement import Weight
-from dhlo.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
-from dhlo.shape_infer.symbols import evaluate, parse
-from dhlo.types import DTYPES, from_mlir
+from dhlo.ir.dialect import build
+from dhlo.ir.ops.compute import ArgReduce, Scan
+from dhlo.ir.ops.lookup import Histogram, Scatter, SearchSorted, Sort, TopK
+from dhlo.ir.ops.movement import Weight
+from dhlo.ir.ops.sequence import Fft, GroupedMatmul, Gru, Lstm
+from dhlo.ir.symbols import evaluate, parse
+from dhlo.ir.types import DTYPES, from_mlir
 from tests.codegen.harness import TestHost
 from tests.programs import Draw, Module, Part, anything, index_below, plain, t, within
+from tests.targets import TARGET
 
 SIZES = [(1, 1), (0, 3), (2, 1), (1, 2), (3, 15), (16, 17), (17, 64), (31, 5), (2, 1031)]
 ALL = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "ui8", "i1")
@@ -345,7 +346,7 @@ def test_fft(inverse: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "i8", "ui8", "i1", "bf16"])
 def test_unique(dtype: str) -> None:
-    module = KernelModule()
+    module = KernelModule(TARGET)
     host = TestHost(module)
     d, n = DTYPES[dtype], sympy.Symbol("n", integer=True)
     find, fill = emit_unique(module, d)

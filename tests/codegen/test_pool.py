@@ -11,10 +11,11 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from dhlo.codegen.builder import F32, F64, KernelModule
-from dhlo.codegen.kernels.pool import Pool
-from dhlo.codegen.kernels.pool_adaptive import AdaptivePool
+from dhlo.codegen.families.pool.adaptive import AdaptivePool
+from dhlo.codegen.families.pool.pool import Pool
+from dhlo.codegen.kernel_ir.builder import F32, F64, KernelModule
 from tests.codegen.harness import Launch, Program, TestHost
+from tests.targets import TARGET
 
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, F32: torch.float32, F64: torch.float64}
 SIZES = {
@@ -26,7 +27,7 @@ SIZES = {
 
 @functools.cache
 def build(pool: Pool | AdaptivePool, rank: int) -> Program:
-    module = KernelModule()
+    module = KernelModule(TARGET)
     pool.emit_kernels(module)
     host = TestHost(module)
     pointers = {"x": host.pointer("x"), "out": host.pointer("out"), "indices": host.pointer("indices")}

@@ -8,9 +8,9 @@ from torch import nn
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.codegen import steps
-from dhlo.codegen.structure import Structure
-from dhlo.shape_infer.symbols import parse, renamed, symbol
+from dhlo.codegen.families import steps
+from dhlo.codegen.families.structure import Structure
+from dhlo.ir.symbols import parse, renamed, symbol
 
 
 class Twice(nn.Module):

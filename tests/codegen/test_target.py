@@ -11,7 +11,7 @@ from torch.export import Dim, export
 import dhlo
 from dhlo.api import _load_artifact
 from dhlo.callspec import read_call
-from dhlo.codegen.llvm import BASELINE, TargetSpec, code_features, emit_assembly, host_target
+from dhlo.codegen.backends.cpu.llvm import BASELINE, TargetSpec, code_features, emit_assembly, host_target
 from dhlo.compiler import Artifact, compile_program
 from dhlo.frontend import import_program
 from dhlo.options import Options

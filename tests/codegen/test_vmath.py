@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from dhlo.codegen import llvm, vmath
-from dhlo.codegen.builder import F32, F64, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.backends.cpu import llvm
+from dhlo.codegen.elementwise import vmath
+from dhlo.codegen.kernel_ir.builder import F32, F64, I64, PTR, Fn, KernelModule, vec
+from tests.targets import TARGET
 
 Array = np.ndarray
 
 
 def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
     """A module with a function `t_<name>(x0.., out, n)` for each name; n is a multiple of the lanes."""
-    m = KernelModule()
+    m = KernelModule(TARGET)
     for name in names:
         k = vmath.ARITY[name]
         f = Fn(m, f"t_{name}", [*((f"x{i}", PTR) for i in range(k)), ("o", PTR), ("n", I64)], internal=False)
@@ -26,7 +28,7 @@ def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
             args = [f.load(f.gep(p, lp.iv, elem), ty) for p in f.args[:k]]
             f.store(vmath.call(f, name, *args), f.gep(f.args[k], lp.iv, elem))
         f.done()
-    return llvm.Jit([llvm.compile_object(llvm.lower_to_llvm_ir(m.text()), llvm.host_target())])
+    return llvm.Jit([llvm.compile_object(llvm.lower_to_llvm_ir(m.text(), TARGET), TARGET)])
 
 
 def run(jit: llvm.Jit, name: str, *xs: Array) -> Array:
@@ -172,8 +174,8 @@ def test_f64_functions() -> None:
 
 
 def test_a_function_is_emitted_once_for_a_type() -> None:
-    m = KernelModule()
-    f = Fn(m, "f", [("x", vec(F32))], vec(F32), internal=False)
+    m = KernelModule(TARGET)
+    f = Fn(m, "f", [("x", vec(F32, 16))], vec(F32, 16), internal=False)
     f.ret(vmath.call(f, "exp", vmath.call(f, "exp", f.args[0])))
     f.done()
     assert [name for name in m.functions if name.startswith("vm_")] == ["vm_exp_f32x16"]

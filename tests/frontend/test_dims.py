@@ -12,7 +12,7 @@ from torch.export import Dim
 
 from dhlo.errors import CompileError, ContractError
 from dhlo.frontend.dims import Dims
-from dhlo.shape_infer.symbols import parse
+from dhlo.ir.symbols import parse
 from tests.frontend.helpers import check, import_fn, run
 
 rn = torch.randn

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from dhlo import interp
-from dhlo.dialect import build
 from dhlo.errors import ContractError, InternalError, UnsupportedError
 from dhlo.frontend import import_program, register_lowering
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.mlir import func, ir
-from dhlo.ops.elementwise import Add
-from dhlo.types import TensorType
+from dhlo.ir.dialect import build
+from dhlo.ir.mlir import func, ir
+from dhlo.ir.ops.elementwise import Add
+from dhlo.ir.types import TensorType
 from tests.frontend.helpers import Fn, check, export, import_fn, run
 
 rn = torch.randn

@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import dhlo
-from dhlo.codegen.abi import DTYPE_BYTES, DTYPES
+from dhlo.codegen.kernel_ir.abi import DTYPE_BYTES, DTYPES
 from tests.fuzz.cases import CASES, Case, Leaf, Values, random_case
 from tests.fuzz.guarded import Host, Memory, Model, Placed, dense_strides, describe, isolated, library
 

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dhlo.codegen.abi import ABI_SYMBOL, DTYPES, VALUE
-from dhlo.codegen.link import extern_addresses
-from dhlo.codegen.llvm import Jit
+from dhlo.codegen.backends.cpu.link import extern_addresses
+from dhlo.codegen.backends.cpu.llvm import Jit
+from dhlo.codegen.kernel_ir.abi import ABI_SYMBOL, DTYPES, VALUE
 from dhlo.compiler import Artifact
 
 __all__ = ["GuardDamage", "Host", "Memory", "Model", "Placed", "STATUS", "Tensor", "guarded", "isolated", "library"]

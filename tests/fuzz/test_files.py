@@ -23,10 +23,10 @@ from dhlo import cache as cache_module
 from dhlo.api import build
 from dhlo.cache import Cache
 from dhlo.cli import app
-from dhlo.codegen.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
-from dhlo.codegen.llvm import host_target
+from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
 from dhlo.compiler import Artifact
 from dhlo.container import SECTION_BYTES, TRAILER_BYTES, Container, pack_table, pack_trailer, write_sections
+from tests.targets import TARGET
 
 KEY = "0" * 64
 COUNTS = [300, pytest.param(10_000, marks=pytest.mark.slow)]
@@ -219,7 +219,7 @@ def test_cache_entries(tmp_path: Path, count: int) -> None:
     names = cache_module._KINDS
     for what, changed in mutations(data, cache_module._MAGIC, cache_module._VERSION, names, ["facts"], count, 3):
         entry.write_bytes(changed)
-        found = cache.get(KEY, host_target())
+        found = cache.get(KEY, TARGET)
         if found is None:
             missed += 1
         else:

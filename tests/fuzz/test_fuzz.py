@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.export import Dim
 
 import dhlo
-from dhlo.shape_infer.symbols import evaluate
+from dhlo.ir.symbols import evaluate
 from tests.frontend.helpers import Fn
 from tests.fuzz.generate import M, N, Program, Value, generate
 

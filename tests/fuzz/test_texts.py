@@ -25,8 +25,8 @@ import typer
 from torch.export import Dim, export
 from typer.testing import CliRunner
 
-from dhlo import mlir
 from dhlo.cli import app
+from dhlo.ir import mlir
 from dhlo.pipeline import PASSES
 from tests.fuzz.texts import Mutator, attempt, mutated_bytes, smaller
 

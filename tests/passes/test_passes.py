@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from dhlo import interp, mlir
+from dhlo import interp
+from dhlo.ir import mlir
+from dhlo.ir.symbols import evaluate, symbols_of
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.pipeline import PASSES, Pass, run_passes
-from dhlo.shape_infer.symbols import evaluate, symbols_of
-from dhlo.types import TensorType, from_mlir
 from tests.goldens import Golden
 
 HERE = Path(__file__).parent

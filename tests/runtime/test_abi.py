@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dhlo import _runtime, container
-from dhlo.codegen import abi
+from dhlo.codegen.kernel_ir import abi
 
 ROOT = Path(__file__).resolve().parents[2]
 STRUCTS = {

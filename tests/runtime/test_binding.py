@@ -316,7 +316,7 @@ def test_from_address_keeps_its_owner(build_elf: Callable[..., Path]) -> None:
     import ctypes
     import weakref
 
-    from dhlo.codegen.abi import ABI_SYMBOL
+    from dhlo.codegen.kernel_ir.abi import ABI_SYMBOL
 
     class Owner:
         def __init__(self) -> None:

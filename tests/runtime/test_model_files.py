@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dhlo import _runtime
-from dhlo.codegen.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
+from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
 from dhlo.container import SECTION_ALIGN, SECTION_BYTES, TRAILER_BYTES, Section, pack_table, pack_trailer
 from dhlo.model_file import open_sections, write_model_file
 from tests.runtime.conftest import TOY_CONSTANTS, TOY_METADATA

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.codegen.abi import DTYPES
+from dhlo.codegen.kernel_ir.abi import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS, SHORT, LONG = 4, 2000, 100_000

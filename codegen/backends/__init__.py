@@ -1,0 +1,1 @@
+"""What kernels and host programs become on a kind of machine."""

@@ -1,0 +1,1 @@
+"""CPUs: the ABI, machine code, model files."""

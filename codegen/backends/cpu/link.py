@@ -1,0 +1,165 @@
+"""Writes compiled programs: a model file through the system's C compiler, or one object for whoever links it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import llvmlite.binding as llvm
+
+from dhlo.codegen.backends.cpu.llvm import optimise
+from dhlo.codegen.kernel_ir import abi
+from dhlo.container import atomic_write, write_bytes
+from dhlo.errors import CompileError
+from dhlo.model_file import write_model_file
+from dhlo.options import c_compiler
+
+if TYPE_CHECKING:
+    from dhlo.compiler import Artifact
+
+__all__ = ["constants_path", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
+
+# No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
+# writable and executable.
+_FLAGS = (
+    "-shared",
+    "-nostartfiles",
+    "-fPIC",
+    "-s",
+    "-Wl,--no-undefined",
+    "-Wl,--gc-sections",
+    "-Wl,--build-id=none",
+    "-Wl,-z,noexecstack",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,--as-needed",
+    "-lm",
+    "-lc",
+)
+_HINT = "install a C compiler or name one in the environment variable CC; --emit=obj needs none"
+
+
+def write_model(artifact: Artifact, path: Path) -> None:
+    """Writes a model file: shared object, constants, metadata; the constants one by one, never joined in memory.
+
+    Raises CompileError if there is no C compiler or it fails, OSError if the file can't be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
+        image = Path(folder) / "code.so"
+        link_shared(artifact.objects, image, artifact.metadata["externs"])
+        constants = (chunk.data for chunk in artifact.constants.chunks())
+        features = artifact.metadata["cpu_features"]
+        write_model_file(path, image.read_bytes(), constants, json.dumps(artifact.metadata), features)
+
+
+def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:
+    """Addresses in this process of C functions, given with the libraries that hold them ("": the process itself).
+
+    Raises CompileError where there is no such library or function.
+    """
+    found = {}
+    for symbol, library in externs.items():
+        try:
+            opened = ctypes.CDLL(_loadable(library) if library else None)
+            found[symbol] = ctypes.cast(getattr(opened, symbol), ctypes.c_void_p).value or 0
+        except (OSError, AttributeError) as e:
+            raise CompileError(f"no function '{symbol}' in {library or 'this process'}: {e}") from None
+    return found
+
+
+def _loadable(library: str) -> str:
+    """A shared library; objects and static libraries are linked to one."""
+    if not library.endswith((".o", ".a")):
+        return library
+    path = Path(tempfile.mkdtemp(prefix="dhlo-")) / "extern.so"
+    _link(["-shared", "-o", str(path), "-Wl,--whole-archive", library, "-Wl,--no-whole-archive"])
+    return str(path)
+
+
+def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str]) -> None:
+    """Links objects, and the libraries of the C functions that they call, to a shared object that exports `dhlo_model_v1` only.
+    Functions of no library are left to the process that loads it. Raises CompileError like write_model."""
+    with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
+        names = []
+        for i, data in enumerate(objects):
+            names.append(str(Path(folder) / f"part{i}.o"))
+            Path(names[-1]).write_bytes(data)
+        exports = Path(folder) / "exports.map"
+        exports.write_text(f"{{ global: {abi.ABI_SYMBOL}; local: *; }};\n")
+        libraries = sorted(set(externs.values()) - {""})
+        names += [*libraries, *(f"-Wl,-rpath,{Path(x).parent}" for x in libraries if not x.endswith((".o", ".a")))]
+        late = ["-Wl,-z,undefs"] if "" in externs.values() else []
+        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *late])
+
+
+def _link(arguments: list[str]) -> None:
+    try:
+        compiler = shlex.split(c_compiler())
+    except ValueError as e:
+        raise CompileError(f"CC is no command: {e}", hint=_HINT) from None
+    if not compiler:
+        raise CompileError("CC is blank", hint=_HINT)
+    try:
+        result = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
+    if result.returncode != 0:
+        raise CompileError(
+            f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT
+        )
+
+
+def constants_path(path: Path) -> Path:
+    """Where `write_object` puts the constants that belong to an object."""
+    return path.with_suffix(".constants")
+
+
+def write_object(artifact: Artifact, path: Path) -> None:
+    """Writes one relocatable object that defines `dhlo_model_v1`, its constants beside it, and their SHA-256 beside them, as
+    `sha256sum --check` reads it; needs no linker.
+
+    A host links the object and passes it and the constants to `dhlo_model_from_descriptor`. Raises OSError.
+    """
+    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    constants, whole = constants_path(path), hashlib.sha256()
+
+    def fill(fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            for chunk in artifact.constants.chunks():
+                file.write(chunk.data)
+                whole.update(chunk.data)
+
+    write_bytes(path, machine.emit_object(module))
+    atomic_write(constants, fill)
+    write_bytes(constants.with_suffix(".constants.sha256"), f"{whole.hexdigest()}  {constants.name}\n".encode())
+
+
+def merged_ir(artifact: Artifact) -> str:
+    """The program's optimised LLVM IR as one module."""
+    return str(optimise(str(_merge(artifact.llvm_ir)), artifact.target)[0])
+
+
+def merged_assembly(artifact: Artifact) -> str:
+    """The program's assembly as one file."""
+    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    return str(machine.emit_assembly(module))
+
+
+def _merge(texts: list[str]) -> llvm.ModuleRef:
+    """One module of several; everything but the model's descriptor becomes local to it."""
+    context = llvm.create_context()
+    module = llvm.parse_assembly(texts[0], context)
+    for text in texts[1:]:
+        module.link_in(llvm.parse_assembly(text, context))
+    for value in [*module.functions, *module.global_variables]:
+        if not value.is_declaration and value.name != abi.ABI_SYMBOL:
+            value.linkage = "internal"
+    return module

@@ -1,0 +1,1 @@
+"""Elements on demand: index arithmetic, elementwise ops and vector math."""

@@ -1,0 +1,337 @@
+"""Computes elements of a fused group on demand: from a result's index back through views and arithmetic to memory.
+
+Every op with a `pull` or `emit` hook can stand anywhere in a group; what isn't computed in the group is loaded from its buffer.
+Values are one register wide: a scalar where all lanes agree, else as many lanes as the target has, of which only those under `mask` matter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+
+from dhlo.codegen.elementwise.index import Index, IndexMath
+from dhlo.codegen.kernel_ir.builder import F64, I1, I64, PTR, Fn, V
+from dhlo.errors import InternalError
+from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.ops.elementwise import round_to, wrap
+from dhlo.ir.ops.movement import Reshape, number
+from dhlo.ir.symbols import as_expr, is_static, parse, product
+from dhlo.ir.types import DTYPES, DType, from_mlir
+from dhlo.shape_infer.views import reshape_groups
+
+__all__ = ["Emitter", "KernelArgs", "Slot"]
+
+Leaf = Callable[["Emitter", Sequence[Index]], V]
+Slot = tuple[str, Any]  # ("pointer", value) | ("size", expr) | ("float", expr) | ("errors", check)
+
+
+class KernelArgs:
+    """The arguments of a kernel, found while its body is written; each is loaded once, in the entry block."""
+
+    def __init__(self, fn: Fn, array: V, first: int = 0, slots: Sequence[Slot] = ()) -> None:
+        """`slots`: what the array is known to hold, by another function that takes the same one."""
+        self.fn, self.array, self.first = fn, array, first
+        self.slots: list[Slot] = list(slots)
+        self._values: dict[Slot, V] = {}
+
+    def get(self, slot: Slot) -> V:
+        if slot not in self._values:
+            if slot not in self.slots:
+                self.slots.append(slot)
+            ty = {"size": I64, "float": F64}.get(slot[0], PTR)
+            self._values[slot] = self.fn.entry_load(self.array, self.first + self.slots.index(slot), ty)
+        return self._values[slot]
+
+
+class Emitter(IndexMath):
+    """Emits values of one group into one function. `members` are the ops computed here, `leaves` override values by hand."""
+
+    def __init__(self, fn: Fn, args: KernelArgs, members: set[Any], check_of: Callable[[Any], int]) -> None:
+        super().__init__(fn)
+        self.args, self.members, self.check_of = args, members, check_of
+        self.leaves: dict[Any, Leaf] = {}
+        self.mask: V | None = None
+        self.partial = False  # no lane may be active
+        self.touching = False  # memory is only prefetched; loads give zeros
+        self._memo: list[dict[Any, V]] = [{}]
+
+    # ------------------------------------------------------------------ scopes
+    @contextmanager
+    def scope(self, mask: V | None = None, *, partial: bool = False) -> Iterator[None]:
+        """Values found inside are forgotten after it; `mask` narrows the active lanes, perhaps (`partial`) to none."""
+        old, was_partial = self.mask, self.partial
+        self.partial = partial or was_partial
+        if mask is not None:
+            self.mask = mask if old is None else self.fn.and_(mask, old)
+        self._memo.append({})
+        yield
+        self._memo.pop()
+        self.mask, self.partial = old, was_partial
+
+    def size(self, expr: sympy.Expr | int) -> V | int:
+        """A size: an int, or an argument of the kernel that the host computes."""
+        e = as_expr(expr)
+        return int(e) if is_static(e) else self.args.get(("size", e))
+
+    # ------------------------------------------------------------------ values
+    def value(self, v: Any, idx: Sequence[Index]) -> V:
+        """The elements of `v` at `idx`, in register form."""
+        key = (v, tuple(i.key for i in idx))
+        for memo in self._memo:
+            if key in memo:
+                return memo[key]
+        r = self._compute(v, idx)
+        self._memo[-1][key] = r
+        return r
+
+    def _compute(self, v: Any, idx: Sequence[Index]) -> V:
+        if v in self.leaves:
+            return self.leaves[v](self, idx)
+        op = defining(v)
+        if op is None or op.operation not in self.members:
+            return self.load(v, idx)
+        if op.kind is Kind.ELEMENTWISE:
+            args = [self.value(x, idx) for x in op.operands]
+            if any(a.lanes for a in args):
+                args = [a if a.lanes else self.fn.splat(a) for a in args]
+            return wrap(self.fn, op.emit(self.fn, *args), str(op.results[0].type.element_type))
+        if isinstance(op, Reshape):
+            src = op.operands[0]
+            if self._is_buffer(src):
+                return self.load_flat(src, self.flatten(idx, from_mlir(v).shape))
+        return op.pull(self, list(idx))  # type: ignore[no-any-return]
+
+    def _is_buffer(self, v: Any) -> bool:
+        op = defining(v)
+        return v not in self.leaves and (op is None or op.operation not in self.members)
+
+    # ------------------------------------------------------------------ memory
+    def flatten(self, idx: Sequence[Index], shape: Sequence[sympy.Expr]) -> Index:
+        """Row-major position in a dense tensor; dims that came from splitting one position are joined for free."""
+        merged: list[tuple[Index, sympy.Expr]] = []
+        k = 0
+        while k < len(idx):
+            part = idx[k].part
+            n = len(part[2]) if part else 0
+            if part and part[1] == 0 and tuple(shape[k:k + n]) == part[2] and all(
+                    p is not None and p[0] is part[0] and p[1] == j for j, p in enumerate(i.part for i in idx[k:k + n])):
+                merged.append((part[0], product(part[2])))
+                k += n
+            else:
+                merged.append((idx[k], shape[k]))
+                k += 1
+        flat = self.zero
+        for i, n_k in merged:
+            flat = self.plus(self.times(flat, self.size(n_k)), i)
+        return flat
+
+    def load(self, v: Any, idx: Sequence[Index]) -> V:
+        return self.load_flat(v, self.flatten(idx, from_mlir(v).shape))
+
+    def load_flat(self, v: Any, at: Index) -> V:
+        """Loads from the buffer of `v`."""
+        return self.load_memory(self.args.get(("pointer", v)), from_mlir(v).dtype, at)
+
+    def load_memory(self, p: V, dtype: DType, at: Index) -> V:
+        fn, mem = self.fn, memory_type(dtype)
+        if self.touching:
+            if not at.uniform and at.vec is None and at.step == 1:
+                fn.prefetch(fn.gep(p, at.base, mem))
+            return self._to_register(fn.const(0, mem if at.uniform else fn.vec(mem)), dtype)
+        if at.uniform:
+            q = fn.gep(p, at.base, mem)
+            if self.partial and self.mask is not None:  # any address that can be read, where no lane wants the value
+                q = fn.select(fn.reduce("or", self.mask), q, self.args.array)
+            return self._to_register(fn.load(q, mem), dtype)
+        zero = fn.const(0, fn.vec(mem))
+        if at.vec is None and at.step == 1:
+            q = fn.gep(p, at.base, mem)
+            raw = fn.load(q, fn.vec(mem)) if self.mask is None else fn.masked_load(q, self.mask, zero)
+        elif at.vec is None and at.step == -1:
+            q, back = fn.gep(p, fn.sub(fn.i64(at.base), fn.lanes - 1), mem), list(reversed(range(fn.lanes)))
+            if self.mask is None:
+                raw = fn.load(q, fn.vec(mem))
+            else:
+                raw = fn.masked_load(q, fn.shuffle(self.mask, self.mask, back), zero)
+            raw = fn.shuffle(raw, raw, back)
+        else:
+            mask = self.mask if self.mask is not None else fn.const(1, fn.vec(I1))
+            raw = fn.gather(fn.gep(p, self.lanes(at), mem), mask, zero)
+        return self._to_register(raw, dtype)
+
+    def _to_register(self, raw: V, dtype: DType) -> V:
+        if dtype.is_bool:
+            return self.fn.cmp("ne", raw, 0)
+        return self.fn.cast(raw, dtype.register, signed=dtype.name != "ui8")
+
+    def component(self, v: Any, idx: Sequence[Index], part: int) -> V:
+        """The real (0) or imaginary (1) parts of complex elements in memory."""
+        if not self._is_buffer(v):
+            raise InternalError("parts are taken of complex tensors in memory alone")
+        at = self.offset(self.times(self.flatten(idx, from_mlir(v).shape), 2), part)
+        return self.load_memory(self.args.get(("pointer", v)), DTYPES[from_mlir(v).dtype.register], at)
+
+    def store(self, x: V, p: V, dtype: DType, at: Index) -> None:
+        """Stores a register value; lanes outside the mask leave memory alone."""
+        fn, mem = self.fn, memory_type(dtype)
+        if self.touching:
+            if at.vec is None and at.step == 1:
+                fn.prefetch(fn.gep(p, at.base, mem), write=True)
+            return
+        raw = fn.cast(x, mem)
+        if at.uniform:  # all lanes agree
+            fn.store(fn.extract(raw, 0) if raw.lanes else raw, fn.gep(p, at.base, mem))
+            return
+        raw = raw if raw.lanes else fn.splat(raw)
+        if at.vec is None and at.step == 1:
+            q = fn.gep(p, at.base, mem)
+            if self.mask is None:
+                fn.store(raw, q)
+            else:
+                fn.masked_store(raw, q, self.mask)
+        else:
+            fn.scatter(raw, fn.gep(p, self.lanes(at), mem), self.mask or fn.const(1, fn.vec(I1)))
+
+    # ------------------------------------------------------------------ what `pull` hooks use
+    def shift(self, i: Index, by: sympy.Expr | int) -> Index:
+        return self.offset(i, self.size(by))
+
+    def scale(self, i: Index, k: int) -> Index:
+        return self.times(i, k)
+
+    def split(self, flat: Index, shape: Sequence[sympy.Expr]) -> list[Index]:
+        """The index in `shape` of a row-major position."""
+        out: list[Index] = []
+        rest = flat
+        for n in reversed(list(shape)[1:]):
+            rest, r = self.divmod(rest, self.size(n))
+            out.append(r)
+        out = [rest, *reversed(out)] if shape else []
+        whole = tuple(shape)
+        return [Index(i.base, i.step, i.vec, i.multiple, (flat, k, whole)) for k, i in enumerate(out)] if len(out) > 1 else out
+
+    def reindex(self, idx: Sequence[Index], src: Sequence[sympy.Expr], dst: Sequence[sympy.Expr]) -> list[Index]:
+        """The index in `dst` of the element at `idx` in `src`: two shapes of the same elements in row-major order. Runs of dims
+        with equal products are converted on their own, so that dims that stay as they are cost nothing."""
+        out: list[Index] = []
+        for a, b in reshape_groups(src, dst):
+            if len(a) == 1 and len(b) == 1:
+                out.append(idx[a[0]])
+            elif not a:
+                out += [self.zero] * len(b)
+            else:
+                out += self.split(self.flatten([idx[k] for k in a], [src[k] for k in a]), [dst[k] for k in b])
+        return out
+
+    def both(self, a: V, b: V) -> V:
+        return self.fn.and_(a, b)
+
+    def in_range(self, i: Index, n: Any) -> V:
+        return super().in_range(i, self.size(n))
+
+    def nonempty(self, sizes: Sequence[sympy.Expr]) -> V | None:
+        """Are all sizes above 0, so that there is an element to read? None where that is certain."""
+        tests = [self.fn.cmp("ne", self.fn.i64(self.size(n)), 0) for n in sizes if not is_static(n) or n == 0]
+        return functools.reduce(self.fn.and_, tests) if tests else None
+
+    def guarded(self, cond: V, inside: Callable[[], V], other: V) -> V:
+        """`inside()` where `cond` holds (nothing is loaded elsewhere), else `other`."""
+        fn = self.fn
+        if cond.lanes:
+            with self.scope(cond, partial=True):
+                x = inside()
+            return fn.select(cond, x if x.lanes else fn.splat(x), other if other.lanes else fn.splat(other))
+        ty = fn.vec(other.elem) if not other.lanes else other.type
+
+        def then() -> list[V]:
+            with self.scope():
+                x = inside()
+                return [x if x.lanes else fn.splat(x)]
+
+        return fn.if_else(cond, then, lambda: [other if other.lanes else fn.splat(other)], [ty])[0]
+
+    def piecewise(self, i: Index, pieces: list[tuple[sympy.Expr, Any, list[Index]]]) -> V:
+        """The value of the first piece whose upper bound is above `i`, found by halving."""
+        _, v, idx = pieces[0]
+        if len(pieces) == 1:
+            return self.value(v, idx)
+        left, right = pieces[:len(pieces) // 2], pieces[len(pieces) // 2:]
+        bound = left[-1][0]
+        x = self.fn.i64(i.base) if i.uniform else self.lanes(i)
+        cond = self.fn.cmp("lt", x, self.size(bound))
+        if cond.lanes:
+            with self.scope(cond, partial=True):
+                a = self.piecewise(i, left)
+            with self.scope(self.fn.not_(cond), partial=True):
+                b = self.piecewise(i, right)
+            return self.fn.select(cond, a if a.lanes else self.fn.splat(a), b if b.lanes else self.fn.splat(b))
+
+        def side(get: Callable[[], V]) -> Callable[[], list[V]]:
+            def run() -> list[V]:
+                with self.scope():
+                    x = get()
+                    return [x if x.lanes else self.fn.splat(x)]
+            return run
+
+        dtype = from_mlir(v).dtype
+        return self.fn.if_else(cond, side(lambda: self.piecewise(i, left)), side(lambda: self.piecewise(i, right)),
+                               [self.fn.vec(dtype.register)])[0]
+
+    def constant(self, value: float | int, dtype: DType) -> V:
+        if dtype.is_bool:
+            return self.fn.const(bool(value), I1)
+        return self.fn.const(value if dtype.is_float else int(value), dtype.register)
+
+    def scalar(self, text: str, dtype: DType) -> V:
+        """A number or size expression (as text) in a dtype's register form."""
+        value = number(text)
+        if value is not None:
+            return self.constant(value, dtype)
+        e = parse(text)
+        if e in (sympy.true, sympy.false):
+            return self.constant(e == sympy.true, dtype)
+        if e.is_integer or e.is_Boolean or e.is_Relational:
+            return self.fn.cast(self.args.get(("size", e)), dtype.register)
+        return self.fn.cast(self.args.get(("float", e)), dtype.register)
+
+    def iota(self, i: Index, start: str, step: str, dtype: DType) -> V:
+        """start + i * step; floats are computed in f64 and rounded once, as aten.arange does."""
+        fn = self.fn
+        pos = fn.i64(i.base) if i.uniform else self.lanes(i)
+        wide = DTYPES["f64" if dtype.is_float else "i64"]
+        a, k = self.scalar(start, wide), self.scalar(step, wide)
+        y = fn.add(fn.mul(fn.cast(pos, wide.register), k), a)
+        return round_to(fn, fn.cast(y, dtype.register), dtype.name)
+
+    def lookup(self, i: V, size: sympy.Expr, op: Any) -> Index:
+        """An index tensor's value as a position: wraps negatives if `op` says so; out of range is recorded and reads element 0."""
+        fn = self.fn
+        n = self.size(size)
+        i = fn.cast(i, I64)
+        n_v = fn.i64(n)
+        j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if attr(op, "wrap") else i
+        ok = fn.cmp("ult", j, n_v)
+        cell = self.args.get(("errors", self.check_of(op)))
+        if j.lanes:
+            bad = fn.not_(ok) if self.mask is None else fn.and_(fn.not_(ok), self.mask)
+            anybad = fn.reduce("or", bad)
+            worst = fn.reduce("minsi", fn.select(bad, i, fn.const((1 << 63) - 1, i.type)))
+        else:
+            anybad, worst = fn.not_(ok), i
+            if self.partial and self.mask is not None:
+                anybad = fn.and_(anybad, fn.reduce("or", self.mask))
+        with fn.when(anybad):
+            fn.store(worst, cell)
+            fn.store(n_v, fn.gep(cell, 1, I64))
+            fn.store(fn.const(1, I64), fn.gep(cell, 2, I64))
+        safe = fn.select(ok, j, fn.const(0, j.type))
+        return Index(0, vec=safe) if safe.lanes else Index(safe)
+
+
+def memory_type(dtype: DType) -> str:
+    """The MLIR type of an element in memory."""
+    return {"i1": "i8", "ui8": "i8"}.get(dtype.name, dtype.name)

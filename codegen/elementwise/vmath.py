@@ -1,0 +1,15 @@
+"""Vector math (exp, log, tanh, erf, sin, pow, ...) as inlined polynomial code with a stated and tested error bound.
+
+`call(fn, name, *operands)` emits the function once a module for an element type and lane count, as an always-inline
+internal function, and calls it; scalars (lanes 0) and vectors are served alike. f16 and bf16 callers convert to f32
+first. `ULP` states the largest error of each f32 function in units in the last place of the result, over all finite
+arguments; special values (NaN, infinities, signed zeros, denormals) are as in C99. f64 functions are correct to a few
+ULP; all but exp and log go through libm lane by lane.
+"""
+
+from __future__ import annotations
+
+from dhlo.codegen.elementwise import vmath_bessel, vmath_f32, vmath_special  # noqa: F401  (they register)
+from dhlo.codegen.elementwise.vmath_base import ARITY, ULP, call
+
+__all__ = ["ARITY", "ULP", "call"]

@@ -1,0 +1,118 @@
+"""The registry and emission helpers of vector math: what `vmath.py` offers and its function families share."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from dhlo.codegen.kernel_ir.builder import F32, F64, I1, I32, I64, Fn, V, vec
+
+__all__ = ["ARITY", "NATIVE", "ULP", "any_lane", "call", "clamp", "keep_zero", "ldexp", "magic_round", "poly", "pow2",
+           "register", "table", "with_sign"]
+
+Emit = Callable[..., V]
+
+ULP: dict[str, float] = {}
+ARITY: dict[str, int] = {}
+NATIVE: dict[tuple[str, str], Emit] = {}  # by (name, element type)
+
+
+def register(name: str, elem: str = F32, *, ulp: float | None = None, arity: int = 1) -> Callable[[Emit], Emit]:
+    """Registers an emitter `(fn, *operands) -> V`; `ulp` is the bound of the f32 function."""
+    def add(emit: Emit) -> Emit:
+        NATIVE[name, elem], ARITY[name] = emit, arity
+        if ulp is not None:
+            ULP[name] = ulp
+        return emit
+    return add
+
+
+def call(fn: Fn, name: str, *args: V) -> V:
+    """`name(*args)` for operands of one type, f32 or f64, scalar or vector. Raises KeyError for an unknown function.
+
+    The function is emitted into the module at its first use, as `vm_<name>_<elem>[x<lanes>]`.
+    """
+    ty, elem, lanes = args[0].type, args[0].elem, args[0].lanes
+    emit = NATIVE[name, elem]
+    if len(args) != ARITY[name] or any(a.type != ty for a in args):
+        raise AssertionError(f"{name} takes {ARITY[name]} operands of one type, got {[a.type for a in args]}")
+    symbol = f"vm_{name}_{elem}{f'x{lanes}' if lanes else ''}"
+    if symbol not in fn.module.functions:
+        g = Fn(fn.module, symbol, [(f"x{i}", ty) for i in range(len(args))], ty, inline=True)
+        g.ret(emit(g, *g.args))
+        g.done()
+    out = fn.call(symbol, args, ty)
+    assert out is not None
+    return out
+
+
+def poly(f: Fn, x: V, coefs: Sequence[float]) -> V:
+    """Horner's scheme with fma, highest power first."""
+    acc = f.const(coefs[0], x.type)
+    for c in coefs[1:]:
+        acc = f.fma(acc, x, f.const(c, x.type))
+    return acc
+
+
+def _ity(x: V) -> str:
+    return I32 if x.elem == F32 else I64
+
+
+def with_sign(f: Fn, magnitude: V, sign: V) -> V:
+    """`magnitude` (non-negative) with the sign bit of `sign`."""
+    bits = f.and_(f.bitcast(sign, _ity(sign)), -(1 << (31 if sign.elem == F32 else 63)))
+    return f.bitcast(f.or_(f.bitcast(magnitude, _ity(sign)), bits), sign.elem)
+
+
+def keep_zero(f: Fn, x: V, y: V) -> V:
+    """`x` where it is a zero (so that -0 stays -0), else `y`."""
+    return f.select(f.cmp("eq", x, 0.0), x, y)
+
+
+def clamp(f: Fn, x: V, lo: float, hi: float) -> V:
+    """Clamps; NaN stays NaN (the operand order makes one instruction of each line on x86)."""
+    x = f.select(f.cmp("lt", f.const(hi, x.type), x), f.const(hi, x.type), x)
+    return f.select(f.cmp("gt", f.const(lo, x.type), x), f.const(lo, x.type), x)
+
+
+def any_lane(f: Fn, mask: V) -> V:
+    return f.reduce("or", mask) if mask.lanes else mask
+
+
+def magic_round(f: Fn, x: V, scale: float) -> tuple[V, V]:
+    """x * scale rounded to the nearest integer as (float, int), by adding 1.5 * 2^(precision - 1). Valid far beyond all
+    uses where |x * scale| < 2^22 (f32) or 2^51 (f64); no value, NaN included, is undefined behaviour.
+    """
+    magic = 1.5 * 2.0 ** (23 if x.elem == F32 else 52)
+    t = f.fma(x, f.const(scale, x.type), f.const(magic, x.type))
+    n = f.sub(f.bitcast(t, _ity(x)), f.bitcast(f.const(magic, x.type), _ity(x)))
+    return f.sub(t, magic), n
+
+
+def pow2(f: Fn, n: V, elem: str) -> V:
+    """2^n for an integer n in the range of normal numbers."""
+    bias, shift = (127, 23) if elem == F32 else (1023, 52)
+    return f.bitcast(f.shl(f.add(n, bias), shift), elem)
+
+
+def ldexp(f: Fn, x: V, n: V) -> V:
+    """x * 2^n for n within twice the exponent range, rounded once. 512-bit vectors have an instruction for it."""
+    bits = x.lanes * (32 if x.elem == F32 else 64)
+    if bits and bits % 512 == 0:
+        n32 = f.cast(n, I32)
+        return f.intrinsic(f"llvm.ldexp.v{x.lanes}{x.elem}.v{x.lanes}i32", x.type, x, n32)
+    half = f.shr(n, 1)
+    return f.mul(f.mul(x, pow2(f, half, x.elem)), pow2(f, f.sub(n, half), x.elem))
+
+
+def table(f: Fn, name: str, values: Sequence[float], index: V) -> V:
+    """Elements `index` (i32, in range) of a constant f64 table of the module."""
+    if name not in f.module.globals:
+        n = len(values)
+        text = ", ".join(f"0x{struct.pack('>d', v).hex().upper()}" for v in values)
+        f.module.globals[name] = (f"llvm.mlir.global internal constant @{name}(dense<[{text}]> : tensor<{n}xf64>)"
+                                  f" : !llvm.array<{n} x f64>")
+    ptrs = f.gep(f.address_of(name), f.cast(index, I64), F64)
+    if not index.lanes:
+        return f.load(ptrs, F64)
+    return f.gather(ptrs, f.const(True, vec(I1, index.lanes)), f.const(0.0, vec(F64, index.lanes)))

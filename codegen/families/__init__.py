@@ -1,0 +1,1 @@
+"""Kernel families, a folder each."""

@@ -1,0 +1,129 @@
+"""Attention softmax(scale * Q K^T + mask) V as tiled kernels for all run-time sizes; the scores are never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dhlo.codegen.families.attention.common import ARG_TYPES, MaskEmitter, Spec
+from dhlo.codegen.families.attention.decode import (
+    MAX_ROWS,
+    combine_scratch_bytes,
+    decode_scratch_bytes,
+    emit_combine,
+    emit_decode,
+    partial_floats,
+)
+from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["EXTRA_ARGS", "Attention", "Strides"]
+
+EXTRA_ARGS = len(ARG_TYPES)
+
+# (batch, head, row) strides in elements; columns are contiguous
+Strides = Sequence[V]
+
+_SPLIT_ITEMS = 64  # most work items when keys are split; bounds the workspace
+_SPLIT_KEYS = 256  # fewest keys of a split
+_WAKE_CYCLES = 20_000  # work of one core that pays for waking another
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention op: compile-time row sizes, element type and masking; everything else is a run-time size.
+
+    Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv,
+    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16); query head h
+    attends with kv head h // group. Sums are f32. Semantics are those of PyTorch's scaled_dot_product_attention: with
+    `is_causal` query i sees keys j <= i (also where sq != skv), a query without any key to attend to (all masked, or
+    skv = 0) gives zeros.
+
+    `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of a vector of keys from key0 on for
+    a row: of i1 (True = attend) or of f32 to add to the scaled scores. Lanes outside `lanes` are
+    beyond the keys: memory of theirs must not be read, their values don't matter. Arguments that it needs are passed to
+    `emit_launch` as `extra_args` and lie in the kernel's argument array, `fn.args[0]`, from element EXTRA_ARGS on.
+    `name` must tell masks apart within a module.
+    """
+
+    head_dim: int
+    value_dim: int
+    elem: str = F32
+    is_causal: bool = False
+    emit_mask: MaskEmitter | None = field(default=None, compare=False)
+    name: str = "attention"
+    tiles: TileSpec = field(kw_only=True)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.head_dim, self.value_dim, self.elem, self.is_causal, self.emit_mask, self.tiles)
+
+    @property
+    def symbol(self) -> str:
+        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{'_causal' if self.is_causal else ''}"
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that a launch needs, whatever the sizes: partial results of split keys."""
+        return 4 * _SPLIT_ITEMS * MAX_ROWS * partial_floats(self.spec)
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Emits the kernels once: `<symbol>_prefill`, `<symbol>_decode`, `<symbol>_combine`."""
+        if f"{self.symbol}_prefill" not in module.functions:
+            emit_prefill(module, f"{self.symbol}_prefill", self.spec)
+            emit_decode(module, f"{self.symbol}_decode", self.spec)
+            emit_combine(module, f"{self.symbol}_combine", self.spec)
+
+    def emit_launch(self, host: HostContext, *, q: V, k: V, v: V, o: V, workspace: V, batch: V, kv_heads: V, group: V,
+                    sq: V, skv: V, q_strides: Strides, k_strides: Strides, v_strides: Strides, o_strides: Strides,
+                    scale: float | V, extra_args: Sequence[V] = ()) -> None:
+        """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
+
+        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value. Few rows a kv head (group *
+        sq) stream K and V once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled
+        (prefill).
+        """
+        f = host.fn
+        heads, rows = f.mul(batch, kv_heads), f.mul(group, sq)
+        cost = f.add(f.divu(f.mul(skv, self.head_dim + self.value_dim), self.spec.lanes), 1)  # cycles of FMA a row
+        head = [q, k, v, o, workspace, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, sq, skv,
+                _scale_bits(f, scale)]
+        few = f.cmp("le", rows, MAX_ROWS)
+        with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
+            splits = self._splits(host, heads, skv)
+            args = [*head, splits, *extra_args]
+            per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
+            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item),
+                        decode_scratch_bytes(self.spec))
+            with f.when(f.cmp("gt", splits, 1)):
+                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS,
+                            combine_scratch_bytes(self.spec))
+        with f.when(f.and_(f.cmp("gt", rows, MAX_ROWS), f.cmp("gt", heads, 0))):
+            blocks = f.ceildivu(rows, self.spec.rows)
+            host.launch(f"{self.symbol}_prefill", [*head, blocks, *extra_args], f.mul(heads, blocks),
+                        _grain(f, f.mul(cost, self.spec.rows)), prefill_scratch_bytes(self.spec))
+
+    def _splits(self, host: HostContext, heads: V, skv: V) -> V:
+        """1 where the heads divide well among the threads, else splits of at least 256 keys so that they do."""
+        f = host.fn
+        threads = host.num_threads
+        idle = f.cmp("lt", heads, f.mul(threads, 4))
+        uneven = f.and_(idle, f.cmp("ne", f.remu(heads, threads), 0))
+        wanted = f.select(f.cmp("lt", threads, 8), threads, f.const(8, I64))
+        most = f.min(f.divu(f.const(_SPLIT_ITEMS, I64), heads), f.divu(skv, _SPLIT_KEYS))
+        return f.select(uneven, f.max(f.min(wanted, most), 1), f.const(1, I64))
+
+
+def _grain(f: Fn, cycles: V) -> V:
+    """Items that are worth waking a thread for."""
+    return f.add(f.divu(f.const(_WAKE_CYCLES, I64), f.add(cycles, 1)), 1)
+
+
+def _scale_bits(f: Fn, scale: float | V) -> V:
+    if not isinstance(scale, V):
+        scale = f.const(float(scale), F32)
+    if scale.elem == F64:
+        scale = f.cast(scale, F32)
+    return f.cast(f.bitcast(scale, I32), I64)

@@ -1,0 +1,167 @@
+"""What the attention kernels share: arguments, addressing of rows, masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.launch import load_args
+
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row",
+           "masked", "store_row"]
+
+# (fn, batch, query head, query row, first key, lane mask) -> a vector of i1, True = attend, or of f32, added
+MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
+
+LOG2E = math.log2(math.e)
+_LEAST_KEYS = 96
+
+# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or
+# splits
+ARG_TYPES = (PTR,) * 5 + (I64,) * 18
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The compile-time side of an attention kernel: sizes of a row of K and of V in elements, element type, masking."""
+
+    head_dim: int
+    value_dim: int
+    elem: str
+    is_causal: bool
+    emit_mask: MaskEmitter | None
+    tiles: TileSpec
+
+    @property
+    def lanes(self) -> int:
+        return self.tiles.lanes(F32)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block of the prefill variant: the columns of a tile."""
+        return self.tiles.nr(F32)
+
+    @property
+    def halves(self) -> int:
+        """Vectors of query rows."""
+        return self.tiles.vectors
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block of the prefill variant: full tiles, and whole vectors for masks."""
+        keys = self.tiles.mr
+        while keys < _LEAST_KEYS or keys % self.lanes:
+            keys += self.tiles.mr
+        return keys
+
+    @property
+    def qk_pad(self) -> int:
+        """`head_dim` rounded up to whole vectors."""
+        return -(-self.head_dim // self.lanes) * self.lanes
+
+    @property
+    def v_pad(self) -> int:
+        return -(-self.value_dim // self.lanes) * self.lanes
+
+
+@dataclass(frozen=True)
+class Args:
+    """A kernel's arguments; strides are in elements, (batch, head, row)."""
+
+    q: V
+    k: V
+    v: V
+    o: V
+    workspace: V
+    qs: Sequence[V]
+    ks: Sequence[V]
+    vs: Sequence[V]
+    os: Sequence[V]
+    kv_heads: V
+    group: V
+    sq: V
+    skv: V
+    scale: V
+    parts: V
+
+    @staticmethod
+    def load(fn: Fn) -> Args:
+        a = load_args(fn, ARG_TYPES)
+        scale = fn.bitcast(fn.cast(a[21], I32), F32)
+        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20],
+                    scale, a[22])
+
+
+def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
+    """Sum of index times stride."""
+    total = fn.mul(index[0], strides[0])
+    for i, s in zip(index[1:], strides[1:], strict=False):
+        total = fn.add(total, fn.mul(i, s))
+    return total
+
+
+def load_row(fn: Fn, p: V, elem: str, columns: int, c: int, mask_to: float = 0.0) -> V:
+    """A vector of columns from c on of a row of `columns` elements as f32; lanes beyond the row are `mask_to`."""
+    at, ty = fn.gep(p, c, elem), fn.vec(elem)
+    left = columns - c
+    if left >= fn.lanes:
+        x = fn.load(at, ty)
+    else:
+        x = fn.masked_load(at, fn.dense([int(i < left) for i in range(fn.lanes)], I1), fn.const(mask_to, ty))
+    return fn.cast(x, F32)
+
+
+def store_row(fn: Fn, x: V, p: V, elem: str, columns: int, c: int) -> None:
+    """Stores f32 lanes as columns from c on of a row of `columns` elements."""
+    at, y = fn.gep(p, c, elem), fn.cast(x, elem)
+    if columns - c >= fn.lanes:
+        fn.store(y, at)
+    else:
+        fn.masked_store(y, at, fn.dense([int(i < columns - c) for i in range(fn.lanes)], I1))
+
+
+def guarded(fn: Fn, m: V) -> V:
+    """The running maximum as it is subtracted: 0 while all keys so far are masked, so that no -inf - -inf arises."""
+    return fn.select(fn.cmp("eq", m, -math.inf), fn.const(0.0, m.type), m)
+
+
+def raised(fn: Fn, m: V, s: V) -> V:
+    """max(m, s) that drops NaN from `s`: NaN scores show through their exponentials."""
+    return fn.select(fn.cmp("gt", s, m), s, m)
+
+
+def inverse_sum(fn: Fn, total: V) -> V:
+    """1 / total; 1 for a total of 0, whose row of the output is 0 as PyTorch has it."""
+    one = fn.const(1.0, total.type)
+    return fn.div(one, fn.select(fn.cmp("eq", total, 0.0), one, total))
+
+
+def keep_where(fn: Fn, x: V, keep: V) -> V:
+    """Scores `x` where `keep` holds, else -inf; a NaN that is kept becomes +inf, which makes the row NaN all the same.
+
+    As a minimum: LLVM turns a select between a loaded value and a constant into a masked store, which later loads wait
+    for.
+    """
+    limit = fn.select(keep, fn.const(math.inf, x.type), fn.const(-math.inf, x.type))
+    return fn.select(fn.cmp("lt", x, limit), x, limit)
+
+
+def masked(fn: Fn, x: V, mask: V) -> V:
+    """Scores `x`, in units of log 2, under a mask along the same lanes."""
+    return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
+
+
+def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V) -> None:
+    """Copies `rows` rows to f32 rows of `pad` elements; padding is zero."""
+    with fn.loop(0, rows) as r:
+        p, d = fn.gep(src, fn.mul(r.iv, stride), elem), fn.gep(dst, fn.mul(r.iv, pad), F32)
+        for c in range(0, pad, fn.lanes):
+            fn.store(load_row(fn, p, elem, columns, c), fn.gep(d, c, F32))
+
+
+def all_keys(fn: Fn, a: Args, spec: Spec, last_query: V) -> V:
+    """End of the keys that any row up to `last_query` may see."""
+    return fn.min(a.skv, fn.add(last_query, 1)) if spec.is_causal else a.skv

@@ -1,0 +1,365 @@
+"""Attention of few query rows: keys lie along the rows of K as stored, which is read once and in place, as is V.
+
+A block of keys is scored by dot products for up to 4 query rows at a time, normalised row by row, and multiplied with V
+into O[row][column]. Long key ranges may be split over work items, whose partial results (maximum, total, unscaled
+output row) a second kernel combines ("flash decoding").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.elementwise.vmath_f32 import exp2_below
+from dhlo.codegen.families.attention.common import (
+    LOG2E,
+    Args,
+    Spec,
+    all_keys,
+    guarded,
+    inverse_sum,
+    keep_where,
+    load_row,
+    masked,
+    offset,
+    raised,
+    store_row,
+)
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import kernel_fn
+
+__all__ = ["MAX_ROWS", "combine_scratch_bytes", "decode_scratch_bytes", "emit_combine", "emit_decode", "emit_rows",
+           "partial_floats"]
+
+MAX_ROWS = 24  # query rows of a batch and kv head that this variant serves
+_GROUP = 4  # rows scored together
+_KEYS = 64  # keys of a block
+
+
+def partial_floats(spec: Spec) -> int:
+    """f32 elements of a partial result: the output row, then maximum and total in a vector of their own."""
+    return spec.v_pad + spec.lanes
+
+
+class _Scratch:
+    """Offsets of a worker's buffers, in f32 elements."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.query = 0
+        self.scores = self.query + MAX_ROWS * spec.qk_pad
+        self.out = self.scores + MAX_ROWS * _KEYS
+        self.maximum = self.out + MAX_ROWS * spec.v_pad
+        stats = -(-MAX_ROWS // spec.lanes) * spec.lanes
+        self.total = self.maximum + stats
+        self.alpha = self.total + stats
+        self.size = self.alpha + stats
+
+
+def decode_scratch_bytes(spec: Spec) -> int:
+    """Scratch of a worker, in bytes."""
+    return 4 * _Scratch(spec).size
+
+
+def _symbols(spec: Spec, rows: int) -> tuple[str, str]:
+    tail = f"{spec.elem}_{rows}"
+    return f"attn_dot{spec.head_dim}_{tail}", f"attn_acc{spec.value_dim}_{tail}"
+
+
+def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
+    """`attn_dot..(k, ldk, keys, q, s)`: s[row][key] = q[row] . k[key] for `rows` rows; keys in steps of lanes / rows."""
+    name = _symbols(spec, rows)[0]
+    if name in module.functions:
+        return
+    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR)], noinline=True)
+    k, ldk, keys, q, s = fn.args
+    step = fn.lanes // rows
+    last = fn.sub(keys, 1)
+    with fn.loop(0, keys, step) as lp:
+        # keys beyond the last repeat it: their scores are masked later
+        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.elem) for i in range(step)]
+        acc: list[V] = []
+        for c in range(0, spec.qk_pad, fn.lanes):
+            qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
+            for i in range(step):
+                x = load_row(fn, at[i], spec.elem, spec.head_dim, c)
+                if rows > 1:
+                    _prefetch_next(fn, at[i], ldk, c, spec.elem)
+                for r in range(rows):
+                    if c == 0:
+                        acc.append(fn.mul(x, qs[r]))
+                    else:
+                        acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
+        sums = _sum_each(fn, [acc[i * rows + r] for r in range(rows) for i in range(step)])
+        for r in range(rows):
+            part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
+            fn.store(part, fn.gep(fn.gep(s, r * _KEYS, F32), lp.iv, F32))
+    fn.done()
+
+
+def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str) -> None:
+    """Asks for column `c` of the same row of the next block of keys, so that memory works while this block computes.
+
+    For a single row there is so little to compute that the hardware's prefetching does better alone.
+    """
+    if c * BITS[elem] // 8 % 64 == 0:
+        fn.prefetch(fn.gep(fn.gep(row, fn.mul(ld, _KEYS), elem), c, elem), locality=2)
+
+
+def _sum_each(fn: Fn, xs: list[V]) -> V:
+    """Lane i is the sum of vector i of as many as there are lanes: pairs of vectors are folded into one, halving the lanes each still needs."""
+    width = fn.lanes // 2
+    while len(xs) > 1:
+        # vector i keeps blocks of `width` lanes; its partner of the upper half moves into the others
+        low = [lane if not lane & width else fn.lanes + lane - width for lane in range(fn.lanes)]
+        high = [lane + width if not lane & width else fn.lanes + lane for lane in range(fn.lanes)]
+        half = len(xs) // 2
+        xs = [fn.add(fn.shuffle(xs[i], xs[i + half], low), fn.shuffle(xs[i], xs[i + half], high)) for i in range(half)]
+        width //= 2
+    return xs[0]
+
+
+def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
+    """`attn_acc..(v, ldv, keys, p, alpha, o)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]."""
+    name = _symbols(spec, rows)[1]
+    if name in module.functions:
+        return
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)],
+            noinline=True)
+    v, ldv, keys, p, alpha, o = fn.args
+    vectors = spec.v_pad // fn.lanes
+    passes = -(-vectors * rows // 24)  # whose accumulators fit in registers
+    for i in range(passes):
+        columns = [c * fn.lanes for c in range(vectors * i // passes, vectors * (i + 1) // passes)]
+        sets = 2 if rows * len(columns) <= 8 else 1  # independent sums enough to hide the latency of FMA
+        init = [fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
+                for r in range(rows) for c in columns]
+        n = len(init)
+
+        def step(key: V, acc: list[V], columns: list[int] = columns) -> list[V]:
+            at = fn.gep(v, fn.mul(key, ldv), spec.elem)
+            xs = [load_row(fn, at, spec.elem, spec.value_dim, c) for c in columns]
+            for c in columns if rows > 1 else ():
+                _prefetch_next(fn, at, ldv, c, spec.elem)
+            ps = [fn.splat(fn.load(fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), F32)) for r in range(rows)]
+            return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
+
+        main = fn.mul(fn.divu(keys, sets), sets)
+        with fn.loop(0, main, sets, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
+            out: list[V] = []
+            for u in range(sets):
+                out += step(fn.add(lp.iv, u), lp.carried[u * n:(u + 1) * n])
+            lp.yield_(*out)
+        acc = lp.results[:n]
+        if sets == 2:
+            acc = [fn.add(x, y) for x, y in zip(acc, lp.results[n:], strict=True)]
+        with fn.loop(main, keys, 1, acc) as tail:
+            tail.yield_(*step(tail.iv, tail.carried))
+        for i, x in enumerate(tail.results):
+            fn.store(x, fn.gep(o, i // len(columns) * spec.v_pad + columns[i % len(columns)], F32))
+    fn.done()
+
+
+def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
+    """Emits `<name>_rows(args, scratch, b, h, row0, rows, lo, hi, partial)` and returns its symbol.
+
+    It attends with at most MAX_ROWS query rows from row0 (row = query * group + head of the group) of one batch and kv
+    head to keys lo .. hi-1. Rows go to the output, or unscaled with their statistics to `partial` unless that is null.
+    """
+    symbol = f"{name}_rows"
+    if symbol in module.functions:
+        return symbol
+    for rows in (1, 2, _GROUP):
+        _emit_scores(module, spec, rows)
+        _emit_values(module, spec, rows)
+    sizes = [(x, I64) for x in ("b", "h", "row0", "rows", "lo", "hi")]
+    fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR)], noinline=True)
+    _, scratch, b, h, row0, rows_, lo, hi, partial = fn.args
+    a = Args.load(fn)
+    at = {k: fn.gep(scratch, x, F32) for k, x in vars(_Scratch(spec)).items() if k != "size"}
+    block = _Rows(fn, a, spec, at, b, h, row0, rows_)
+    _start(block)
+    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.elem)
+    with fn.loop(lo, hi, _KEYS) as key:
+        n = fn.min(fn.sub(hi, key.iv), _KEYS)
+        k = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.elem)
+        v = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem)
+
+        def scores(r: V, count: int) -> None:
+            fn.call(_symbols(spec, count)[0], [k, a.ks[2], n, fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32),
+                                               fn.gep(at["scores"], fn.mul(r, _KEYS), F32)])
+
+        def values(r: V, count: int) -> None:
+            fn.call(_symbols(spec, count)[1], [v, a.vs[2], n, fn.gep(at["scores"], fn.mul(r, _KEYS), F32),
+                                               fn.gep(at["alpha"], r, F32),
+                                               fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
+
+        _by_groups(fn, rows_, scores)
+        with fn.loop(0, rows_) as r:
+            _softmax_row(block, r.iv, key.iv, n)
+        _by_groups(fn, rows_, values)
+    _store(block, partial)
+    fn.done()
+    return symbol
+
+
+def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
+    """Emits the kernel `name`; items are (batch, kv head, split of the keys), `parts` is the number of splits."""
+    rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
+    fn = kernel_fn(module, name)
+    a = Args.load(fn)
+    args, begin, end, _, scratch = fn.args
+    rows, zero = fn.mul(a.group, a.sq), fn.i64(0)
+    stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
+    share = fn.mul(fn.divu(fn.add(stop, fn.sub(fn.mul(a.parts, fn.lanes), 1)), fn.mul(a.parts, fn.lanes)), fn.lanes)
+    size = fn.mul(rows, 4 * partial_floats(spec))
+    with fn.loop(begin, end) as item:
+        split, bh = fn.remu(item.iv, a.parts), fn.divu(item.iv, a.parts)
+        b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
+        lo = fn.mul(split, share)
+        partial = fn.select(fn.cmp("gt", a.parts, 1), fn.add(fn.ptr_to_int(a.workspace), fn.mul(item.iv, size)), zero)
+        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop),
+                              fn.int_to_ptr(partial)])
+    fn.done()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The function under construction and the rows that it works on."""
+
+    fn: Fn
+    a: Args
+    spec: Spec
+    at: dict[str, V]
+    b: V
+    h: V
+    row0: V
+    rows: V
+
+    def place(self, r: V) -> tuple[V, V]:
+        """(query, head) of row `r`."""
+        fn, row = self.fn, self.fn.add(self.row0, r)
+        return fn.divu(row, self.a.group), fn.add(fn.mul(self.h, self.a.group), fn.remu(row, self.a.group))
+
+    def address(self, p: V, strides: Sequence[V], r: V) -> V:
+        query, head = self.place(r)
+        return self.fn.gep(p, offset(self.fn, strides, self.b, head, query), self.spec.elem)
+
+
+def _by_groups(fn: Fn, rows: V, body: Callable[[V, int], None]) -> None:
+    """Calls `body(first row, count)` for 4 rows at a time; one or two rows alone are served as such, rests as 4."""
+    single, pair = fn.cmp("eq", rows, 1), fn.cmp("eq", rows, 2)
+    with fn.when(single):
+        body(fn.i64(0), 1)
+    with fn.when(pair):
+        body(fn.i64(0), 2)
+    with fn.when(fn.cmp("gt", rows, 2)), fn.loop(0, rows, _GROUP) as r:
+        body(r.iv, _GROUP)
+
+
+def _start(x: _Rows) -> None:
+    """Scaled f32 query rows and empty statistics; rows up to a group of 4 are zero."""
+    fn, spec, at, rows = x.fn, x.spec, x.at, x.rows
+    scale = fn.splat(fn.mul(x.a.scale, LOG2E))
+    zero = fn.const(0.0, fn.vec(F32))
+    with fn.loop(0, rows) as r:
+        p = x.address(x.a.q, x.a.qs, r.iv)
+        to = fn.gep(at["query"], fn.mul(r.iv, spec.qk_pad), F32)
+        for c in range(0, spec.qk_pad, fn.lanes):
+            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, c), scale), fn.gep(to, c, F32))
+    padded = fn.mul(fn.ceildivu(rows, _GROUP), _GROUP)
+    with fn.loop(fn.mul(rows, spec.qk_pad), fn.mul(padded, spec.qk_pad), fn.lanes) as i:
+        fn.store(zero, fn.gep(at["query"], i.iv, F32))
+    with fn.loop(0, fn.mul(padded, spec.v_pad), fn.lanes) as i:
+        fn.store(zero, fn.gep(at["out"], i.iv, F32))
+    for r0 in range(0, MAX_ROWS, fn.lanes):
+        for name, value in (("maximum", -math.inf), ("total", 0.0), ("alpha", 0.0)):
+            fn.store(fn.const(value, fn.vec(F32)), fn.gep(at[name], r0, F32))
+
+
+def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
+    """Scores of row `r` become 2^(score - maximum), 0 beyond the `n` keys; updates its statistics."""
+    fn, spec, at = rows.fn, rows.spec, rows.at
+    s = fn.gep(at["scores"], fn.mul(r, _KEYS), F32)
+    query, head = rows.place(r)
+    with fn.loop(0, n, fn.lanes, [fn.const(-math.inf, fn.vec(F32))]) as c:
+        p = fn.gep(s, c.iv, F32)
+        lanes = fn.tail_mask(fn.sub(n, c.iv))
+        x = fn.load(p, fn.vec(F32))
+        if spec.emit_mask is not None:
+            x = masked(fn, x, spec.emit_mask(fn, rows.b, head, query, fn.add(key0, c.iv), lanes))
+        if spec.is_causal:
+            lanes = fn.tail_mask(fn.sub(fn.min(n, fn.sub(fn.add(query, 1), key0)), c.iv))
+        x = keep_where(fn, x, lanes)
+        fn.store(x, p)
+        c.yield_(raised(fn, c.carried[0], x))
+    pm, pt = fn.gep(at["maximum"], r, F32), fn.gep(at["total"], r, F32)
+    old = fn.load(pm, F32)
+    new = raised(fn, old, fn.reduce("maxnumf", c.results[0]))
+    top = guarded(fn, new)
+    alpha = exp2_below(fn, fn.sub(old, top))
+    with fn.loop(0, n, fn.lanes, [fn.const(0.0, fn.vec(F32))]) as e:
+        p = fn.gep(s, e.iv, F32)
+        x = exp2_below(fn, fn.sub(fn.load(p, fn.vec(F32)), top))
+        fn.store(x, p)
+        e.yield_(fn.add(e.carried[0], x))
+    fn.store(new, pm)
+    fn.store(fn.fma(fn.load(pt, F32), alpha, fn.reduce("add", e.results[0])), pt)
+    fn.store(alpha, fn.gep(at["alpha"], r, F32))
+
+
+def _store(x: _Rows, partial: V) -> None:
+    """Final rows, or partial results where there is a place for them."""
+    fn, spec, at = x.fn, x.spec, x.at
+    whole = fn.cmp("eq", fn.ptr_to_int(partial), 0)
+    with fn.loop(0, x.rows) as r:
+        src = fn.gep(at["out"], fn.mul(r.iv, spec.v_pad), F32)
+        total = fn.load(fn.gep(at["total"], r.iv, F32), F32)
+        with fn.when(whole):
+            inverse = fn.splat(inverse_sum(fn, total))
+            p = x.address(x.a.o, x.a.os, r.iv)
+            for c in range(0, spec.value_dim, fn.lanes):
+                store_row(fn, fn.mul(fn.load(fn.gep(src, c, F32), fn.vec(F32)), inverse), p, spec.elem, spec.value_dim, c)
+        with fn.when(fn.not_(whole)):
+            p = fn.gep(partial, fn.mul(r.iv, partial_floats(spec)), F32)
+            for c in range(0, spec.v_pad, fn.lanes):
+                fn.store(fn.load(fn.gep(src, c, F32), fn.vec(F32)), fn.gep(p, c, F32))
+            fn.store(fn.load(fn.gep(at["maximum"], r.iv, F32), F32), fn.gep(p, spec.v_pad, F32))
+            fn.store(total, fn.gep(p, spec.v_pad + 1, F32))
+
+
+def combine_scratch_bytes(spec: Spec) -> int:
+    """Scratch of a worker of the combining kernel, in bytes."""
+    return 4 * spec.v_pad
+
+
+def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
+    """Emits the kernel `name` that merges the partial results of `parts` splits; items are (batch, kv head, row)."""
+    fn = kernel_fn(module, name)
+    a = Args.load(fn)
+    _, begin, end, _, scratch = fn.args
+    rows, size = fn.mul(a.group, a.sq), partial_floats(spec)
+    with fn.loop(begin, end) as item:
+        r, bh = fn.remu(item.iv, rows), fn.divu(item.iv, rows)
+        b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
+        first = fn.gep(a.workspace, fn.mul(fn.add(fn.mul(fn.mul(bh, a.parts), rows), r), size), F32)
+        stride = fn.mul(rows, size)
+        with fn.loop(0, a.parts, 1, [fn.const(-math.inf, F32)]) as s:
+            p = fn.gep(first, fn.mul(s.iv, stride), F32)
+            s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(p, spec.v_pad, F32), F32)))
+        top = guarded(fn, s.results[0])
+        for c in range(0, spec.v_pad, fn.lanes):
+            fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(scratch, c, F32))
+        with fn.loop(0, a.parts, 1, [fn.const(0.0, F32)]) as t:
+            p = fn.gep(first, fn.mul(t.iv, stride), F32)
+            weight = exp2_below(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
+            for c in range(0, spec.v_pad, fn.lanes):
+                to = fn.gep(scratch, c, F32)
+                fn.store(fn.fma(fn.splat(weight), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
+            t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), weight, t.carried[0]))
+        inverse = fn.splat(inverse_sum(fn, t.results[0]))
+        out = _Rows(fn, a, spec, {}, b, h, fn.i64(0), rows).address(a.o, a.os, r)
+        for c in range(0, spec.value_dim, fn.lanes):
+            store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
+    fn.done()

@@ -1,0 +1,305 @@
+"""Attention of many query rows, which lie in the vector lanes, so that K and V are read in place.
+
+A block of query rows (of one batch and kv head; rows of the heads of a group alternate) is transposed once. Scores
+of a block of keys come out as S^T[key][query] by broadcasting elements of K; maximum, exponential and sum go lane by
+lane down the keys; the product with V accumulates O^T[column][query] by broadcasting elements of V. Online softmax
+after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dhlo.codegen.elementwise.vmath_f32 import exp2_below
+from dhlo.codegen.families.attention.common import (
+    LOG2E,
+    Args,
+    Spec,
+    all_keys,
+    guarded,
+    inverse_sum,
+    keep_where,
+    load_row,
+    offset,
+    raised,
+    store_row,
+    to_f32_rows,
+)
+from dhlo.codegen.families.attention.decode import MAX_ROWS, decode_scratch_bytes, emit_rows
+from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
+from dhlo.codegen.families.loops.transpose import transpose_block
+from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import kernel_fn
+
+__all__ = ["emit_prefill", "prefill_scratch_bytes"]
+
+_ROWS_AHEAD = 8  # how many rows ahead V is prefetched
+
+class _Scratch:
+    """Offsets of a worker's buffers, in f32 elements."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.size, self._align = 0, spec.lanes
+        self.rows = self._take(spec.rows * max(spec.qk_pad, spec.v_pad))  # Q before, O after transposition
+        self.qt = self._take(spec.rows * spec.qk_pad)
+        self.scores = self._take(spec.rows * spec.keys)
+        self.ot = self._take(spec.rows * spec.v_pad)
+        self.maximum, self.total, self.alpha, self.query = (self._take(spec.rows) for _ in range(4))
+        self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
+        self.keys = self._take(spec.keys * spec.qk_pad if spec.elem != F32 else 0)
+        self.values = self._take(spec.keys * spec.v_pad if spec.elem != F32 else 0)
+
+    def _take(self, n: int) -> int:
+        start = self.size
+        self.size += -(-n // self._align) * self._align
+        return start
+
+
+def prefill_scratch_bytes(spec: Spec) -> int:
+    """Scratch of a worker, in bytes."""
+    return max(4 * _Scratch(spec).size, decode_scratch_bytes(spec))
+
+
+def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
+    """Emits the kernel `name`; items are (batch, kv head, block of rows), `parts` is the number of blocks."""
+    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles)
+    for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
+        _emit_value_kernel(module, spec, mr)
+    rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
+    fn = kernel_fn(module, name)
+    a = Args.load(fn)
+    _, begin, end, _, scratch = fn.args
+    lay = _Scratch(spec)
+    at = {k: fn.gep(scratch, x, F32) for k, x in vars(lay).items() if isinstance(x, int) and k not in ("size", "_align")}
+    tiles = fn.address_of(table)
+    with fn.loop(begin, end) as item:
+        block, bh = fn.remu(item.iv, a.parts), fn.divu(item.iv, a.parts)
+        if spec.is_causal:  # pairs cheap blocks with dear ones, so that a static split of the items is fair
+            half, odd = fn.divu(block, 2), fn.cmp("ne", fn.and_(block, 1), 0)
+            block = fn.select(odd, fn.sub(fn.sub(a.parts, 1), half), half)
+        b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
+        row0 = fn.mul(block, spec.rows)
+        rows = fn.mul(a.group, a.sq)
+        n = fn.min(fn.sub(rows, row0), spec.rows)
+        few = fn.cmp("le", n, MAX_ROWS)
+        with fn.when(few):
+            stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
+            fn.call(rows_symbol, [fn.args[0], scratch, b, h, row0, n, fn.i64(0), stop, fn.int_to_ptr(fn.i64(0))])
+        with fn.when(fn.not_(few)):
+            _pack_queries(fn, a, spec, at, b, h, row0, rows)
+            _block(fn, a, spec, at, tiles, b, h, row0, n)
+            _finish(fn, a, spec, at, b, n)
+    fn.done()
+
+
+def _column_chunks(columns: int, most: int) -> list[tuple[int, int]]:
+    """Columns of V in balanced runs of at most a micro-kernel's rows, as (start, count)."""
+    count = -(-columns // most)
+    bounds = [columns * i // count for i in range(count + 1)]
+    return [(lo, hi - lo) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+
+
+def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
+    """`attn_pv_{mr}(v, ldv, p, keys, o, alpha)`: o[mr][rows] = o * alpha + sum over keys of v[key][mr] * p[key][rows]."""
+    name = f"attn_pv_{mr}"
+    if name in module.functions:
+        return
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)],
+            noinline=True)
+    v, ldv, p, keys, o, alpha = fn.args
+    alphas = [fn.load(fn.gep(alpha, h * fn.lanes, F32), fn.vec(F32)) for h in range(spec.halves)]
+    acc = [fn.mul(fn.load(fn.gep(o, i * spec.rows + h * fn.lanes, F32), fn.vec(F32)), alphas[h]) for i in range(mr)
+           for h in range(spec.halves)]
+    unroll = 2
+
+    def step(key: V, u: int, acc: list[V]) -> list[V]:
+        ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, spec.rows), F32), u * spec.rows + h * fn.lanes, F32), fn.vec(F32))
+              for h in range(spec.halves)]
+        vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
+        fn.prefetch(fn.gep(vk, fn.mul(ldv, _ROWS_AHEAD), F32))
+        xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
+        return [fn.fma(xs[i // spec.halves], ps[i % spec.halves], c) for i, c in enumerate(acc)]
+
+    main = fn.mul(fn.divu(keys, unroll), unroll)
+    with fn.loop(0, main, unroll, acc) as lp:
+        acc = lp.carried
+        for u in range(unroll):
+            acc = step(lp.iv, u, acc)
+        lp.yield_(*acc)
+    with fn.loop(main, keys, 1, lp.results) as tail:
+        tail.yield_(*step(tail.iv, 0, tail.carried))
+    for i, x in enumerate(tail.results):
+        fn.store(x, fn.gep(o, i * fn.lanes, F32))
+    fn.done()
+
+
+def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row0: V, rows: V) -> None:
+    """Scaled Q^T[column][query], query index and head of each row, empty statistics; rows beyond the last repeat it."""
+    base = fn.gep(a.q, fn.mul(b, a.qs[0]), spec.elem)
+    first_head, scale = fn.mul(h, a.group), fn.splat(fn.mul(a.scale, LOG2E))
+    with fn.loop(0, spec.rows) as r:
+        row = fn.min(fn.add(row0, r.iv), fn.sub(rows, 1))
+        query, head = fn.divu(row, a.group), fn.add(first_head, fn.remu(row, a.group))
+        fn.store(fn.cast(query, I32), fn.gep(at["query"], r.iv, I32))
+        fn.store(head, fn.gep(at["heads"], r.iv, I64))
+        p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
+        to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
+        for k in range(0, spec.qk_pad, fn.lanes):
+            fn.store(fn.mul(load_row(fn, p, spec.elem, spec.head_dim, k), scale), fn.gep(to, k, F32))
+    with fn.loop(0, spec.halves) as half, fn.loop(0, spec.qk_pad, fn.lanes) as c:
+        src = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.qk_pad), F32), c.iv, F32)
+        block = transpose_block(fn, [fn.load(fn.gep(src, i * spec.qk_pad, F32), fn.vec(F32)) for i in range(fn.lanes)])
+        dst = fn.gep(fn.gep(at["qt"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
+        for i, x in enumerate(block):
+            fn.store(x, fn.gep(dst, i * spec.rows, F32))
+    zero = fn.const(0.0, fn.vec(F32))
+    with fn.loop(0, spec.v_pad * spec.rows, fn.lanes) as z:
+        fn.store(zero, fn.gep(at["ot"], z.iv, F32))
+    for k in range(0, spec.rows, fn.lanes):
+        fn.store(fn.const(-math.inf, fn.vec(F32)), fn.gep(at["maximum"], k, F32))
+        fn.store(zero, fn.gep(at["total"], k, F32))
+
+
+def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, row0: V, n: V) -> None:
+    """Runs over the keys that the block of rows sees."""
+    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.elem)
+    first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
+    stop = all_keys(fn, a, spec, last)
+    with fn.loop(0, stop, spec.keys) as key:
+        count = fn.min(fn.sub(stop, key.iv), spec.keys)
+        k, ldk = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.elem), a.ks[2]
+        v, ldv = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem), a.vs[2]
+        if spec.elem != F32:
+            to_f32_rows(fn, k, ldk, count, spec.head_dim, spec.qk_pad, spec.elem, at["keys"])
+            to_f32_rows(fn, v, ldv, count, spec.value_dim, spec.v_pad, spec.elem, at["values"])
+            k, ldk, v, ldv = at["keys"], fn.i64(spec.qk_pad), at["values"], fn.i64(spec.v_pad)
+        runs = fn.ceildivu(count, spec.tiles.mr)
+        with fn.loop(0, runs) as t:
+            lo = fn.divu(fn.mul(t.iv, count), runs)
+            size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
+            if spec.elem == F32:
+                _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
+            ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
+            fn.call_ptr(ukr, [fn.gep(k, fn.mul(lo, ldk), F32), ldk, at["qt"], fn.i64(spec.head_dim),
+                              fn.gep(at["scores"], fn.mul(lo, spec.rows), F32), fn.i64(0)])
+        if spec.emit_mask is not None:
+            _add_mask(fn, spec, at, b, key.iv, count)
+        if spec.is_causal:
+            with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), first)):
+                _mask_future(fn, spec, at, key.iv, count)
+        _softmax(fn, spec, at, count)
+        for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
+            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * spec.rows, F32),
+                                      at["alpha"]])
+
+
+def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:
+    """Asks for the rows of K of the next tile: 14 streams read an element at a time are beyond hardware prefetching."""
+    with fn.loop(0, count) as r:
+        row = fn.gep(k, fn.mul(r.iv, ldk), F32)
+        for c in range(0, spec.head_dim, fn.lanes):
+            fn.prefetch(fn.gep(row, c, F32))
+
+
+def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> None:
+    """Applies the caller's mask: its vectors run along keys, so that each square block is transposed.
+
+    Boolean masks are kept as a bit a key and transposed by testing the same bit of a vector of rows.
+    """
+    assert spec.emit_mask is not None
+    with fn.loop(0, spec.halves) as half:
+        row0 = fn.mul(half.iv, fn.lanes)
+        with fn.loop(0, fn.lanes) as r:
+            row = fn.add(row0, r.iv)
+            head = fn.load(fn.gep(at["heads"], row, I64), I64)
+            query = fn.cast(fn.load(fn.gep(at["query"], row, I32), I32), I64)
+            with fn.loop(0, count, fn.lanes) as c:
+                lanes = fn.tail_mask(fn.sub(count, c.iv))
+                mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
+                if mask.elem == I1:
+                    bits = fn.cast(fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}"), I32, signed=False)
+                    fn.store(bits, fn.gep(fn.gep(at["bias"], c.iv, I32), r.iv, I32))
+                else:
+                    fn.store(fn.mul(mask, LOG2E), fn.gep(fn.gep(at["bias"], fn.mul(r.iv, spec.keys), F32), c.iv, F32))
+        with fn.loop(0, count, fn.lanes) as c:
+            s = fn.gep(fn.gep(at["scores"], fn.mul(c.iv, spec.rows), F32), row0, F32)
+            if mask.elem == I1:
+                _keep_bits(fn, spec, fn.load(fn.gep(at["bias"], c.iv, I32), fn.vec(I32)), s)
+            else:
+                rows = fn.gep(at["bias"], c.iv, F32)
+                _add_block(fn, spec, [fn.load(fn.gep(rows, i * spec.keys, F32), fn.vec(F32)) for i in range(fn.lanes)], s)
+
+
+def _keep_bits(fn: Fn, spec: Spec, bits: V, s: V) -> None:
+    """Scores of a vector of keys become -inf where bit `key` of a lane's bits is clear."""
+    for i in range(fn.lanes):
+        p = fn.gep(s, i * spec.rows, F32)
+        keep = fn.cmp("ne", fn.and_(bits, 1 << i), 0)
+        fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), keep), p)
+
+
+def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
+    """Adds vectors along keys, one a query, to the scores of as many keys."""
+    for i, x in enumerate(transpose_block(fn, rows)):
+        p = fn.gep(s, i * spec.rows, F32)
+        fn.store(fn.add(fn.load(p, fn.vec(F32)), x), p)
+
+
+def _mask_future(fn: Fn, spec: Spec, at: dict[str, V], key0: V, count: V) -> None:
+    """Scores of keys after a lane's query become -inf."""
+    queries = [fn.load(fn.gep(at["query"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
+    with fn.loop(0, count) as j:
+        key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
+        row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
+        for half in range(spec.halves):
+            p = fn.gep(row, half * fn.lanes, F32)
+            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), fn.cmp("le", key, queries[half])), p)
+
+
+def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
+    """Scores become 2^(score - maximum); updates maximum and total; `alpha` is what earlier sums are scaled by."""
+    halves = range(spec.halves)
+
+    def load(name: str) -> list[V]:
+        return [fn.load(fn.gep(at[name], half * fn.lanes, F32), fn.vec(F32)) for half in halves]
+
+    old = load("maximum")
+    with fn.loop(0, count, 1, old) as j:
+        row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
+        j.yield_(*[raised(fn, j.carried[half], fn.load(fn.gep(row, half * fn.lanes, F32), fn.vec(F32))) for half in halves])
+    top = [guarded(fn, m) for m in j.results]
+    alpha = [exp2_below(fn, fn.sub(m, t)) for m, t in zip(old, top, strict=True)]
+    total = [fn.mul(x, y) for x, y in zip(load("total"), alpha, strict=True)]
+    with fn.loop(0, count, 1, total) as e:
+        row = fn.gep(at["scores"], fn.mul(e.iv, spec.rows), F32)
+        out = []
+        for half in halves:
+            p = fn.gep(row, half * fn.lanes, F32)
+            x = exp2_below(fn, fn.sub(fn.load(p, fn.vec(F32)), top[half]))
+            fn.store(x, p)
+            out.append(fn.add(e.carried[half], x))
+        e.yield_(*out)
+    for half in halves:
+        for name, x in (("maximum", j.results[half]), ("total", e.results[half]), ("alpha", alpha[half])):
+            fn.store(x, fn.gep(at[name], half * fn.lanes, F32))
+
+
+def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, n: V) -> None:
+    """Divides by the totals, transposes back and stores the rows."""
+    with fn.loop(0, spec.halves) as half:
+        inverse = inverse_sum(fn, fn.load(fn.gep(at["total"], fn.mul(half.iv, fn.lanes), F32), fn.vec(F32)))
+        with fn.loop(0, spec.v_pad, fn.lanes) as c:
+            src = fn.gep(fn.gep(at["ot"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
+            block = [fn.mul(fn.load(fn.gep(src, i * spec.rows, F32), fn.vec(F32)), inverse) for i in range(fn.lanes)]
+            dst = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.v_pad), F32), c.iv, F32)
+            for i, x in enumerate(transpose_block(fn, block)):
+                fn.store(x, fn.gep(dst, i * spec.v_pad, F32))
+    base = fn.gep(a.o, fn.mul(b, a.os[0]), spec.elem)
+    with fn.loop(0, n) as r:
+        head = fn.load(fn.gep(at["heads"], r.iv, I64), I64)
+        query = fn.cast(fn.load(fn.gep(at["query"], r.iv, I32), I32), I64)
+        p = fn.gep(base, offset(fn, a.os[1:], head, query), spec.elem)
+        src = fn.gep(at["rows"], fn.mul(r.iv, spec.v_pad), F32)
+        for k in range(0, spec.value_dim, fn.lanes):
+            store_row(fn, fn.load(fn.gep(src, k, F32), fn.vec(F32)), p, spec.elem, spec.value_dim, k)

@@ -1,0 +1,255 @@
+"""Convolution (aten.convolution) for any batch and image size: weight packing, size arithmetic, variants, launches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
+from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
+from dhlo.codegen.families.conv.params import ConvParams, Triple
+from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["Conv"]
+
+# Floating-point operations that are worth waking a thread for.
+_GRAIN_FLOPS = 1 << 20
+_GRAIN_ELEMENTS = 1 << 13
+_ITEMS_PER_THREAD = 4
+# Cycles that pay for waking a thread; of a depthwise item, and of each of its vectors beyond the multiply-adds.
+_WAKE_CYCLES, _ITEM_CYCLES, _VECTOR_CYCLES = 20_000, 200, 8
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution's static parameters; ATen: aten.convolution with transposed=False, and bias left to the epilogue.
+
+    Input [B, in_channels, *spatial], weight [out_channels, in_channels/groups, *kernel], 1 to 3 spatial dims,
+    `padding` a pair (before, after) a dim. `elem` is f32 or f64. Batch and spatial sizes are run-time values.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    elem: str = F32
+    spec: TileSpec = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        rank = len(self.kernel)
+        if not 1 <= rank <= 3 or {len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
+            raise ValueError("kernel, stride, padding and dilation need the same 1 to 3 entries")
+        if self.in_channels % self.groups or self.out_channels % self.groups or self.groups < 1:
+            raise ValueError(
+                f"{self.in_channels} and {self.out_channels} channels don't divide in {self.groups} groups"
+            )
+        if min(self.in_channels, self.out_channels, *self.kernel, *self.stride, *self.dilation) < 1:
+            raise ValueError("channels, kernel, stride and dilation must be positive")
+
+    @property
+    def name(self) -> str:
+        """Prefix of the kernels' symbols; equal parameters give equal names."""
+        key = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+        size = "x".join(map(str, self.kernel))
+        return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}"
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel a group: done by the direct kernel."""
+        return self.in_channels == self.groups
+
+    def output_size(self, spatial: Sequence[Any]) -> list[Any]:
+        """Output sizes of the spatial dims; ints or sympy expressions."""
+        sizes = zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(n + lo + hi - d * (k - 1) - 1) // s + 1 for n, k, s, (lo, hi), d in sizes]
+
+    def params(self, module: KernelModule) -> ConvParams:
+        """The parameters with unit leading spatial dims, as the emitters want them."""
+
+        def triple(values: Sequence[int]) -> Triple:
+            a, b, c = (1,) * (3 - len(values)) + tuple(values)
+            return a, b, c
+
+        pads = ((0, 0),) * (3 - len(self.padding)) + tuple(self.padding)
+        return ConvParams(
+            module,
+            self.name,
+            self.elem,
+            self.in_channels,
+            self.out_channels,
+            self.groups,
+            triple(self.kernel),
+            triple(self.stride),
+            (pads[0], pads[1], pads[2]),
+            triple(self.dilation),
+            self.spec,
+        )
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Adds the kernels and what they call to the module, once."""
+        p = self.params(module)
+        if self.depthwise:
+            if f"{self.name}_depthwise" not in module.functions:
+                emit_depthwise_kernel(p)
+        elif f"{self.name}_normal" not in module.functions:
+            emit_conv_kernel(p, swapped=False)
+            emit_conv_kernel(p, swapped=True)
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Shape of the packed weights: [groups * panels, depth, NR], or [out_channels, kernel points] if depthwise."""
+        p = self.params(KernelModule(self.spec.target))
+        if self.depthwise:
+            return (self.out_channels, p.points)
+        return (self.groups * p.channel_panels, p.depth, p.nr)
+
+    def pack_weight(self, weight: Array) -> Array:
+        """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays.
+
+        Depth runs over blocks of input channels, in a block over kernel points, then channels; NR output channels
+        innermost, zeros beyond the group's last.
+        """
+        p = self.params(KernelModule(self.spec.target))
+        if weight.shape != (self.out_channels, p.group_in, *self.kernel):
+            raise ValueError(
+                f"weight of shape {weight.shape} given, {(self.out_channels, p.group_in, *self.kernel)} expected"
+            )
+        if self.depthwise:
+            return np.ascontiguousarray(weight.reshape(self.packed_shape))
+        padded = np.zeros((self.groups, p.channel_panels * p.nr, p.group_in, p.points), weight.dtype)
+        padded[:, : p.group_out] = weight.reshape(self.groups, p.group_out, p.group_in, p.points)
+        panels = padded.reshape(self.groups * p.channel_panels, p.nr, p.group_in, p.points)
+        blocks = [
+            panels[:, :, c : c + p.block_channels].transpose(0, 3, 2, 1).reshape(panels.shape[0], -1, p.nr)
+            for c in range(0, p.group_in, p.block_channels)
+        ]
+        return np.ascontiguousarray(np.concatenate(blocks, axis=1))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
+        return int(np.prod(self.packed_shape)) * BITS[self.elem] // 8
+
+    def emit_pack(self, host: HostContext, *, weight: V, packed: V, view: WeightView | None = None) -> None:
+        """Emits the packing of run-time weights, dense row-major like `pack_weight`'s unless `view` is given."""
+        p = self.params(host.module)
+        kernel = emit_pack_weights(p, view or WeightView.dense(p), self.depthwise)
+        count = self.out_channels if self.depthwise else self.groups * p.channel_panels
+        elements = p.points if self.depthwise else p.depth * p.nr
+        host.launch(kernel, [weight, packed], host.fn.i64(count), host.fn.i64(_GRAIN_ELEMENTS // elements + 1))
+
+    def emit_launch(
+        self,
+        host: HostContext,
+        *,
+        x: V,
+        w: V,
+        sizes: Sequence[V],
+        epilogue: V,
+        epilogue_args: V,
+        x_strides: Sequence[V] | None = None,
+        out_sizes: Sequence[V] | None = None,
+    ) -> None:
+        """Emits size arithmetic, variant choice and launches. `sizes` = (batch, *spatial), i64, of the input.
+
+        `w` points to `pack_weight`'s result. `x_strides`, in elements, are those of (batch, channel, *spatial); the
+        last must be 1; None means dense. `epilogue(eargs, tile, ld, batch, m0, n0, mr, nr)` is called once for every
+        tile of finished sums: rows are output channels m0.., columns flattened output positions n0.. of image
+        `batch`; mr <= 32, nr <= 64 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
+        windows beyond the padded input read zeros. Nothing is launched if the output is empty.
+        """
+        f, p = host.fn, self.params(host.module)
+        one = f.i64(1)
+        batch, spatial = sizes[0], [*([one] * (4 - len(sizes))), *sizes[1:]]
+        out = [
+            f.max(
+                f.add(
+                    f.floordiv(
+                        f.add(n, p.padding[d][0] + p.padding[d][1] - p.dilation[d] * (p.kernel[d] - 1) - 1), p.stride[d]
+                    ),
+                    1,
+                ),
+                0,
+            )
+            for d, n in enumerate(spatial)
+        ]
+        if out_sizes is not None:
+            out = [*([one] * (3 - len(out_sizes))), *out_sizes]
+        positions = f.mul(f.mul(out[0], out[1]), out[2])
+        strides = self._strides(host, spatial, x_strides)
+        shared = [x, w, epilogue, epilogue_args, *spatial, *out, positions, *strides]
+        flat = f.and_(f.cmp("eq", out[2], spatial[2]), f.cmp("eq", strides[3], spatial[2]))
+        flat = f.and_(
+            flat,
+            f.or_(
+                f.cmp("eq", out[0], 1),
+                f.and_(f.cmp("eq", out[1], spatial[1]), f.cmp("eq", strides[2], f.mul(strides[3], spatial[1]))),
+            ),
+        )
+        flat_flag = f.select(flat, one, f.i64(0))
+        if self.depthwise:
+            self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out)
+            return
+        # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
+        normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
+        columns = p.channel_panels * p.nr
+        swapped = f.mul(positions, columns + columns // 32)
+        choice = f.cmp("lt", swapped, normal)
+        for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
+            with f.when(f.and_(cond, f.cmp("gt", f.mul(positions, batch), 0))):
+                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions)
+
+    def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
+        """Input strides of batch, channel, plane and row."""
+        f = host.fn
+        if given is None:
+            plane = f.mul(spatial[1], spatial[2])
+            channel = f.mul(spatial[0], plane)
+            return [f.mul(channel, self.in_channels), channel, plane, spatial[2]]
+        outer = list(given[2:-1])
+        return [given[0], given[1], *([spatial[2]] * (2 - len(outer))), *outer]
+
+    def _launch_gemm(
+        self, host: HostContext, p: ConvParams, swapped: bool, shared: Sequence[V], flat: V, batch: V, positions: V
+    ) -> None:
+        f = host.fn
+        panels = f.ceildivu(positions, p.spec.mr if swapped else p.nr)
+        # Blocks as large as packing and weight reuse like, but enough of them to keep the threads evenly busy.
+        items = f.mul(f.mul(batch, panels), p.groups * p.channel_panels)
+        spread = f.divu(items, f.mul(host.num_threads, _ITEMS_PER_THREAD))
+        block = f.max(f.min(spread, p.block_panels(swapped)), 1)
+        blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
+        count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
+        columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
+        flops = f.mul(columns, 2 * p.depth * min(p.nr, p.group_out))
+        grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
+        kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
+        host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
+
+    def _launch_depthwise(
+        self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V]
+    ) -> None:
+        f, most = host.fn, tile_rows(p)
+        columns = f.max(f.min(out[2], COLUMNS), 1)
+        rows = f.max(f.mul(f.divu(f.divu(f.i64(TILE), columns), most), most), most)
+        rows = f.min(rows, f.mul(f.ceildivu(out[1], most), most))
+        row_blocks = f.divu(f.add(out[1], f.sub(rows, 1)), f.max(rows, 1))
+        count = f.mul(f.mul(f.mul(planes, out[0]), row_blocks), f.ceildivu(out[2], COLUMNS))
+        cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
+        with f.when(f.cmp("gt", count, 0)):
+            grain = f.add(f.divu(f.i64(_WAKE_CYCLES), cycles), 1)
+            host.launch(
+                f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p)
+            )

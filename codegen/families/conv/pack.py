@@ -1,0 +1,296 @@
+"""Packs im2col panels of an input on the fly: [kernel point][channel][width] for consecutive output positions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
+
+__all__ = ["CACHE_LINE", "KERNEL_TYPES", "Geometry", "emit_coords", "emit_pack", "emit_pack_pointwise", "load_geometry"]
+
+_FIELDS = (
+    "x",
+    "w",
+    "epilogue",
+    "eargs",
+    "id",
+    "ih",
+    "iw",
+    "od",
+    "oh",
+    "ow",
+    "positions",
+    "sxb",
+    "sxc",
+    "sxd",
+    "sxh",
+    "panels",
+    "blocks",
+    "flat",
+)
+_POINTERS = {"x", "w", "epilogue", "eargs"}
+KERNEL_TYPES = tuple(PTR if n in _POINTERS else I64 for n in _FIELDS)
+CACHE_LINE = 64
+# Tail lanes get this input column, which is outside of every image.
+_OUTSIDE = -(1 << 30)
+# Input channels up to which the loop over them is unrolled.
+_FEW_CHANNELS = 4
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the kernels of one launch share: pointers, input sizes i*, output sizes o*, input strides sx* in elements.
+
+    `positions` = od*oh*ow, in `panels`, and these in `blocks`, balanced; `flat` is 1 if the input address of a
+    kernel point is the output position plus a constant.
+    """
+
+    x: V
+    w: V
+    epilogue: V
+    eargs: V
+    id: V
+    ih: V
+    iw: V
+    od: V
+    oh: V
+    ow: V
+    positions: V
+    sxb: V
+    sxc: V
+    sxd: V
+    sxh: V
+    panels: V
+    blocks: V
+    flat: V
+
+
+def load_geometry(f: Fn, args: V) -> Geometry:
+    """Loads the argument array; what a function doesn't use is removed by LLVM."""
+    values = []
+    for i, ty in enumerate(KERNEL_TYPES):
+        v = f.load(f.gep(args, i, I64), I64)
+        values.append(f.int_to_ptr(v) if ty == PTR else v)
+    return Geometry(*values)
+
+
+def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:
+    """Output plane and row within it of a flattened row number."""
+    od = f.divu(row, geo.oh)
+    return od, f.sub(row, f.mul(od, geo.oh))
+
+
+def emit_coords(p: ConvParams, f: Fn, geo: Geometry, p0: V, n: V, width: int, coords: V) -> None:
+    """Writes the input coordinates (z, y, x as i32[width] each) of kernel point 0 for positions p0 .. p0+n; n >= 1."""
+    lanes = min(width, 16)
+    for lane in range(0, width, lanes):
+        f.store(f.const(_OUTSIDE, vec(I32, lanes)), f.gep(coords, 2 * width + lane, I32))
+    row = f.divu(p0, geo.ow)
+    od, oh = _split_row(f, geo, row)
+    one, zero = f.const(1, I64), f.const(0, I64)
+    with f.loop(0, n, 1, [od, oh, f.sub(p0, f.mul(row, geo.ow))]) as lp:
+        pos = lp.carried
+        for d in range(3):
+            c = f.sub(f.mul(pos[d], p.stride[d]), p.padding[d][0])
+            f.store(f.cast(c, I32), f.gep(coords, f.add(lp.iv, d * width), I32))
+        x = f.add(pos[2], 1)
+        wrap = f.cmp("eq", x, geo.ow)
+        y = f.add(pos[1], f.select(wrap, one, zero))
+        wrap_y = f.cmp("eq", y, geo.oh)
+        lp.yield_(f.add(pos[0], f.select(wrap_y, one, zero)), f.select(wrap_y, zero, y), f.select(wrap, zero, x))
+
+
+def emit_pack(p: ConvParams, width: int) -> str:
+    """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on.
+
+    Lanes outside of the image are 0; lanes n and above hold anything finite in memory and must not be used.
+    """
+    # What the code depends on; convolutions that agree in it share the function.
+    few = p.group_in if _unrolls(p) else 0
+    key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width))
+    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    if name in p.module.functions:
+        return name
+    f = Fn(
+        p.module,
+        name,
+        [("args", PTR), ("x", PTR), ("channels", I64), ("panel", PTR), ("p0", I64), ("n", I64), ("coords", PTR)],
+        noinline=True,
+    )
+    geo = load_geometry(f, f.args[0])
+    _, x, channels, panel, p0, n, coords = f.args
+    if all(s == 1 for s in p.stride):
+        is_flat = f.cmp("ne", geo.flat, 0)
+        with f.when(is_flat):
+            _pack_flat(p, f, geo, width, x, channels, panel, p0, coords)
+        with f.when(f.not_(is_flat)):
+            _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
+    else:
+        _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
+    f.done()
+    return name
+
+
+def emit_pack_pointwise(p: ConvParams, width: int) -> str:
+    """`pack(x, channel_stride, channels, panels, panel_stride, n)`: panels[i][channel][width] of consecutive positions.
+
+    Positions 0 .. n of each channel, contiguous, are cut in panels `panel_stride` elements apart; lanes beyond the last are 0.
+    Prefetches the n positions after them.
+    """
+    name = f"conv_pack_pointwise_{p.elem}_{width}"
+    if name in p.module.functions:
+        return name
+    numbers = ("channel_stride", "channels", "panel_stride", "n")
+    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers)], noinline=True)
+    x, panels, channel_stride, channels, panel_stride, n = f.args
+    starts = range(0, width, p.lanes)
+    zero = f.const(0.0, vec(p.elem, p.lanes))
+    full = f.divu(n, width)
+    rest = f.sub(n, f.mul(full, width))
+    masks = [f.tail_mask(f.max(f.sub(rest, s), 0), p.lanes) for s in starts]
+    with f.loop(0, channels) as channel:
+        row = f.gep(x, f.mul(channel.iv, channel_stride), p.elem)
+        out = f.gep(panels, f.mul(channel.iv, width), p.elem)
+        with f.loop(0, full) as lp:
+            src, dst = f.gep(row, f.mul(lp.iv, width), p.elem), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
+            for at in range(0, width * p.bytes, CACHE_LINE):
+                f.prefetch(f.gep(f.gep(src, n, p.elem), at, "i8"), 2)
+            for s in starts:
+                f.store(f.load(f.gep(src, s, p.elem), vec(p.elem, p.lanes)), f.gep(dst, s, p.elem))
+        with f.when(f.cmp("gt", rest, 0)):
+            src, dst = f.gep(row, f.mul(full, width), p.elem), f.gep(out, f.mul(full, panel_stride), p.elem)
+            for s, mask in zip(starts, masks, strict=True):
+                f.store(f.masked_load(f.gep(src, s, p.elem), mask, zero), f.gep(dst, s, p.elem))
+    f.done()
+    return name
+
+
+def _unrolls(p: ConvParams) -> bool:
+    """Few channels, always all of them: copied without a loop."""
+    return p.group_in <= _FEW_CHANNELS and p.depth_blocks == 1
+
+
+def _copy_channels(
+    p: ConvParams,
+    f: Fn,
+    geo: Geometry,
+    channels: V,
+    src: V,
+    dst: V,
+    width: int,
+    moves: Sequence[tuple[int, V, V | None]],
+    strided: bool,
+) -> None:
+    """For each channel: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
+    lanes = p.lanes
+    zero = f.const(0.0, vec(p.elem, lanes))
+
+    def move(s: V, d: V) -> None:
+        for at, mask, store_mask in moves:
+            value = load_strided(p, f, s, mask, zero) if strided else f.masked_load(f.gep(s, at, p.elem), mask, zero)
+            if store_mask is None:
+                f.store(value, f.gep(d, at, p.elem))
+            else:
+                f.masked_store(value, f.gep(d, at, p.elem), store_mask)
+
+    if _unrolls(p):
+        for c in range(p.group_in):
+            move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem))
+        return
+    with f.loop(0, channels, 1, [src, dst]) as lp:
+        s, d = lp.carried
+        move(s, d)
+        lp.yield_(f.gep(s, geo.sxc, p.elem), f.gep(d, width, p.elem))
+
+
+def load_strided(p: ConvParams, f: Fn, s: V, mask: V, zero: V) -> V:
+    """Every stride-th element of `s`; `mask` is per output lane, for stride 2 per element of the double vector."""
+    step, lanes = p.stride[2], p.lanes
+    if step == 1:
+        return f.masked_load(s, mask, zero)
+    if step == 2:
+        low = f.masked_load(s, f.shuffle(mask, mask, range(lanes)), zero)
+        high = f.masked_load(f.gep(s, lanes, p.elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), zero)
+        return f.shuffle(low, high, range(0, 2 * lanes, 2))
+    return f.gather(f.gep(s, f.dense([i * step for i in range(lanes)], I32), p.elem), mask, zero)
+
+
+def _in_range(f: Fn, c: V, size: V) -> V:
+    """0 <= c < size for scalars or i32 vectors, by one unsigned comparison."""
+    return f.cmp("ult", c, f.splat(f.cast(size, I32), c.lanes) if c.lanes else size)
+
+
+def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, coords: V) -> None:
+    """Rows as long as output rows, stride 1: positions are consecutive in memory for every kernel point."""
+    lanes = p.lanes
+    starts = range(0, width, lanes)
+    at = [[f.load(f.gep(coords, d * width + s, I32), vec(I32, lanes)) for s in starts] for d in range(3)]
+    row = f.divu(p0, geo.ow)
+    od, oh = _split_row(f, geo, row)
+    origin = [
+        f.sub(od, p.padding[0][0]),
+        f.sub(oh, p.padding[1][0]),
+        f.sub(f.sub(p0, f.mul(row, geo.ow)), p.padding[2][0]),
+    ]
+    strides = (geo.sxd, geo.sxh, f.const(1, I64))
+    base = f.add(f.add(f.mul(origin[0], geo.sxd), f.mul(origin[1], geo.sxh)), origin[2])
+
+    def point(k: Sequence[V]) -> None:
+        offset = base
+        masks: list[V | None] = [None for _ in starts]
+        for d, size in enumerate((geo.id, geo.ih, geo.iw)):
+            shift = f.mul(k[d], p.dilation[d])
+            offset = f.add(offset, f.mul(shift, strides[d]))
+            for i in range(len(masks)):
+                ok = _in_range(f, f.add(at[d][i], f.cast(shift, I32)), size)
+                before = masks[i]
+                masks[i] = ok if before is None else f.and_(before, ok)
+        number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
+        dst = f.gep(panel, f.mul(f.mul(number, channels), width), p.elem)
+        moves = [(s, m, None) for s, m in zip(starts, masks, strict=True) if m is not None]
+        _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, moves, False)
+
+    _kernel_points(p, f, point)
+
+
+def _kernel_points(p: ConvParams, f: Fn, body: Callable[[Sequence[V]], None]) -> None:
+    """Calls body((kd, kh, kw)) inside three loops."""
+    with f.loop(0, p.kernel[0]) as ld, f.loop(0, p.kernel[1]) as lh, f.loop(0, p.kernel[2]) as lw:
+        body((ld.iv, lh.iv, lw.iv))
+
+
+def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, n: V) -> None:
+    """Any stride and size: row by output row, in vectors that overwrite one another's tails in ascending order."""
+    lanes, step = p.lanes, p.stride[2]
+    span = 2 * lanes if step == 2 else lanes
+    steps = f.dense([i * (1 if step == 2 else step) for i in range(span)], I32)
+    end = f.add(p0, n)
+    with f.loop(f.divu(p0, geo.ow), f.add(f.divu(f.sub(end, 1), geo.ow), 1)) as rows:
+        row = rows.iv
+        od, oh = _split_row(f, geo, row)
+        row_start = f.mul(row, geo.ow)
+        lo = f.sub(f.max(row_start, p0), p0)
+        hi = f.sub(f.min(f.add(row_start, geo.ow), end), p0)
+        z0 = f.sub(f.mul(od, p.stride[0]), p.padding[0][0])
+        y0 = f.sub(f.mul(oh, p.stride[1]), p.padding[1][0])
+        with f.loop(lo, hi, lanes) as chunk:
+            lane = chunk.iv
+            ow = f.sub(f.add(p0, lane), row_start)
+            x0 = f.sub(f.mul(ow, step), p.padding[2][0])
+            keep = f.tail_mask(f.sub(width, lane), lanes)
+
+            def point(k: Sequence[V]) -> None:
+                c = [f.add(o, f.mul(k[d], p.dilation[d])) for d, o in enumerate((z0, y0, x0))]
+                inside = f.and_(_in_range(f, c[0], geo.id), _in_range(f, c[1], geo.ih))
+                # A column limit of 0 masks every lane where the row is outside.
+                limit = f.select(inside, geo.iw, 0)
+                mask = _in_range(f, f.add(steps, f.cast(c[2], I32)), limit)
+                offset = f.add(f.add(f.mul(c[0], geo.sxd), f.mul(c[1], geo.sxh)), c[2])
+                number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
+                dst = f.gep(panel, f.add(f.mul(f.mul(number, channels), width), lane), p.elem)
+                _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, [(0, mask, keep)], True)
+
+            _kernel_points(p, f, point)

@@ -1,0 +1,342 @@
+"""Transposed convolution (aten.convolution, transposed=True) as one ordinary stride-1 convolution an output phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.weights import WeightView
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+
+__all__ = ["ConvTranspose"]
+
+_BLOCK = 256
+_GRAIN_ELEMENTS = 1 << 15
+_EPILOGUE = (
+    ("eargs", PTR),
+    ("tile", PTR),
+    ("ld", I64),
+    ("batch", I64),
+    ("m0", I64),
+    ("n0", I64),
+    ("mr", I64),
+    ("nr", I64),
+)
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """One dim of a phase: kernel indices first, first - step, .. (`count`) meet input positions dilation apart."""
+
+    count: int
+    first: int
+    step: int
+    padding: int
+    dilation: int
+
+
+def _taps(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> _Taps:
+    """Output stride*j + phase takes input j + (phase + padding - k*dilation) / stride for each k where that divides."""
+    fits = [k for k in range(kernel) if (phase + padding - k * dilation) % stride == 0]
+    if not fits:
+        return _Taps(0, 0, 1, 0, 1)
+    step = stride // gcd(stride, dilation)
+    return _Taps(
+        len(fits), fits[-1], step, -(phase + padding - fits[-1] * dilation) // stride, step * dilation // stride
+    )
+
+
+@dataclass(frozen=True)
+class ConvTranspose:
+    """A transposed convolution's static parameters.
+
+    Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
+    over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
+    stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
+    is done.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    elem: str = F32
+    spec: TileSpec = field(kw_only=True)
+
+    def output_size(self, spatial: Sequence[Any]) -> list[Any]:
+        """Output sizes of the spatial dims; ints or sympy expressions."""
+        dims = zip(spatial, self.kernel, self.stride, self.padding, self.output_padding, self.dilation, strict=True)
+        return [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in dims]
+
+    @property
+    def _phases(self) -> list[tuple[_Taps, ...]]:
+        """Taps of every phase, last dim fastest."""
+        dims = zip(self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return list(product(*([_taps(r, k, s, p, d) for r in range(s)] for k, s, p, d in dims)))
+
+    def _conv(self, taps: tuple[_Taps, ...]) -> Conv | None:
+        """The phase's convolution; None if no kernel point meets it, so that it is zero."""
+        if any(t.count == 0 for t in taps):
+            return None
+        return Conv(
+            self.in_channels,
+            self.out_channels,
+            tuple(t.count for t in taps),
+            (1,) * len(taps),
+            tuple((t.padding, 0) for t in taps),
+            tuple(t.dilation for t in taps),
+            self.groups,
+            self.elem,
+            spec=self.spec,
+        )
+
+    @property
+    def direct(self) -> bool:
+        """Stride 1: one phase, which is the output."""
+        return all(s == 1 for s in self.stride)
+
+    @property
+    def name(self) -> str:
+        """Prefix of the symbols that belong to the whole."""
+        return f"conv_transposed_{self.elem}_{len(self.stride)}d_" + "x".join(map(str, self.stride))
+
+    def _convs(self) -> list[Conv | None]:
+        return [self._conv(taps) for taps in self._phases]
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Adds the phases' kernels, and those that interleave phases, to the module."""
+        for conv in self._convs():
+            if conv is not None:
+                conv.emit_kernels(module)
+        if not self.direct:
+            _emit_store(module, self.elem, self.spec)
+            _emit_interleave(module, self.name, self.elem, self.stride, self.spec)
+
+    def pack_weight(self, weight: Array) -> Array:
+        """Weights [in_channels, out_channels/groups, *kernel] packed phase after phase, one-dimensional."""
+        g = self.groups
+        if weight.shape != (self.in_channels, self.out_channels // g, *self.kernel):
+            raise ValueError(f"weight of shape {weight.shape} doesn't fit {self}")
+        parts = []
+        grouped = weight.reshape(g, self.in_channels // g, self.out_channels // g, *self.kernel).swapaxes(1, 2)
+        whole = grouped.reshape(self.out_channels, self.in_channels // g, *self.kernel)
+        for taps, conv in zip(self._phases, self._convs(), strict=True):
+            if conv is not None:
+                subset = whole
+                for d, t in enumerate(taps):
+                    subset = np.take(subset, [t.first - i * t.step for i in range(t.count)], axis=2 + d)
+                parts.append(conv.pack_weight(np.ascontiguousarray(subset)).ravel())
+        return np.concatenate(parts) if parts else np.zeros(0, weight.dtype)
+
+    def _offsets(self) -> list[int]:
+        """Element offset of each phase's packed weights, and the total."""
+        out = [0]
+        for conv in self._convs():
+            out.append(out[-1] + (int(np.prod(conv.packed_shape)) if conv else 0))
+        return out
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
+        return self._offsets()[-1] * BITS[self.elem] // 8
+
+    def emit_pack(self, host: HostContext, *, weight: V, packed: V) -> None:
+        """Emits the packing of run-time weights, dense [in_channels, out_channels/groups, *kernel]."""
+        points = int(np.prod(self.kernel))
+        group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
+        strides = [int(np.prod(self.kernel[d + 1 :])) for d in range(len(self.kernel))]
+        for taps, conv, at in zip(self._phases, self._convs(), self._offsets()[:-1], strict=True):
+            if conv is not None:
+                base = sum(t.first * s for t, s in zip(taps, strides, strict=True))
+                steps = [0] * (3 - len(taps)) + [-t.step * s for t, s in zip(taps, strides, strict=True)]
+                view = WeightView(
+                    group_in * group_out * points, points, group_out * points, (steps[0], steps[1], steps[2])
+                )
+                conv.emit_pack(
+                    host,
+                    weight=host.fn.gep(weight, base, self.elem),
+                    packed=host.fn.gep(packed, at, self.elem),
+                    view=view,
+                )
+
+    def output_workspace(self, fn: Fn, sizes: Sequence[V]) -> V:
+        """Bytes that `emit_launch` needs for the phases' outputs; 0 for stride 1."""
+        if self.direct:
+            return fn.i64(0)
+        total = self._phase_sizes(fn, sizes)[1]
+        return fn.mul(total, BITS[self.elem] // 8)
+
+    def _phase_sizes(self, fn: Fn, sizes: Sequence[V]) -> tuple[list[list[V]], V, list[V], list[V]]:
+        """Spatial sizes of every phase, elements of all, the phases' element offsets, the output's spatial sizes."""
+        out = [fn.max(n, 0) for n in self._output_values(fn, sizes)]
+        # Outputs stride*j + phase below the output size.
+        per_dim = [[fn.divu(fn.add(n, s - 1 - r), s) for r in range(s)] for n, s in zip(out, self.stride, strict=True)]
+        phases = [list(p) for p in product(*per_dim)]
+        offsets = [fn.i64(0)]
+        for phase in phases:
+            count = fn.mul(sizes[0], self.out_channels)
+            for n in phase:
+                count = fn.mul(count, n)
+            offsets.append(fn.add(offsets[-1], count))
+        return phases, offsets[-1], offsets[:-1], out
+
+    def _output_values(self, fn: Fn, sizes: Sequence[V]) -> list[V]:
+        dims = zip(sizes[1:], self.kernel, self.stride, self.padding, self.output_padding, self.dilation, strict=True)
+        return [fn.add(fn.mul(fn.sub(n, 1), s), -2 * p + d * (k - 1) + o + 1) for n, k, s, p, o, d in dims]
+
+    def emit_launch(
+        self,
+        host: HostContext,
+        *,
+        x: V,
+        w: V,
+        sizes: Sequence[V],
+        epilogue: V,
+        epilogue_args: V,
+        workspace: V,
+        x_strides: Sequence[V] | None = None,
+    ) -> None:
+        """Emits size arithmetic and launches; as `Conv.emit_launch`, with `workspace` of `output_workspace` bytes.
+
+        Strides above 1: the epilogue gets one channel (mr = 1) and at most 256 positions at a time.
+        """
+        fn = host.fn
+        phases, _, offsets, out = self._phase_sizes(fn, sizes)
+        table = fn.alloca(3 * len(phases), I64)
+        for i, (conv, at, shape, where) in enumerate(
+            zip(self._convs(), self._offsets()[:-1], phases, offsets, strict=True)
+        ):
+            if self.direct:
+                if conv is not None:
+                    conv.emit_launch(
+                        host,
+                        x=x,
+                        w=w,
+                        sizes=sizes,
+                        epilogue=epilogue,
+                        epilogue_args=epilogue_args,
+                        x_strides=x_strides,
+                        out_sizes=out,
+                    )
+                return
+            target = fn.gep(workspace, where, self.elem)
+            positions = fn.i64(1)
+            for n in shape:
+                positions = fn.mul(positions, n)
+            eargs = fn.gep(table, 3 * i, I64)
+            for k, value in enumerate((fn.ptr_to_int(target), positions, fn.i64(self.out_channels))):
+                fn.store(value, fn.gep(eargs, k, I64))
+            if conv is not None:
+                conv.emit_launch(
+                    host,
+                    x=x,
+                    w=fn.gep(w, at, self.elem),
+                    sizes=sizes,
+                    x_strides=x_strides,
+                    out_sizes=shape,
+                    epilogue=fn.address_of(f"conv_store_{self.elem}"),
+                    epilogue_args=eargs,
+                )
+        self._interleave(host, sizes[0], workspace, phases, offsets, out, epilogue, epilogue_args)
+
+    def _interleave(
+        self,
+        host: HostContext,
+        batch: V,
+        workspace: V,
+        phases: list[list[V]],
+        offsets: list[V],
+        out: list[V],
+        epilogue: V,
+        epilogue_args: V,
+    ) -> None:
+        """Launches the kernel that brings the phases together and calls the epilogue."""
+        fn = host.fn
+        missing, one = fn.i64(0), fn.i64(1)
+        # Per phase: its address, or 0 if it is zero, and its spatial sizes.
+        table = []
+        for conv, shape, where in zip(self._convs(), phases, offsets, strict=True):
+            address = missing if conv is None else fn.ptr_to_int(fn.gep(workspace, where, self.elem))
+            table += [address, *([one] * (3 - len(shape))), *shape]
+        full = [*([one] * (3 - len(out))), *out]
+        positions = fn.mul(fn.mul(full[0], full[1]), full[2])
+        blocks = fn.ceildivu(positions, _BLOCK)
+        count = fn.mul(fn.mul(batch, self.out_channels), blocks)
+        with fn.when(fn.cmp("gt", count, 0)):
+            grain = fn.add(fn.divu(fn.i64(_GRAIN_ELEMENTS), fn.min(positions, _BLOCK)), 1)
+            args = [epilogue, epilogue_args, fn.i64(self.out_channels), *full, positions, blocks, *table]
+            host.launch(f"{self.name}_interleave", args, count, grain, _BLOCK * BITS[self.elem] // 8)
+
+
+def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
+    """The epilogue that stores a phase densely; eargs = (output, positions, channels)."""
+    name = f"conv_store_{elem}"
+    if name in module.functions:
+        return
+    lanes = spec.lanes(elem)
+    f = Fn(module, name, _EPILOGUE)
+    eargs, tile, ld, batch, m0, n0, mr, nr = f.args
+    out, positions, channels = (f.load(f.gep(eargs, i, I64), I64) for i in range(3))
+    first = f.gep(f.int_to_ptr(out), f.add(f.mul(f.add(f.mul(batch, channels), m0), positions), n0), elem)
+    zero = f.const(0.0, vec(elem, lanes))
+    with f.loop(0, mr) as r, f.loop(0, nr, lanes) as c:
+        mask = f.tail_mask(f.sub(nr, c.iv), lanes)
+        value = f.masked_load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), mask, zero)
+        f.masked_store(value, f.gep(first, f.add(f.mul(r.iv, positions), c.iv), elem), mask)
+    f.done()
+
+
+def _emit_interleave(module: KernelModule, prefix: str, elem: str, stride: Sequence[int], spec: TileSpec) -> None:
+    """Items are (image, channel, block of positions); output o of a row is in phase o mod stride at o / stride."""
+    name = f"{prefix}_interleave"
+    if name in module.functions:
+        return
+    s = (1,) * (3 - len(stride)) + tuple(stride)
+    lanes = spec.lanes(elem)
+    f = kernel_fn(module, name)
+    args, begin, end, _, tile = f.args
+    head = load_args(f, [PTR, PTR, I64, I64, I64, I64, I64, I64])
+    epilogue, eargs, channels, _, oh, ow, positions, blocks = head
+    per_image = f.mul(channels, blocks)
+    zero = f.const(0.0, vec(elem, lanes))
+    with f.loop(begin, end) as items:
+        plane = f.divu(items.iv, blocks)
+        p0 = f.mul(f.sub(items.iv, f.mul(plane, blocks)), _BLOCK)
+        stop = f.min(f.add(p0, _BLOCK), positions)
+        with f.loop(f.divu(p0, ow), f.add(f.divu(f.sub(stop, 1), ow), 1)) as rows:
+            z, y = f.divu(rows.iv, oh), f.remu(rows.iv, oh)
+            start = f.mul(rows.iv, ow)
+            lo, hi = f.max(start, p0), f.min(f.add(start, ow), stop)
+            phase_row = f.add(f.mul(f.remu(z, s[0]), s[1]), f.remu(y, s[1]))
+            for r in range(s[2]):
+                entry = f.gep(args, f.add(f.mul(f.add(f.mul(phase_row, s[2]), r), 4), len(head)), I64)
+                address, pd, ph, pw = (f.load(f.gep(entry, i, I64), I64) for i in range(4))
+                row = f.add(f.mul(f.add(f.mul(plane, pd), f.divu(z, s[0])), ph), f.divu(y, s[1]))
+                src = f.gep(f.int_to_ptr(address), f.mul(row, pw), elem)
+                exists = f.splat(f.cmp("ne", address, 0), lanes)
+                # Positions j of the phase with lo <= start + j*stride + r < hi.
+                j0 = f.divu(f.add(f.sub(lo, start), s[2] - 1 - r), s[2])
+                j1 = f.divu(f.add(f.sub(hi, start), s[2] - 1 - r), s[2])
+                with f.loop(j0, j1, lanes) as j:
+                    mask = f.tail_mask(f.sub(j1, j.iv), lanes)
+                    value = f.masked_load(f.gep(src, j.iv, elem), f.and_(mask, exists), zero)
+                    at = f.sub(f.add(start, f.add(f.mul(j.iv, s[2]), r)), p0)
+                    steps = f.dense([i * s[2] for i in range(lanes)], I32)
+                    f.scatter(value, f.gep(f.gep(tile, at, elem), steps, elem), mask)
+        image, m = f.divu(items.iv, per_image), f.remu(plane, channels)
+        f.call_ptr(epilogue, [eargs, tile, f.i64(_BLOCK), image, m, p0, f.i64(1), f.sub(stop, p0)])
+    f.done()

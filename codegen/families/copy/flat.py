@@ -1,0 +1,27 @@
+"""Copies dense memory: what a run leaves in the state block."""
+
+from __future__ import annotations
+
+from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+
+__all__ = ["BLOCK_BYTES", "emit_copy_flat"]
+
+BLOCK_BYTES = 1 << 14
+
+
+def emit_copy_flat(module: KernelModule) -> str:
+    """Emits (once) the kernel and returns its symbol. Arguments: source, destination, bytes; an item is BLOCK_BYTES."""
+    name = "copy_flat"
+    if name in module.functions:
+        return name
+    fn = kernel_fn(module, name)
+    src, dst, size = load_args(fn, [PTR, PTR, I64])
+    lo, hi = fn.mul(fn.args[1], BLOCK_BYTES), fn.min(fn.mul(fn.args[2], BLOCK_BYTES), size)
+    full = fn.add(lo, fn.and_(fn.sub(hi, lo), -64))
+    with fn.loop(lo, full, 64) as lp:
+        fn.store(fn.load(fn.gep(src, lp.iv, I8), vec(I8, 64)), fn.gep(dst, lp.iv, I8))
+    with fn.loop(full, hi) as lp:
+        fn.store(fn.load(fn.gep(src, lp.iv, I8), I8), fn.gep(dst, lp.iv, I8))
+    fn.done()
+    return name

@@ -1,0 +1,61 @@
+"""Epilogues: what a group does with each finished tile of a matrix product or convolution, as a function the kernel calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS
+from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
+from dhlo.codegen.kernel_ir.builder import KernelModule, V
+from dhlo.ir.types import from_mlir
+
+__all__ = ["Epilogue", "lower_epilogue"]
+
+
+@dataclass
+class Epilogue:
+    """The function's symbol and what its argument array holds."""
+
+    symbol: str
+    touch: str | None  # the function that prefetches what the epilogue writes and reads of a tile, with the same arguments
+    slots: list[Slot]
+    lookups: dict[int, Any]  # number of an index check -> the op that it is about
+
+
+def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks,
+                   place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> Epilogue:
+    """`place(emitter, batch, row, column)` gives the index of a tile's element in the anchor's result. The tile has room for whole
+    vectors, so that lanes beyond its last column may be read."""
+    k = GroupKernel(module, group, checks, EPILOGUE_ARGS)
+    _emit(k, anchor, place)
+    symbol, touch = finish(k, "epilogue"), None
+    if not k.lookups:
+        toucher = GroupKernel(module, group, checks, EPILOGUE_ARGS, slots=k.args.slots)
+        toucher.em.touching = True
+        _emit(toucher, anchor, place)
+        touch = finish(toucher, "touch")
+    return Epilogue(symbol, touch, k.args.slots, k.lookups)
+
+
+def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> None:
+    fn, em = k.fn, k.em
+    _, tile, ld, batch, m0, n0, mr, nr = fn.args
+    acc = anchor.results[0]
+    register = from_mlir(acc).dtype.register
+    with fn.loop(0, mr) as lp, em.scope():
+        row = fn.gep(tile, fn.mul(lp.iv, ld), register)
+        m = Index(fn.add(m0, lp.iv))
+
+        def body(c: Index) -> None:
+            x: V = fn.const(0, fn.vec(register)) if em.touching else fn.load(fn.gep(row, c.base, register), fn.vec(register))
+            em.leaves[acc] = lambda _em, _idx: x
+            idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=fn.lanes)))
+            for r, v in enumerate(k.yields):
+                em.store(em.value(v, idx), k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
+            del em.leaves[acc]
+
+        vectors(em, 0, nr, body)

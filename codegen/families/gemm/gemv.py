@@ -1,0 +1,165 @@
+"""Products of a few rows with a B that isn't packed but has contiguous columns: B is streamed once, where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel_table
+from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+
+__all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_elements"]
+
+STREAM_ROWS = 12
+# Rows of one pass over k.
+_GROUP = 4
+# Vectors of columns that a pass over k covers for 1 to 4 rows: they read long pieces of B and fill the registers.
+_WIDE = (16, 8, 8, 4)
+_NARROW = 4
+_ROWS_AHEAD = 4
+
+
+def narrow_columns(elem: str, spec: TileSpec) -> int:
+    """Items should be multiples of this many columns; fewer columns than this aren't worth the kernel."""
+    return _NARROW * spec.lanes(elem)
+
+
+def stream_scratch_elements(elem: str, spec: TileSpec) -> int:
+    """Scratch, in elements, without the panel of B that the last columns are packed to (k * nr more)."""
+    return _GROUP * _WIDE[0] * spec.lanes(elem)
+
+
+def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec) -> str:
+    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile)`: tile[rows][vectors * lanes] = A times columns of B."""
+    name = f"stream_{elem}_{rows}_{vectors}"
+    if name in module.functions:
+        return name
+    fn = Fn(module, name, [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR)],
+            noinline=True)
+    a, lda, b, ldb, k, tile = fn.args
+    lanes = spec.lanes(elem)
+    ty = vec(elem, lanes)
+    starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
+    with fn.loop(0, k, 1, [fn.const(0.0, ty)] * (rows * vectors)) as loop:
+        row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
+        ahead = fn.gep(row, fn.mul(ldb, _ROWS_AHEAD), elem)
+        xs = [fn.splat(fn.load(fn.gep(p, loop.iv, elem), elem), lanes) for p in starts]
+        acc = list(loop.carried)
+        for v in range(vectors):
+            fn.prefetch(fn.gep(ahead, v * lanes, elem))
+            y = fn.load(fn.gep(row, v * lanes, elem), ty)
+            for i, x in enumerate(xs):
+                acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
+        loop.yield_(*acc)
+    for i, x in enumerate(loop.results):
+        fn.store(x, fn.gep(tile, i * lanes, elem))
+    fn.done()
+    return name
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One item of the kernel under construction: a range of columns of one batch."""
+
+    fn: Fn
+    elem: str
+    spec: TileSpec
+    a: V
+    a_stride: V
+    b: V
+    b_stride: V
+    m: V
+    k: V
+    batch: V
+    tile: V
+    epilogue: V
+    eargs: V
+
+    def multiply(self, rows: int, row: V | int, column: V, vectors: int) -> None:
+        """A pass over k for `rows` rows and `vectors` vectors of columns, to the tile."""
+        fn = self.fn
+        fn.call(_emit_pass(fn.module, self.elem, rows, vectors, self.spec),
+                [fn.gep(self.a, fn.mul(self.a_stride, row), self.elem), self.a_stride,
+                 fn.gep(self.b, column, self.elem), self.b_stride, self.k, self.tile])
+
+    def finish(self, ld: int, row: V | int, mr: V, column: V, width: V | int) -> None:
+        """Hands the tile to the epilogue, in pieces of a micro-tile's width."""
+        fn, nr = self.fn, self.spec.nr(self.elem)
+        with fn.loop(0, width, nr) as part:
+            fn.call_ptr(self.epilogue, [self.eargs, fn.gep(self.tile, part.iv, self.elem), fn.i64(ld), self.batch,
+                                        fn.i64(row), fn.add(column, part.iv), mr,
+                                        fn.min(fn.sub(fn.i64(width), part.iv), nr)])
+
+    def last_columns(self, start: V, end: V) -> None:
+        """The columns that no pass takes: packed to scratch, then multiplied by the micro-kernel."""
+        fn, elem, nr = self.fn, self.elem, self.spec.nr(self.elem)
+        table = fn.address_of(emit_microkernel_table(fn.module, elem, rows=True, spec=self.spec))
+        panel = fn.gep(self.tile, stream_scratch_elements(elem, self.spec), elem)
+        with fn.loop(start, end, nr) as p:
+            width = fn.min(fn.sub(end, p.iv), nr)
+            fn.call(emit_pack_b_panel(fn.module, elem, self.spec),
+                    [fn.gep(self.b, p.iv, elem), self.b_stride, fn.i64(1), width, self.k, panel])
+            ukr = fn.load(fn.gep(table, fn.sub(self.m, 1), PTR), PTR)
+            fn.call_ptr(ukr, [self.a, self.a_stride, panel, self.k, self.tile, fn.i64(0)])
+            self.finish(nr, 0, self.m, p.iv, width)
+
+
+def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
+    """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS rows; returns its symbol.
+
+    Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
+    batch 1, k), m, n, k, size of batch 1, columns in a chunk, epilogue, its argument.
+    """
+    name = f"matmul_{elem}_stream"
+    if name in module.functions:
+        return name
+    fn = kernel_fn(module, name)
+    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * 8, PTR, PTR])
+    chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
+    with fn.loop(fn.args[1], fn.args[2]) as loop:
+        batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
+        end = fn.min(fn.add(begin, chunk), n)
+        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
+        a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
+        b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
+        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs)
+        for rows in range(1, _GROUP + 1):
+            with fn.when(fn.cmp("eq", m, rows)):
+                _emit_few_rows(item, rows, begin, end)
+        with fn.when(fn.cmp("gt", m, _GROUP)):
+            _emit_row_groups(item, begin, end)
+    fn.done()
+    return name
+
+
+def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
+    """Up to _GROUP rows: wide passes, then narrow ones."""
+    fn = item.fn
+    for vectors in dict.fromkeys((_WIDE[rows - 1], _NARROW)):
+        step = vectors * item.spec.lanes(item.elem)
+        count = fn.divu(fn.sub(end, begin), step)
+        with fn.loop(0, count) as p:
+            column = fn.add(begin, fn.mul(p.iv, step))
+            item.multiply(rows, 0, column, vectors)
+            item.finish(step, 0, item.m, column, step)
+        begin = fn.add(begin, fn.mul(count, step))
+    item.last_columns(begin, end)
+
+
+def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
+    """More rows: groups of 2 to _GROUP go over the same columns in turn, and B comes from the cache for all but one."""
+    fn, m = item.fn, item.m
+    step = _NARROW * item.spec.lanes(item.elem)
+    groups = fn.ceildivu(m, _GROUP)
+    count = fn.divu(fn.sub(end, begin), step)
+    with fn.loop(0, count) as p, fn.loop(0, groups) as g:
+        column = fn.add(begin, fn.mul(p.iv, step))
+        first, after = (fn.divu(fn.mul(x, m), groups) for x in (g.iv, fn.add(g.iv, 1)))
+        size = fn.sub(after, first)
+        for rows in range(_GROUP // 2, _GROUP + 1):
+            with fn.when(fn.cmp("eq", size, rows)):
+                item.multiply(rows, first, column, _NARROW)
+        item.finish(step, first, size, column, step)
+    item.last_columns(fn.add(begin, fn.mul(count, step)), end)

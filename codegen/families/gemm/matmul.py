@@ -1,0 +1,353 @@
+"""Matrix products of run-time sizes: packed panels, a split over rows and column panels, and an epilogue per tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import sympy
+
+from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_elements
+from dhlo.codegen.families.gemm.microkernel import (
+    BF16,
+    TileSpec,
+    depth,
+    emit_microkernel_table,
+    unit,
+)
+from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+
+__all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
+
+# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr,
+#               int64_t nr)
+EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64),
+                 ("nr", I64))
+
+# The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
+# never exceed it more than so many times (they may be packed to scratch).
+_A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
+# Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take. B passes
+# through all sets, a line each while a row's line is in use.
+_L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 8
+# Work, in FMA cycles of one core, that pays for waking another one.
+_WAKE_CYCLES = 20_000
+# Cost model, in cycles: of a call of micro-kernel and epilogue, per k step of rows of A packed (one a row, but no less), per k step
+# of a panel of B streamed (packed) or transposed on the way.
+_CALL_CYCLES, _PACK_LEAST, _STREAM_CYCLES = 100, 8, 16
+# Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
+_TOUCH_DEPTH = 64
+# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
+# more than one part in so many of the time, half as many, if they balance as well.
+_CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# Loss, as one part in so many, where rows of A don't stay in the second-level cache.
+_UNCACHED_SHARE = 16
+# How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
+# more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
+_AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
+# How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
+_MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
+
+Size = TypeVar("Size", int, sympy.Expr)
+Num = V | int
+
+
+def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) -> Size:
+    """Workspace of a product whose B is packed at run time: `batch` matrices of n x k, as ints or sympy expressions."""
+    nr, step = spec.nr(elem), depth(elem)
+    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step
+    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
+
+    The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
+    spec.rows(elem) rows from row m0 and nr <= spec.nr(elem) columns from column n0 of the linear batch index `batch`;
+    every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
+    with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
+    at most 5 rows in up to 6 interleaved partial sums, added up at the end). Neither the
+    number of threads nor how the work is cut into chunks changes a bit of the result.
+    """
+
+    elem: str
+    spec: TileSpec
+    narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
+
+    def kernel(self, *, rows: bool, packed: bool) -> str:
+        """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
+        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+
+    @property
+    def _row_forms(self) -> tuple[bool, ...]:
+        """Forms of A: in place or packed; bf16 is always packed, for its pairs."""
+        return (False,) if self.elem == BF16 else (True, False)
+
+    def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
+        """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
+        forms = (True,) if packed else (True, False)
+        for form in forms:
+            for rows in self._row_forms:
+                if self.kernel(rows=rows, packed=form) not in module.functions:
+                    _emit_kernel(self, module, rows=rows, packed=form)
+        if not packed:
+            emit_pack_b_kernel(module, self.elem, self.spec)
+            if True in self._row_forms:
+                emit_stream_kernel(module, self.elem, self.spec)
+
+    def emit_launch(self, host: HostContext, *, a: V, b: V, m: Num, n: Num, k: Num, a_strides: Sequence[Num],
+                    b_strides: Sequence[Num], batch: Sequence[Num] = (1, 1), epilogue: V, epilogue_args: V,
+                    touch: V | None = None, workspace: V | None = None, packed: bool) -> None:
+        """Emits size arithmetic, variant choice and launches.
+
+        `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
+        (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
+        otherwise B is any matrix with strides of (batch 0, batch 1, k, n), and `workspace` has room for
+        `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
+        before a tile's products, prefetches what the epilogue will write and read.
+        """
+        self.emit_kernels(host.module, packed=packed)
+        fn = host.fn
+        mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
+        sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
+        panels = fn.ceildivu(nv, self.spec.nr(self.elem))
+        cells = fn.mul(fn.mul(batch0, batch1), panels)
+        in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
+        plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
+        count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
+        touch = self._touch_where_deep(fn, kv, touch)
+        sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, touch, epilogue_args]
+
+        def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
+            args = [a, sa[2], sa[3], sa[0], sa[1], b, *strides, *sizes]
+            host.launch(self.kernel(rows=rows, packed=packed), args, count, plan.grain,
+                        plan.scratch_bytes(rows=rows, packed=packed))
+            return []
+
+        def launches(*, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
+            if self._row_forms == (False,):
+                return launch(rows=False, packed=packed, b=b, strides=strides)
+            return fn.if_else(in_place, lambda: launch(rows=True, packed=packed, b=b, strides=strides),
+                              lambda: launch(rows=False, packed=packed, b=b, strides=strides), [])
+
+        zero = fn.i64(0)
+        if packed:
+            launches(packed=True, b=b, strides=[*sb, zero, zero])
+            return
+        if workspace is None:
+            raise AssertionError("a B that isn't packed needs a workspace")
+
+        def pack_first() -> list[V]:
+            strides = self._launch_pack(host, b, workspace, nv, kv, panels, (batch0, batch1), sb, count)
+            return launches(packed=True, b=workspace, strides=[*strides, zero, zero])
+
+        shared = fn.or_(fn.and_(fn.cmp("eq", sb[0], 0), fn.cmp("gt", batch0, 1)),
+                        fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1)))
+        # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
+        used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(shared))
+
+        def tiled() -> list[V]:
+            return fn.if_else(used_once, lambda: launches(packed=False, b=b, strides=sb), pack_first, [])
+
+        if self._row_forms == (False,):
+            tiled()
+            return
+        few = fn.and_(fn.cmp("le", mv, STREAM_ROWS), fn.cmp("ge", nv, narrow_columns(self.elem, self.spec)))
+        streams = fn.and_(fn.and_(few, fn.cmp("eq", sa[3], 1)), fn.cmp("eq", sb[3], 1))
+        fn.if_else(streams, lambda: self._launch_stream(host, a, b, sa, sb, (batch0, batch1), (mv, nv, kv),
+                                                        (epilogue, epilogue_args)), tiled, [])
+
+    def _launch_stream(self, host: HostContext, a: V, b: V, sa: Sequence[V], sb: Sequence[V], batch: tuple[V, V],
+                       sizes: tuple[V, V, V], epilogue: tuple[V, V]) -> list[V]:
+        """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
+        fn, (m, n, k), columns = host.fn, sizes, narrow_columns(self.elem, self.spec)
+        batches = fn.mul(batch[0], batch[1])
+        some = fn.max(batches, 1)
+        splits = fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
+        chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
+        chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
+        count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
+        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, _STREAM_CYCLES), _CALL_CYCLES), chunk), self.spec.nr(self.elem))
+        grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
+        scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
+        host.launch(emit_stream_kernel(host.module, self.elem, self.spec),
+                    [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
+                    count, grain, fn.mul(scratch, BITS[self.elem] // 8))
+        return []
+
+    def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
+        """The function that fetches a tile's memory, null where the product is too short to hide that."""
+        null = fn.int_to_ptr(fn.i64(0))
+        return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
+
+    def _reads_in_place(self, fn: Fn, m: V, row_stride: V, k_stride: V) -> V:
+        """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
+
+        The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
+        stride.
+        """
+        if True not in self._row_forms:
+            return fn.const(0, I1)
+        stride = fn.mul(row_stride, BITS[self.elem] // 8)
+        g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
+        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * _L1_WAYS_FOR_A)
+        return fn.and_(fn.cmp("eq", k_stride, 1), fits)
+
+    def _launch_pack(self, host: HostContext, b: V, workspace: V, n: V, k: V, panels: V, batch: tuple[V, V],
+                     strides: Sequence[V], product_count: V) -> tuple[V, V]:
+        """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
+        fn = host.fn
+        s0, s1, sk, sn = strides
+        n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
+        n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
+        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.nr(self.elem))
+        count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
+        cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
+        host.launch(f"pack_b_{self.elem}", [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace], count,
+                    fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1))
+        p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
+        p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))
+        return p0, p1
+
+
+class _Plan:
+    """The host's choice of the number of row blocks, and what follows from it.
+
+    More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
+    more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
+    blocks only, each of which is then packed once.
+    """
+
+    def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V) -> None:
+        fn, spec, elem = host.fn, matmul.spec, matmul.elem
+        self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
+        row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
+        nbytes, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
+        threads, columns = host.num_threads, fn.max(panels, 1)
+
+        def cost(blocks: V) -> tuple[V, V, V, V]:
+            rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
+            in_block = fn.ceildivu(rows, spec.rows(elem))
+            work = fn.mul(rows, spec.vectors)
+            work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
+            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
+            pack = fn.mul(fn.max(rows, _PACK_LEAST), k)
+            share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
+            dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
+            halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))
+            chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
+            cut = fn.add(fn.mul(share, item), fn.mul(fn.add(fn.divu(share, columns), fn.select(in_place, 1, chunks)), pack))
+            blocks_each = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
+            whole = fn.mul(blocks_each, fn.add(fn.mul(columns, item), pack))
+            use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
+            grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
+            return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
+
+        tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
+        fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
+        with fn.wrapping():
+            first = cost(fewest)
+        with fn.wrapping(), fn.loop(1, fn.mul(tries, 2), 1, first) as loop:
+            few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
+            other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
+            better = fn.cmp("lt", other[0], loop.carried[0])
+            loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
+        _, self.grain, self.blocks, self.rows = loop.results
+        fn.assume(self.blocks, 1, fn.interval(row_panels)[1])
+        fn.assume(self.rows, 0, fn.interval(m)[1])
+
+    def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
+        """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        nr = spec.nr(elem)
+        elements = fn.const(spec.rows(elem) * nr + spec.lanes(elem), I64)
+        if not packed:
+            elements = fn.add(elements, fn.mul(self.k, nr))
+        if not rows:
+            elements = fn.add(elements, fn.mul(self.rows, self.k))
+        return fn.mul(elements, BITS[unit(self.elem)] // 8)
+
+
+class _RowSplit:
+    """M rows in blocks of nearly equal size, so that threads with as many blocks have as much to do; each in panels of nearly
+    equal height, none above `mr`."""
+
+    def __init__(self, fn: Fn, m: V, blocks: V, block: V, mr: int) -> None:
+        self.fn = fn
+        self.first, after = (fn.divu(fn.mul(x, m), blocks) for x in (block, fn.add(block, 1)))
+        self.size = fn.sub(after, self.first)
+        self.panels = fn.max(fn.ceildivu(self.size, mr), 1)
+
+    def panel(self, i: V) -> tuple[V, V]:
+        """First row, counted from the block's, and number of rows of a panel."""
+        row, after = (self.fn.divu(self.fn.mul(x, self.size), self.panels) for x in (i, self.fn.add(i, 1)))
+        return row, self.fn.sub(after, row)
+
+
+def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
+    """Items are (batch, row block, column panel); runs of column panels of one row block share its packed rows of A."""
+    spec, elem, nr = matmul.spec, matmul.elem, matmul.spec.nr(matmul.elem)
+    part = unit(elem)
+    row_bytes = nr * BITS[part] // 8
+    table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
+    fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
+    a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR])
+    _, begin, end, _, tile = fn.args
+    steps = units(fn, k, elem)
+    b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
+    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, nr), part)
+    ukrs = fn.address_of(table)
+    touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
+    panels = fn.max(fn.ceildivu(n, nr), 1)
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
+        before = fn.mul(run.iv, panels)
+        p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
+        batch, block = fn.divu(run.iv, blocks), fn.remu(run.iv, blocks)
+        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
+        split = _RowSplit(fn, m, blocks, block, spec.rows(elem))
+        a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(split.first, sm)), elem)
+        b_batch = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), part if packed else elem)
+        if not rows:
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
+                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k,
+                                  fn.gep(a_pack, fn.mul(offset, steps), part))
+        ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
+        slice_bytes = fn.mul(steps, ahead_step)
+        with fn.loop(p0, p1) as p:
+            n0 = fn.mul(p.iv, nr)
+            width = fn.min(fn.sub(n, n0), nr)
+            if packed:
+                panel = fn.gep(b_batch, fn.mul(n0, steps), part)
+                # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
+                # each; the thread's next chunk starts there.
+                alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
+                alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
+                ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
+            else:
+                panel, ahead = b_pack, fn.i64(0)
+                fn.call(emit_pack_b_panel(module, elem, spec),
+                        [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
+            variants = ukrs
+            if matmul.narrow:
+                half = fn.cmp("le", width, spec.lanes(elem))
+                variants = fn.gep(ukrs, fn.select(half, fn.i64(spec.rows(elem)), 0), PTR)
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
+                ukr = fn.load(fn.gep(variants, fn.sub(mr, 1), PTR), PTR)
+                operand = ([fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows
+                           else [fn.gep(a_pack, fn.mul(offset, steps), part)])
+                place = [batch, fn.add(split.first, offset), n0, mr, width]
+                with fn.when(touches):
+                    fn.call_ptr(touch, [eargs, tile, fn.i64(nr), *place])
+                fetch = fn.gep(panel, fn.add(ahead, fn.mul(i.iv, slice_bytes)), I8)
+                fn.call_ptr(ukr, [*operand, panel, steps, tile, fn.i64(0), fetch, ahead_step])
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), *place])
+    fn.done()

@@ -1,0 +1,251 @@
+"""The register-tiled inner kernels of matrix products and what builds on them: tile (+)= A panel times B panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import DotProduct, Target
+
+__all__ = ["BF16", "PREFETCH_BYTES", "TileSpec", "accumulator", "depth",
+           "emit_microkernel", "emit_microkernel_ahead", "emit_microkernel_rows", "emit_microkernel_table", "emit_pointers",
+           "tile_spec", "unit"]
+
+BF16 = "bf16"
+
+
+def accumulator(elem: str) -> str:
+    """The element type of tiles: bf16 products are summed in f32."""
+    return F32 if elem == BF16 else elem
+
+
+def unit(elem: str) -> str:
+    """The element type of panels: bf16 lies in pairs of adjacent k, as the dot-product instruction reads it."""
+    return I32 if elem == BF16 else elem
+
+
+def depth(elem: str) -> int:
+    """How many steps of k a unit of a panel holds."""
+    return 2 if elem == BF16 else 1
+
+
+@dataclass(frozen=True)
+class TileSpec:
+    """How a target's vector registers are tiled (MR x NR in BLIS's terms): `mr` rows by `vectors` vectors.
+
+    A panel of B is [k][nr(elem)], a panel of A [k][mr] with exactly as many rows as the micro-kernel variant that reads
+    it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with leading dimension nr(elem).
+    For bf16, panels hold pairs: [ceil(k / 2)][nr or mr][2], an odd k padded with 0; tiles are f32. Without a dot product
+    of pairs, they are widened to f32.
+    """
+
+    target: Target
+    mr: int
+    vectors: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.mr}x{self.nr(F32)}"
+
+    @property
+    def bf16_dot(self) -> DotProduct | None:
+        return self.target.dots.get(BF16)
+
+    def lanes(self, elem: str) -> int:
+        """Columns of the tile in a vector register."""
+        return self.target.lanes(accumulator(elem))
+
+    def rows(self, elem: str) -> int:
+        """The most rows of a tile: widening bf16 takes registers."""
+        return self.mr - 2 if elem == BF16 and not self.bf16_dot else self.mr
+
+    def nr(self, elem: str) -> int:
+        """Columns of a B panel and of a tile."""
+        return self.vectors * self.lanes(elem)
+
+
+_LEAST_COLUMNS = 16
+
+
+def tile_spec(target: Target) -> TileSpec:
+    """The largest tile whose accumulators, a row of B and two more vectors fit the target's registers: at least two vectors and 16
+    columns of f32 wide, so that an element of A serves several multiply-adds."""
+    vectors = max(2, _LEAST_COLUMNS // target.lanes(F32))
+    return TileSpec(target, (target.registers - vectors - 2) // vectors, vectors)
+
+
+# Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
+# slack.
+_MIN_ACCUMULATORS = 12
+# FMA vectors in one iteration of the unrolled k loop; more only grows the code.
+_FMAS_PER_ITERATION = 28
+# How far ahead of its use B is prefetched: beyond the page that the hardware prefetcher stops at.
+PREFETCH_BYTES = 4096
+# To the second level: it is far ahead.
+_PREFETCH_LOCALITY = 2
+# A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
+# second time, so many bytes after the first.
+_RETRY_ROWS, _RETRY_BYTES = 5, 2048
+
+_ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
+_AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
+
+
+def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
+    """Emits `ukr_{elem}_{mr}(a, b, k, tile, accumulate)` once and returns its symbol.
+
+    tile[mr][nr] = sum_k a[k][mr] * b[k][nr], added to the tile's content if `accumulate` != 0; `k` may be 0. `elem` is
+    f32, f64 or bf16, for which `k` counts pairs. Panels need element alignment only. The function is internal and not
+    inlined; it prefetches B some way ahead.
+    """
+    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec), (("a", PTR),), spec)
+
+
+def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
+    """Emits `ukr_{elem}_{mr}_rows(a, lda, b, k, tile, accumulate)`, which reads A in place: row r at a + r * lda.
+
+    `lda` is in elements; bf16 has no such variant.
+    """
+    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec, rows=True),
+                               (("a", PTR), ("lda", I64)), spec)
+
+
+def emit_microkernel_ahead(module: KernelModule, elem: str, mr: int, spec: TileSpec, *,
+                           rows: bool = False, narrow: bool = False) -> str:
+    """Emits a micro-kernel with two more arguments, `ahead` and `ahead_step`, once and returns its symbol.
+
+    At step kk of k it prefetches a row of B's size at ahead + kk * ahead_step bytes: so that the calls that share a
+    panel of B can fetch the next panel between them. The other arguments are as in the variant without (symbol less
+    `_ahead`). `narrow`: only a panel's first vector of columns is computed, the rest of the tile isn't written.
+    """
+    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}_ahead"
+    if name in module.functions:
+        return name
+    head = (("a", PTR), ("lda", I64)) if rows else (("a", PTR),)
+    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS), noinline=True)
+    a, rest = fn.args[0], fn.args[len(head):]
+    if rows:
+        lda = fn.args[1]
+        bases = _row_addresses(fn, a, lda, elem, mr)
+        _emit_body(fn, elem, mr, spec, rest,
+                   lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases], 1, narrow)
+    else:
+        _emit_body(fn, elem, mr, spec, rest,
+                   lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr, narrow)
+    return name
+
+
+def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple[tuple[str, str], ...],
+                        spec: TileSpec) -> str:
+    """The variant of a micro-kernel that prefetches a fixed way ahead in the panel that it reads."""
+    name = inner.removesuffix("_ahead")
+    if name not in module.functions:
+        fn = Fn(module, name, (*head, *_ARGS), noinline=True)
+        b = fn.args[len(head)]
+        fn.call(inner, [*fn.args, fn.gep(b, PREFETCH_BYTES, I8), fn.i64(spec.nr(elem) * BITS[unit(elem)] // 8)])
+        fn.done()
+    return name
+
+
+def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False, narrow: bool = False,
+                           spec: TileSpec) -> str:
+    """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` (of
+    `ahead` alone) as many narrow ones follow."""
+    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_ahead' if ahead else ''}"
+    if name not in module.globals:
+        if ahead:
+            symbols = [emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows, narrow=half)
+                       for half in (False, True)[:1 + narrow] for i in range(spec.rows(elem))]
+        else:
+            symbols = [(emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec)
+                       for i in range(spec.rows(elem))]
+        emit_pointers(module, name, symbols)
+    return name
+
+
+def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
+    """Emits a constant table of the functions' addresses."""
+    ty = f"!llvm.array<{len(symbols)} x ptr>"
+    lines = [f"%t0 = llvm.mlir.undef : {ty}"]
+    for i, symbol in enumerate(symbols):
+        lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
+    lines.append(f"llvm.return %t{len(symbols)} : {ty}")
+    body = "\n  ".join(lines)
+    module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
+
+
+def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:
+    """Base pointer and multiple of `lda` of each row: x86 addresses base + {0, 1, 2} * lda, so few registers serve all.
+
+    The bases pass through an empty inline assembly: otherwise LLVM derives them from one another again in the loop and
+    spills.
+    """
+    out = []
+    for i in range(mr):
+        if i % 3 == 0:
+            start = fn.gep(a, fn.mul(lda, i), elem)
+            base = fn.op(PTR, f'llvm.inline_asm "", "=r,0" {start.name} : (!llvm.ptr) -> !llvm.ptr')
+        out.append((base, i % 3))
+    return out
+
+
+def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
+    """sum_ + x * y for vectors of units; pairs of bf16 add both products."""
+    if elem != BF16:
+        return fn.fma(x, y, sum_)
+
+    def pairs(v: V) -> V:
+        ty = vec(BF16, 2 * v.lanes)
+        return fn.op(ty, f"vector.bitcast {v.name} : {v.type} to {ty}")
+
+    if spec.bf16_dot:
+        return fn.intrinsic(spec.bf16_dot.intrinsic, sum_.type, sum_, pairs(x), pairs(y))
+    sum_ = fn.fma(fn.bitcast(fn.shl(x, 16), F32), fn.bitcast(fn.shl(y, 16), F32), sum_)
+    return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
+
+
+def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
+               a_at: Callable[[V], list[tuple[V, int]]], a_step: int, narrow: bool) -> None:
+    """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on."""
+    b, k, tile, accumulate, ahead, ahead_step = rest
+    lanes, nv, nr, part = spec.lanes(elem), 1 if narrow else spec.vectors, spec.nr(elem), unit(elem)
+    ty, n = vec(accumulator(elem), lanes), mr * nv
+    fetched = [*range(0, nr * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
+    sets = max(1, -(-_MIN_ACCUMULATORS // n))
+    unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets))
+    zero = fn.const(0.0, ty)
+    cells = [fn.gep(tile, i * nr + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
+
+    def step(u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
+        bs = [fn.load(fn.gep(b_k, u * nr + v * lanes, part), vec(part, lanes)) for v in range(nv)]
+        out = list(acc)
+        for i, (base, offset) in enumerate(a_k):
+            x = fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+            for v in range(nv):
+                out[i * nv + v] = _multiply_add(fn, elem, spec, x, bs[v], acc[i * nv + v])
+        return out
+
+    first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n,
+                       [ty] * n)
+    main = fn.mul(fn.divu(k, unroll), unroll)
+    with fn.loop(0, main, unroll, first + [zero] * (n * (sets - 1))) as loop:
+        b_k, a_k = fn.gep(b, fn.mul(loop.iv, nr), part), a_at(loop.iv)
+        acc = list(loop.carried)
+        fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
+        for u in range(unroll):
+            for line in fetched:
+                fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
+            fetch = fn.gep(fetch, ahead_step, I8)
+            s = u % sets * n
+            acc[s:s + n] = step(u, acc[s:s + n], b_k, a_k)
+        loop.yield_(*acc)
+    sums = loop.results[:n]
+    for s in range(1, sets):
+        sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n:(s + 1) * n], strict=True)]
+    with fn.loop(main, k, 1, sums) as tail:
+        tail.yield_(*step(0, tail.carried, fn.gep(b, fn.mul(tail.iv, nr), part), a_at(tail.iv)))
+    for p, x in zip(cells, tail.results, strict=True):
+        fn.store(x, p)
+    fn.done()

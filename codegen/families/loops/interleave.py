@@ -1,0 +1,34 @@
+"""Complex numbers out of their real and imaginary parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.kernel import Launch, finish
+from dhlo.codegen.families.lines import OpKernel, grain_of, lanes_at
+from dhlo.codegen.kernel_ir.builder import V
+from dhlo.ir.symbols import ceil_div
+from dhlo.ir.types import from_mlir
+
+__all__ = ["lower_interleave"]
+
+CHUNK = 1024  # numbers that one item covers
+
+
+def lower_interleave(low: Any, group: Any, op: Any) -> Launch:
+    """aten.complex."""
+    k = OpKernel(low, group, op)
+    fn, part = k.fn, from_mlir(op.operands[0])
+    re, im, out, n = k.operand(0), k.operand(1), k.result(0), k.size(part.numel)
+
+    def body(i: V, _: Any) -> list[V]:
+        for offset, p in enumerate((re, im)):
+            at = fn.add(fn.mul(fn.add(fn.splat(i), fn.iota()), 2), offset)
+            k.store(k.load(p, part.dtype, Index(i, 1)), out, part.dtype, Index(0, vec=at))
+        return []
+
+    with fn.loop(k.begin, k.end) as item:
+        lo = fn.mul(item.iv, CHUNK)
+        lanes_at(k, lo, fn.min(fn.add(lo, CHUNK), n), [], body)
+    return Launch(finish(k, "interleave"), k.args.slots, ceil_div(part.numel, CHUNK), grain_of(CHUNK * 2 // fn.lanes))

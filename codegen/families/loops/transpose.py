@@ -1,0 +1,116 @@
+"""Transposition: of blocks in registers, and of a group's values whose memory runs along another dim than its results'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.kernel import GroupKernel
+from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
+from dhlo.ir.dialect import attr
+from dhlo.ir.ops.movement import Transpose
+from dhlo.ir.types import from_mlir
+
+__all__ = ["Turned", "transpose_block"]
+
+
+def transpose_block(fn: Fn, rows: Sequence[V]) -> list[V]:
+    """Transposes a square block, held in as many vectors as each has lanes, by swapping off-diagonal blocks of half the
+    lanes, a quarter, and so on down to 1."""
+    out, n = list(rows), len(rows)
+    for s in (1 << b for b in reversed(range(n.bit_length() - 1))):
+        upper = [lane if not lane & s else n + lane - s for lane in range(n)]
+        lower = [lane + s if not lane & s else n + lane for lane in range(n)]
+        for i in range(n):
+            if not i & s:
+                a, b = out[i], out[i + s]
+                out[i], out[i + s] = fn.shuffle(a, b, upper), fn.shuffle(a, b, lower)
+    return out
+
+
+@dataclass
+class Turned:
+    """Transposed values of a group that are read along `dim`, in which their memory is contiguous, a square block of vectors at once.
+
+    Reading them along the results' last dim would gather every element from a cache line of its own.
+    """
+
+    k: GroupKernel
+    dim: int
+    lane: int
+    ops: list[Any]
+
+    @staticmethod
+    def of(k: GroupKernel, lane: int) -> Turned | None:
+        """The values for which this pays, in a group whose results run along dim `lane`; None if there are none."""
+        shape = from_mlir(k.group.results[0]).shape
+        found: dict[int, list[Any]] = {}
+        for op in k.ops:
+            if isinstance(op, Transpose) and from_mlir(op.results[0]).shape == shape:
+                d = attr(op, "perm").index(len(shape) - 1)
+                if d != lane and shape[d] != 1 and not from_mlir(op.results[0]).dtype.is_bool:
+                    found.setdefault(d, []).append(op)
+        if not found:
+            return None
+        dim, ops = max(found.items(), key=lambda item: len(item[1]))
+        return Turned(k, dim, lane, ops)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a worker needs."""
+        return sum(self.k.fn.lanes ** 2 * BITS[self._register(op)] // 8 for op in self.ops)
+
+    @staticmethod
+    def _register(op: Any) -> str:
+        return from_mlir(op.results[0]).dtype.register
+
+    def block(self, at: dict[int, Index], start: V, columns: Index, stop: V, store: Callable[[dict[int, Index]], None]) -> None:
+        """Computes up to a vector of positions of `dim` from `start` by the vector of the lane dim at `columns`, those below `stop`.
+
+        `at` are the positions in all other dims; `store` is called with those of one vector of results.
+        """
+        fn, em = self.k.fn, self.k.em
+        rank = len(from_mlir(self.k.group.results[0]).shape)
+        size = fn.i64(em.size(from_mlir(self.k.group.results[0]).shape[self.dim]))
+        first, last = fn.i64(columns.base), fn.sub(stop, 1)
+
+        def index(here: dict[int, Index]) -> list[Index]:
+            return [here.get(d, em.zero) for d in range(rank)]
+
+        buffers = self._buffers()
+        for op, buffer in zip(self.ops, buffers, strict=True):
+            with em.scope(fn.tail_mask(fn.sub(size, start))):
+                along = Index(start, 1, multiple=fn.lanes)
+                read = [op.pull(em, index({**at, self.dim: along, self.lane: Index(fn.min(fn.add(first, j), last))}))
+                        for j in range(fn.lanes)]
+            for r, x in enumerate(transpose_block(fn, [x if x.lanes else fn.splat(x) for x in read])):
+                fn.store(x, fn.gep(buffer, r * fn.lanes, x.elem))
+        with fn.loop(0, fn.min(fn.sub(size, start), fn.lanes)) as row, em.scope(fn.tail_mask(fn.sub(stop, first))):
+            here = {**at, self.dim: Index(fn.add(start, row.iv)), self.lane: columns}
+            for op, buffer in zip(self.ops, buffers, strict=True):
+                em.leaves[op.results[0]] = self._leaf(op, buffer, row.iv, index(here))
+            store(here)
+            for op in self.ops:
+                del em.leaves[op.results[0]]
+
+    def _buffers(self) -> list[V]:
+        fn, out, at = self.k.fn, [], 0
+        for op in self.ops:
+            out.append(fn.gep(fn.args[4], at, "i8"))
+            at += self.k.fn.lanes ** 2 * BITS[self._register(op)] // 8
+        return out
+
+    def _leaf(self, op: Any, buffer: V, row: V, here: Sequence[Index]) -> Callable[[Any, Sequence[Index]], V]:
+        """The value where the results are; elsewhere it is computed as ever."""
+        elem = self._register(op)
+
+        def leaf(em: Any, idx: Sequence[Index]) -> V:
+            if [i.key for i in idx] == [i.key for i in here]:
+                x: V = em.fn.load(em.fn.gep(buffer, em.fn.mul(row, em.fn.lanes), elem), em.fn.vec(elem))
+            else:
+                x = op.pull(em, list(idx))
+            return x
+
+        return leaf

@@ -1,0 +1,1 @@
+"""Reductions, with the elementwise work before and after them."""

@@ -1,0 +1,1 @@
+"""Running combinations along a dim."""

@@ -1,1 +1,0 @@
-"""The parts of the fusion pass (codegen/fuse.py)."""

@@ -1,0 +1,1 @@
+"""The host program: contract, sizes, memory, control, launches."""

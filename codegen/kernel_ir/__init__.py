@@ -1,0 +1,1 @@
+"""Kernels under construction: functions of upstream MLIR, their arguments and launches."""

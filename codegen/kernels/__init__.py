@@ -1,1 +1,0 @@
-"""Kernel families: each turns one kind of fused group into functions of a KernelModule."""

@@ -1,0 +1,59 @@
+"""What code generation knows of a machine: an instruction set as data, fixed when a program is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["BITS", "DotProduct", "Target"]
+
+BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+"""Bits of an element of each MLIR type."""
+
+
+@dataclass(frozen=True)
+class DotProduct:
+    """An instruction that adds dot products of `depth` neighbouring elements to each lane of an accumulator.
+
+    `intrinsic` is LLVM's: (accumulator, x, y) -> accumulator, all of them a vector register wide.
+    """
+
+    intrinsic: str
+    depth: int
+    accumulator: str  # MLIR type of its elements
+    feature: str  # LLVM's name of what a CPU must have
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set. What depends on the machine at hand besides (cache sizes, cores) isn't here: it reaches
+    kernels as values of the call.
+
+    name          as users and files spell it: "x86-64-v4+bf16"
+    triple        LLVM's
+    features      LLVM's names of what all code may use
+    tune          the CPU, by LLVM's name, that instructions are scheduled for
+    vector_bits   width of a vector register
+    registers     how many of them there are
+    masks         loads and stores of single lanes are instructions
+    extras        what some code uses besides, by the features' names
+    dots          dot-product instructions by the type of the elements that they multiply
+    """
+
+    name: str
+    triple: str
+    features: tuple[str, ...] = field(repr=False)
+    tune: str
+    vector_bits: int
+    registers: int
+    masks: bool
+    extras: frozenset[str] = field(default=frozenset(), repr=False)
+    dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+
+    def lanes(self, elem: str) -> int:
+        """Elements of an MLIR type in a vector register."""
+        return self.vector_bits // BITS[elem]
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")

@@ -1,0 +1,53 @@
+"""Targets by name, and the one that this machine is."""
+
+from __future__ import annotations
+
+import functools
+import platform
+
+import llvmlite.binding as llvm
+
+from dhlo.codegen.target import aarch64, x86
+from dhlo.codegen.target.base import Target
+from dhlo.errors import CompileError
+
+__all__ = ["native", "parse_target"]
+
+_NAMES = "native, x86-64-v3, x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), aarch64 (+dotprod, +i8mm, +bf16, +sve)"
+
+
+@functools.cache
+def native() -> Target:
+    """The machine that the compiler runs on. Raises CompileError for a CPU below x86-64-v3."""
+    llvm.initialize_native_target()
+    cpu = llvm.get_host_cpu_name()
+    features = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    if platform.machine() == "aarch64":
+        return aarch64.aarch64([n for n, needs in aarch64.EXTRAS.items() if features.issuperset(needs)], cpu)
+    found = x86.level_of(features)
+    if found is None:
+        lacks = [f for f in x86.LEVELS["x86-64-v3"] if f not in features]
+        raise CompileError(
+            f"can't compile for the CPU '{cpu}', which lacks {', '.join(lacks)}",
+            hint="x86-64 CPUs need AVX2, FMA and F16C at least; name another machine by target=",
+        )
+    return x86.x86(*found, cpu)
+
+
+def parse_target(name: str) -> Target:
+    """The target of a name such as "native", "x86-64-v4+bf16" or "aarch64+dotprod+i8mm".
+
+    Raises CompileError for a name that isn't one.
+    """
+    level, *extras = name.strip().split("+")
+    if level == "native" and not extras:
+        return native()
+    known = x86.EXTRAS if level == "x86-64-v4" else aarch64.EXTRAS if level == aarch64.LEVEL else {}
+    if level not in (*x86.LEVELS, aarch64.LEVEL):
+        below = level in ("x86-64", "x86-64-v1", "x86-64-v2")
+        why = "has no AVX2, which kernels need" if below else "isn't known"
+        raise CompileError(f"the target '{name}' {why}", hint=f"targets are {_NAMES}")
+    unknown = [e for e in extras if e not in known]
+    if unknown:
+        raise CompileError(f"the target '{level}' has no extension '{unknown[0]}'", hint=f"targets are {_NAMES}")
+    return aarch64.aarch64(extras) if level == aarch64.LEVEL else x86.x86(level, extras)

@@ -1,0 +1,57 @@
+"""x86-64: the levels of its System V ABI that code is generated for, and what some CPUs have beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dhlo.codegen.target.base import DotProduct, Target
+
+__all__ = ["EXTRAS", "LEVELS", "TRIPLE", "level_of", "x86"]
+
+TRIPLE = "x86_64-unknown-linux-gnu"
+
+_V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "cx16", "sahf", "popcnt", "crc32")
+_V3 = (*_V2, "movbe", "lzcnt", "bmi", "bmi2", "xsave", "avx", "avx2", "f16c", "fma")
+# Of the fourth level, cd isn't used. Every CPU that has these has prefetches for writing.
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, "prfchw", *_AVX512)}
+"""LLVM's names of what code for a level may use, the lowest level first."""
+
+EXTRAS = {
+    "bf16": ("avx512bf16",),
+    "vnni": ("avx512vnni",),
+    "amx-bf16": ("amx-tile", "amx-bf16"),
+    "amx-int8": ("amx-tile", "amx-int8"),
+}
+"""What a target's name may add to the fourth level, and the features behind it."""
+
+_TUNE = {"x86-64-v3": "haswell", "x86-64-v4": "skylake-avx512"}
+
+
+def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
+    """A target of a level in `LEVELS` with some of `EXTRAS`, scheduled for the CPU `tune`."""
+    wide = level == "x86-64-v4"
+    names = sorted(extras)
+    features = frozenset(f for n in names for f in EXTRAS[n])
+    dots = {"bf16": DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", 2, "f32", "avx512bf16")} if "bf16" in names else {}
+    return Target(
+        name="+".join([level, *names]),
+        triple=TRIPLE,
+        features=LEVELS[level],
+        tune=tune or _TUNE[level],
+        vector_bits=512 if wide else 256,
+        registers=32 if wide else 16,
+        masks=True,
+        extras=features,
+        dots=dots,
+    )
+
+
+def level_of(features: Iterable[str]) -> tuple[str, list[str]] | None:
+    """The highest level and the extras that a CPU with these features has; None if it has no level."""
+    has = set(features)
+    levels = [level for level, needs in LEVELS.items() if has.issuperset(needs)]
+    if not levels:
+        return None
+    level = levels[-1]
+    return level, [n for n, needs in EXTRAS.items() if has.issuperset(needs)] if level == "x86-64-v4" else []

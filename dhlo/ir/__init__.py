@@ -1,0 +1,1 @@
+"""The dialect: types, size expressions, ops."""

@@ -1,0 +1,355 @@
+"""The dhlo dialect: the base class of every op, the shape attribute, and generic building and verification."""
+
+import enum
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import sympy
+import torch
+
+from dhlo.errors import InternalError
+from dhlo.ir.mlir import ext, ir
+from dhlo.ir.symbols import as_expr, is_static, parse, show
+from dhlo.ir.types import TensorType, from_mlir
+
+__all__ = ["DHLO", "OPS", "Condition", "Flag", "Ints", "Kind", "Number", "Numbers", "Op", "Outs", "ShapeAttr", "Sizes", "Variadic",
+           "attr", "build", "defining", "dims_of", "load", "number", "operand_types", "result_types", "same",
+           "to_attr"]
+
+
+class DHLO(ext.Dialect, name="dhlo"):  # type: ignore[call-arg,misc]
+    """Operators over tensors with symbolic shapes; see docs/architecture.md."""
+
+
+class ShapeAttr(DHLO.Attribute, name="shape"):  # type: ignore[call-arg,misc,name-defined]
+    """Tensor encoding that holds the symbolic size of every dim: #dhlo.shape<["batch", "2*seq + 1", "64"]>."""
+
+    dims: ir.ArrayAttr
+
+
+class Flag(ir.IntegerAttr):  # type: ignore[misc]
+    """An attribute that is true or false."""
+
+
+class Ints(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of whole numbers."""
+
+
+class Sizes(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of size expressions as text."""
+
+
+class Number(ir.StringAttr):  # type: ignore[misc]
+    """An attribute that is a number or a size expression, as text."""
+
+
+class Numbers(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of numbers or size expressions, as text."""
+
+
+class Condition(ir.StringAttr):  # type: ignore[misc]
+    """An attribute that is a relation of sizes as text."""
+
+
+class Kind(enum.Enum):
+    """What passes ask of an op. Everything up to GATHER can be computed element by element where it is used."""
+
+    ELEMENTWISE = "elementwise"
+    MOVEMENT = "movement"
+    SOURCE = "source"
+    GATHER = "gather"
+    WEIGHT = "weight"
+    REDUCTION = "reduction"
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    WINDOW = "window"
+    OPAQUE = "opaque"
+    SYMBOL = "symbol"
+    CONTROL = "control"
+    GROUP = "group"
+
+    @property
+    def pullable(self) -> bool:
+        """Elements can be computed on demand, so the op may be fused into any consumer."""
+        return self in (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.SOURCE, Kind.GATHER)
+
+
+if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
+    Tensor: TypeAlias = Any
+    Out: TypeAlias = Any
+    Variadic: TypeAlias = Any
+    Outs: TypeAlias = Any
+
+    class OpView:
+        OPERATION_NAME: ClassVar[str]
+        _ODS_OPERAND_SEGMENTS: ClassVar[list[int] | None]
+        _ODS_RESULT_SEGMENTS: ClassVar[list[int] | None]
+        operation: Any
+        operands: Any
+        results: Any
+        regions: Any
+        attributes: Any
+        location: Any
+
+        def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None) -> None: ...
+else:
+    Tensor = ext.Operand[ir.RankedTensorType]
+    Out = ext.Result[ir.RankedTensorType]
+    Variadic = Sequence[ext.Operand[ir.RankedTensorType]]
+    Outs = Sequence[ext.Result[ir.RankedTensorType]]
+    OpView = DHLO.Operation
+OPS: dict[str, type["Op"]] = {}
+
+
+class Op(OpView):
+    """Base of all ops. A subclass states its operands, results and attributes as annotations and supplies the hooks:
+
+    kind        what the op is to fusion
+    infer       type and shape rule: result types from operand types and attributes (None: the builder states the types)
+    check       further conditions on a complete op; returns an error text or None
+    reference   semantics, as torch code over concrete tensors; `sizes` evaluates a size expression
+    emit        (elementwise) the value of one vector of results from vectors of operands
+    pull        (movement, source, gather) how an element of the result is found; see codegen/emit.py
+    """
+
+    kind = Kind.OPAQUE
+    explicit = False  # result types are given by the builder
+
+    @classmethod
+    def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None, **kwargs: Any) -> None:
+        if name is not None and traits is None and cls.kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP):
+            traits = [ext.Pure]
+        super().__init_subclass__(name=name, traits=traits, **kwargs)
+        if name is not None:
+            OPS[f"dhlo.{name}"] = cls
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        raise InternalError(f"{cls.OPERATION_NAME} has no type rule")
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        return None
+
+    def reference(self, args: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+        raise InternalError(f"{self.OPERATION_NAME} has no reference semantics")
+
+    def verify_invariants(op) -> bool:
+        try:
+            problem = _malformed(op) or _mistyped(op)
+        except (TypeError_, ValueError) as e:  # ValueError: of a type, or of a size expression
+            problem = str(e)
+        if problem:
+            op.location.emit_error(f"{op.OPERATION_NAME}: {problem}")
+            return False
+        return True
+
+
+def _mistyped(op: Any) -> str | None:
+    """What is wrong with an op's types by its own rules."""
+    cls, operands, results = type(op), operand_types(op), result_types(op)
+    attrs = {f.name: attr(op, f.name) for f in ext.partition_fields(cls._fields)[1]}
+    if not cls.explicit:
+        want = cls.infer(operands, attrs)
+        if len(want) != len(results) or any(not same(w, r) for w, r in zip(want, results, strict=True)):
+            return f"result type must be {', '.join(map(str, want))}, not {', '.join(map(str, results))}"
+    problem: str | None = cls.check(operands, results, attrs)
+    return problem
+
+
+def _malformed(op: Any) -> str | None:
+    """What is wrong with the number of an op's operands, results and regions, and with its attributes; None if nothing is, and
+    type rules can be asked. (MLIR tests some of that too, but later.)"""
+    operands, attributes, results, regions = ext.partition_fields(type(op)._fields)
+    for what, fields, values in (("operand", operands, op.operands), ("result", results, op.results)):
+        sizes = [1] * len(fields)
+        if any(f.variadicity != ext.Variadicity.single for f in fields):
+            name = f"{what}SegmentSizes"
+            if name in op.attributes:
+                if not isinstance(op.attributes[name], ir.DenseI32ArrayAttr):
+                    return f"{name} must be an array of i32"
+                sizes = list(op.attributes[name])
+            elif sum(f.variadicity != ext.Variadicity.single for f in fields) == 1:
+                sizes = [len(values) - len(fields) + 1 if f.variadicity != ext.Variadicity.single else 1 for f in fields]
+            else:
+                return f"needs {name}"
+            if len(sizes) != len(fields) or min(sizes, default=0) < 0 or any(
+                    f.variadicity == ext.Variadicity.single and n != 1 for f, n in zip(fields, sizes, strict=True)):
+                return f"{name} doesn't fit the op"
+        if sum(sizes) != len(values):
+            return f"takes {sum(sizes)} {what}s, not {len(values)}"
+    if len(op.regions) != len(regions):
+        return f"takes {len(regions)} regions, not {len(op.regions)}"
+    for f in attributes:
+        if f.name not in op.attributes:
+            return f"needs the attribute {f.name}"
+        what, good = _FORMS[f.constraint]
+        if not good(op.attributes[f.name]):
+            return f"{f.name} must be {what}, not {op.attributes[f.name]}"
+    return None
+
+
+def _is_int(a: Any) -> bool:
+    return isinstance(a, ir.IntegerAttr) and str(a.type) == "i64"
+
+
+def _is_size(a: Any) -> bool:
+    return isinstance(a, ir.StringAttr) and isinstance(parse(a.value), sympy.Expr)
+
+
+def _is_number(a: Any) -> bool:
+    return isinstance(a, ir.StringAttr) and (number(a.value) is not None or a.value in ("true", "false") or _is_size(a))
+
+
+def _is_condition(a: Any) -> bool:
+    e = parse(a.value) if isinstance(a, ir.StringAttr) else None
+    return isinstance(e, sympy.logic.boolalg.Boolean) and not e.is_Symbol
+
+
+def _every(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda a: isinstance(a, ir.ArrayAttr) and all(map(good, a))
+
+
+_FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's class: what it is to users, and whether one is of it
+    ir.StringAttr: ("a text", lambda a: isinstance(a, ir.StringAttr)),
+    ir.IntegerAttr: ("a whole number", _is_int),
+    ir.FloatAttr: ("a number with a point", lambda a: isinstance(a, ir.FloatAttr) and str(a.type) == "f64"),
+    Flag: ("true or false", lambda a: isinstance(a, ir.BoolAttr)),
+    Ints: ("a list of whole numbers", _every(_is_int)),
+    Sizes: ("a list of sizes as text", _every(_is_size)),
+    Number: ("a number or size as text", _is_number),
+    Numbers: ("a list of numbers or sizes as text", _every(_is_number)),
+    Condition: ("a relation of sizes as text", _is_condition),
+}
+
+
+def number(text: str) -> float | int | None:
+    """The literal value of a number attribute, or None for a size expression."""
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+
+class TypeError_(Exception):
+    """Raised by type rules; becomes a verifier error with the op's location."""
+
+
+def same(a: TensorType, b: TensorType) -> bool:
+    """Equal up to what can't be decided: two symbolic sizes never contradict each other."""
+    return a.dtype == b.dtype and a.rank == b.rank and all(
+        x == y or not (is_static(x) and is_static(y)) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def defining(v: Any) -> Any:
+    """The op (as its class) that makes a value, or None for a block argument."""
+    owner = v.owner
+    return None if isinstance(owner, ir.Block) else owner.operation.opview
+
+
+def operand_types(op: Any) -> list[TensorType]:
+    return [from_mlir(v) for v in op.operands]
+
+
+def result_types(op: Any) -> list[TensorType]:
+    return [from_mlir(v) for v in op.results]
+
+
+def to_attr(x: Any) -> Any:
+    """Python value to MLIR attribute; size expressions travel as text."""
+    if isinstance(x, ir.Attribute):
+        return x
+    if isinstance(x, bool):
+        return ir.BoolAttr.get(x)
+    if isinstance(x, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), x)
+    if isinstance(x, float):
+        return ir.FloatAttr.get(ir.F64Type.get(), x)
+    if isinstance(x, str):
+        return ir.StringAttr.get(x)
+    if isinstance(x, sympy.Basic):
+        return ir.StringAttr.get(show(x))
+    if isinstance(x, (list, tuple)):
+        return ir.ArrayAttr.get([to_attr(i) for i in x])
+    raise InternalError(f"no attribute for {x!r}")
+
+
+def _from_attr(a: Any) -> Any:
+    if isinstance(a, (ir.ArrayAttr, ir.DenseI32ArrayAttr)):
+        return [_from_attr(i) if isinstance(i, ir.Attribute) else i for i in a]
+    return a.value if hasattr(a, "value") else a
+
+
+def attr(op: Any, name: str) -> Any:
+    """An attribute of an op as a Python value."""
+    return _from_attr(op.attributes[name])
+
+
+def build(cls: type[Op], operands: Sequence[Any], attrs: dict[str, Any] | None = None, *,
+          results: Sequence[TensorType] | None = None, loc: Any = None, regions: int = 0) -> Any:
+    """Creates an op at the current insertion point; result types come from its rule unless the op wants them stated.
+
+    Raises TypeError_ where the operands don't fit together.
+    """
+    attrs = attrs or {}
+    if results is None:
+        plain = {k: _from_attr(to_attr(v)) for k, v in attrs.items()}
+        results = cls.infer([from_mlir(v) for v in operands], plain)
+    plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
+    made = [t.mlir() for t in results]
+    for name, fields, types in (("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, [v.type for v in operands]),
+                                ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, made)):
+        if fields is not None and len(fields) > 1 and all(f == -1 for f in fields):
+            plain_attrs[name] = ir.DenseI32ArrayAttr.get(_segments(cls, types, len(fields)))
+    op = ir.Operation.create(cls.OPERATION_NAME, results=made, operands=list(operands),
+                             attributes=plain_attrs, regions=regions, loc=loc)
+    return op.opview if hasattr(op, "opview") else op
+
+
+def _segments(cls: type[Op], types: Sequence[Any], fields: int) -> list[int]:
+    """How many of a list's values each field takes: one, or where there are more values than fields, a run of one type."""
+    runs = [1] * len(types)
+    if len(types) > fields:
+        runs = [len(list(run)) for _, run in itertools.groupby(types)]
+    if len(runs) > fields:
+        raise InternalError(f"{cls.OPERATION_NAME} takes at most {fields} runs of values of one type, {len(runs)} given")
+    return runs + [0] * (fields - len(runs))
+
+
+def exprs(texts: Sequence[str]) -> list[sympy.Expr]:
+    """Size expressions from an attribute's texts."""
+    return [parse(t) for t in texts]
+
+
+def load() -> None:
+    """Registers the dialect with the current context."""
+    import dhlo.ir.ops  # noqa: F401  (defines the ops)
+
+    DHLO.load()
+
+
+def equal_shapes(types: Sequence[TensorType], what: str) -> None:
+    """Raises TypeError_ unless the shapes agree, as far as can be decided."""
+    first = types[0]
+    for t in types[1:]:
+        if t.rank != first.rank or any(a != b and is_static(a) and is_static(b) for a, b in zip(t.shape, first.shape, strict=True)):
+            raise TypeError_(f"{what} have different shapes: {', '.join(map(str, types))}")
+
+
+def dims_of(dims: Sequence[int], rank: int) -> None:
+    """Raises TypeError_ unless these are dims, each named once, of a tensor of that rank."""
+    if len(set(dims)) < len(dims) or not all(0 <= d < rank for d in dims):
+        raise TypeError_(f"{list(dims)} are not dims of a tensor of rank {rank}")
+
+
+def static(x: object) -> int:
+    """A size that has to be known at compile time."""
+    e = as_expr(x)
+    if not is_static(e):
+        raise TypeError_(f"size {show(e)} must be static here")
+    return int(e)

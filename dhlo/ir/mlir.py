@@ -1,0 +1,35 @@
+"""The one import of the MLIR Python bindings: another distribution of upstream's bindings can stand in by editing this file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext, func
+from torch_mlir.dialects import llvm as _llvm
+from torch_mlir.passmanager import PassManager
+
+# The bindings look for a Python module of every dialect whose op they meet, and only remember what they found.
+sys.modules.setdefault("torch_mlir.dialects.dhlo", ModuleType("torch_mlir.dialects.dhlo"))
+
+__all__ = ["PassManager", "context", "ext", "func", "ir", "translate_to_llvm_ir"]
+
+
+@contextmanager
+def context(*, dialect: bool = True) -> Iterator[Any]:
+    """A fresh MLIR context with an unknown default location; with `dialect`, dhlo is registered in it."""
+    with ir.Context() as ctx, ir.Location.unknown():
+        if dialect:
+            from dhlo.ir.dialect import load
+
+            load()
+        yield ctx
+
+
+def translate_to_llvm_ir(op: Any) -> str:
+    """LLVM IR text of a module in the llvm dialect."""
+    return str(_llvm.translate_module_to_llvmir(op))

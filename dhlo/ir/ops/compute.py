@@ -1,0 +1,273 @@
+"""Ops that combine many elements: reductions, matrix products, attention, convolution, windows."""
+
+# ruff: noqa: E704
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dhlo.ir.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
+from dhlo.ir.mlir import ir
+from dhlo.ir.symbols import is_static
+from dhlo.ir.types import TensorType, from_mlir
+
+Args = list[torch.Tensor]
+REDUCTIONS = ("sum", "prod", "max", "min", "maxnum", "any", "all")
+
+
+class Reduce(Op, name="reduce"):
+    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, maxnum, any or all. Max and min propagate
+    NaN, maxnum (of floats) leaves it out; of nothing they give the dtype's lowest or highest value."""
+
+    kind = Kind.REDUCTION
+    x: Tensor
+    how: ir.StringAttr
+    dims: Ints
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of(attrs["dims"], operands[0].rank)
+        if attrs["how"] not in REDUCTIONS:
+            raise TypeError_(f"unknown reduction {attrs['how']!r}")
+        if attrs["how"] in ("any", "all") and not operands[0].dtype.is_bool:
+            raise TypeError_(f"{attrs['how']} wants a bool, not {operands[0]}")
+        if attrs["how"] == "maxnum" and not operands[0].dtype.is_float:
+            raise TypeError_(f"maxnum wants floats, not {operands[0]}")
+        return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d not in attrs["dims"]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, how, dims = args[0], attr(self, "how"), attr(self, "dims")
+        if how == "maxnum":
+            x, how = torch.where(x.isnan(), -float("inf"), x), "max"
+        for d in sorted(dims, reverse=True):
+            if how in ("max", "min"):
+                if x.shape[d] == 0:
+                    empty = [*x.shape[:d], *x.shape[d + 1:]]
+                    info = torch.finfo(x.dtype) if x.is_floating_point() else None
+                    lowest = -float("inf") if info else (0 if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
+                    highest = float("inf") if info else (1 if x.dtype == torch.bool else torch.iinfo(x.dtype).max)
+                    x = torch.full(empty, lowest if how == "max" else highest, dtype=x.dtype)
+                else:
+                    x = getattr(x, "a" + how)(d)
+            else:
+                x = getattr(x, how)(d).to(args[0].dtype)
+        return [x]
+
+
+class ArgReduce(Op, name="argreduce"):
+    """Index (i64) of the first largest or smallest element along `dim`, which vanishes; NaN counts as the extreme."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    how: ir.StringAttr
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of([attrs["dim"]], operands[0].rank)
+        if attrs["how"] not in ("max", "min") or operands[0].dtype.is_complex:
+            raise TypeError_(f"there is no {attrs['how']!r} of {operands[0]}")
+        return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d != attrs["dim"]]).with_dtype("i64")]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [getattr(torch, "arg" + attr(self, "how"))(args[0], attr(self, "dim"))]
+
+
+class Scan(Op, name="scan"):
+    """Inclusive running combination along `dim`: sum, prod, max, min, or logsumexp of floats."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    how: ir.StringAttr
+    dim: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        dims_of([attrs["dim"]], operands[0].rank)
+        if attrs["how"] not in ("sum", "prod", "max", "min", *(["logsumexp"] if operands[0].dtype.is_float else [])):
+            raise TypeError_(f"there is no running {attrs['how']!r} of {operands[0]}")
+        return [operands[0]]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        how, dim = attr(self, "how"), attr(self, "dim")
+        if how == "logsumexp":
+            return [torch.logcumsumexp(args[0], dim)]
+        if how in ("max", "min"):
+            return [getattr(torch, "cum" + how)(args[0], dim)[0]]
+        return [getattr(torch, "cum" + how)(args[0], dim).to(args[0].dtype)]
+
+
+class Matmul(Op, name="matmul"):
+    """Matrix product: lhs [*batch, M, K] with rhs [K, N] or [*batch, K, N]. With a rank-2 rhs all leading dims of lhs count as M.
+    Floats accumulate in f32 or wider."""
+
+    kind = Kind.MATMUL
+    lhs: Tensor
+    rhs: Tensor
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        a, b = operands
+        if a.rank < 2 or b.rank < 2 or (b.rank > 2 and b.rank != a.rank) or a.dtype != b.dtype:
+            raise TypeError_(f"can't multiply {a} with {b}")
+        k1, k2 = a.shape[-1], b.shape[-2]
+        if is_static(k1) and is_static(k2) and k1 != k2:
+            raise TypeError_(f"inner sizes {k1} and {k2} differ")
+        if b.rank > 2:
+            equal_shapes([a.with_shape(a.shape[:-2]), b.with_shape(b.shape[:-2])], "leading dims")
+        return [a.with_shape([*a.shape[:-1], b.shape[-1]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args: return [torch.matmul(args[0], args[1])]
+
+
+class Attention(Op, name="attention"):
+    """softmax(scale * Q K^T + mask) V: q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], query head h reads kv head
+    h // (Hq / Hkv); an optional mask [B, Hq, Sq, Skv] is bool (true: attend) or added. `causal`: query i sees keys j <= i.
+    A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
+
+    kind = Kind.ATTENTION
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Variadic  # none or one
+    scale: ir.FloatAttr
+    causal: Flag
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        q, k, v = operands[:3]
+        if any(t.rank != 4 for t in operands) or len(operands) > 4:
+            raise TypeError_("attention wants tensors of rank 4, and at most one mask")
+        if not q.dtype.is_float or any(t.dtype != q.dtype for t in (k, v)) or any(
+                not t.dtype.is_bool and t.dtype != q.dtype for t in operands[3:]):
+            raise TypeError_("attention wants floats of one dtype, and a mask of bools or of that dtype")
+        equal_shapes([k.with_shape(k.shape[:3]), v.with_shape(v.shape[:3])], "keys and values")
+        equal_shapes([q.with_shape([q.shape[0], q.shape[3]]), k.with_shape([k.shape[0], k.shape[3]])], "queries and keys")
+        return [q.with_shape([*q.shape[:3], v.shape[3]])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        q, k, v = args[:3]
+        g = q.shape[1] // k.shape[1] if k.shape[1] else 1
+        k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
+        mask = args[3] if len(args) > 3 else None
+        return [F.scaled_dot_product_attention(q, k, v, mask, is_causal=attr(self, "causal"), scale=attr(self, "scale"))]
+
+
+class Conv(Op, name="conv"):
+    """aten.convolution without bias: x [B, C, *spatial], w [OC, C / groups, *kernel] (transposed: [C, OC / groups, *kernel]).
+    `padding` has an entry per spatial dim, for both ends, or, if not transposed, two: all dims' before, then all after."""
+
+    kind = Kind.CONVOLUTION
+    explicit = True
+    x: Tensor
+    w: Tensor
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    transposed: Flag
+    output_padding: Ints
+    groups: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x, w), (y,), spatial = operands, results, operands[0].rank - 2
+        lists = [attrs[n] for n in ("stride", "dilation", "output_padding", "padding")]
+        if not x.rank == w.rank == y.rank or spatial < 1 or not x.dtype == w.dtype == y.dtype:
+            return "image, kernel and result have one dtype, and one rank of at least 3"
+        ends = (spatial,) if attrs["transposed"] else (spatial, 2 * spatial)
+        if any(len(v) != spatial for v in lists[:3]) or len(lists[3]) not in ends:
+            return f"stride, dilation, output_padding and padding have an entry for each of {spatial} dims"
+        good = all(n > 0 for v in lists[:2] for n in v) and all(n >= 0 for v in lists[2:] for n in v) and attrs["groups"] > 0
+        return None if good else "stride, dilation and groups must be positive, padding not negative"
+
+    @property
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding before and after each spatial dim."""
+        ends, rank = attr(self, "padding"), len(attr(self, "stride"))
+        return list(zip(ends[:rank], ends[-rank:], strict=True))
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        def g(n: str) -> Any:
+            return attr(self, n)
+
+        x, padding = args[0], [a for a, _ in self.pads]
+        if any(a != b for a, b in self.pads):
+            x, padding = F.pad(x, [n for pair in reversed(self.pads) for n in pair]), [0] * len(padding)
+        return [torch.ops.aten.convolution(x, args[1], None, g("stride"), padding, g("dilation"), g("transposed"),
+                                           g("output_padding"), g("groups"))]
+
+
+class Pool(Op, name="pool"):
+    """Combines the elements under a sliding window over the trailing spatial dims: `how` is max, or avg (then `divisor` 0 means
+    the count of elements, with padding if `count_pad`). The output size, so also ceil mode, is in the result type."""
+
+    kind = Kind.WINDOW
+    explicit = True
+    x: Tensor
+    how: ir.StringAttr
+    window: Ints
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    count_pad: Flag
+    divisor: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x,), (y,), lists = operands, results, [attrs[n] for n in ("window", "stride", "dilation", "padding")]
+        if x.dtype != y.dtype or x.rank != y.rank or attrs["how"] not in ("max", "avg"):
+            return "a max or avg has the operand's dtype and rank"
+        if not 0 < len(lists[0]) <= x.rank or any(len(v) != len(lists[0]) for v in lists):
+            return "window, stride, dilation and padding have an entry for each spatial dim"
+        good = all(n > 0 for v in lists[:3] for n in v) and all(n >= 0 for n in lists[3]) and attrs["divisor"] >= 0
+        return None if good else "window, stride and dilation must be positive, padding and divisor not negative"
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        def g(n: str) -> Any:
+            return attr(self, n)
+
+        x, n = args[0], len(g("window"))
+        want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
+        for ceil in (False, True):
+            if g("how") == "max":
+                y = getattr(F, f"max_pool{n}d")(x, g("window"), g("stride"), g("padding"), g("dilation"), ceil)
+            elif n == 1:
+                y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
+            else:
+                y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"),
+                                                g("divisor") or None)
+            if list(y.shape[-n:]) == want:
+                break
+        return [y]
+
+
+class AdaptivePool(Op, name="adaptive_pool"):
+    """Max or avg over windows [floor(i*n/m), ceil((i+1)*n/m)) of each trailing spatial dim of size n, m in the result."""
+
+    kind = Kind.WINDOW
+    explicit = True
+    x: Tensor
+    how: ir.StringAttr
+    spatial: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x,), (y,) = operands, results
+        good = x.dtype == y.dtype and x.rank == y.rank and 0 < attrs["spatial"] <= x.rank and attrs["how"] in ("max", "avg")
+        return None if good else "a max or avg has the operand's dtype and rank, and some of its dims are spatial"
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        n = attr(self, "spatial")
+        want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
+        return [getattr(F, f"adaptive_{attr(self, 'how')}_pool{n}d")(args[0], want)]
+
+
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

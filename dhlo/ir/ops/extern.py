@@ -1,0 +1,67 @@
+"""Functions in C that a program calls."""
+
+import ctypes
+from typing import Any
+
+import torch
+
+from dhlo.codegen.kernel_ir import abi
+from dhlo.ir.dialect import Kind, Numbers, Op, Outs, Variadic, attr, result_types
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.control import MAX_LIST
+from dhlo.ir.ops.movement import number
+from dhlo.ir.symbols import parse
+
+Args = list[torch.Tensor]
+
+
+class Extern(Op, name="extern"):
+    """Calls the C function `symbol`, int32_t (const dhlo_tensor* inputs, dhlo_tensor* outputs, const dhlo_number* numbers), on
+    dense tensors; it fills the outputs, reads nothing else, and returns 0, or another number to fail the call. `numbers` are
+    integers, size expressions and floats as text. `library` says where the function is (see frontend/extensions.py)."""
+
+    kind = Kind.OPAQUE
+    explicit = True
+    __annotations__ = {"symbol": ir.StringAttr, "library": ir.StringAttr, "numbers": Numbers,
+                       **{f"x{i}": Variadic for i in range(MAX_LIST)}, **{f"y{i}": Outs for i in range(MAX_LIST)}}
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        out = [torch.empty([sizes(s) for s in t.shape], dtype=t.dtype.torch) for t in result_types(self)]
+        args = [x.contiguous() for x in args]
+        numbers = [number(text) if number(text) is not None else sizes(parse(text)) for text in attr(self, "numbers")]
+        status = function(attr(self, "symbol"), attr(self, "library"))(_tensors(args), _tensors(out), _numbers(numbers))
+        if status:
+            raise ValueError(f"{attr(self, 'symbol')} returned {status}")
+        return out
+
+
+def function(symbol: str, library: str) -> Any:
+    """The function as ctypes sees it. Raises OSError if the library can't be opened, AttributeError if it lacks the function."""
+    return getattr(ctypes.CDLL(library or None), symbol)
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("dtype", ctypes.c_int32),
+                ("rank", ctypes.c_int32))
+
+
+class _Number(ctypes.Union):
+    _fields_ = (("i", ctypes.c_int64), ("f", ctypes.c_double))
+
+
+def _tensors(xs: Args) -> Any:
+    rows = []
+    for x in xs:
+        sizes = (ctypes.c_int64 * max(x.dim(), 1))(*x.shape)
+        rows.append(_Tensor(x.data_ptr(), ctypes.cast(sizes, ctypes.c_void_p), None, abi.DTYPES[str(x.dtype)[6:]], x.dim()))
+        rows[-1].kept = sizes
+    out = (_Tensor * max(len(rows), 1))(*rows)
+    out.kept = rows  # type: ignore[attr-defined]
+    return out
+
+
+def _numbers(values: list[Any]) -> Any:
+    return (_Number * max(len(values), 1))(*(_Number(f=v) if isinstance(v, float) else _Number(i=v) for v in values))
+
+
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["function"]

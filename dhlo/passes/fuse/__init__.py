@@ -1,0 +1,1 @@
+"""Gathers ops into groups, each of which becomes one step of kernels."""

@@ -1,0 +1,66 @@
+"""What recomputing a value costs, against storing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
+from dhlo.ir.types import from_mlir
+from dhlo.passes.fuse.graph import Graph, kind_of
+
+__all__ = ["cost_of", "reads_fewer", "subtree_cost", "worth_storing"]
+
+# How many simple operations an op costs a vector of elements; what isn't listed counts as one, movement and constants as none.
+COST = {"exp": 8, "exp_below": 8, "log": 8, "pow": 16, "tanh": 8, "erf": 8, "normal_cdf": 8, "sin": 10, "cos": 10, "sigmoid": 8,
+        "div": 3, "sqrt": 3, "rsqrt": 4, "remainder": 10, "floordiv": 10, "fmod": 8}
+CHEAP = 4  # recomputing this much is better than storing and loading
+
+
+def cost_of(op: Any) -> int:
+    """Rough cost of one vector of results, operands not counted."""
+    if op.kind is Kind.ELEMENTWISE:
+        return COST.get(op.OPERATION_NAME.removeprefix("dhlo."), 1)
+    return 6 if op.kind is Kind.GATHER else 0
+
+
+def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:
+    """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
+    what they show is."""
+    if isinstance(op, (Full, Iota, Reshape, Transpose, Slice, Broadcast)):
+        return False
+    cost = subtree_cost(g, op)
+    return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
+
+
+def _is_repeated(g: Graph, v: Any) -> bool:
+    """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element many times."""
+    for u in g.users(v):
+        user = g.ops[u]
+        if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
+            return True
+        if isinstance(user, Take) and user.operands[0] == v and not reads_fewer(user):
+            return True
+        if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit and _is_repeated(g, user.results[0]):
+            return True
+    return False
+
+
+def reads_fewer(take: Any) -> bool:
+    """The lookup reads no more elements than its table has, whatever the sizes: picking one of each row, say."""
+    table, out = from_mlir(take.operands[0]).numel, from_mlir(take.results[0]).numel
+    return out != 0 and bool(sympy.cancel(table / out).as_numer_denom()[1] == 1)
+
+
+def subtree_cost(g: Graph, op: Any, depth: int = 12) -> int:
+    """Cost of computing a value from memory, counting what would be pulled in."""
+    total = cost_of(op)
+    if depth == 0 or total > 64:
+        return total
+    for v in op.operands:
+        p = g.producer(v)
+        if p is not None and p not in g.unit and kind_of(g.ops[p]).pullable:
+            total += subtree_cost(g, g.ops[p], depth - 1)
+    return total

@@ -1,0 +1,193 @@
+"""The block being fused: ops by number, dependencies as bit sets, and the units that become groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from dhlo.ir.dialect import Kind, defining
+from dhlo.ir.ops.control import new_symbols
+from dhlo.ir.ops.lookup import Scatter, UpdateSlice
+from dhlo.ir.ops.movement import Reshape
+from dhlo.ir.symbols import symbols_of
+from dhlo.ir.types import from_mlir
+from dhlo.passes.separate_state import updates_of
+
+__all__ = ["Graph", "Unit", "bits", "kind_of"]
+
+
+@dataclass
+class Unit:
+    """Ops that will form one group, in program order, and the op that shapes it."""
+
+    anchor: Kind | None
+    ops: list[int]
+    outputs: list[Any] = field(default_factory=list)
+
+
+class Graph:
+    """A block's ops by number, with what each depends on as bit sets; merged units depend on what any of their ops does."""
+
+    def __init__(self, block: Any, known: set[str]) -> None:
+        """`known` are the symbols that have a value where the block begins."""
+        self.ops = [op for op in block.operations]
+        self.operands = [list(op.operands) for op in self.ops]  # before groups get copies of what they read
+        # Operations hash by content, which changes as operands do; values hash by identity.
+        self._by_value = {v: n for n, op in enumerate(self.ops) for v in op.results}
+        self._silent = [n for n, op in enumerate(self.ops) if not op.results]
+        self.unit: dict[int, Unit] = {}
+        self.stored: dict[Any, Any] = {}  # value -> the group result that holds it, once the group is made
+        self._users: dict[Any, list[int]] = {}
+        self._definers = _definers(self.ops, known)
+        self.sources = [self._sources(n) for n in range(len(self.ops))]
+        for n, readers in _overwritten(self, block):
+            self.sources[n] = sorted({*self.sources[n], *readers})
+        self._readers: list[list[int]] = [[] for _ in self.ops]
+        for n, sources in enumerate(self.sources):
+            for p in sources:
+                self._readers[p].append(n)
+        self.above = [0] * len(self.ops)
+        for n, sources in enumerate(self.sources):
+            for p in sources:
+                self.above[n] |= self.above[p] | (1 << p)
+
+    def producer(self, v: Any) -> int | None:
+        return self._by_value.get(v)
+
+    def number(self, op: Any) -> int | None:
+        """The number of an op of the block."""
+        if op.results:
+            return self._by_value.get(op.results[0])
+        return next((n for n in self._silent if self.ops[n].operation == op.operation), None)
+
+    def inputs(self, n: int) -> list[Any]:
+        """Operands, including what regions capture from this block."""
+        op = self.ops[n]
+        found = list(op.operands)
+        for region in op.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    found += captures(inner)
+        return found
+
+    def _sources(self, n: int) -> list[int]:
+        """Ops that have to run before op n: those that make its operands, and those that define the symbols it mentions."""
+        found = {p for v in self.inputs(n) if (p := self.producer(v)) is not None}
+        if self._definers:
+            found |= {d for s in _mentioned(self.ops[n]) if (d := self._definers.get(s, n)) != n}
+        return sorted(found)
+
+    def users(self, v: Any) -> list[int]:
+        """Ops that read a value of the block, themselves or in a region; as long as no group is made."""
+        if v not in self._users:
+            self._users[v] = self._find_users(v)
+        return list(self._users[v])
+
+    def _find_users(self, v: Any) -> list[int]:
+        out = []
+        for use in v.uses:
+            op = use.owner.operation
+            while op is not None and self.number(op) is None:  # inside a region; outside of the block, if the value is too
+                op = op.operation.parent
+            n = None if op is None else self.number(op)
+            if n is not None and n not in out:
+                out.append(n)
+        return sorted(out)
+
+    def merge(self, unit: Unit) -> None:
+        """Makes a unit of its ops: its members share what they depend on, and pass it on."""
+        for n in unit.ops:
+            self.unit[n] = unit
+        if len(unit.ops) == 1:
+            return
+        shared = 0
+        for n in unit.ops:
+            shared |= self.above[n]
+        changed = [n for n in unit.ops if self._raise(n, shared)]
+        heapify(changed)
+        while changed:  # in order, so that most ops change once
+            n = heappop(changed)
+            more = self.above[n] | 1 << n
+            for r in self._readers[n]:
+                if self._raise(r, more):
+                    heappush(changed, r)
+            for r in self.unit[n].ops if n in self.unit else ():
+                if self._raise(r, self.above[n]):
+                    heappush(changed, r)
+
+    def _raise(self, n: int, bits: int) -> bool:
+        """Adds to what op n depends on; whether that is news."""
+        before = self.above[n]
+        self.above[n] = before | bits
+        return self.above[n] != before
+
+
+def _overwritten(g: Graph, block: Any) -> list[tuple[int, set[int]]]:
+    """Writes of parts of state and arguments, and who reads the content before: it comes first, so that the write can be in place.
+    Those who read it beside what was written can't."""
+    out = []
+    for i in updates_of(block):
+        v = g.ops[-1].operands[i]
+        while isinstance(op := defining(v), (Scatter, UpdateSlice, Reshape)):
+            n = g.producer(v)
+            if n is not None and not isinstance(op, Reshape):
+                out.append((n, _readers(g, op.operands[0], n)))
+            v = op.operands[0]
+    return out
+
+
+def _readers(g: Graph, v: Any, before: int) -> set[int]:
+    """Ops before a number that read v, directly or through what is computed on demand."""
+    found: set[int] = set()
+    todo = [v]
+    while todo:
+        for n in g.users(todo.pop()):
+            if n < before and n not in found:
+                found.add(n)
+                if kind_of(g.ops[n]).pullable:
+                    todo += g.ops[n].results
+    return found
+
+
+def _definers(ops: list[Any], known: set[str]) -> dict[str, int]:
+    """The number of the op that gives each symbol its value."""
+    out: dict[str, int] = {}
+    for n, op in enumerate(ops):
+        out |= dict.fromkeys(new_symbols(op, known | set(out)), n)
+    return out
+
+
+def _mentioned(op: Any) -> set[str]:
+    """Names in the attributes and result types of an op and of what is in its regions."""
+    texts = [str(op.attributes[name]) for name in op.attributes]
+    names = set(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
+    names |= {s for v in op.results for e in from_mlir(v).shape for s in symbols_of(e)}
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                names |= _mentioned(inner)
+    return names
+
+
+def captures(op: Any) -> list[Any]:
+    found = list(op.operands)
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                found += captures(inner)
+    return found
+
+
+def bits(ops: Iterable[int]) -> int:
+    out = 0
+    for n in ops:
+        out |= 1 << n
+    return out
+
+
+def kind_of(op: Any) -> Kind:
+    """The op's kind; terminators of other dialects act like control."""
+    return getattr(op, "kind", Kind.CONTROL)

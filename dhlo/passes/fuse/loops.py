@@ -1,0 +1,104 @@
+"""Which of the remaining values get a buffer: those become loop nests, the others are computed where they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.ir.types import from_mlir
+from dhlo.passes.fuse.cost import worth_storing
+from dhlo.passes.fuse.graph import Graph, Unit, kind_of
+from dhlo.passes.fuse.sites import Sites
+from dhlo.shape_infer.views import View, same, strided
+
+__all__ = ["acceptable_view", "make_loops"]
+
+BUFFER_KINDS = (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION, Kind.WINDOW, Kind.OPAQUE, Kind.SYMBOL, Kind.CONTROL)
+
+
+def make_loops(g: Graph) -> None:
+    """Decides which of the remaining on-demand values get a buffer, and makes loop nests of those."""
+    stored: set[Any] = set()
+    readers_of: dict[Any, set[int]] = {}
+    sites = Sites(g)
+    for n in range(len(g.ops) - 1, -1, -1):
+        op = g.ops[n]
+        free = n not in g.unit and kind_of(op).pullable
+        if free:
+            v = op.results[0]
+            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()))) or sites.too_many(n):
+                stored.add(v)
+                g.unit[n] = Unit(None, [n], [v])
+                free = False
+        # Who reads the operands: this op's unit, or whoever pulls this op.
+        readers = readers_of.get(op.results[0], set()) if free else {id(g.unit[n])} if n in g.unit else {-n - 1}
+        sites.add(n, free)
+        for v in g.inputs(n):
+            readers_of.setdefault(v, set()).update(readers)
+        if not free:
+            _demand_buffers(g, n, stored)
+    while any([_demand_buffers(g, n, stored) for n in range(len(g.ops))]):  # what was stored since may stand in the way of a view
+        for n in [n for n, op in enumerate(g.ops) if n not in g.unit and op.results and op.results[0] in stored]:
+            g.unit[n] = Unit(None, [n], [g.ops[n].results[0]])
+
+
+def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
+    """Marks what has to be in memory for op n to read it: the operand, or what it is an acceptable view of. Says whether any of
+    it wasn't marked yet."""
+    op = g.ops[n]
+    kind = kind_of(op)
+    if kind not in BUFFER_KINDS:
+        return False
+    before = len(stored)
+    operands = list(op.operands)[:3] if kind is Kind.ATTENTION else g.inputs(n)  # masks are computed in place
+    bases: set[Any] = set(operands)  # what the terminator gives must each have memory of its own
+
+    def in_memory(x: Any) -> bool:
+        p = g.producer(x)
+        return p is None or x in stored or not kind_of(g.ops[p]).pullable or p in g.unit or not isinstance(
+            g.ops[p], (Reshape, Transpose, Slice, Broadcast))
+
+    irregular: set[int] = set()
+    for k, v in enumerate(operands):
+        p = g.producer(v)
+        if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
+            continue
+        view = strided(v, in_memory)
+        if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:
+            steps = irregular | _irregular_steps(view)
+            if len(steps) > 1:  # kernels take two batch dims; what is in memory joins with anything
+                view = None
+            else:
+                irregular = steps
+        if view is not None and acceptable_view(op, k, view) and n == len(g.ops) - 1:
+            owned = view.base not in bases and g.producer(view.base) is not None
+            bases.add(view.base)
+            if not owned or not same(from_mlir(view.base).numel, from_mlir(v).numel):
+                view = None
+        if view is None or not acceptable_view(op, k, view):
+            stored.add(v)
+            continue
+        q = g.producer(view.base)
+        if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
+            stored.add(view.base)
+    return len(stored) > before
+
+
+def _irregular_steps(view: View) -> set[int]:
+    """Batch dims of a product's operand that can't be counted as one with the dim before."""
+    dims = [d for d, n in enumerate(view.shape[:-2]) if n != 1]
+    return {d for c, d in zip(dims, dims[1:], strict=False) if not same(view.strides[c], view.strides[d] * view.shape[d])}
+
+
+def acceptable_view(op: Any, k: int, view: View) -> bool:
+    """Whether operand k of an op that reads memory may be this view."""
+    kind = kind_of(op)
+    if kind is Kind.ATTENTION:
+        return bool(view.strides[3] == 1 or view.shape[3] == 1)
+    if kind is Kind.MATMUL:
+        if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
+            return True
+        rows = [r for r in zip(view.shape[:-1], view.strides[:-1], strict=True) if r[0] != 1]
+        return all(same(a[1], b[1] * b[0]) for a, b in zip(rows, rows[1:], strict=False))
+    return view.is_dense

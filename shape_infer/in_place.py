@@ -1,0 +1,117 @@
+"""Writes of parts of state and arguments that go straight to their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.lookup import Scatter, UpdateSlice
+from dhlo.ir.ops.movement import Reshape, State
+from dhlo.ir.types import from_mlir
+from dhlo.shape_infer.views import strided
+
+__all__ = ["Link", "in_place", "links", "readers"]
+
+WRITERS = (Scatter, UpdateSlice)
+Target = str | int  # the name of a state, or the number of an argument
+
+
+@dataclass(frozen=True)
+class Link:
+    """A group whose result is `old` with parts overwritten."""
+
+    group: Any
+    old: Any
+    new: Any
+
+
+def links(block: Any, result: int, target: Target) -> list[Link] | None:
+    """The writes that lead from the content that the target had to the function's result, last one first; None if the result
+    comes about in another way."""
+    v = list(block.operations)[-1].operands[result]
+    found: list[Link] = []
+    while not _is_content(v, block, target):
+        op = defining(v)
+        if isinstance(op, Reshape):
+            v = op.operands[0]
+            continue
+        link = _link(op, v)
+        if link is None:
+            return None
+        found.append(link)
+        v = link.old
+    return found
+
+
+def _is_content(v: Any, block: Any, target: Target) -> bool:
+    op = defining(v)
+    if isinstance(target, int):
+        return op is None and bool(v == block.arguments[target])
+    return isinstance(op, State) and bool(attr(op, "name_") == target)
+
+
+def _link(group: Any, v: Any) -> Link | None:
+    """The write that a group is, if it writes onto a whole dense value from outside and reads no more of it."""
+    if not isinstance(group, Group) or attr(group, "anchor") != Kind.OPAQUE.value:
+        return None
+    body = group.operation.regions[0].blocks[0]
+    writers = [op for op in body.operations if isinstance(op, WRITERS)]
+    if len(writers) != 1 or len(group.results) != 1:
+        return None
+    def outside(x: Any) -> bool:
+        return defining(x) is None or bool(defining(x).operation.block != body)
+
+    view = strided(writers[0].operands[0], outside)
+    if view is None or not view.is_dense or view.offset != 0 or from_mlir(view.base).numel != from_mlir(v).numel:
+        return None
+    reads = [x for op in body.operations for x in op.operands if outside(x) and _same_memory(x, view.base)]
+    return Link(group, view.base, v) if len(reads) == 1 else None
+
+
+def readers(op: Any, v: Any) -> bool:
+    """Does the op, or anything in its regions, read v or a view of it?"""
+    return any(_same_memory(x, v) for x in _reads(op))
+
+
+def _reads(op: Any) -> Iterator[Any]:
+    yield from op.operands
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _reads(inner)
+
+
+def _same_memory(x: Any, v: Any) -> bool:
+    """Is x the value v, the same state, or a view outside groups of it?"""
+    while not x == v:
+        op = defining(x)
+        if op is None:
+            return False
+        if isinstance(op, State):
+            return isinstance(defining(v), State) and bool(attr(op, "name_") == attr(defining(v), "name_"))
+        if op.kind is not Kind.MOVEMENT or len(op.operands) != 1:
+            return False
+        x = op.operands[0]
+    return True
+
+
+def in_place(block: Any, updates: Mapping[int, Target]) -> dict[Any, Any]:
+    """For values that may be written over what they replace: that value. All of a result's writes, or none."""
+    ops = list(block.operations)
+    out: dict[Any, Any] = {}
+    for i, target in updates.items():
+        found = links(block, i, target)
+        if found and all(_is_last(ops, i, link) for link in found):
+            out |= {link.new: link.old for link in found}
+    return out
+
+
+def _is_last(ops: list[Any], result: int, link: Link) -> bool:
+    """Nothing reads the old content after the write; nor is it, or what is written, a result of the function."""
+    at = next(k for k, op in enumerate(ops) if op.operation == link.group.operation)
+    later = any(readers(op, link.old) for op in ops[at + 1:-1])
+    others = [v for k, v in enumerate(ops[-1].operands) if k != result]
+    return not later and not any(_same_memory(v, x) for v in others for x in (link.old, link.new))

@@ -24,9 +24,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workload", help="names or first parts of names: w1,w4_rope; by default all")
     parser.add_argument("--peer", default=",".join(here), help=f"of {','.join(PEERS)}; by default {','.join(here)}")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--budget", type=float, default=45, help="seconds of timing for each workload, after compilation"
-    )
+    parser.add_argument("--budget", type=float, default=45, help="seconds of timing for each workload, after compilation")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each peer, as far as the budget goes")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a peer may take to compile")
     parser.add_argument("--results", type=Path, default=measure.RESULTS, help="where results are kept")
@@ -130,6 +128,7 @@ def _against(chosen: Sequence[Workload], a: argparse.Namespace) -> int:
         print(f"{w.name:24} {mean:.3f}  worst {ratios[w.name][worst]:.3f} at {w.labels[worst]}", flush=True)
     print(f"{'all':24} {statistics.geometric_mean([statistics.geometric_mean(r) for r in ratios.values() if r]):.3f}")
     return int(not all(ratios.values()))
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -50,19 +50,32 @@ class Case:
 
 
 CASES = (
-    Case(1, 12, 1, 128, 128, 64), Case(1, 12, 1, 512, 512, 64), Case(1, 12, 1, 512, 512, 64, True),
-    Case(1, 8, 4, 512, 512, 128, True), Case(1, 2, 1, 2048, 2048, 64, True), Case(8, 12, 1, 33, 33, 64),
-    Case(4, 12, 1, 16, 77, 64), Case(1, 12, 1, 1, 128, 64), Case(1, 12, 1, 1, 1000, 64), Case(1, 32, 1, 1, 4096, 128),
-    Case(1, 8, 4, 1, 4096, 128), Case(1, 8, 8, 1, 4096, 64), Case(1, 1, 4, 1, 8192, 64), Case(1, 8, 4, 3, 1024, 64),
+    Case(1, 12, 1, 128, 128, 64),
+    Case(1, 12, 1, 512, 512, 64),
+    Case(1, 12, 1, 512, 512, 64, True),
+    Case(1, 8, 4, 512, 512, 128, True),
+    Case(1, 2, 1, 2048, 2048, 64, True),
+    Case(8, 12, 1, 33, 33, 64),
+    Case(4, 12, 1, 16, 77, 64),
+    Case(1, 12, 1, 1, 128, 64),
+    Case(1, 12, 1, 1, 1000, 64),
+    Case(1, 32, 1, 1, 4096, 128),
+    Case(1, 8, 4, 1, 4096, 128),
+    Case(1, 8, 8, 1, 4096, 64),
+    Case(1, 1, 4, 1, 8192, 64),
+    Case(1, 8, 4, 3, 1024, 64),
 )
 
 
 def build(d: int, elem: str, causal: bool) -> Program:
     module = KernelModule(TARGET)
     host = TestHost(module)
-    repeat = Fn(module, "repeat", [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64),
-                                   ("scratch", PTR),
-                                   ("times", I64)], internal=False)
+    repeat = Fn(
+        module,
+        "repeat",
+        [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64), ("scratch", PTR), ("times", I64)],
+        internal=False,
+    )
     with repeat.loop(0, repeat.args[6]):
         repeat.call_ptr(repeat.args[0], repeat.args[1:6])
     repeat.done()
@@ -102,8 +115,7 @@ def seconds(program: Program, launches: list[Launch], threads: int) -> float:
         scratch = [aligned(x.scratch + 64, 0) for _ in range(workers)]
         bounds = [x.count * w // workers for w in range(workers + 1)]
 
-        def work(w: int, times: int, x: Launch = x, scratch: list[np.ndarray] = scratch,
-                 bounds: list[int] = bounds) -> None:
+        def work(w: int, times: int, x: Launch = x, scratch: list[np.ndarray] = scratch, bounds: list[int] = bounds) -> None:
             repeat(x.address, x.args.ctypes.data, bounds[w], bounds[w + 1], w, scratch[w].ctypes.data, times)
 
         once = chunk_seconds(lambda w: work(w, 1), workers, 0.02)
@@ -123,10 +135,20 @@ def measure(case: Case, elem: str, threads: int) -> str:
     program = build(case.d, elem, case.causal)
     ws = torch.empty(Attention(case.d, case.d, elem, tiles=TILES).workspace_bytes // 4)
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
-    launches = program.record(num_threads=threads, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(),
-                              workspace=ws.data_ptr(), batch=case.batch, kv_heads=case.kv_heads, group=case.group,
-                              sq=case.sq,
-                              skv=case.skv, **params)
+    launches = program.record(
+        num_threads=threads,
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        o=out.data_ptr(),
+        workspace=ws.data_ptr(),
+        batch=case.batch,
+        kv_heads=case.kv_heads,
+        group=case.group,
+        sq=case.sq,
+        skv=case.skv,
+        **params,
+    )
     ours = seconds(program, launches, threads)
     torch.set_num_threads(threads)
 
@@ -136,8 +158,10 @@ def measure(case: Case, elem: str, threads: int) -> str:
     theirs = chunk_seconds(sdpa, 1, 0.3)
     causal = " causal" if case.causal else ""
     sizes = f"{case.batch}x{case.kv_heads}x{case.group} q{case.sq} kv{case.skv} d{case.d}{causal}"
-    return (f"{sizes:<34}{threads:>2}{ours * 1e6:>10.1f}{case.flops() / ours / 1e9:>9.1f}"
-            f"{case.bytes(q.element_size()) / ours / 1e9:>8.1f}{theirs * 1e6:>11.1f}{theirs / ours:>7.2f}")
+    return (
+        f"{sizes:<34}{threads:>2}{ours * 1e6:>10.1f}{case.flops() / ours / 1e9:>9.1f}"
+        f"{case.bytes(q.element_size()) / ours / 1e9:>8.1f}{theirs * 1e6:>11.1f}{theirs / ours:>7.2f}"
+    )
 
 
 def main() -> None:

@@ -90,9 +90,7 @@ class Layer:
     def label(self) -> str:
         c = self.conv
         groups = f" g{c.groups}" if c.groups > 1 else ""
-        return (
-            f"{'x'.join(map(str, self.shape))} -> {c.out_channels} {'x'.join(map(str, c.kernel))}/{c.stride[0]}{groups}"
-        )
+        return f"{'x'.join(map(str, self.shape))} -> {c.out_channels} {'x'.join(map(str, c.kernel))}/{c.stride[0]}{groups}"
 
 
 def square(ci: int, co: int, k: int, stride: int, groups: int = 1) -> Conv:

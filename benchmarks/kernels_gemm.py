@@ -29,8 +29,12 @@ _BATCH_SECONDS = 0.01
 
 def emit_repeat(module: KernelModule) -> None:
     """repeat(kernel, args, begin, end, worker, scratch, times): so that timing costs no interpreter in between."""
-    fn = Fn(module, "repeat", [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64),
-                               ("scratch", PTR), ("times", I64)], internal=False)
+    fn = Fn(
+        module,
+        "repeat",
+        [("kernel", PTR), ("args", PTR), ("begin", I64), ("end", I64), ("worker", I64), ("scratch", PTR), ("times", I64)],
+        internal=False,
+    )
     with fn.loop(0, fn.args[6]):
         fn.call_ptr(fn.args[0], fn.args[1:6])
     fn.done()
@@ -98,9 +102,20 @@ class Bench:
         matmul = Matmul(F32, TILES)
         host.launch("peak", [], p["items"], 1, 4096)
         host.launch("read", [q["b"]], p["pages"], 1, 4096)
-        matmul.emit_launch(host, a=q["a"], b=q["b"], m=p["m"], n=p["n"], k=p["k"], a_strides=(0, 0, p["k"], 1),
-                           b_strides=(0, 0) if packed else (0, 0, p["n"], 1), epilogue=fn.address_of("store"),
-                           epilogue_args=eargs, workspace=q["ws"], packed=packed)
+        matmul.emit_launch(
+            host,
+            a=q["a"],
+            b=q["b"],
+            m=p["m"],
+            n=p["n"],
+            k=p["k"],
+            a_strides=(0, 0, p["k"], 1),
+            b_strides=(0, 0) if packed else (0, 0, p["n"], 1),
+            epilogue=fn.address_of("store"),
+            epilogue_args=eargs,
+            workspace=q["ws"],
+            packed=packed,
+        )
         return host.build()
 
     def launches(self, threads: int, *, packed: bool = True, **params: Param) -> list[Launch]:
@@ -123,8 +138,7 @@ class Bench:
 
         def go(w: int, reps: int) -> float:
             t = time.perf_counter()
-            self.repeat(launch.address, launch.args.ctypes.data, bounds[w], bounds[w + 1], w,
-                        scratch[w].ctypes.data, reps)
+            self.repeat(launch.address, launch.args.ctypes.data, bounds[w], bounds[w + 1], w, scratch[w].ctypes.data, reps)
             return time.perf_counter() - t
 
         go(0, 1)
@@ -207,9 +221,11 @@ def main() -> None:
                 tt = 0.0 if args.no_torch else best_seconds(functools.partial(torch.nn.functional.linear, ta, tw))
                 if not np.allclose(c[:, -5:], a @ w[:, -5:], atol=1e-2):
                     raise AssertionError("wrong result")
-                print(f"{threads:7} {k:5} {n:5} {m:5} {t * 1e6:8.1f} {2e-9 * m * n * k / t:8.1f}"
-                      f" {4e-9 * n * k / t:6.1f} {floor / t:7.0%} {tt * 1e6:11.1f} {tt / t:8.2f}x   {bw / 1e9:4.0f}",
-                      flush=True)
+                print(
+                    f"{threads:7} {k:5} {n:5} {m:5} {t * 1e6:8.1f} {2e-9 * m * n * k / t:8.1f}"
+                    f" {4e-9 * n * k / t:6.1f} {floor / t:7.0%} {tt * 1e6:11.1f} {tt / t:8.2f}x   {bw / 1e9:4.0f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -171,9 +171,7 @@ class Decoder(nn.Module):
             new_keys.append(k)
             new_values.append(v)
             g = self.heads // self.kv_heads
-            a = F.scaled_dot_product_attention(
-                q, k.repeat_interleave(g, 1), v.repeat_interleave(g, 1), is_causal=keys is None
-            )
+            a = F.scaled_dot_product_attention(q, k.repeat_interleave(g, 1), v.repeat_interleave(g, 1), is_causal=keys is None)
             x = x + m["o"](a.transpose(1, 2).reshape(batch, tokens, -1))
             h = m["n2"](x)
             x = x + m["down"](F.silu(m["gate"](h)) * m["up"](h))

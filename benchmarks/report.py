@@ -65,9 +65,7 @@ def detail(result: Result) -> str:
     by_peer = times(result)
     eager, best, special = speedups(result)
     names = list(by_peer)
-    ratios = {"over eager": eager, "over the best other": best} | (
-        {"over the best specialised": special} if special else {}
-    )
+    ratios = {"over eager": eager, "over the best other": best} | ({"over the best specialised": special} if special else {})
     head = ["shape", *names, "floor", *ratios, "floor / dhlo"]
     rows = []
     for i, label in enumerate(result["labels"]):
@@ -127,9 +125,7 @@ def _group_row(name: str, members: Sequence[Result]) -> list[str]:
     if not ours:
         return [name, "fails", *["–"] * (len(_COLUMNS) - 2)]
     eager, best, special = ([x for r in members for x in speedups(r)[k]] for k in range(3))
-    named = [
-        (x, _suffix(r, members) + label) for r in members for x, label in zip(speedups(r)[1], r["labels"], strict=False)
-    ]
+    named = [(x, _suffix(r, members) + label) for r in members for x, label in zip(speedups(r)[1], r["labels"], strict=False)]
     worst = min(named, default=None)
     sizes = [p["code_bytes"] for p in ours if p.get("code_bytes")]
     failed = "" if len(ours) == len(members) else f" ({len(members) - len(ours)} of {len(members)} fail)"

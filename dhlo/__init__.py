@@ -20,12 +20,34 @@ if TYPE_CHECKING:
     from dhlo.session import Session
 
 __version__ = "0.1.0"
-__all__ = ["CompileError", "CompiledModel", "ContractError", "DhloError", "InternalError", "ModelFileError", "Options",
-           "Session", "SessionError", "SignatureError", "UnsupportedError", "compile", "load", "register_c_op",
-           "register_decomposition", "register_lowering"]
-_HOME = {"compile": "dhlo.api", "load": "dhlo.api", "CompiledModel": "dhlo.model", "Options": "dhlo.options",
-         "Session": "dhlo.session", "register_c_op": "dhlo.frontend", "register_decomposition": "dhlo.frontend",
-         "register_lowering": "dhlo.frontend"}
+__all__ = [
+    "CompileError",
+    "CompiledModel",
+    "ContractError",
+    "DhloError",
+    "InternalError",
+    "ModelFileError",
+    "Options",
+    "Session",
+    "SessionError",
+    "SignatureError",
+    "UnsupportedError",
+    "compile",
+    "load",
+    "register_c_op",
+    "register_decomposition",
+    "register_lowering",
+]
+_HOME = {
+    "compile": "dhlo.api",
+    "load": "dhlo.api",
+    "CompiledModel": "dhlo.model",
+    "Options": "dhlo.options",
+    "Session": "dhlo.session",
+    "register_c_op": "dhlo.frontend",
+    "register_decomposition": "dhlo.frontend",
+    "register_lowering": "dhlo.frontend",
+}
 
 
 def __getattr__(name: str) -> Any:

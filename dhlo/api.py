@@ -92,9 +92,7 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
     else:
         memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
         artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
-    return _runtime.Model.from_address(
-        jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory)
-    )
+    return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
 
 
 def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:

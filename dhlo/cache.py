@@ -80,9 +80,21 @@ def program_key(program: Program, target: Target, name: str) -> str:
     own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
-    parts = (text, program.symbols, program.user_names, program.inputs, program.outputs, program.mutations, str(program.in_spec),
-             str(program.out_spec), target.name, target.tune, name, _compiler_version(),
-             [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()])
+    parts = (
+        text,
+        program.symbols,
+        program.user_names,
+        program.inputs,
+        program.outputs,
+        program.mutations,
+        str(program.in_spec),
+        str(program.out_spec),
+        target.name,
+        target.tune,
+        name,
+        _compiler_version(),
+        [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

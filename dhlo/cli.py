@@ -89,9 +89,7 @@ Imports = Annotated[
 ]
 Progress = Annotated[
     bool | None,
-    typer.Option(
-        "--progress/--no-progress", help="Show what is being done; by default on a terminal.", show_default=False
-    ),
+    typer.Option("--progress/--no-progress", help="Show what is being done; by default on a terminal.", show_default=False),
 ]
 RequireKey = Annotated[
     Path | None,
@@ -108,9 +106,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Options of the program itself."""
 
@@ -188,9 +184,7 @@ def run_command(
 
 @app.command("plan")
 def plan_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")],
     shapes: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes; may be repeated."),
@@ -215,15 +209,11 @@ def plan_command(
 def bench_command(
     model: Annotated[
         Path,
-        typer.Argument(
-            metavar="MODEL.pt2|MODEL.so", show_default=False, help="Other compilers take part only with a .pt2 file."
-        ),
+        typer.Argument(metavar="MODEL.pt2|MODEL.so", show_default=False, help="Other compilers take part only with a .pt2 file."),
     ],
     shapes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes, to measure at; may be repeated."
-        ),
+        typer.Option("--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes, to measure at; may be repeated."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
@@ -235,9 +225,7 @@ def bench_command(
     ] = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option(
-            "--peer", metavar="NAME,...", help="By default eager, inductor, ort, openvino and dhlo, if installed."
-        ),
+        typer.Option("--peer", metavar="NAME,...", help="By default eager, inductor, ort, openvino and dhlo, if installed."),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of timing, after compilation.")] = 10,
@@ -265,9 +253,7 @@ def bench_command(
 
 @app.command("inspect")
 def inspect_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL.so|MODEL.pt2", show_default=False, help="A .pt2 file is compiled first.")],
     contract: Annotated[bool, typer.Option("--contract", help="Arguments, results, sizes, checks.")] = False,
     groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
@@ -330,9 +316,7 @@ def opt_command(
     ctx: typer.Context,
     source: Annotated[
         Path,
-        typer.Argument(
-            metavar="IN.mlir", show_default=False, help="A module in the dhlo dialect; - is standard input."
-        ),
+        typer.Argument(metavar="IN.mlir", show_default=False, help="A module in the dhlo dialect; - is standard input."),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="By default, standard output.")] = None,
     print_after: Annotated[

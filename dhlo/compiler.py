@@ -54,14 +54,16 @@ class Artifact:
         return sum(map(len, self.objects))
 
 
-def compile_program(program: Program, options: Options, progress: Callable[[str], None] = lambda _: None,
-                    target: Target | None = None) -> Artifact:
+def compile_program(
+    program: Program, options: Options, progress: Callable[[str], None] = lambda _: None, target: Target | None = None
+) -> Artifact:
     """Compiles an imported program for `target`, by default that of the options. `progress` is told what is being done.
 
     Raises CompileError where there is no such target, or it lacks what the program needs.
     """
     target = target or parse_target(options.target)
     with program.context, _deep_recursion(program.module):
+
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
             if options.dump is not None:
@@ -89,12 +91,27 @@ def compile_program(program: Program, options: Options, progress: Callable[[str]
         host.emit_run(block)
         outputs = _output_names(program, [from_mlir(v) for v in returns])
         inputs = list(zip(names, types, strict=True))
-        metadata = {"name": options.name, "inputs": _values(program, inputs), "outputs": _values(program, outputs),
-                    **_metadata(program, block, layout, low, steps)}
-        descriptor = Descriptor(options.name, PRODUCER, metadata, inputs, outputs, low.checks, layout.launches, low.constants.bytes,
-                                max(s for s, _ in layout.plans) + 2, low.states.rows, low.states.block_bytes,
-                                updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
-                                names=program.user_names)
+        metadata = {
+            "name": options.name,
+            "inputs": _values(program, inputs),
+            "outputs": _values(program, outputs),
+            **_metadata(program, block, layout, low, steps),
+        }
+        descriptor = Descriptor(
+            options.name,
+            PRODUCER,
+            metadata,
+            inputs,
+            outputs,
+            low.checks,
+            layout.launches,
+            low.constants.bytes,
+            max(s for s, _ in layout.plans) + 2,
+            low.states.rows,
+            low.states.block_bytes,
+            updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
+            names=program.user_names,
+        )
         planned = str(program.module)
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
@@ -163,9 +180,15 @@ def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, 
 
 def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict[str, Any]]:
     """Inputs or outputs as the runtime describes them."""
-    return [{"name": n, "dtype": str(t.dtype.torch).removeprefix("torch."),
-             "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
-             "dims": [spell(s, program.user_names) for s in t.shape]} for n, t in values]
+    return [
+        {
+            "name": n,
+            "dtype": str(t.dtype.torch).removeprefix("torch."),
+            "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
+            "dims": [spell(s, program.user_names) for s in t.shape],
+        }
+        for n, t in values
+    ]
 
 
 def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: dict[Any, _Sited]) -> dict[str, Any]:
@@ -175,19 +198,42 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
         if isinstance(op, Group):
             ops = [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1]
             cost = group_cost(op)
-            groups.append({"anchor": attr(op, "anchor"), "ops": ops, "results": [str(from_mlir(v)) for v in op.results],
-                           "flops": spell(cost.flops, program.user_names), "bytes": spell(cost.bytes, program.user_names),
-                           "weight_bytes": spell(cost.weight_bytes, program.user_names),
-                           "launches": steps[op.operation].launches})
+            groups.append(
+                {
+                    "anchor": attr(op, "anchor"),
+                    "ops": ops,
+                    "results": [str(from_mlir(v)) for v in op.results],
+                    "flops": spell(cost.flops, program.user_names),
+                    "bytes": spell(cost.bytes, program.user_names),
+                    "weight_bytes": spell(cost.weight_bytes, program.user_names),
+                    "launches": steps[op.operation].launches,
+                }
+            )
     updates = updates_of(program.inputs, program.mutations)
     call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
-    return {"producer": PRODUCER, "call": write_call(call), "launches": list(layout.launches),
-            "constants_bytes": low.constants.bytes, "state_bytes": low.states.block_bytes,
-            "externs": {attr(op, "symbol"): attr(op, "library") for g in walk(block) if isinstance(g, Group)
-                        for op in g.operation.regions[0].blocks[0].operations if isinstance(op, Extern)},
-            "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
-            "states": {n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
-                       for n, _, size, _ in low.states.rows},
-            "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
-            "groups": groups, "arena": [{"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
-                                        for _, plan in layout.plans for b in plan.buffers]}
+    return {
+        "producer": PRODUCER,
+        "call": write_call(call),
+        "launches": list(layout.launches),
+        "constants_bytes": low.constants.bytes,
+        "state_bytes": low.states.block_bytes,
+        "externs": {
+            attr(op, "symbol"): attr(op, "library")
+            for g in walk(block)
+            if isinstance(g, Group)
+            for op in g.operation.regions[0].blocks[0].operations
+            if isinstance(op, Extern)
+        },
+        "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
+        "states": {
+            n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
+            for n, _, size, _ in low.states.rows
+        },
+        "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
+        "groups": groups,
+        "arena": [
+            {"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
+            for _, plan in layout.plans
+            for b in plan.buffers
+        ],
+    }

@@ -24,8 +24,23 @@ from dhlo.errors import ModelFileError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["FILE_FORMAT", "MAX_SECTIONS", "PIECE", "SECTION_ALIGN", "SECTION_BYTES", "TRAILER_BYTES", "Container", "Section",
-           "atomic_write", "check_target", "clean_leftovers", "pack_table", "pack_trailer", "write_bytes", "write_sections"]
+__all__ = [
+    "FILE_FORMAT",
+    "MAX_SECTIONS",
+    "PIECE",
+    "SECTION_ALIGN",
+    "SECTION_BYTES",
+    "TRAILER_BYTES",
+    "Container",
+    "Section",
+    "atomic_write",
+    "check_target",
+    "clean_leftovers",
+    "pack_table",
+    "pack_trailer",
+    "write_bytes",
+    "write_sections",
+]
 
 FILE_FORMAT: Final = 3
 SECTION_ALIGN: Final = 64
@@ -244,7 +259,8 @@ class Container:
         for what, got, expected in (("file format", file_format, FILE_FORMAT), ("ABI", file_abi, abi)):
             if got != expected:
                 raise ModelFileError(
-                    f"{self.label}: made for {what} version {got}, expected version {expected}: compile the model again")
+                    f"{self.label}: made for {what} version {got}, expected version {expected}: compile the model again"
+                )
         if file_bytes != info.st_size:
             raise ModelFileError(f"{self.label}: damaged or truncated: expected {file_bytes} bytes, got {info.st_size}")
         count, rest = divmod(end - table_offset, SECTION_BYTES)
@@ -263,8 +279,9 @@ class Container:
             if kind not in self._names or reserved:
                 self._damaged(f"table of sections: a section of the unknown kind {kind}")
             if not (at <= offset < at + SECTION_ALIGN and offset + nbytes <= table_offset):
-                self._damaged(f"table of sections: {self._names[kind]} of {nbytes} bytes at {offset} overlaps its neighbours or "
-                              "leaves a gap")
+                self._damaged(
+                    f"table of sections: {self._names[kind]} of {nbytes} bytes at {offset} overlaps its neighbours or leaves a gap"
+                )
             self._check_padding(at, offset)
             sections.append(Section(kind, offset, nbytes, expected))
             at = offset + nbytes

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["CompileError", "ContractError", "DhloError", "InternalError", "ModelFileError", "SessionError", "SignatureError",
-           "UnsupportedError"]
+__all__ = [
+    "CompileError",
+    "ContractError",
+    "DhloError",
+    "InternalError",
+    "ModelFileError",
+    "SessionError",
+    "SignatureError",
+    "UnsupportedError",
+]
 
 
 class DhloError(Exception):
@@ -28,9 +36,16 @@ class UnsupportedError(CompileError):
 
     def __init__(self, problems: Sequence[tuple[str, str | None]]) -> None:
         lines = [f"{what}\n  at {where}" if where else what for what, where in problems]
-        DhloError.__init__(self, "\n".join([
-            f"{len(problems)} operator use(s) can't be compiled:", *lines,
-            "  hint: write the computation with other operators, or register a lowering for them."]))
+        DhloError.__init__(
+            self,
+            "\n".join(
+                [
+                    f"{len(problems)} operator use(s) can't be compiled:",
+                    *lines,
+                    "  hint: write the computation with other operators, or register a lowering for them.",
+                ]
+            ),
+        )
         self.problems = list(problems)
 
 

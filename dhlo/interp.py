@@ -19,9 +19,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = ["run"]
 
 
-def run(
-    module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0
-) -> list[torch.Tensor]:
+def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
     """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name; random
     numbers are those of a session just seeded with `seed`.
 
@@ -29,9 +27,7 @@ def run(
     where an op's
     result doesn't have its type.
     """
-    main = next(
-        op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main"
-    )
+    main = next(op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main")
     block = main.regions[0].blocks[0]
     machine = _Machine(weights, seed)
     arguments = list(block.arguments)
@@ -71,9 +67,7 @@ class _Machine:
         hit = self.cache.get(e)
         if hit is None:
             try:
-                hit = self.cache[e] = _number(
-                    e.xreplace({s: sympy.sympify(self.symbols[s.name]) for s in e.free_symbols})
-                )
+                hit = self.cache[e] = _number(e.xreplace({s: sympy.sympify(self.symbols[s.name]) for s in e.free_symbols}))
             except KeyError as missing:
                 raise InternalError(f"symbol {missing} of {show(e)} is used before it is defined") from None
         return hit if exact else int(hit)
@@ -192,9 +186,7 @@ class _Machine:
         for v, t, x in zip(op.results, types, out, strict=True):
             want = [self.sizes(s) for s in t.shape]
             if list(x.shape) != want or x.dtype != t.dtype.torch:
-                raise InternalError(
-                    f"{op.operation.name} at {op.location}: result {x.dtype} {list(x.shape)} is not {t} = {want}"
-                )
+                raise InternalError(f"{op.operation.name} at {op.location}: result {x.dtype} {list(x.shape)} is not {t} = {want}")
             self.values[v] = x
 
 

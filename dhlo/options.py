@@ -14,7 +14,6 @@ def default_target() -> str:
     return os.environ.get("DHLO_TARGET") or "native"
 
 
-
 @dataclass(frozen=True)
 class Options:
     """How to compile.

@@ -40,8 +40,10 @@ class Pass:
 
 def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
     """A pass that needs no weights."""
+
     def run(module: Any, weights: Weights) -> None:
         f(module)
+
     run.__doc__ = f.__doc__
     return run
 
@@ -62,8 +64,9 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def run_passes(module: Any, weights: Weights, passes: tuple[Pass, ...] = PASSES,
-               after: Callable[[Pass, Any], None] | None = None) -> None:
+def run_passes(
+    module: Any, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
+) -> None:
     """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
 
     Raises InternalError, naming the pass, if one leaves an invalid module.

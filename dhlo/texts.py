@@ -26,8 +26,26 @@ _TOKEN = re.compile(
 )
 _UPSTREAM = {"builtin.module", "func.func", "func.return"}
 _PAIRS = {")": "(", "]": "[", "}": "{", ">": "<"}
-_WORDS = {"module", "func.func", "func.return", "return", "attributes", "private", "public", "tensor", "complex", "array", "loc",
-          "unknown", "true", "false", "i32", "index", "none", *DTYPES}
+_WORDS = {
+    "module",
+    "func.func",
+    "func.return",
+    "return",
+    "attributes",
+    "private",
+    "public",
+    "tensor",
+    "complex",
+    "array",
+    "loc",
+    "unknown",
+    "true",
+    "false",
+    "i32",
+    "index",
+    "none",
+    *DTYPES,
+}
 
 
 def read_module(text: str, name: str) -> Any:
@@ -183,7 +201,8 @@ class _Verifier:
         ranges = module.attributes["dhlo.symbols"]
         good = isinstance(ranges, ir.DictAttr) and all(
             isinstance(r.attr, ir.ArrayAttr) and len(r.attr) == 2 and all(isinstance(n, ir.IntegerAttr) for n in r.attr)
-            for r in ranges)
+            for r in ranges
+        )
         if not good:
             self.fail(module, "dhlo.symbols gives each symbol a range [low, high]")
 
@@ -240,5 +259,3 @@ def _sizes(op: Any) -> set[str]:
 
 def _list(types: list[TensorType]) -> str:
     return ", ".join(map(str, types)) or "nothing"
-
-

@@ -133,9 +133,7 @@ def main() -> None:
     path = folder / "bert.so"
     compiled.save(path)
     weights = compiled.native.constants_bytes
-    console.print(
-        f"{path}: {weights / 2**20:.1f} MB weights and {(path.stat().st_size - weights) / 2**20:.2f} MB everything else"
-    )
+    console.print(f"{path}: {weights / 2**20:.1f} MB weights and {(path.stat().st_size - weights) / 2**20:.2f} MB everything else")
     run_host(path, compiled, config, console)
 
 

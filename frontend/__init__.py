@@ -5,5 +5,14 @@ from dhlo.frontend.importer import import_program
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.frontend.registry import register_lowering
 
-__all__ = ["InputSpec", "Mutation", "OutputSpec", "Program", "Range", "import_program", "register_c_op",
-           "register_decomposition", "register_lowering"]
+__all__ = [
+    "InputSpec",
+    "Mutation",
+    "OutputSpec",
+    "Program",
+    "Range",
+    "import_program",
+    "register_c_op",
+    "register_decomposition",
+    "register_lowering",
+]

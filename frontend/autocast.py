@@ -16,12 +16,15 @@ __all__ = ["acts_inside", "conversion", "lowered_dtype", "policy"]
 
 # ATen registers a kernel for every operator that autocast is about (autocast_mode.cpp). It converts all floating arguments but
 # those of float64, and calls the operator with autocast switched off.
-_LOWER = frozenset("""
+_LOWER = frozenset(
+    """
     _addmm_activation _convolution.deprecated _native_multi_head_attention addbmm addmm baddbmm bmm conv1d conv1d.padding conv2d
     conv2d.padding conv3d conv3d.padding conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input linalg_vecdot
     linear matmul mkldnn_rnn_layer mm prelu scaled_dot_product_attention
-""".split())
-_FLOAT32 = frozenset("""
+""".split()
+)
+_FLOAT32 = frozenset(
+    """
     _grid_sampler_2d_cpu_fallback _lu_with_info adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d binary_cross_entropy
     binary_cross_entropy_with_logits cdist cholesky cholesky_inverse cholesky_solve cosine_embedding_loss cross_entropy_loss
     ctc_loss.IntList ctc_loss.Tensor fake_quantize_per_tensor_affine fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn
@@ -35,12 +38,14 @@ _FLOAT32 = frozenset("""
     poisson_nll_loss polar prod prod.dim_int qr quantile quantile.scalar reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d replication_pad3d smooth_l1_loss soft_margin_loss stft stft.center svd trace triangular_solve
     triplet_margin_loss view_as_complex
-""".split())
+""".split()
+)
 _PROMOTE = frozenset(["cat", "stack", "index_copy"])
 
 # Whether PyTorch runs these in the lower precision as a whole depends on how it was built.
-_UNSETTLED = frozenset(["lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
-                        "rnn_relu.data"])
+_UNSETTLED = frozenset(
+    ["lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"]
+)
 
 
 def lowered_dtype(
@@ -70,8 +75,10 @@ def policy(op: Any) -> str | None:
         if name in names:
             return kind
     if name in _UNSETTLED or _has_kernel(op, "AutocastCPU"):
-        raise CompileError(f"{op} can't be compiled inside torch.autocast",
-                           hint="switch autocast off around it: with torch.autocast('cpu', enabled=False)")
+        raise CompileError(
+            f"{op} can't be compiled inside torch.autocast",
+            hint="switch autocast off around it: with torch.autocast('cpu', enabled=False)",
+        )
     return None
 
 

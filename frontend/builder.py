@@ -229,10 +229,7 @@ class OpBuilder:
         """Computes a composite in f32 where the operands are reduced floats, and rounds once at the end, as ATen's
         kernels do."""
         first = from_mlir(next(x for x in xs if self.is_tensor(x))).dtype
-        wide = [
-            self.convert(x, "f32") if self.is_tensor(x) and from_mlir(x).dtype.name in ("f16", "bf16") else x
-            for x in xs
-        ]
+        wide = [self.convert(x, "f32") if self.is_tensor(x) and from_mlir(x).dtype.name in ("f16", "bf16") else x for x in xs]
         y = f(*wide)
         return self.convert(y, first) if first.name in ("f16", "bf16") else y
 

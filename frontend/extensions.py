@@ -93,8 +93,10 @@ def register_c_op(op: Any, symbol: str, library: str | Path | None = None, *, sh
 def _c_call(symbol: str, library: str, shapes: Shapes | None) -> Callable[..., Any]:
     def lower(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
         schema = b.node.target._schema
-        bound = [args[k] if k < len(args) else kwargs.get(a.name, a.default_value if a.has_default_value() else None)
-                 for k, a in enumerate(schema.arguments)]
+        bound = [
+            args[k] if k < len(args) else kwargs.get(a.name, a.default_value if a.has_default_value() else None)
+            for k, a in enumerate(schema.arguments)
+        ]
         tensors: list[Value] = []
         numbers: list[str] = []
         for x in pytree.tree_leaves(bound, is_leaf=lambda x: b.is_tensor(x) or isinstance(x, sympy.Basic)):

@@ -78,9 +78,7 @@ class Importer:
             values, outputs, mutations = self._outputs(result)
             self._leftovers(block)
             func.ReturnOp(values)
-        f.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([t.mlir() for t in types], [v.type for v in values])
-        )
+        f.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([t.mlir() for t in types], [v.type for v in values]))
         f.attributes["arg_attrs"] = ir.ArrayAttr.get(
             [ir.DictAttr.get({"dhlo.name": ir.StringAttr.get(s.name)}) for s in inputs if s.type is not None]
         )
@@ -171,9 +169,7 @@ class Importer:
         """A `weight` op for constant data."""
         data = data.detach().resolve_conj()
         self.weights[name] = data
-        return self.b.op(
-            movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))]
-        )
+        return self.b.op(movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))])
 
     def _leftovers(self, block: Any) -> None:
         """Equalities that no renaming expresses are checked at run time: first thing if the inputs decide them."""
@@ -419,9 +415,7 @@ class Importer:
 
         return fetch
 
-    def _view(
-        self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _view(self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> Any:
         b, node = self.b, self.b.node
 
         def as_then(f: Callable[..., Any], *values: Any) -> Any:

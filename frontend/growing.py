@@ -58,9 +58,12 @@ def _grow(program: Program, k: int, name: str, dim: int) -> None:
         raise CompileError(f"grow: '{name}' of {t} has no dim {dim} behind its first")
     results = [(i, op) for i, v in enumerate(end.operands) if (op := _joined(v, arg, d)) is not None]
     if len(results) != 1:
-        raise CompileError(f"grow: no result is '{name}' with something joined to its dim {d}" if not results else
-                           f"grow: {len(results)} results are '{name}' with something joined to its dim {d}")
-    (index, join), = results
+        raise CompileError(
+            f"grow: no result is '{name}' with something joined to its dim {d}"
+            if not results
+            else f"grow: {len(results)} results are '{name}' with something joined to its dim {d}"
+        )
+    ((index, join),) = results
     buffer = t.with_shape([symbol(f"cap{k}") if i == d else s for i, s in enumerate(t.shape)])
     arg.set_type(buffer.mlir())
     with ir.InsertionPoint.at_block_begin(block):
@@ -77,8 +80,10 @@ def _grow(program: Program, k: int, name: str, dim: int) -> None:
     _return(program, block, index, size, written)
     program.outputs = [replace(s, grown=(k, d)) if s.index == index else s for s in program.outputs]
     program.mutations.append(Mutation("input", name, len(list(end_of(block).operands)) - 1))
-    marks = [dict(m.items()) if hasattr(m, "items") else {e.name: e.attr for e in m}
-             for m in map(ir.DictAttr, main.attributes["arg_attrs"])]
+    marks = [
+        dict(m.items()) if hasattr(m, "items") else {e.name: e.attr for e in m}
+        for m in map(ir.DictAttr, main.attributes["arg_attrs"])
+    ]
     marks[k]["dhlo.grows"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), d)
     main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(m) for m in marks])
 
@@ -120,4 +125,5 @@ def _return(program: Program, block: Any, index: int, size: Any, written: Any) -
     end.operation.erase()
     main = program.module.body.operations[0]
     main.attributes["function_type"] = ir.TypeAttr.get(
-        ir.FunctionType.get([v.type for v in block.arguments], [v.type for v in values]))
+        ir.FunctionType.get([v.type for v in block.arguments], [v.type for v in values])
+    )

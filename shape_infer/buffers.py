@@ -88,7 +88,7 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
     _MAX_KEPT) of which one is near the best at each sample."""
     names = {s.name for b in buffers for s in b.bytes.free_symbols}
     envs = {tuple(sorted(e.items())): e for e in ({n: sample(n) for n in names} for sample in samples)}
-    points = list(envs.values())[:None if len(buffers) <= _MANY else 3]
+    points = list(envs.values())[: None if len(buffers) <= _MANY else 3]
     made: list[Arrangement] = []
     for env in points:
         a = _arrange(buffers, env)

@@ -74,9 +74,7 @@ def _no_more(result: TensorType, source: TensorType) -> bool:
 # ---------------------------------------------------------------------- arithmetic
 def _flops(op: Any) -> sympy.Expr:
     count = _COSTS.get(getattr(op, "kind", None))
-    return (
-        sympy.Integer(0) if count is None else count(op, [from_mlir(v) for v in op.operands], from_mlir(op.results[0]))
-    )
+    return sympy.Integer(0) if count is None else count(op, [from_mlir(v) for v in op.operands], from_mlir(op.results[0]))
 
 
 def _attention(op: Any, args: list[TensorType], out: TensorType) -> sympy.Expr:

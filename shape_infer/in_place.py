@@ -61,6 +61,7 @@ def _link(group: Any, v: Any) -> Link | None:
     writers = [op for op in body.operations if isinstance(op, WRITERS)]
     if len(writers) != 1 or len(group.results) != 1:
         return None
+
     def outside(x: Any) -> bool:
         return defining(x) is None or bool(defining(x).operation.block != body)
 
@@ -112,6 +113,6 @@ def in_place(block: Any, updates: Mapping[int, Target]) -> dict[Any, Any]:
 def _is_last(ops: list[Any], result: int, link: Link) -> bool:
     """Nothing reads the old content after the write; nor is it, or what is written, a result of the function."""
     at = next(k for k, op in enumerate(ops) if op.operation == link.group.operation)
-    later = any(readers(op, link.old) for op in ops[at + 1:-1])
+    later = any(readers(op, link.old) for op in ops[at + 1 : -1])
     others = [v for k, v in enumerate(ops[-1].operands) if k != result]
     return not later and not any(_same_memory(v, x) for v in others for x in (link.old, link.new))

@@ -28,8 +28,9 @@ class Model:
 
     def export(self) -> torch.export.ExportedProgram:
         with torch.no_grad():
-            return torch.export.export(self.module, self.inputs(*self.export_sizes), dynamic_shapes=self.dynamic_shapes,
-                                       **self.export_options)
+            return torch.export.export(
+                self.module, self.inputs(*self.export_sizes), dynamic_shapes=self.dynamic_shapes, **self.export_options
+            )
 
     def sizes(self, count: int, cap: int, seed: int = 0) -> list[tuple[int, ...]]:
         """Random sizes in random order, the ends of the ranges (up to `cap`), 1 and odd ones among them."""
@@ -39,7 +40,7 @@ class Model:
         fixed += [tuple(hi if i == k else lo for i, (lo, hi) in enumerate(ranges)) for k in range(len(ranges))]
         some = [tuple(rng.randint(lo, hi) | rng.randint(0, 1) if lo < hi else lo for lo, hi in ranges) for _ in range(count)]
         some = [tuple(min(s, hi) for s, (_, hi) in zip(x, ranges, strict=True)) for x in some]
-        out = (fixed + some)[:max(count, len(fixed))]
+        out = (fixed + some)[: max(count, len(fixed))]
         rng.shuffle(out)
         return out
 
@@ -58,13 +59,16 @@ class _Bert(nn.Module):
 def bert(full: bool) -> Model:
     from transformers import BertConfig
 
-    config = BertConfig() if full else BertConfig(vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-                                                  intermediate_size=128)
+    config = (
+        BertConfig()
+        if full
+        else BertConfig(vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+    )
 
     def inputs(b: int, s: int) -> tuple[Any, ...]:
         mask = torch.ones(b, s, dtype=torch.int64)
         for i in range(1, b):
-            mask[i, s - min(s - 1, 3 * i):] = 0
+            mask[i, s - min(s - 1, 3 * i) :] = 0
         return torch.randint(0, config.vocab_size, (b, s)), mask
 
     b, s = Dim("batch", min=1, max=64), Dim("seq", min=1, max=512)
@@ -74,10 +78,27 @@ def bert(full: bool) -> Model:
 def _qwen(full: bool) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    size = dict(vocab_size=32000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4,
-                intermediate_size=2048, head_dim=64) if full else dict(
-        vocab_size=160, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=128, head_dim=16)
+    size = (
+        dict(
+            vocab_size=32000,
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            intermediate_size=2048,
+            head_dim=64,
+        )
+        if full
+        else dict(
+            vocab_size=160,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=128,
+            head_dim=16,
+        )
+    )
     model = Qwen3ForCausalLM(Qwen3Config(**size, tie_word_embeddings=True))
     model.config.use_cache = False
     return model
@@ -109,8 +130,9 @@ class _Decode(nn.Module):
 
 def qwen_prefill(full: bool) -> Model:
     model = _qwen(full)
-    return Model(_Prefill(model), lambda s: (torch.randint(0, model.config.vocab_size, (1, s)),),
-                 ({1: Dim.DYNAMIC},), [(1, 512)], (12,), {})
+    return Model(
+        _Prefill(model), lambda s: (torch.randint(0, model.config.vocab_size, (1, s)),), ({1: Dim.DYNAMIC},), [(1, 512)], (12,), {}
+    )
 
 
 def qwen_decode(full: bool) -> Model:
@@ -118,8 +140,10 @@ def qwen_decode(full: bool) -> Model:
     c = model.config
 
     def inputs(p: int) -> tuple[Any, ...]:
-        kv = [(torch.randn(1, c.num_key_value_heads, p, c.head_dim), torch.randn(1, c.num_key_value_heads, p, c.head_dim))
-              for _ in range(c.num_hidden_layers)]
+        kv = [
+            (torch.randn(1, c.num_key_value_heads, p, c.head_dim), torch.randn(1, c.num_key_value_heads, p, c.head_dim))
+            for _ in range(c.num_hidden_layers)
+        ]
         return torch.randint(0, c.vocab_size, (1, 1)), torch.ones(1, p + 1, dtype=torch.int64), kv
 
     t = ({2: Dim.DYNAMIC}, {2: Dim.DYNAMIC})
@@ -141,15 +165,29 @@ def resnet18(full: bool) -> Model:
     w = 64 if full else 8
     widths = ((1, 1, 1), (1, 1, 1), (1, 2, 2), (2, 2, 1), (2, 4, 2), (4, 4, 1), (4, 8, 2), (8, 8, 1))
     plan = [(w * i, w * o, s) for i, o, s in widths]
-    m = nn.Sequential(nn.Conv2d(3, w, 7, 2, 3, bias=False), nn.BatchNorm2d(w), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-                      *(_Block(*p) for p in plan), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * w, 1000 if full else 10))
+    m = nn.Sequential(
+        nn.Conv2d(3, w, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(w),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *(_Block(*p) for p in plan),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * w, 1000 if full else 10),
+    )
     for x in m.modules():
         if isinstance(x, nn.BatchNorm2d):
             x.running_mean = torch.randn_like(x.running_mean) * 0.1
             x.running_var = torch.rand_like(x.running_var) + 0.5
     hw = [Dim(n, min=64, max=512) for n in ("h", "w")]
-    return Model(m, lambda b, h, w: (torch.randn(b, 3, h, w),), ({0: Dim("batch", min=1, max=16), 2: hw[0], 3: hw[1]},),
-                 [(1, 16), (64, 512), (64, 512)], (2, 96, 80), {})
+    return Model(
+        m,
+        lambda b, h, w: (torch.randn(b, 3, h, w),),
+        ({0: Dim("batch", min=1, max=16), 2: hw[0], 3: hw[1]},),
+        [(1, 16), (64, 512), (64, 512)],
+        (2, 96, 80),
+        {},
+    )
 
 
 class _EarlyExit(nn.Module):
@@ -171,8 +209,9 @@ class _EarlyExit(nn.Module):
 
 
 def early_exit(full: bool) -> Model:
-    return Model(_EarlyExit(), lambda n: (torch.randn(n, 24) * torch.rand(1) * 2,), ({0: Dim("n", min=1, max=1000)},), [(1, 1000)],
-                 (7,), {})
+    return Model(
+        _EarlyExit(), lambda n: (torch.randn(n, 24) * torch.rand(1) * 2,), ({0: Dim("n", min=1, max=1000)},), [(1, 1000)], (7,), {}
+    )
 
 
 class _Positive(nn.Module):
@@ -185,9 +224,11 @@ class _Positive(nn.Module):
 
 
 def nonzero(full: bool) -> Model:
-    return Model(_Positive(), lambda n: ((torch.randn(n) * (torch.rand(n) > 0.5)),), ({0: Dim("n", min=1, max=3000)},), [(1, 3000)],
-                 (9,), {})
+    return Model(
+        _Positive(), lambda n: ((torch.randn(n) * (torch.rand(n) > 0.5)),), ({0: Dim("n", min=1, max=3000)},), [(1, 3000)], (9,), {}
+    )
 
 
 MODELS: dict[str, Callable[[bool], Model]] = {
-    f.__name__: f for f in (bert, qwen_prefill, qwen_decode, resnet18, early_exit, nonzero)}
+    f.__name__: f for f in (bert, qwen_prefill, qwen_decode, resnet18, early_exit, nonzero)
+}

@@ -42,9 +42,7 @@ WEIGHTS = {
 
 def weight(name: str) -> Any:
     w = WEIGHTS[name]
-    return build(
-        mv.Weight, [], {"name_": name}, results=[t("f64" if w.dtype == torch.float64 else "f32", *w.shape)]
-    ).results[0]
+    return build(mv.Weight, [], {"name_": name}, results=[t("f64" if w.dtype == torch.float64 else "f32", *w.shape)]).results[0]
 
 
 # ---------------------------------------------------------------------------------------------------- reductions
@@ -86,9 +84,7 @@ def _reductions() -> list[Part]:
     for k, d in enumerate(ALL):
         hows = ["max", "min", "sum", "prod", "any", "all"] if d == "i1" else ["max", "min", "sum", "prod"]
         for how in [*hows, *(["maxnum"] if d in FLOATS else [])]:
-            draw = (
-                anything if how in ("max", "min", "maxnum") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
-            )
+            draw = anything if how in ("max", "min", "maxnum") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
             tol = SUMS if how == "sum" else ANY_ZERO
             parts.append(reduction(d, how, ["n", "m"], [(k + len(how)) % 2], draw, tol=tol))
     parts.append(reduction("f32", "sum", [], [], plain))
@@ -148,9 +144,7 @@ def wrapped_sum() -> Part:
         s = reduce(x, "sum", [1])
         return [build(ew.Convert, [s], results=[from_mlir(s).with_dtype("i32")]).results[0]]
 
-    return Part(
-        [(t("ui8", "n", "m"), anything)], body, lambda x: [x.sum(1).to(torch.uint8).int()], label="ui8 sum, converted"
-    )
+    return Part([(t("ui8", "n", "m"), anything)], body, lambda x: [x.sum(1).to(torch.uint8).int()], label="ui8 sum, converted")
 
 
 REDUCE = [
@@ -201,9 +195,7 @@ def linear(name: str, dtype: str, shape: Sequence[object]) -> Part:
             ew.Add,
             [y, build(mv.Broadcast, [bias], {"dims": [from_mlir(y).rank - 1]}, results=[from_mlir(y)]).results[0]],
         ).results[0]
-        return [
-            build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]
-        ]
+        return [build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]]
 
     return Part(
         [(t(dtype, *shape), within(-1, 1)), (t(dtype, 7), plain)],
@@ -231,9 +223,7 @@ MATMUL = [
 ]
 
 
-def attention(
-    dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False
-) -> Part:
+def attention(dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False) -> Part:
     shape = [q[0], q[1], q[2], k[2]]
     args: list[Any] = [(t(dtype, *q), within(-1, 1)), (t(dtype, *k), within(-1, 1)), (t(dtype, *k), within(-1, 1))]
     if mask is not None:
@@ -261,9 +251,7 @@ ATTENTION = [
 
 
 # -------------------------------------------------------------------- convolution, pooling
-def conv(
-    x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f32", constant: bool = True, **given: Any
-) -> Part:
+def conv(x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f32", constant: bool = True, **given: Any) -> Part:
     n = len(x) - 2
     w = WEIGHTS[name].to(torch.float64 if dtype == "f64" else torch.float32)
     attrs = {
@@ -280,12 +268,8 @@ def conv(
         args.append((t(dtype, *w.shape), lambda _d, _s, _g: w))
 
     def body(*v: Any) -> list[Any]:
-        y = build(compute.Conv, [v[0], v[1] if len(v) > 1 else weight(name)], attrs, results=[t(dtype, *out)]).results[
-            0
-        ]
-        return [
-            build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]
-        ]
+        y = build(compute.Conv, [v[0], v[1] if len(v) > 1 else weight(name)], attrs, results=[t(dtype, *out)]).results[0]
+        return [build(ew.Maximum, [y, build(mv.Full, [], {"value": "0"}, results=[from_mlir(y)]).results[0]]).results[0]]
 
     def eager(x: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
         padding = attrs["padding"]
@@ -336,9 +320,7 @@ CONV = [
 ]
 
 
-def pool(
-    x: Sequence[object], out: Sequence[object], how: str, window: list[int], dtype: str = "f32", **given: Any
-) -> Part:
+def pool(x: Sequence[object], out: Sequence[object], how: str, window: list[int], dtype: str = "f32", **given: Any) -> Part:
     n = len(window)
     attrs = {
         "how": how,

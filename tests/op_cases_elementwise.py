@@ -110,9 +110,7 @@ def _chain(cls: Any, dtype: str, tol: Any) -> Part:
     """The op between views that are all computed inside its loops."""
     sources = [t("f32", "m", "n"), t("f32", "m"), t("f32", "n + 2", "2*m")]
     kinds = _types(cls, dtype)
-    args = [(sources[k].with_dtype(d), _draw(cls, k)) for k, d in enumerate(kinds)] + [
-        (t("i64", "n"), index_below("d0"))
-    ]
+    args = [(sources[k].with_dtype(d), _draw(cls, k)) for k, d in enumerate(kinds)] + [(t("i64", "n"), index_below("d0"))]
 
     def body(*values: Any) -> list[Any]:
         *xs, index = values
@@ -120,9 +118,7 @@ def _chain(cls: Any, dtype: str, tol: Any) -> Part:
         views = [
             lambda x: build(Transpose, [x], {"perm": [1, 0]}),
             lambda x: build(Broadcast, [x], {"dims": [1]}, results=[shape.with_dtype(from_mlir(x).dtype)]),
-            lambda x: build(
-                Slice, [x], {"starts": ["1", "0"], "steps": [1, 2]}, results=[shape.with_dtype(from_mlir(x).dtype)]
-            ),
+            lambda x: build(Slice, [x], {"starts": ["1", "0"], "steps": [1, 2]}, results=[shape.with_dtype(from_mlir(x).dtype)]),
         ]
         y = build(cls, [view(x).results[0] for view, x in zip(views, xs, strict=False)]).results[0]
         return after(y, index)
@@ -166,8 +162,18 @@ def _convert() -> list[Part]:
     return parts
 
 
-_SAME_WIDTH = [("f32", "i32"), ("i32", "f32"), ("f64", "i64"), ("i64", "f64"), ("bf16", "i16"), ("i16", "f16"), ("i8", "ui8"),
-               ("ui8", "i8"), ("f16", "bf16"), ("f32", "f32")]
+_SAME_WIDTH = [
+    ("f32", "i32"),
+    ("i32", "f32"),
+    ("f64", "i64"),
+    ("i64", "f64"),
+    ("bf16", "i16"),
+    ("i16", "f16"),
+    ("i8", "ui8"),
+    ("ui8", "i8"),
+    ("f16", "bf16"),
+    ("f32", "f32"),
+]
 
 
 def _bitcast() -> list[Part]:

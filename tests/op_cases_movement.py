@@ -41,9 +41,7 @@ def one(
             results = None if out is None else [from_mlir(x).with_shape(out)]
             return [build(cls, [x], attrs, results=results).results[0]]
 
-        parts.append(
-            Part(args, body, lambda x, *_: [eager(x)], label=f"{cls.OPERATION_NAME} {d} {list(shape)} {attrs}")
-        )
+        parts.append(Part(args, body, lambda x, *_: [eager(x)], label=f"{cls.OPERATION_NAME} {d} {list(shape)} {attrs}"))
     return parts
 
 
@@ -70,9 +68,7 @@ BROADCAST = [
     *one(mv.Broadcast, ["m"], {"dims": [1]}, ["n", "m"], lambda x: x, (), [["n", "m"]]),
     *one(mv.Broadcast, ["m"], {"dims": [2]}, [2, 3, "m"], lambda x: x.expand(2, 3, -1)),
     *one(mv.Broadcast, ["m"], {"dims": [0]}, ["m", 3, 5], lambda x: x[:, None, None].expand(-1, 3, 5)),
-    *one(
-        mv.Broadcast, ["n", 1, "m"], {"dims": [0, 1, 3]}, ["n", 4, 2, "m"], lambda x: x[:, :, None].expand(-1, 4, 2, -1)
-    ),
+    *one(mv.Broadcast, ["n", 1, "m"], {"dims": [0, 1, 3]}, ["n", 4, 2, "m"], lambda x: x[:, :, None].expand(-1, 4, 2, -1)),
     *one(mv.Broadcast, [], {"dims": []}, [2, 19], lambda x: x.expand(2, 19)),
 ]
 SLICE = [
@@ -86,12 +82,8 @@ SLICE = [
         ["floordiv(n, 2)", "m"],
         lambda x: x[x.shape[0] - x.shape[0] // 2 :],
     ),
-    *one(
-        mv.Slice, ["n", "m"], {"starts": ["0", "0"], "steps": [1, 3]}, ["n", "floordiv(m + 2, 3)"], lambda x: x[:, ::3]
-    ),
-    *one(
-        mv.Slice, ["n", "m"], {"starts": ["n", "m"], "steps": [1, 1]}, [0, 0], lambda x: x[x.shape[0] :, x.shape[1] :]
-    ),
+    *one(mv.Slice, ["n", "m"], {"starts": ["0", "0"], "steps": [1, 3]}, ["n", "floordiv(m + 2, 3)"], lambda x: x[:, ::3]),
+    *one(mv.Slice, ["n", "m"], {"starts": ["n", "m"], "steps": [1, 1]}, [0, 0], lambda x: x[x.shape[0] :, x.shape[1] :]),
 ]
 REVERSE = [
     *one(mv.Reverse, ["n", "m"], {"dims": [1]}, None, lambda x: x.flip(1), ALL),
@@ -99,9 +91,7 @@ REVERSE = [
     *one(mv.Reverse, [2, "n", "m"], {"dims": [0, 2]}, None, lambda x: x.flip(0, 2)),
 ]
 PAD = [
-    *one(
-        mv.Pad, ["n", "m"], {"low": ["2", "1"], "value": 1.0}, ["n + 2", "m + 4"], lambda x: _pad(x, [1, 3, 2, 0]), ALL
-    ),
+    *one(mv.Pad, ["n", "m"], {"low": ["2", "1"], "value": 1.0}, ["n + 2", "m + 4"], lambda x: _pad(x, [1, 3, 2, 0]), ALL),
     *one(
         mv.Pad,
         ["n", "m"],
@@ -210,11 +200,7 @@ def full(dtype: str, text: str, value: Callable[[int, int], Any]) -> Part:
 FULL = [
     *(full(d, "3", lambda n, m: 3) for d in ALL if d != "i1"),
     full("i1", "true", lambda n, m: True),
-    *(
-        full(d, v, lambda n, m, v=v: float(v))
-        for d in ("f32", "f64", "f16", "bf16")
-        for v in ("nan", "-inf", "0.1", "-0.0")
-    ),
+    *(full(d, v, lambda n, m, v=v: float(v)) for d in ("f32", "f64", "f16", "bf16") for v in ("nan", "-inf", "0.1", "-0.0")),
     full("i64", str(-(1 << 63)), lambda n, m: -(1 << 63)),
     full("i8", "-128", lambda n, m: -128),
     full("ui8", "255", lambda n, m: 255),
@@ -280,10 +266,7 @@ def take(
 ROWS = index_below("7")  # a static dim of 7, so that looking up in it is possible at every size
 TAKE = [
     *(take(d, [7, "m"], [("i64", ["n"], ROWS)], [0], 0, lambda x, i: [x[i]]) for d in ALL),
-    *(
-        take("f32", [7, "m"], [(d, ["n"], ROWS)], [0], 0, lambda x, i: [x[i.long()]])
-        for d in ("i32", "i16", "i8", "ui8")
-    ),
+    *(take("f32", [7, "m"], [(d, ["n"], ROWS)], [0], 0, lambda x, i: [x[i.long()]]) for d in ("i32", "i16", "i8", "ui8")),
     take("f32", [7, "m"], [("i64", ["n", 3], ROWS)], [0], 0, lambda x, i: [x[i]]),
     take("f32", ["n", 7], [("i64", ["m"], ROWS)], [1], 1, lambda x, i: [x[:, i]]),
     take("f32", ["n", 7], [("i64", ["m"], ROWS)], [1], 0, lambda x, i: [x[:, i].t()]),

@@ -265,6 +265,7 @@ FFT = [
     )
 ]
 
+
 def _through_complex(d: str) -> Part:
     """Two tensors as one complex one, and apart again."""
 

@@ -75,9 +75,7 @@ class Module:
                 self.counts.append(len(out))
                 results += out
             func.ReturnOp(results)
-        f.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([x.mlir() for x in types], [v.type for v in results])
-        )
+        f.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([x.mlir() for x in types], [v.type for v in results]))
         assert module.operation.verify()
         self.results = len(results)
         return module
@@ -141,20 +139,14 @@ class Module:
 
 def compare(a: torch.Tensor, b: torch.Tensor, p: Part, what: str) -> None:
     """Integers and bools exactly; floats exactly or within the part's tolerance."""
-    assert a.dtype == b.dtype and a.shape == b.shape, (
-        f"{what}: {a.dtype} {list(a.shape)} is not {b.dtype} {list(b.shape)}"
-    )
+    assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: {a.dtype} {list(a.shape)} is not {b.dtype} {list(b.shape)}"
     tol = None if p.tol is None else p.tol.get(dtype_name(a.dtype))
     if (
         a.dtype == torch.bfloat16
     ):  # the processor's conversion flushes what is below the smallest normal number, and so does PyTorch at times
         a, b = (torch.where(x.abs() <= 2 * torch.finfo(x.dtype).tiny, x * 0, x) for x in (a, b))
     if a.is_floating_point():
-        same = (
-            (a == b) & (a.signbit() == b.signbit())
-            if tol is None
-            else (a == b) | ((a - b).abs() <= p.atol + tol * b.abs())
-        )
+        same = (a == b) & (a.signbit() == b.signbit()) if tol is None else (a == b) | ((a - b).abs() <= p.atol + tol * b.abs())
         same |= a.isnan() & b.isnan()
     else:
         same = a == b

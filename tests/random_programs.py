@@ -74,9 +74,7 @@ class _Maker:
         return build(self.rng.choice([*BOUNDED, ew.Neg, ew.Abs]), [x]).results[0]
 
     def _binary(self, x: Any) -> Any:
-        y = build(
-            self.rng.choice([ew.Add, ew.Sub, ew.Mul, ew.Maximum, ew.Minimum]), [x, self.like(from_mlir(x))]
-        ).results[0]
+        y = build(self.rng.choice([ew.Add, ew.Sub, ew.Mul, ew.Maximum, ew.Minimum]), [x, self.like(from_mlir(x))]).results[0]
         return build(ew.Tanh, [y]).results[0]
 
     def _select(self, x: Any) -> Any:
@@ -94,9 +92,7 @@ class _Maker:
         ty = from_mlir(x)
         if not ty.rank:
             return None
-        i = build(
-            mv.Iota, [], {"dim": self.rng.randrange(ty.rank), "start": "0.5", "step": "0.25"}, results=[ty]
-        ).results[0]
+        i = build(mv.Iota, [], {"dim": self.rng.randrange(ty.rank), "start": "0.5", "step": "0.25"}, results=[ty]).results[0]
         return build(ew.Sin, [build(ew.Add, [x, i]).results[0]]).results[0]
 
     # ------------------------------------------------------------------ views
@@ -156,9 +152,7 @@ class _Maker:
 
     def _concat(self, x: Any) -> Any:
         ty = from_mlir(x)
-        return (
-            build(mv.Concat, [x, self.like(ty)], {"dim": self.rng.randrange(ty.rank)}).results[0] if ty.rank else None
-        )
+        return build(mv.Concat, [x, self.like(ty)], {"dim": self.rng.randrange(ty.rank)}).results[0] if ty.rank else None
 
     def _take(self, x: Any) -> Any:
         """Rows by position: of a dim that has at least three."""

@@ -36,7 +36,8 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down1, self.down2, self.middle, self.up2, self.up1 = (
-            _convs(i, o) for i, o in ((3, 8), (8, 16), (16, 16), (32, 16), (24, 8)))
+            _convs(i, o) for i, o in ((3, 8), (8, 16), (16, 16), (32, 16), (24, 8))
+        )
         self.up, self.out, self.time = nn.ConvTranspose2d(16, 16, 2, 2), nn.Conv2d(8, 4, 1), nn.Linear(16, 16)
 
     def forward(self, x, t):

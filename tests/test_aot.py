@@ -51,9 +51,7 @@ def mixed_inputs(n: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dhlo.CompiledModel, Path]:
     n = {0: Dim("n", min=1, max=50)}
     args, kwargs = mixed_inputs(4)
-    exported = torch.export.export(
-        Mixed(), args, kwargs, dynamic_shapes={"x": n, "state": {"a": [n]}, "mode": None, "scale": n}
-    )
+    exported = torch.export.export(Mixed(), args, kwargs, dynamic_shapes={"x": n, "state": {"a": [n]}, "mode": None, "scale": n})
     compiled = dhlo.compile(exported, name="mixed")
     path = tmp_path_factory.mktemp("mixed") / "mixed.so"
     compiled.save(path)
@@ -126,9 +124,7 @@ def test_unknown_pytree_types_give_flat_sequences(mixed: tuple[dhlo.CompiledMode
 
 
 def test_only_the_descriptor_is_exported(mixed: tuple[dhlo.CompiledModel, Path]) -> None:
-    symbols = subprocess.run(
-        ["nm", "-D", "--defined-only", str(mixed[1])], capture_output=True, text=True, check=True
-    ).stdout
+    symbols = subprocess.run(["nm", "-D", "--defined-only", str(mixed[1])], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == ["dhlo_model_v1"]
     headers = subprocess.run(["readelf", "-lW", str(mixed[1])], capture_output=True, text=True, check=True).stdout
     loads = [line.split() for line in headers.splitlines() if line.split()[:1] in (["LOAD"], ["GNU_STACK"])]
@@ -372,9 +368,7 @@ def test_cpp_host_equals_python(encoder: Any, build_host: Any, tmp_path: Path) -
         words.append(",".join(f"{shape[0]}x{shape[1]}={file}" for file in files))
         expected.append(compiled(*inputs))
         torch.testing.assert_close(expected[-1], encoder.model(*inputs), rtol=1e-4, atol=1e-5)
-    result = subprocess.run(
-        [str(host), str(path), "--out", str(tmp_path), *words], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([str(host), str(path), "--out", str(tmp_path), *words], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     for n, tensor in enumerate(expected):
         assert (tmp_path / f"{n}_0.bin").read_bytes() == tensor.numpy().tobytes(), shapes[n]
@@ -429,9 +423,7 @@ def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
     source = tmp_path / "static_host.cpp"
     source.write_text(STATIC_HOST)
     host = build_host(tmp_path / "static_host", source, tmp_path / "scale.o")
-    result = subprocess.run(
-        [str(host), str(constants_path(tmp_path / "scale.o"))], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([str(host), str(constants_path(tmp_path / "scale.o"))], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["11", "21", "31"]
     check = ["sha256sum", "--check", "scale.constants.sha256"]
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "scale.constants: OK\n"
@@ -504,9 +496,7 @@ def test_hosts_decide_what_is_loaded_and_by_how_many_threads(build_host: Any, tm
     (tmp_path / "host.cpp").write_text(LOADING_HOST)
     host = build_host(tmp_path / "host", tmp_path / "host.cpp")
     environment = {k: v for k, v in os.environ.items() if k != "DHLO_NUM_THREADS"}
-    result = subprocess.run(
-        [str(host), str(tmp_path / "large.so")], capture_output=True, text=True, env=environment, check=False
-    )
+    result = subprocess.run([str(host), str(tmp_path / "large.so")], capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     digest = hashlib.sha256((tmp_path / "large.so").read_bytes()[-TRAILER_BYTES:]).hexdigest()
     assert result.stdout == f"0 1 2 3 untrusted 1 untrusted 1 7 {digest}"

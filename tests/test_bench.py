@@ -93,9 +93,7 @@ def test_wrong_results_and_failures_are_reported(tmp_path: Path) -> None:
     (w,) = select("w4_gelu_bias", registry(tiny=True))
     _, path = measure.work_of(w, tmp_path)
     torch.save([[t + 1 for t in r] for r in torch.load(path)], path)
-    request = Request(
-        "benchmarks.workloads:subject", {"name": w.name, "tiny": True}, len(w.shapes), 1, path, path=measure.ROOT
-    )
+    request = Request("benchmarks.workloads:subject", {"name": w.name, "tiny": True}, len(w.shapes), 1, path, path=measure.ROOT)
     facts = take_turns(request, ["eager"])
     assert "wrong result" in facts["eager"]["error"]
 

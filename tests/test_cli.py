@@ -198,7 +198,8 @@ def test_inspect_executes_nothing(program: Path, tmp_path: Path) -> None:
     """A file whose code writes a file as soon as it is mapped; and one whose metadata would command the terminal."""
     source = tmp_path / "constructor.c"
     source.write_text(
-        '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran"))
+        '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran")
+    )
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "code")], check=True)
     artifact = build(torch.export.load(program), dhlo.Options(name="\x1b]0;title\x07", cache=""))[1]
     path = tmp_path / "model.so"

@@ -27,9 +27,7 @@ class Decoder(torch.nn.Module):
         self.o = torch.nn.Linear(16, 16)
         self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
 
-    def forward(
-        self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         n, s, _ = x.shape
         h = self.norm(x)
         q = self.q(h).view(n, s, 4, 4).transpose(1, 2)

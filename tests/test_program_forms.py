@@ -332,8 +332,16 @@ def test_a_cache_of_transformers() -> None:
 # ---------------------------------------------------------------------------------------------------- numbers
 class Numbers(torch.nn.Module):
     def forward(self, x, n, f, flag, none):
-        return {"y": x * n + f if flag else x, "n": n + x.shape[0], "f": f * 2, "flag": flag, "none": none, "half": x.shape[0] / 2,
-                "big": x.shape[0] > 3, "sizes": list(x.shape)}
+        return {
+            "y": x * n + f if flag else x,
+            "n": n + x.shape[0],
+            "f": f * 2,
+            "flag": flag,
+            "none": none,
+            "half": x.shape[0] / 2,
+            "big": x.shape[0] > 3,
+            "sizes": list(x.shape),
+        }
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -24,9 +24,7 @@ N = 40000
 def compiled(f: Callable[..., Any], x: torch.Tensor, train: bool = False) -> dhlo.CompiledModel:
     module = f if isinstance(f, torch.nn.Module) else Fn(f)
     spec: Any = {d: Dim.AUTO for d in range(x.dim())}
-    return dhlo.compile(
-        torch.export.export(module.train(train), (x,), dynamic_shapes=(spec if module is f else (spec,),))
-    )
+    return dhlo.compile(torch.export.export(module.train(train), (x,), dynamic_shapes=(spec if module is f else (spec,),)))
 
 
 def test_words_are_the_published_ones() -> None:

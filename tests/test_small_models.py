@@ -68,8 +68,15 @@ def mask(b: int, s: int) -> torch.Tensor:
 
 SIZE = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GROUPS = {"num_key_value_heads": 2, "pad_token_id": 0}
-AUDIO = {**SIZE, "conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3), "num_feat_extract_layers": 3,
-         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+AUDIO = {
+    **SIZE,
+    "conv_dim": (16, 16, 16),
+    "conv_stride": (5, 2, 2),
+    "conv_kernel": (10, 3, 3),
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
 LANGUAGE: dict[str, dict[str, Any]] = {  # decoders
     "Bloom": {},  # linear biases
     "Falcon": {"alibi": True},

@@ -28,14 +28,16 @@ from dhlo.texts import read_module
 # ---------------------------------------------------------------------------------------------------- size expressions
 SIZES = st.recursive(
     st.integers(-(10**9), 10**9).map(sympy.Integer) | st.sampled_from(["s0", "s1", "u0", "cap3"]).map(symbol),
-    lambda e: st.builds(lambda a, b: a + b, e, e)
-    | st.builds(lambda a, b: a * b, e, e)
-    | st.builds(lambda a, b: a - b, e, e)
-    | st.builds(lambda a, n: tsf.FloorDiv(a, sympy.Integer(n)), e, st.integers(1, 9))
-    | st.builds(lambda a, n: tsf.Mod(sympy.Abs(a), sympy.Integer(n)), e, st.integers(1, 9))
-    | st.builds(lambda a, b: sympy.Max(a, b), e, e)
-    | st.builds(lambda a, b: sympy.Piecewise((a, sympy.Lt(a, b)), (b, True)), e, e)
-    | st.builds(lambda a: tsf.TruncToInt(tsf.IntTrueDiv(a, sympy.Integer(3))), e),
+    lambda e: (
+        st.builds(lambda a, b: a + b, e, e)
+        | st.builds(lambda a, b: a * b, e, e)
+        | st.builds(lambda a, b: a - b, e, e)
+        | st.builds(lambda a, n: tsf.FloorDiv(a, sympy.Integer(n)), e, st.integers(1, 9))
+        | st.builds(lambda a, n: tsf.Mod(sympy.Abs(a), sympy.Integer(n)), e, st.integers(1, 9))
+        | st.builds(lambda a, b: sympy.Max(a, b), e, e)
+        | st.builds(lambda a, b: sympy.Piecewise((a, sympy.Lt(a, b)), (b, True)), e, e)
+        | st.builds(lambda a: tsf.TruncToInt(tsf.IntTrueDiv(a, sympy.Integer(3))), e)
+    ),
     max_leaves=6,
 )
 

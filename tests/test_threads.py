@@ -35,9 +35,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[int], dhlo.C
     """A model with workers of its own that have started, and their thread ids; the caller's affinity is put back."""
     monkeypatch.setenv("DHLO_NUM_THREADS", str(next(COUNTS)))  # a pool that no other test shares
     before, allowed = _threads(), os.sched_getaffinity(0)
-    exported = export(
-        Product(), (torch.randn(4, 6), torch.randn(6, 8)), dynamic_shapes=({0: Dim("m"), 1: Dim("k")}, {0: Dim("k")})
-    )
+    exported = export(Product(), (torch.randn(4, 6), torch.randn(6, 8)), dynamic_shapes=({0: Dim("m"), 1: Dim("k")}, {0: Dim("k")}))
     model = dhlo.compile(exported)
     model(torch.randn(900, 700), torch.randn(700, 8))
     started = [t for t, name in _threads().items() if name == "dhlo-worker" and t not in before]

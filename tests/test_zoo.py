@@ -44,9 +44,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     got, want = got.to(wide), want.to(wide)
     finite = want[want.isfinite()].abs()
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    torch.testing.assert_close(
-        got, want, rtol=2e-2 if low else 1e-3, atol=(1e-2 if low else 1e-4) * scale, equal_nan=True
-    )
+    torch.testing.assert_close(got, want, rtol=2e-2 if low else 1e-3, atol=(1e-2 if low else 1e-4) * scale, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

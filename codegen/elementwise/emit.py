@@ -117,8 +117,12 @@ class Emitter(IndexMath):
         while k < len(idx):
             part = idx[k].part
             n = len(part[2]) if part else 0
-            if part and part[1] == 0 and tuple(shape[k:k + n]) == part[2] and all(
-                    p is not None and p[0] is part[0] and p[1] == j for j, p in enumerate(i.part for i in idx[k:k + n])):
+            if (
+                part
+                and part[1] == 0
+                and tuple(shape[k : k + n]) == part[2]
+                and all(p is not None and p[0] is part[0] and p[1] == j for j, p in enumerate(i.part for i in idx[k : k + n]))
+            ):
                 merged.append((part[0], product(part[2])))
                 k += n
             else:
@@ -259,7 +263,7 @@ class Emitter(IndexMath):
         _, v, idx = pieces[0]
         if len(pieces) == 1:
             return self.value(v, idx)
-        left, right = pieces[:len(pieces) // 2], pieces[len(pieces) // 2:]
+        left, right = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
         bound = left[-1][0]
         x = self.fn.i64(i.base) if i.uniform else self.lanes(i)
         cond = self.fn.cmp("lt", x, self.size(bound))
@@ -275,11 +279,13 @@ class Emitter(IndexMath):
                 with self.scope():
                     x = get()
                     return [x if x.lanes else self.fn.splat(x)]
+
             return run
 
         dtype = from_mlir(v).dtype
-        return self.fn.if_else(cond, side(lambda: self.piecewise(i, left)), side(lambda: self.piecewise(i, right)),
-                               [self.fn.vec(dtype.register)])[0]
+        return self.fn.if_else(
+            cond, side(lambda: self.piecewise(i, left)), side(lambda: self.piecewise(i, right)), [self.fn.vec(dtype.register)]
+        )[0]
 
     def constant(self, value: float | int, dtype: DType) -> V:
         if dtype.is_bool:

@@ -53,8 +53,12 @@ def _block(fn: Fn, position: V, seed: V, draw: V) -> list[V]:
 
 def word(position: torch.Tensor, seed: int, draw: int, number: int) -> torch.Tensor:
     """The same in torch: i32 words for i64 positions."""
-    c = [position & _LOW, (position >> 32) & _LOW, torch.full_like(position, draw & _LOW),
-         torch.full_like(position, (draw >> 32) & _LOW)]
+    c = [
+        position & _LOW,
+        (position >> 32) & _LOW,
+        torch.full_like(position, draw & _LOW),
+        torch.full_like(position, (draw >> 32) & _LOW),
+    ]
     keys = [seed & _LOW, (seed >> 32) & _LOW]
     for r in range(ROUNDS):
         if r:

@@ -7,8 +7,22 @@ from collections.abc import Callable, Sequence
 
 from dhlo.codegen.kernel_ir.builder import F32, F64, I1, I32, I64, Fn, V, vec
 
-__all__ = ["ARITY", "NATIVE", "ULP", "any_lane", "call", "clamp", "keep_zero", "ldexp", "magic_round", "poly", "pow2",
-           "register", "table", "with_sign"]
+__all__ = [
+    "ARITY",
+    "NATIVE",
+    "ULP",
+    "any_lane",
+    "call",
+    "clamp",
+    "keep_zero",
+    "ldexp",
+    "magic_round",
+    "poly",
+    "pow2",
+    "register",
+    "table",
+    "with_sign",
+]
 
 Emit = Callable[..., V]
 
@@ -19,11 +33,13 @@ NATIVE: dict[tuple[str, str], Emit] = {}  # by (name, element type)
 
 def register(name: str, elem: str = F32, *, ulp: float | None = None, arity: int = 1) -> Callable[[Emit], Emit]:
     """Registers an emitter `(fn, *operands) -> V`; `ulp` is the bound of the f32 function."""
+
     def add(emit: Emit) -> Emit:
         NATIVE[name, elem], ARITY[name] = emit, arity
         if ulp is not None:
             ULP[name] = ulp
         return emit
+
     return add
 
 
@@ -110,8 +126,9 @@ def table(f: Fn, name: str, values: Sequence[float], index: V) -> V:
     if name not in f.module.globals:
         n = len(values)
         text = ", ".join(f"0x{struct.pack('>d', v).hex().upper()}" for v in values)
-        f.module.globals[name] = (f"llvm.mlir.global internal constant @{name}(dense<[{text}]> : tensor<{n}xf64>)"
-                                  f" : !llvm.array<{n} x f64>")
+        f.module.globals[name] = (
+            f"llvm.mlir.global internal constant @{name}(dense<[{text}]> : tensor<{n}xf64>) : !llvm.array<{n} x f64>"
+        )
     ptrs = f.gep(f.address_of(name), f.cast(index, I64), F64)
     if not index.lanes:
         return f.load(ptrs, F64)

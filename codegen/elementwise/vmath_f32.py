@@ -123,19 +123,26 @@ def _tanh(f: Fn, x: V) -> V:
 def _erf(f: Fn, x: V) -> V:
     # N. Juffa's single-precision erf: odd polynomial near zero, 1 - exp(polynomial) elsewhere
     t, s = f.unary("fabs", x), f.mul(x, x)
-    near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1,
-                             1.28379166e-1)),
-                 x, x)
+    near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)), x, x)
     t4 = f.select(f.cmp("lt", f.const(4.0, x.type), t), f.const(4.0, x.type), t)
-    r = poly(f, t4, (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1,
-                      -1.28717512e-1))
+    r = poly(f, t4, (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1))
     far = f.sub(f.const(1.0, x.type), call(f, "exp", f.fma(r, t4, f.neg(t4))))
     return f.select(f.cmp("gt", t, 0.927734375), with_sign(f, far, x), keep_zero(f, x, near))
 
 
 # log2(erfc(t / sqrt(2))) / t for t >= 0; weighted minimax up to 9, and falling without end beyond
-_LOG2_TAIL = (-3.092406331e-08, 9.000078763e-07, -1.126125335e-05, 7.726767944e-05, -2.793707245e-04, -6.568662229e-06,
-              6.961188279e-03, -5.245420337e-02, -4.592159092e-01, -1.151104808)
+_LOG2_TAIL = (
+    -3.092406331e-08,
+    9.000078763e-07,
+    -1.126125335e-05,
+    7.726767944e-05,
+    -2.793707245e-04,
+    -6.568662229e-06,
+    6.961188279e-03,
+    -5.245420337e-02,
+    -4.592159092e-01,
+    -1.151104808,
+)
 
 
 @register("normal_cdf")
@@ -148,16 +155,24 @@ def _normal_cdf(f: Fn, x: V) -> V:
 
 # ---------------------------------------------------------------------- log
 # log(1 + z) = z - z^2/2 + z^3 P(z) for z in [sqrt(1/2) - 1, sqrt(2) - 1]; minimax, 7e-10
-_LOG_P = (0.06916764986, -0.1179170364, 0.1187335369, -0.1238407099, 0.1421857841, -0.1666926333, 0.2000223049,
-          -0.2499998642,
-          0.3333331039)
+_LOG_P = (
+    0.06916764986,
+    -0.1179170364,
+    0.1187335369,
+    -0.1238407099,
+    0.1421857841,
+    -0.1666926333,
+    0.2000223049,
+    -0.2499998642,
+    0.3333331039,
+)
 _SQRT_HALF = 0x3F3504F3
 
 
 def _log_split(f: Fn, x: V) -> tuple[V, V]:
     """x = 2^e (1 + z) with 1 + z in [sqrt(1/2), sqrt(2)) for finite x > 0; returns (z, e as float)."""
-    tiny = f.cmp("lt", x, 2.0 ** -126)
-    bits = f.bitcast(f.select(tiny, f.mul(x, 2.0 ** 24), x), I32)
+    tiny = f.cmp("lt", x, 2.0**-126)
+    bits = f.bitcast(f.select(tiny, f.mul(x, 2.0**24), x), I32)
     t = f.sub(bits, _SQRT_HALF)
     e = f.cast(f.shr(t, 23), F32)
     e = f.select(tiny, f.sub(e, 24.0), e)
@@ -175,8 +190,7 @@ def _log_special(f: Fn, x: V, y: V) -> V:
     """y = log(x) repaired for x = 0, x < 0, +inf and NaN."""
     nan, inf = f.const(math.nan, x.type), f.const(math.inf, x.type)
     y = f.select(f.cmp("lt", x, math.inf), y, x)  # +inf and NaN
-    return f.select(f.cmp("gt", x, 0.0), y, f.select(f.cmp("eq", x, 0.0), f.neg(inf),
-                                                     f.select(f.cmp("lt", x, 0.0), nan, x)))
+    return f.select(f.cmp("gt", x, 0.0), y, f.select(f.cmp("eq", x, 0.0), f.neg(inf), f.select(f.cmp("lt", x, 0.0), nan, x)))
 
 
 @register("log", ulp=1.0)
@@ -217,7 +231,7 @@ def _log1p(f: Fn, x: V) -> V:
     s = pow2(f, f.neg(f.select(f.cmp("lt", e, 126), e, f.const(126, e.type))), F32)
     z = f.fma(x, s, f.sub(s, 1.0))
     k = f.cast(e, F32)
-    huge = f.cmp("gt", x, 2.0 ** 125)
+    huge = f.cmp("gt", x, 2.0**125)
     y = f.fma(k, f.const(_LN2_LO, x.type), _log_tail(f, z))
     y = f.fma(k, f.const(_LN2_HI, x.type), f.add(z, y))
     y = f.select(huge, call(f, "log", x), y)
@@ -231,7 +245,7 @@ _PIO2 = (1.57079637050628662109375, -4.371139000186238e-8, -1.7151245100059768e-
 _SIN_P = (-0.0001950906316, 0.008332118509, -0.1666665402)
 _COS_P = (2.442921296e-5, -0.001388728893, 0.04166664531)
 _TAN_P = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
-_BIG = 2.0 ** 17  # where the three-part reduction hands over
+_BIG = 2.0**17  # where the three-part reduction hands over
 
 
 def _atan_inverse(n: int, bits: int) -> int:

@@ -49,14 +49,24 @@ class AttentionStep:
         self.op, self.group, self.low = op, group, low
         q, _, v = (from_mlir(x) for x in list(op.operands)[:3])
         if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[3]) and is_static(v.shape[3])):
-            raise CompileError(f"attention of {q} with values {v} has no kernel yet", where=where(op),
-                               hint="head sizes must be static and elements f32, f16 or bf16")
+            raise CompileError(
+                f"attention of {q} with values {v} has no kernel yet",
+                where=where(op),
+                hint="head sizes must be static and elements f32, f16 or bf16",
+            )
         self.views = [low.view(group, x) for x in list(op.operands)[:3]]
         self.mask = op.operands[3] if len(op.operands) > 3 else None
         self.slots: list[Slot] = []
         self._args: dict[int, KernelArgs] = {}
-        draft = Attention(int(q.shape[3]), int(v.shape[3]), q.dtype.name, attr(op, "causal"),
-                          self._emit_mask if self.mask is not None else None, "attention_tmp", tiles=low.tiles)
+        draft = Attention(
+            int(q.shape[3]),
+            int(v.shape[3]),
+            q.dtype.name,
+            attr(op, "causal"),
+            self._emit_mask if self.mask is not None else None,
+            "attention_tmp",
+            tiles=low.tiles,
+        )
         made = low.once(group, "attention", lambda: self._make(draft))
         self.attention, self.slots = made.attention, made.slots
         self.workspace = sympy.Integer(self.attention.workspace_bytes)
@@ -103,11 +113,24 @@ class AttentionStep:
         hkv, skv = k.shape[1:3]
         group = FloorDiv(hq, hkv) if hkv != hq else sympy.Integer(1)
         self.attention.emit_launch(
-            host, q=view_pointer(host, q), k=view_pointer(host, k), v=view_pointer(host, v), o=host.pointer(self.group.results[0]),
-            workspace=host.workspace(), batch=s(b), kv_heads=s(hkv), group=s(group), sq=s(sq), skv=s(skv),
-            q_strides=[s(x) for x in q.strides[:3]], k_strides=[s(x) for x in k.strides[:3]],
-            v_strides=[s(x) for x in v.strides[:3]], o_strides=[s(x) for x in strides[:3]], scale=float(attr(self.op, "scale")),
-            extra_args=[host.slot(x) for x in self.slots])
+            host,
+            q=view_pointer(host, q),
+            k=view_pointer(host, k),
+            v=view_pointer(host, v),
+            o=host.pointer(self.group.results[0]),
+            workspace=host.workspace(),
+            batch=s(b),
+            kv_heads=s(hkv),
+            group=s(group),
+            sq=s(sq),
+            skv=s(skv),
+            q_strides=[s(x) for x in q.strides[:3]],
+            k_strides=[s(x) for x in k.strides[:3]],
+            v_strides=[s(x) for x in v.strides[:3]],
+            o_strides=[s(x) for x in strides[:3]],
+            scale=float(attr(self.op, "scale")),
+            extra_args=[host.slot(x) for x in self.slots],
+        )
 
 
 class ConvStep:
@@ -118,9 +141,13 @@ class ConvStep:
         self.x, w = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         if self.x.dtype.name not in ("f32", "f64") or not w.is_static or not is_static(self.x.shape[1]):
-            raise CompileError(f"convolution of {self.x} with {w} has no kernel yet", where=where(op),
-                               hint="channels and kernel must be static, elements f32 or f64")
+            raise CompileError(
+                f"convolution of {self.x} with {w} has no kernel yet",
+                where=where(op),
+                hint="channels and kernel must be static, elements f32 or f64",
+            )
         self.view = low.view(group, op.operands[0])
+
         def get(n: str) -> Any:
             return attr(op, n)
 
@@ -128,12 +155,31 @@ class ConvStep:
         self.conv: Conv | ConvTranspose
         self.workspace = sympy.Integer(0)
         if get("transposed"):
-            self.conv = ConvTranspose(channels, int(w.shape[1]) * groups, kernel, tuple(get("stride")), tuple(get("padding")),
-                                      tuple(get("output_padding")), tuple(get("dilation")), groups, self.x.dtype.name, spec=low.tiles)
+            self.conv = ConvTranspose(
+                channels,
+                int(w.shape[1]) * groups,
+                kernel,
+                tuple(get("stride")),
+                tuple(get("padding")),
+                tuple(get("output_padding")),
+                tuple(get("dilation")),
+                groups,
+                self.x.dtype.name,
+                spec=low.tiles,
+            )
             self.workspace = aligned(self.out.bytes)
         else:
-            self.conv = Conv(channels, int(w.shape[0]), kernel, tuple(get("stride")), tuple(op.pads),
-                             tuple(get("dilation")), groups, self.x.dtype.name, spec=low.tiles)
+            self.conv = Conv(
+                channels,
+                int(w.shape[0]),
+                kernel,
+                tuple(get("stride")),
+                tuple(op.pads),
+                tuple(get("dilation")),
+                groups,
+                self.x.dtype.name,
+                spec=low.tiles,
+            )
         self.phases = self.workspace
         self.conv.emit_kernels(low.module)
         self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
@@ -141,8 +187,11 @@ class ConvStep:
         self.packed: int | None = None
         if value is not None:
             conv, weight = self.conv, value.detach().contiguous()
-            self.packed = low.constants.add(("packed_conv", conv, low.constant_key(op.operands[1])), conv.workspace_bytes,
-                                            lambda: np.ascontiguousarray(conv.pack_weight(weight.numpy())))
+            self.packed = low.constants.add(
+                ("packed_conv", conv, low.constant_key(op.operands[1])),
+                conv.workspace_bytes,
+                lambda: np.ascontiguousarray(conv.pack_weight(weight.numpy())),
+            )
         else:
             self.w = low.view(group, op.operands[1])
             self.workspace = self.workspace + self.conv.workspace_bytes
@@ -161,8 +210,15 @@ class ConvStep:
         epilogue, eargs = epilogue_args(host, self.epilogue)
         x = view_pointer(host, self.view)
         if isinstance(self.conv, ConvTranspose):
-            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs,
-                                  workspace=host.workspace() if self.phases != 0 else x)
+            self.conv.emit_launch(
+                host,
+                x=x,
+                w=w,
+                sizes=sizes,
+                epilogue=epilogue,
+                epilogue_args=eargs,
+                workspace=host.workspace() if self.phases != 0 else x,
+            )
         else:
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs)
 
@@ -193,21 +249,32 @@ class PoolStep:
         spatial = [host.size(s) for s in self.x.shape[-n:]]
         x, out = view_pointer(host, self.view), host.pointer(self.group.results[0])
         if isinstance(self.pool, AdaptivePool):
-            self.pool.emit_launch(host, x=x, out=out, planes=planes, spatial=spatial,
-                                  out_spatial=[host.size(s) for s in self.out.shape[-n:]])
+            self.pool.emit_launch(
+                host, x=x, out=out, planes=planes, spatial=spatial, out_spatial=[host.size(s) for s in self.out.shape[-n:]]
+            )
         else:
             self.pool.emit_launch(host, x=x, out=out, planes=planes, spatial=spatial)
 
 
 def _pool(op: Any, x: TensorType, out: TensorType) -> Pool:
     """The pooling whose output sizes are those of the result type: rounded down, or up."""
+
     def get(n: str) -> Any:
         return attr(op, n)
 
     n = len(get("window"))
     for ceil in (False, True):
-        pool = Pool(get("how"), tuple(get("window")), tuple(get("stride")), tuple(get("padding")), tuple(get("dilation")), ceil,
-                    get("count_pad"), get("divisor") or None, elem=x.dtype.name)
+        pool = Pool(
+            get("how"),
+            tuple(get("window")),
+            tuple(get("stride")),
+            tuple(get("padding")),
+            tuple(get("dilation")),
+            ceil,
+            get("count_pad"),
+            get("divisor") or None,
+            elem=x.dtype.name,
+        )
         if _agree(pool, x.shape[-n:], out.shape[-n:]):
             return pool
     raise CompileError(f"pooling can't give {out} from {x}", where=where(op))

@@ -31,8 +31,14 @@ def combine(fn: Fn, how: str, a: V, b: V) -> V:
         return fn.or_(a, b) if how in ("any", "max", "sum") else fn.and_(a, b)
     if how == "maxnum":  # NaN isn't above `a`, which never is one; in this order it is one instruction on x86
         return fn.select(fn.cmp("gt", b, a), b, a)
-    ops: dict[str, Callable[[V, V], V]] = {"sum": fn.add, "prod": fn.mul, "max": fn.max, "min": fn.min, "any": fn.or_,
-                                           "all": fn.and_}
+    ops: dict[str, Callable[[V, V], V]] = {
+        "sum": fn.add,
+        "prod": fn.mul,
+        "max": fn.max,
+        "min": fn.min,
+        "any": fn.or_,
+        "all": fn.and_,
+    }
     return ops[how](a, b)
 
 

@@ -39,12 +39,13 @@ class Constants:
 
     def fill(self, memory: npt.NDArray[np.uint8]) -> None:
         """Writes everything into `memory`, which has `bytes` bytes; packing and copying run without Python's lock."""
+
         def write(part: tuple[int, int, Callable[[], npt.NDArray[Any]]]) -> None:
             offset, nbytes, data = part
             flat = data().reshape(-1).view(np.uint8)
             if flat.nbytes != nbytes:
                 raise AssertionError(f"constant of {flat.nbytes} bytes, {nbytes} announced")
-            memory[offset:offset + nbytes] = flat
+            memory[offset : offset + nbytes] = flat
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(write, self._parts))

@@ -26,8 +26,9 @@ class Epilogue:
     lookups: dict[int, Any]  # number of an index check -> the op that it is about
 
 
-def lower_epilogue(module: KernelModule, group: Any, anchor: Any, checks: Checks,
-                   place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> Epilogue:
+def lower_epilogue(
+    module: KernelModule, group: Any, anchor: Any, checks: Checks, place: Callable[[Any, Index, Index, Index], Sequence[Index]]
+) -> Epilogue:
     """`place(emitter, batch, row, column)` gives the index of a tile's element in the anchor's result. The tile has room for whole
     vectors, so that lanes beyond its last column may be read."""
     k = GroupKernel(module, group, checks, EPILOGUE_ARGS)

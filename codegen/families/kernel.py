@@ -50,8 +50,15 @@ class Checks(list[tuple[str, int, str]]):
 class GroupKernel:
     """A kernel under construction for one group: function, arguments, emitter."""
 
-    def __init__(self, module: KernelModule, group: Any, checks: Checks, args: Sequence[tuple[str, str]] = KERNEL_ARGS,
-                 first_arg: int = 0, slots: Sequence[Slot] = ()) -> None:
+    def __init__(
+        self,
+        module: KernelModule,
+        group: Any,
+        checks: Checks,
+        args: Sequence[tuple[str, str]] = KERNEL_ARGS,
+        first_arg: int = 0,
+        slots: Sequence[Slot] = (),
+    ) -> None:
         self.module, self.group, self.checks = module, group, checks
         block = group.operation.regions[0].blocks[0]
         self.ops = [op for op in block.operations][:-1]

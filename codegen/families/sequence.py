@@ -39,9 +39,7 @@ class _Factor:
     """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
     `transposed` matrices are stored [n, k]."""
 
-    def __init__(
-        self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool, at: sympy.Expr | int = 0
-    ) -> None:
+    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool, at: sympy.Expr | int = 0) -> None:
         v = op.operands[i]
         self.type, self.view = from_mlir(v), low.view(group, v)
         elem = self.type.dtype.name

@@ -88,8 +88,10 @@ class ReductionStep:
             LaunchStep(self.whole).emit(host)
             return
         fn, workspace = host.fn, host.workspace()
-        launches = [(x, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
-                    for x in (self.whole, self.split.partial, self.split.gather)]  # sizes stand outside of branches
+        launches = [
+            (x, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+            for x in (self.whole, self.split.partial, self.split.gather)
+        ]  # sizes stand outside of branches
 
         def launch(k: int, *first: V) -> None:
             x, slots, count, grain, scratch = launches[k]
@@ -142,8 +144,12 @@ class Lowering:
         from dhlo.codegen.families.opaque import opaque_step
 
         steps: dict[str, Callable[[Lowering, Any], Step]] = {
-            "matmul": MatmulStep, "attention": AttentionStep, "convolution": ConvStep, "window": PoolStep,
-            "opaque": opaque_step}
+            "matmul": MatmulStep,
+            "attention": AttentionStep,
+            "convolution": ConvStep,
+            "window": PoolStep,
+            "opaque": opaque_step,
+        }
         if anchor not in steps:
             op = anchor_of(group, Kind(anchor))
             raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
@@ -186,6 +192,7 @@ class Lowering:
     def view(self, group: Any, v: Any) -> View:
         """An operand as a view of a buffer outside the group."""
         block = group.operation.regions[0].blocks[0]
+
         def outside(x: Any) -> bool:
             op = defining(x)
             return op is None or op.operation.block != block or isinstance(op, Weight)
@@ -254,8 +261,9 @@ class MatmulStep:
         row = _row_stride(self.a) if self.flat else self.a.strides[-2]
         batch, a_batch, b_batch = [sympy.Integer(1)] * 2, [zero] * 2, [zero] * 2
         if not self.flat:
-            groups = _batch_dims(shape[:-2], self.a.strides[:-2],
-                                 self._packed_strides() if self.packed is not None else self.b.strides[:-2])
+            groups = _batch_dims(
+                shape[:-2], self.a.strides[:-2], self._packed_strides() if self.packed is not None else self.b.strides[:-2]
+            )
             for i, (n, sa, sb) in enumerate(groups):
                 batch[2 - len(groups) + i], a_batch[2 - len(groups) + i], b_batch[2 - len(groups) + i] = n, sa, sb
         strides = [host.size(s) for s in (*a_batch, row, self.a.strides[-1])]
@@ -265,12 +273,21 @@ class MatmulStep:
         epilogue, eargs = epilogue_args(host, self.epilogue)
         touch = self.epilogue.touch
         self.matmul.emit_launch(
-            host, a=view_pointer(host, self.a),
+            host,
+            a=view_pointer(host, self.a),
             b=host.constant(self.packed) if self.packed is not None else view_pointer(host, self.b),
-            m=host.size(m), n=host.size(shape[-1]), k=host.size(k), a_strides=strides, b_strides=b_strides,
-            batch=[host.size(n) for n in batch], epilogue=epilogue, epilogue_args=eargs,
+            m=host.size(m),
+            n=host.size(shape[-1]),
+            k=host.size(k),
+            a_strides=strides,
+            b_strides=b_strides,
+            batch=[host.size(n) for n in batch],
+            epilogue=epilogue,
+            epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
-            workspace=None if self.packed is not None else host.workspace(), packed=self.packed is not None)
+            workspace=None if self.packed is not None else host.workspace(),
+            packed=self.packed is not None,
+        )
 
     def _packed_strides(self) -> list[sympy.Expr]:
         n, out = sympy.Integer(self.packed_stride), []
@@ -316,4 +333,3 @@ def _batch_dims(sizes: Any, a: Any, b: Any) -> list[tuple[Any, Any, Any]]:
 def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:
     """The epilogue's address and its filled argument array."""
     return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])
-

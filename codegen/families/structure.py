@@ -32,8 +32,10 @@ class Structure:
             operands: list[Any] = []
             for v in op.operands:
                 operands.append(local[v] if v in local else (outside.setdefault(v, len(outside)), self._numbered(str(v.type))))
-            attrs = tuple((n, str(a) if n in _NAMES else self._numbered(str(a)))
-                          for n, a in ((n, op.operation.attributes[n]) for n in op.operation.attributes))
+            attrs = tuple(
+                (n, str(a) if n in _NAMES else self._numbered(str(a)))
+                for n, a in ((n, op.operation.attributes[n]) for n in op.operation.attributes)
+            )
             rows.append((op.OPERATION_NAME, attrs, tuple(operands), tuple(self._numbered(str(v.type)) for v in op.results)))
             for v in op.results:
                 local[v] = len(local)

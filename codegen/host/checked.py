@@ -21,8 +21,9 @@ class CheckedFn(Fn):
     first; `is_tested` says that nothing can have set it since the last test.
     """
 
-    def __init__(self, module: KernelModule, name: str, args: Sequence[tuple[str, str]], result: str | None = None,
-                 *, internal: bool = True) -> None:
+    def __init__(
+        self, module: KernelModule, name: str, args: Sequence[tuple[str, str]], result: str | None = None, *, internal: bool = True
+    ) -> None:
         super().__init__(module, name, args, result, internal=internal)
         self._intervals: list[dict[str, Interval]] = [{}]
         self._flag: V | None = None

@@ -48,8 +48,13 @@ class Argument:
 class Contract:
     """Emits checks into a host function. `require` ends the call where a condition doesn't hold."""
 
-    def __init__(self, args: Sequence[Argument], ranges: Mapping[str, tuple[int | None, int | None]], checks: Checks,
-                 names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        args: Sequence[Argument],
+        ranges: Mapping[str, tuple[int | None, int | None]],
+        checks: Checks,
+        names: Mapping[str, str],
+    ) -> None:
         self.args, self.ranges, self.checks, self.names = args, ranges, checks, names
 
     def emit(self, fn: CheckedFn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
@@ -58,12 +63,21 @@ class Contract:
         for i, a in enumerate(self.args):
             base = fn.gep(inputs, i * abi.TENSOR_BYTES, "i8")
             rank = fn.cast(fn.load(fn.gep(base, abi.TENSOR["rank"], "i8"), I32), I64)
-            self._check(fn, require, fn.cmp("eq", rank, a.type.rank), "rank", i,
-                        f"'{a.name}' must have rank {a.type.rank}", a.type.rank, rank)
+            self._check(
+                fn,
+                require,
+                fn.cmp("eq", rank, a.type.rank),
+                "rank",
+                i,
+                f"'{a.name}' must have rank {a.type.rank}",
+                a.type.rank,
+                rank,
+            )
             code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
             want = dtype_code(a.type)
-            self._check(fn, require, fn.cmp("eq", code, want), "dtype", i,
-                        f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code)
+            self._check(
+                fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code
+            )
             arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
         dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]
         loaded = {(i, d): fn.define(fn.load(fn.gep(arrays[i], d, I64), I64), 0, abi.MAX_DIM) for i, d, _ in dims}
@@ -77,8 +91,16 @@ class Contract:
             self._range(fn, name, at, loaded[at], sizes.symbols[name], require)
         for i, d, e in dims:
             if not (e.is_Symbol and source.get(e.name) == (i, d)):
-                self._check(fn, require, fn.cmp("eq", loaded[i, d], sizes.emit(e)), "equal", i, self._equal_text(i, d, e, source),
-                            sizes.emit(e), loaded[i, d])
+                self._check(
+                    fn,
+                    require,
+                    fn.cmp("eq", loaded[i, d], sizes.emit(e)),
+                    "equal",
+                    i,
+                    self._equal_text(i, d, e, source),
+                    sizes.emit(e),
+                    loaded[i, d],
+                )
         for i, a in enumerate(self.args):
             if a.grows is not None:
                 self._buffer(fn, i, inputs, sizes, require)
@@ -90,7 +112,7 @@ class Contract:
         assert a.grows is not None
         strides = fn.load(fn.gep(inputs, i * abi.TENSOR_BYTES + abi.TENSOR["strides"], "i8"), PTR)
         is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
-        filled, inner = sizes.emit(a.type.shape[a.grows]), sizes.emit(product(a.type.shape[a.grows + 1:]))
+        filled, inner = sizes.emit(a.type.shape[a.grows]), sizes.emit(product(a.type.shape[a.grows + 1 :]))
 
         def from_strides() -> list[V]:
             given = fn.div(fn.load(fn.gep(strides, (a.grows or 0) - 1, I64), I64), fn.max(inner, 1))
@@ -113,8 +135,14 @@ class Contract:
         text = f"'{a.name}' must be the first part, along dim {a.grows}, of a dense buffer"
         require(ok, self.checks.add("ASSERT", text, i), zero, zero)
 
-    def _solve(self, fn: CheckedFn, dims: list[tuple[int, int, sympy.Expr]], loaded: dict[tuple[int, int], V], sizes: SizeEmitter,
-               source: dict[str, tuple[int, int]]) -> None:
+    def _solve(
+        self,
+        fn: CheckedFn,
+        dims: list[tuple[int, int, sympy.Expr]],
+        loaded: dict[tuple[int, int], V],
+        sizes: SizeEmitter,
+        source: dict[str, tuple[int, int]],
+    ) -> None:
         """Symbols that appear only inside expressions: a*s + b = size gives s, and the later equality check confirms it."""
         missing = {s for _, _, e in dims for s in symbols_of(e)} - set(sizes.symbols)
         while missing:
@@ -133,8 +161,10 @@ class Contract:
                 missing.discard(name)
                 found = True
             if not found:
-                raise CompileError(f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
-                                   hint="give one input a dim of exactly this size")
+                raise CompileError(
+                    f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
+                    hint="give one input a dim of exactly this size",
+                )
 
     def _range(self, fn: CheckedFn, name: str, at: tuple[int, int], size: V, value: V, require: Require) -> None:
         """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and some more, as the dim's range."""
@@ -171,8 +201,11 @@ class Contract:
         text = f"'{self.args[i].name}' dim {d}"
         if is_static(e):
             return f"{text} must be {e}"
-        parts = [f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}"
-                 for s in sorted(symbols_of(e)) if s in source]
+        parts = [
+            f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}"
+            for s in sorted(symbols_of(e))
+            if s in source
+        ]
         return f"{text} must be {spell(e, self.names)}" + (f", where {', '.join(parts)}" if parts else "")
 
     def _check(self, fn: CheckedFn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:

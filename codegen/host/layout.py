@@ -32,8 +32,9 @@ def walk(block: Any) -> Iterator[Any]:
                 yield from walk(region.blocks[0])
 
 
-def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int | None, int | None]],
-            updates: Mapping[int, str | int]) -> Layout:
+def lay_out(
+    block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int | None, int | None]], updates: Mapping[int, str | int]
+) -> Layout:
     """The layout of a function's body. `steps` gives the workspace that groups need while they run; `updates` are the results
     that aren't outputs, but the new content of a state (by name) or an argument (by number)."""
     ops = list(walk(block))
@@ -83,8 +84,9 @@ def lay_out(block: Any, steps: Mapping[Any, Any], ranges: Mapping[str, tuple[int
     ready: dict[int, list[int]] = {}
     for k, e in enumerate(order):
         ready.setdefault(e, []).append(k)
-    return Layout(outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=news, written=written,
-                  conditional=conditional)
+    return Layout(
+        outputs, arena, alias, offsets, plans, ready, numbers=numbers, updates=news, written=written, conditional=conditional
+    )
 
 
 # Sizes that arrangements of the arena are made for, the usual ones first, and by how much symbols differ from each other there.
@@ -145,8 +147,12 @@ class _Control:
     def __init__(self, block: Any, ops: list[Any], numbers: Mapping[Any, int], base: Callable[[Any], Any]) -> None:
         self.base, self.numbers = base, numbers
         self.ops = [op for op in ops if isinstance(op, (Cond, While))]
-        self.ends = {numbers[op.operation]: max([numbers[op.operation], *(
-            numbers[x.operation] for r in op.regions for x in walk(r.blocks[0]))]) for op in self.ops}
+        self.ends = {
+            numbers[op.operation]: max(
+                [numbers[op.operation], *(numbers[x.operation] for r in op.regions for x in walk(r.blocks[0]))]
+            )
+            for op in self.ops
+        }
         self.defined: dict[str, int] = {}
         self.late: set[Any] = set()
         self.bound: set[Any] = set()

@@ -63,8 +63,16 @@ class Layout:
 class HostProgram:
     """Writes `dhlo_run` into the lowering's module."""
 
-    def __init__(self, low: Lowering, args: Sequence[Argument], arguments: Sequence[Any], contract: Contract, layout: Layout,
-                 steps: dict[Any, Any], returns: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        low: Lowering,
+        args: Sequence[Argument],
+        arguments: Sequence[Any],
+        contract: Contract,
+        layout: Layout,
+        steps: dict[Any, Any],
+        returns: Sequence[Any],
+    ) -> None:
         self.low, self.args, self.arguments, self.contract, self.layout, self.steps = low, args, arguments, contract, layout, steps
         self.returns = returns
         self.module: KernelModule = low.module
@@ -109,8 +117,19 @@ class HostProgram:
         fn = self.fn
         number = len(self.layout.launches)
         self.layout.launches.append(kernel)
-        r = fn.call_ptr(self._field("launch", PTR), [self.call, fn.address_of(kernel), self._shared_array(args), fn.i64(count),
-                                                     fn.i64(grain), fn.i64(scratch), fn.i64(number)], I32)
+        r = fn.call_ptr(
+            self._field("launch", PTR),
+            [
+                self.call,
+                fn.address_of(kernel),
+                self._shared_array(args),
+                fn.i64(count),
+                fn.i64(grain),
+                fn.i64(scratch),
+                fn.i64(number),
+            ],
+            I32,
+        )
         assert r is not None
         fn.store(fn.or_(fn.load(self.status, I32), r), self.status)
 
@@ -367,8 +386,9 @@ class HostProgram:
             offsets.append(total if total is not None else fn.const(0, I64))
             need = fn.select(flag, fn.const(0, I64), bytes_)
             total = need if total is None else fn.add(total, need)
-        self._homes = [fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR)
-                       for i in range(len(self.arguments))]
+        self._homes = [
+            fn.load(fn.gep(fn.args[1], i * abi.TENSOR_BYTES + abi.TENSOR["data"], I8), PTR) for i in range(len(self.arguments))
+        ]
         self._dense = dense
         self.pointers.update(zip(self.arguments, self._homes, strict=True))
         if total is None:

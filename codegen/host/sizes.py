@@ -16,8 +16,14 @@ from dhlo.ir.symbols import show
 
 __all__ = ["SizeEmitter"]
 
-_COMPARE = {sympy.Eq: "eq", sympy.Ne: "ne", sympy.StrictLessThan: "lt", sympy.LessThan: "le", sympy.StrictGreaterThan: "gt",
-            sympy.GreaterThan: "ge"}
+_COMPARE = {
+    sympy.Eq: "eq",
+    sympy.Ne: "ne",
+    sympy.StrictLessThan: "lt",
+    sympy.LessThan: "le",
+    sympy.StrictGreaterThan: "gt",
+    sympy.GreaterThan: "ge",
+}
 _EXACT = 1 << 53  # integers up to here are f64 without rounding
 
 

@@ -100,8 +100,17 @@ class Fn:
     `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported.
     """
 
-    def __init__(self, module: KernelModule, name: str, args: Sequence[tuple[str, str]], result: str | None = None,
-                 *, internal: bool = True, inline: bool = False, noinline: bool = False) -> None:
+    def __init__(
+        self,
+        module: KernelModule,
+        name: str,
+        args: Sequence[tuple[str, str]],
+        result: str | None = None,
+        *,
+        internal: bool = True,
+        inline: bool = False,
+        noinline: bool = False,
+    ) -> None:
         self.module, self.name, self.result = module, name, result
         self._args = [V(f"%{n}", t) for n, t in args]
         self._internal, self._inline, self._noinline = internal, inline, noinline
@@ -480,23 +489,33 @@ class Fn:
     def masked_load(self, p: V, mask: V, other: V) -> V:
         """Lanes of memory where `mask` holds, of `other` elsewhere; memory of the other lanes isn't touched."""
         a = max(1, BITS[other.elem] // 8)
-        return self.op(other.type, f"llvm.intr.masked.load {p.name}, {mask.name}, {other.name} {{alignment = {a} : i32}}"
-                                   f" : (!llvm.ptr, {mask.type}, {other.type}) -> {other.type}")
+        return self.op(
+            other.type,
+            f"llvm.intr.masked.load {p.name}, {mask.name}, {other.name} {{alignment = {a} : i32}}"
+            f" : (!llvm.ptr, {mask.type}, {other.type}) -> {other.type}",
+        )
 
     def masked_store(self, x: V, p: V, mask: V) -> None:
         a = max(1, BITS[x.elem] // 8)
-        self.raw(f"llvm.intr.masked.store {x.name}, {p.name}, {mask.name} {{alignment = {a} : i32}}"
-                 f" : {x.type}, {mask.type} into !llvm.ptr")
+        self.raw(
+            f"llvm.intr.masked.store {x.name}, {p.name}, {mask.name} {{alignment = {a} : i32}}"
+            f" : {x.type}, {mask.type} into !llvm.ptr"
+        )
 
     def gather(self, ptrs: V, mask: V, other: V) -> V:
         a = max(1, BITS[other.elem] // 8)
-        return self.op(other.type, f"llvm.intr.masked.gather {ptrs.name}, {mask.name}, {other.name} {{alignment = {a} : i32}}"
-                                   f" : ({ptrs.type}, {mask.type}, {other.type}) -> {other.type}")
+        return self.op(
+            other.type,
+            f"llvm.intr.masked.gather {ptrs.name}, {mask.name}, {other.name} {{alignment = {a} : i32}}"
+            f" : ({ptrs.type}, {mask.type}, {other.type}) -> {other.type}",
+        )
 
     def scatter(self, x: V, ptrs: V, mask: V) -> None:
         a = max(1, BITS[x.elem] // 8)
-        self.raw(f"llvm.intr.masked.scatter {x.name}, {ptrs.name}, {mask.name} {{alignment = {a} : i32}}"
-                 f" : {x.type}, {mask.type} into {ptrs.type}")
+        self.raw(
+            f"llvm.intr.masked.scatter {x.name}, {ptrs.name}, {mask.name} {{alignment = {a} : i32}}"
+            f" : {x.type}, {mask.type} into {ptrs.type}"
+        )
 
     def prefetch(self, p: V, locality: int = 3, *, write: bool = False) -> None:
         """Prefetch into the data cache, for reading or to `write`; locality 3 = all levels, 0 = non-temporal."""

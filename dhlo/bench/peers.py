@@ -129,9 +129,7 @@ class Aoti(Eager, peer="aoti"):
         config.force_disable_caches = True
         self.folder = tempfile.TemporaryDirectory(prefix="dhlo-bench-")
         path = str(Path(self.folder.name) / "model.pt2")
-        torch._inductor.aoti_compile_and_package(
-            self._exported(), package_path=path, inductor_configs={"freezing": True}
-        )
+        torch._inductor.aoti_compile_and_package(self._exported(), package_path=path, inductor_configs={"freezing": True})
         self.fn = torch._inductor.aoti_load_package(path)
 
 
@@ -223,9 +221,7 @@ class Ort(Peer, peer="ort"):
     def tensors(self, result: Any) -> list[torch.Tensor]:
         import numpy as np
 
-        return [
-            torch.from_numpy(r) if isinstance(r, np.ndarray) else from_dlpack(r._ortvalue.to_dlpack()) for r in result
-        ]
+        return [torch.from_numpy(r) if isinstance(r, np.ndarray) else from_dlpack(r._ortvalue.to_dlpack()) for r in result]
 
 
 class OpenVino(Peer, peer="openvino"):

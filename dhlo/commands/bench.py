@@ -64,10 +64,7 @@ class _Model:
 
     def tensors(self, point: Point) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
-        return [
-            generate(shape, getattr(torch, v["dtype"]), generator)
-            for v, shape in zip(self.values, point.shapes, strict=True)
-        ]
+        return [generate(shape, getattr(torch, v["dtype"]), generator) for v, shape in zip(self.values, point.shapes, strict=True)]
 
     def arguments(self, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(self.tensors(point))
@@ -213,9 +210,7 @@ def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str
 
 
 # ---------------------------------------------------------------------- measuring
-def _compare(
-    model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float
-) -> dict[str, Any]:
+def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float) -> dict[str, Any]:
     arguments = [model.arguments(p) for p in points]
     with tempfile.TemporaryDirectory(prefix="dhlo-bench-") as folder:
         inputs, reference = Path(folder) / "arguments.pt", None

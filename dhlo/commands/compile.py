@@ -84,8 +84,9 @@ def compile_file(
     """
     output = output or source.with_suffix(_SUFFIX[emit])
     if not output.parent.is_dir() or output.is_dir():
-        raise CompileError(f"'{output}' can't be written: " + (
-            "it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder"))
+        raise CompileError(
+            f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
+        )
     if emit in (Emit.SO, Emit.OBJ):
         check_target(output)
     start = time.perf_counter()

@@ -16,14 +16,10 @@ _WIDE = 200
 
 def console() -> Console:
     """A console on standard output."""
-    return Console(
-        width=None if sys.stdout.isatty() else _WIDE, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty()
-    )
+    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()
-) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
     """Prints a table; the columns named in `right` are numbers."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name in columns:
@@ -37,10 +33,4 @@ def print_table(
 
 def megabytes(nbytes: int) -> str:
     """A size for people, in units of 1024."""
-    return (
-        f"{nbytes} B"
-        if nbytes < 1024
-        else f"{nbytes / 1024:.1f} KB"
-        if nbytes < 1 << 20
-        else f"{nbytes / (1 << 20):.1f} MB"
-    )
+    return f"{nbytes} B" if nbytes < 1024 else f"{nbytes / 1024:.1f} KB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.1f} MB"

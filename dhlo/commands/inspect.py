@@ -56,10 +56,7 @@ def inspect_file(
         print_table(
             f"{len(meta['groups'])} groups",
             ("#", "anchor", "ops", "results"),
-            (
-                (n, g["anchor"], _ops(g["ops"]), ", ".join(map(_type, g["results"])))
-                for n, g in enumerate(meta["groups"])
-            ),
+            ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(_type, g["results"]))) for n, g in enumerate(meta["groups"])),
             right=("#",),
         )
     if kernels:

@@ -62,13 +62,9 @@ def run_file(
         right=("min", "max", "mean", "std", "not finite"),
     )
     counters = session.counters
-    console().print(
-        f"arena {megabytes(counters['arena_bytes'])}, {model.num_threads} threads, {len(model.launches)} launch sites"
-    )
+    console().print(f"arena {megabytes(counters['arena_bytes'])}, {model.num_threads} threads, {len(model.launches)} launch sites")
     if times:
-        console().print(
-            f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us"
-        )
+        console().print(f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us")
     if profile:
         print_table(
             "kernels",

@@ -47,9 +47,7 @@ def is_size(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < MOST_ELEMENTS
 
 
-def complete_shapes(
-    inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None
-) -> list[Shape]:
+def complete_shapes(inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None) -> list[Shape]:
     """The shape of every input, from shapes of some inputs and sizes of symbols.
 
     `given` maps an input's name to a shape, or a symbol to a size; `known` has shapes of inputs whose data is at hand.

@@ -13,9 +13,31 @@ from dhlo.ir.mlir import ext, ir
 from dhlo.ir.symbols import as_expr, is_static, parse, show
 from dhlo.ir.types import TensorType, from_mlir
 
-__all__ = ["DHLO", "OPS", "Condition", "Flag", "Ints", "Kind", "Number", "Numbers", "Op", "Outs", "ShapeAttr", "Sizes", "Variadic",
-           "attr", "build", "defining", "dims_of", "load", "number", "operand_types", "result_types", "same",
-           "to_attr"]
+__all__ = [
+    "DHLO",
+    "OPS",
+    "Condition",
+    "Flag",
+    "Ints",
+    "Kind",
+    "Number",
+    "Numbers",
+    "Op",
+    "Outs",
+    "ShapeAttr",
+    "Sizes",
+    "Variadic",
+    "attr",
+    "build",
+    "defining",
+    "dims_of",
+    "load",
+    "number",
+    "operand_types",
+    "result_types",
+    "same",
+    "to_attr",
+]
 
 
 class DHLO(ext.Dialect, name="dhlo"):  # type: ignore[call-arg,misc]
@@ -175,8 +197,11 @@ def _malformed(op: Any) -> str | None:
                 sizes = [len(values) - len(fields) + 1 if f.variadicity != ext.Variadicity.single else 1 for f in fields]
             else:
                 return f"needs {name}"
-            if len(sizes) != len(fields) or min(sizes, default=0) < 0 or any(
-                    f.variadicity == ext.Variadicity.single and n != 1 for f, n in zip(fields, sizes, strict=True)):
+            if (
+                len(sizes) != len(fields)
+                or min(sizes, default=0) < 0
+                or any(f.variadicity == ext.Variadicity.single and n != 1 for f, n in zip(fields, sizes, strict=True))
+            ):
                 return f"{name} doesn't fit the op"
         if sum(sizes) != len(values):
             return f"takes {sum(sizes)} {what}s, not {len(values)}"
@@ -242,8 +267,11 @@ class TypeError_(Exception):
 
 def same(a: TensorType, b: TensorType) -> bool:
     """Equal up to what can't be decided: two symbolic sizes never contradict each other."""
-    return a.dtype == b.dtype and a.rank == b.rank and all(
-        x == y or not (is_static(x) and is_static(y)) for x, y in zip(a.shape, b.shape, strict=True))
+    return (
+        a.dtype == b.dtype
+        and a.rank == b.rank
+        and all(x == y or not (is_static(x) and is_static(y)) for x, y in zip(a.shape, b.shape, strict=True))
+    )
 
 
 def defining(v: Any) -> Any:
@@ -290,8 +318,15 @@ def attr(op: Any, name: str) -> Any:
     return _from_attr(op.attributes[name])
 
 
-def build(cls: type[Op], operands: Sequence[Any], attrs: dict[str, Any] | None = None, *,
-          results: Sequence[TensorType] | None = None, loc: Any = None, regions: int = 0) -> Any:
+def build(
+    cls: type[Op],
+    operands: Sequence[Any],
+    attrs: dict[str, Any] | None = None,
+    *,
+    results: Sequence[TensorType] | None = None,
+    loc: Any = None,
+    regions: int = 0,
+) -> Any:
     """Creates an op at the current insertion point; result types come from its rule unless the op wants them stated.
 
     Raises TypeError_ where the operands don't fit together.
@@ -302,12 +337,15 @@ def build(cls: type[Op], operands: Sequence[Any], attrs: dict[str, Any] | None =
         results = cls.infer([from_mlir(v) for v in operands], plain)
     plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
     made = [t.mlir() for t in results]
-    for name, fields, types in (("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, [v.type for v in operands]),
-                                ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, made)):
+    for name, fields, types in (
+        ("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, [v.type for v in operands]),
+        ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, made),
+    ):
         if fields is not None and len(fields) > 1 and all(f == -1 for f in fields):
             plain_attrs[name] = ir.DenseI32ArrayAttr.get(_segments(cls, types, len(fields)))
-    op = ir.Operation.create(cls.OPERATION_NAME, results=made, operands=list(operands),
-                             attributes=plain_attrs, regions=regions, loc=loc)
+    op = ir.Operation.create(
+        cls.OPERATION_NAME, results=made, operands=list(operands), attributes=plain_attrs, regions=regions, loc=loc
+    )
     return op.opview if hasattr(op, "opview") else op
 
 

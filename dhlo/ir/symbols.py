@@ -14,8 +14,26 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.ir.grammar import Function, Reader
 
-__all__ = ["SYMBOL", "SYMBOL_NAME", "Expr", "FloorDiv", "Size", "as_expr", "ceil_div", "evaluate", "exact_floors", "least",
-           "is_static", "parse", "product", "renamed", "show", "spell", "symbol", "symbols_of"]
+__all__ = [
+    "SYMBOL",
+    "SYMBOL_NAME",
+    "Expr",
+    "FloorDiv",
+    "Size",
+    "as_expr",
+    "ceil_div",
+    "evaluate",
+    "exact_floors",
+    "least",
+    "is_static",
+    "parse",
+    "product",
+    "renamed",
+    "show",
+    "spell",
+    "symbol",
+    "symbols_of",
+]
 
 Expr: TypeAlias = sympy.Expr
 FloorDiv: Any = tsf.FloorDiv
@@ -41,17 +59,33 @@ def _ite(cond: sympy.Basic, a: sympy.Expr, b: sympy.Expr) -> sympy.Basic:
 
 
 _FUNCTIONS: dict[str, Function] = {
-    "floordiv": Function(tsf.FloorDiv, 2, 2), "mod": Function(tsf.Mod, 2, 2), "pymod": Function(tsf.PythonMod, 2, 2),
-    "ceildiv": Function(tsf.CeilDiv, 2, 2), "cleandiv": Function(tsf.CleanDiv, 2, 2), "max": Function(sympy.Max, 1, None),
-    "min": Function(sympy.Min, 1, None), "ite": Function(_ite, 3, 3, truth=True), "truediv": Function(tsf.IntTrueDiv, 2, 2),
-    "fdiv": Function(tsf.FloatTrueDiv, 2, 2), "trunc": Function(tsf.TruncToInt, 1, 1), "floor": Function(tsf.FloorToInt, 1, 1),
-    "ceil": Function(tsf.CeilToInt, 1, 1), "float": Function(tsf.ToFloat, 1, 1), "round": Function(tsf.RoundToInt, 1, 1),
-    "pow": Function(tsf.PowByNatural, 2, 2, grows=True), "fpow": Function(tsf.FloatPow, 2, 2, grows=True),
-    "sqrt": Function(tsf.OpaqueUnaryFn_sqrt, 1, 1), "log2": Function(tsf.OpaqueUnaryFn_log2, 1, 1),
+    "floordiv": Function(tsf.FloorDiv, 2, 2),
+    "mod": Function(tsf.Mod, 2, 2),
+    "pymod": Function(tsf.PythonMod, 2, 2),
+    "ceildiv": Function(tsf.CeilDiv, 2, 2),
+    "cleandiv": Function(tsf.CleanDiv, 2, 2),
+    "max": Function(sympy.Max, 1, None),
+    "min": Function(sympy.Min, 1, None),
+    "ite": Function(_ite, 3, 3, truth=True),
+    "truediv": Function(tsf.IntTrueDiv, 2, 2),
+    "fdiv": Function(tsf.FloatTrueDiv, 2, 2),
+    "trunc": Function(tsf.TruncToInt, 1, 1),
+    "floor": Function(tsf.FloorToInt, 1, 1),
+    "ceil": Function(tsf.CeilToInt, 1, 1),
+    "float": Function(tsf.ToFloat, 1, 1),
+    "round": Function(tsf.RoundToInt, 1, 1),
+    "pow": Function(tsf.PowByNatural, 2, 2, grows=True),
+    "fpow": Function(tsf.FloatPow, 2, 2, grows=True),
+    "sqrt": Function(tsf.OpaqueUnaryFn_sqrt, 1, 1),
+    "log2": Function(tsf.OpaqueUnaryFn_log2, 1, 1),
     "abs": Function(sympy.Abs, 1, 1),
-    "Eq": Function(sympy.Eq, 2, 2), "Ne": Function(sympy.Ne, 2, 2), "And": Function(sympy.And, 1, None, truth=True),
-    "Or": Function(sympy.Or, 1, None, truth=True), "Not": Function(sympy.Not, 1, 1, truth=True),
-    "shl": Function(tsf.LShift, 2, 2, grows=True), "shr": Function(tsf.RShift, 2, 2, grows=True),
+    "Eq": Function(sympy.Eq, 2, 2),
+    "Ne": Function(sympy.Ne, 2, 2),
+    "And": Function(sympy.And, 1, None, truth=True),
+    "Or": Function(sympy.Or, 1, None, truth=True),
+    "Not": Function(sympy.Not, 1, 1, truth=True),
+    "shl": Function(tsf.LShift, 2, 2, grows=True),
+    "shr": Function(tsf.RShift, 2, 2, grows=True),
 }
 
 
@@ -63,41 +97,103 @@ class _Printer(StrPrinter):  # type: ignore[misc]
     def _call(self, name: str, *args: sympy.Basic) -> str:
         return f"{name}({', '.join(self._print(a) for a in args)})"
 
-    def _print_FloorDiv(self, e: sympy.Expr) -> str: return self._call("floordiv", *e.args)
-    def _print_Mod(self, e: sympy.Expr) -> str: return self._call("mod", *e.args)
-    def _print_PythonMod(self, e: sympy.Expr) -> str: return self._call("pymod", *e.args)
-    def _print_CeilDiv(self, e: sympy.Expr) -> str: return self._call("ceildiv", *e.args)
-    def _print_CleanDiv(self, e: sympy.Expr) -> str: return self._call("cleandiv", *e.args)
-    def _print_Max(self, e: sympy.Expr) -> str: return self._call("max", *sorted(e.args, key=str))
-    def _print_Min(self, e: sympy.Expr) -> str: return self._call("min", *sorted(e.args, key=str))
-    def _print_IntTrueDiv(self, e: sympy.Expr) -> str: return self._call("truediv", *e.args)
-    def _print_FloatTrueDiv(self, e: sympy.Expr) -> str: return self._call("fdiv", *e.args)
-    def _print_TruncToInt(self, e: sympy.Expr) -> str: return self._call("trunc", *e.args)
-    def _print_FloorToInt(self, e: sympy.Expr) -> str: return self._call("floor", *e.args)
-    def _print_CeilToInt(self, e: sympy.Expr) -> str: return self._call("ceil", *e.args)
-    def _print_RoundToInt(self, e: sympy.Expr) -> str: return self._call("round", *e.args)
-    def _print_ToFloat(self, e: sympy.Expr) -> str: return self._call("float", *e.args)
-    def _print_PowByNatural(self, e: sympy.Expr) -> str: return self._call("pow", *e.args)
-    def _print_FloatPow(self, e: sympy.Expr) -> str: return self._call("fpow", *e.args)
-    def _print_OpaqueUnaryFn_sqrt(self, e: sympy.Expr) -> str: return self._call("sqrt", *e.args)
-    def _print_OpaqueUnaryFn_log2(self, e: sympy.Expr) -> str: return self._call("log2", *e.args)
-    def _print_LShift(self, e: sympy.Expr) -> str: return self._call("shl", *e.args)
-    def _print_RShift(self, e: sympy.Expr) -> str: return self._call("shr", *e.args)
-    def _print_BooleanTrue(self, e: sympy.Basic) -> str: return "true"
-    def _print_BooleanFalse(self, e: sympy.Basic) -> str: return "false"
-    def _print_And(self, e: sympy.Basic) -> str: return self._call("And", *sorted(e.args, key=str))
-    def _print_Or(self, e: sympy.Basic) -> str: return self._call("Or", *sorted(e.args, key=str))
-    def _print_Not(self, e: sympy.Basic) -> str: return self._call("Not", *e.args)
+    def _print_FloorDiv(self, e: sympy.Expr) -> str:
+        return self._call("floordiv", *e.args)
+
+    def _print_Mod(self, e: sympy.Expr) -> str:
+        return self._call("mod", *e.args)
+
+    def _print_PythonMod(self, e: sympy.Expr) -> str:
+        return self._call("pymod", *e.args)
+
+    def _print_CeilDiv(self, e: sympy.Expr) -> str:
+        return self._call("ceildiv", *e.args)
+
+    def _print_CleanDiv(self, e: sympy.Expr) -> str:
+        return self._call("cleandiv", *e.args)
+
+    def _print_Max(self, e: sympy.Expr) -> str:
+        return self._call("max", *sorted(e.args, key=str))
+
+    def _print_Min(self, e: sympy.Expr) -> str:
+        return self._call("min", *sorted(e.args, key=str))
+
+    def _print_IntTrueDiv(self, e: sympy.Expr) -> str:
+        return self._call("truediv", *e.args)
+
+    def _print_FloatTrueDiv(self, e: sympy.Expr) -> str:
+        return self._call("fdiv", *e.args)
+
+    def _print_TruncToInt(self, e: sympy.Expr) -> str:
+        return self._call("trunc", *e.args)
+
+    def _print_FloorToInt(self, e: sympy.Expr) -> str:
+        return self._call("floor", *e.args)
+
+    def _print_CeilToInt(self, e: sympy.Expr) -> str:
+        return self._call("ceil", *e.args)
+
+    def _print_RoundToInt(self, e: sympy.Expr) -> str:
+        return self._call("round", *e.args)
+
+    def _print_ToFloat(self, e: sympy.Expr) -> str:
+        return self._call("float", *e.args)
+
+    def _print_PowByNatural(self, e: sympy.Expr) -> str:
+        return self._call("pow", *e.args)
+
+    def _print_FloatPow(self, e: sympy.Expr) -> str:
+        return self._call("fpow", *e.args)
+
+    def _print_OpaqueUnaryFn_sqrt(self, e: sympy.Expr) -> str:
+        return self._call("sqrt", *e.args)
+
+    def _print_OpaqueUnaryFn_log2(self, e: sympy.Expr) -> str:
+        return self._call("log2", *e.args)
+
+    def _print_LShift(self, e: sympy.Expr) -> str:
+        return self._call("shl", *e.args)
+
+    def _print_RShift(self, e: sympy.Expr) -> str:
+        return self._call("shr", *e.args)
+
+    def _print_BooleanTrue(self, e: sympy.Basic) -> str:
+        return "true"
+
+    def _print_BooleanFalse(self, e: sympy.Basic) -> str:
+        return "false"
+
+    def _print_And(self, e: sympy.Basic) -> str:
+        return self._call("And", *sorted(e.args, key=str))
+
+    def _print_Or(self, e: sympy.Basic) -> str:
+        return self._call("Or", *sorted(e.args, key=str))
+
+    def _print_Not(self, e: sympy.Basic) -> str:
+        return self._call("Not", *e.args)
+
     def _print_ITE(self, e: sympy.Basic) -> str:  # of nested choices; the grammar's is of numbers
         c, a, b = e.args
         return str(self._print(sympy.Or(sympy.And(c, a), sympy.And(sympy.Not(c), b))))
 
-    def _print_Equality(self, e: sympy.Basic) -> str: return self._call("Eq", *e.args)
-    def _print_Unequality(self, e: sympy.Basic) -> str: return self._call("Ne", *e.args)
-    def _print_Abs(self, e: sympy.Expr) -> str: return self._call("abs", *e.args)
-    def _print_ceiling(self, e: sympy.Expr) -> str: return self._call("ceil", *e.args)
-    def _print_Infinity(self, e: sympy.Expr) -> str: return "inf"
-    def _print_NegativeInfinity(self, e: sympy.Expr) -> str: return "-inf"
+    def _print_Equality(self, e: sympy.Basic) -> str:
+        return self._call("Eq", *e.args)
+
+    def _print_Unequality(self, e: sympy.Basic) -> str:
+        return self._call("Ne", *e.args)
+
+    def _print_Abs(self, e: sympy.Expr) -> str:
+        return self._call("abs", *e.args)
+
+    def _print_ceiling(self, e: sympy.Expr) -> str:
+        return self._call("ceil", *e.args)
+
+    def _print_Infinity(self, e: sympy.Expr) -> str:
+        return "inf"
+
+    def _print_NegativeInfinity(self, e: sympy.Expr) -> str:
+        return "-inf"
+
     def _print_Piecewise(self, e: sympy.Expr) -> str:
         (value, cond), *rest = e.args
         if not rest or cond == sympy.true:
@@ -224,6 +320,7 @@ def ceil_div(a: Size, b: int) -> sympy.Expr:
 
 def exact_floors(e: sympy.Expr) -> sympy.Expr:
     """Writes sympy's floor of a quotient (what `//` gives) as an integer division."""
+
     def rewrite(arg: sympy.Expr) -> sympy.Expr:
         n, d = sympy.together(arg).as_numer_denom()
         return tsf.FloorDiv(n, d)

@@ -39,14 +39,23 @@ class DType:
         return self.name
 
 
-DTYPES: dict[str, DType] = {d.name: d for d in (
-    DType("i1", torch.bool, 1, "i1"), DType("ui8", torch.uint8, 1, "i16"), DType("i8", torch.int8, 1, "i8"),
-    DType("i16", torch.int16, 2, "i16"), DType("i32", torch.int32, 4, "i32"), DType("i64", torch.int64, 8, "i64"),
-    DType("f16", torch.float16, 2, "f32", is_float=True), DType("bf16", torch.bfloat16, 2, "f32", is_float=True),
-    DType("f32", torch.float32, 4, "f32", is_float=True), DType("f64", torch.float64, 8, "f64", is_float=True),
-    DType("complex<f32>", torch.complex64, 8, "f32", is_complex=True),
-    DType("complex<f64>", torch.complex128, 16, "f64", is_complex=True),
-)}
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("i1", torch.bool, 1, "i1"),
+        DType("ui8", torch.uint8, 1, "i16"),
+        DType("i8", torch.int8, 1, "i8"),
+        DType("i16", torch.int16, 2, "i16"),
+        DType("i32", torch.int32, 4, "i32"),
+        DType("i64", torch.int64, 8, "i64"),
+        DType("f16", torch.float16, 2, "f32", is_float=True),
+        DType("bf16", torch.bfloat16, 2, "f32", is_float=True),
+        DType("f32", torch.float32, 4, "f32", is_float=True),
+        DType("f64", torch.float64, 8, "f64", is_float=True),
+        DType("complex<f32>", torch.complex64, 8, "f32", is_complex=True),
+        DType("complex<f64>", torch.complex128, 16, "f64", is_complex=True),
+    )
+}
 _BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 

@@ -145,9 +145,7 @@ def _hoist(v: Any, before: Any) -> None:
 
 
 def _made_of_weights(v: Any) -> bool:
-    return all(
-        isinstance(op, (Weight, Full)) or op is not None and op.kind in _FOLDABLE and bool(op.operands) for op in _makers(v)
-    )
+    return all(isinstance(op, (Weight, Full)) or op is not None and op.kind in _FOLDABLE and bool(op.operands) for op in _makers(v))
 
 
 def _makers(v: Any) -> list[Any]:

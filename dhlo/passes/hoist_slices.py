@@ -142,10 +142,12 @@ def _same(op: Any) -> tuple[set[int], list[Dims]]:
 
 def _but(dims: Callable[[Any], Sequence[int]]) -> Rule:
     """Ops that treat `dims` as a whole and the others element by element."""
+
     def rule(op: Any) -> tuple[set[int], list[Dims]]:
         bound = set(dims(op))
         free = set(range(_rank(op.results[0]))) - bound
         return free, [[d if d in free else None for d in range(_rank(v))] for v in op.operands]
+
     return rule
 
 
@@ -211,7 +213,7 @@ def _attention(op: Any) -> tuple[set[int], list[Dims]]:
     queries = 2 if not attr(op, "causal") or len(op.operands) == 3 else None  # a mask beside `causal` would have to be joined to it
     q: Dims = [0, None, queries, None]
     kv: Dims = [0, None, None, None]
-    return {0, 2} if queries else {0}, [q, kv, kv, q][:len(op.operands)]
+    return {0, 2} if queries else {0}, [q, kv, kv, q][: len(op.operands)]
 
 
 def _padded(op: Any) -> list[int]:
@@ -220,9 +222,18 @@ def _padded(op: Any) -> list[int]:
 
 
 _RULES: dict[type, Rule] = {
-    ew.Elementwise: _same, Full: _same, Iota: _iota, Slice: _same, Transpose: _transpose, Broadcast: _broadcast,
-    Reshape: _reshape, Reduce: _reduce, Matmul: _matmul, Attention: _attention,
-    Concat: _but(lambda op: [attr(op, "dim")]), Reverse: _but(lambda op: attr(op, "dims")),
+    ew.Elementwise: _same,
+    Full: _same,
+    Iota: _iota,
+    Slice: _same,
+    Transpose: _transpose,
+    Broadcast: _broadcast,
+    Reshape: _reshape,
+    Reduce: _reduce,
+    Matmul: _matmul,
+    Attention: _attention,
+    Concat: _but(lambda op: [attr(op, "dim")]),
+    Reverse: _but(lambda op: attr(op, "dims")),
     Pad: _but(_padded),
 }
 
@@ -258,8 +269,9 @@ class _Rewrite:
         sizes = [w[1] for w in windows]
         if all(s == 0 for s in starts) and all(a == b for a, b in zip(sizes, shape, strict=True)):
             return value
-        return build(Slice, [value], {"starts": starts, "steps": [1] * len(sizes)},
-                     results=[from_mlir(v).with_shape(sizes)]).results[0]
+        return build(
+            Slice, [value], {"starts": starts, "steps": [1] * len(sizes)}, results=[from_mlir(v).with_shape(sizes)]
+        ).results[0]
 
 
 def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> Any:
@@ -269,8 +281,9 @@ def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> An
         steps = attr(op, "steps")
         if all(k == 1 for k in steps):
             return operands[0]
-        attrs["starts"] = ir.ArrayAttr.get([s if k != 1 else ir.StringAttr.get("0")
-                                            for s, k in zip(op.attributes["starts"], steps, strict=True)])
+        attrs["starts"] = ir.ArrayAttr.get(
+            [s if k != 1 else ir.StringAttr.get("0") for s, k in zip(op.attributes["starts"], steps, strict=True)]
+        )
     elif isinstance(op, Iota):
         window = made[attr(op, "dim")]
         if window is not None:

@@ -84,7 +84,8 @@ def _merge(chains: list[tuple[Any, Any, str | None]], weights: dict[str, torch.T
         start = 0
         for (_, out, _), r in zip(chains, rows, strict=True):
             rank = from_mlir(out).rank
-            part = build(Slice, [product], {"starts": ["0"] * (rank - 1) + [str(start)], "steps": [1] * rank},
-                         results=[from_mlir(out)]).results[0]
+            part = build(
+                Slice, [product], {"starts": ["0"] * (rank - 1) + [str(start)], "steps": [1] * rank}, results=[from_mlir(out)]
+            ).results[0]
             out.replace_all_uses_with(part)
             start += r.shape[0]

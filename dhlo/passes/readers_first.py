@@ -24,5 +24,5 @@ def _move(block: Any, group: Any, old: Any) -> None:
     ops = list(block.operations)
     at = next(k for k, op in enumerate(ops) if op.operation == group.operation)
     last = max((k for k, op in enumerate(ops[:-1]) if k != at and readers(op, old)), default=-1)
-    if last > at and not any(readers(op, v) for op in ops[at + 1:last + 1] for v in group.results):
+    if last > at and not any(readers(op, v) for op in ops[at + 1 : last + 1] for v in group.results):
         group.operation.move_after(ops[last].operation)

@@ -31,8 +31,9 @@ def separate_state(module: Any, updates: Mapping[int, Target]) -> None:
     if updates:
         main = module.body.operations[0]
         with module.context:
-            main.attributes["res_attrs"] = ir.ArrayAttr.get([
-                _mark(updates.get(i)) for i in range(len(main.attributes["function_type"].value.results))])
+            main.attributes["res_attrs"] = ir.ArrayAttr.get(
+                [_mark(updates.get(i)) for i in range(len(main.attributes["function_type"].value.results))]
+            )
 
 
 def _mark(target: Target | None) -> Any:

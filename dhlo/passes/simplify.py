@@ -43,8 +43,11 @@ def _block(block: Any) -> bool:
             op.operation.erase()
             changed = True
     for op in reversed(list(block.operations)):
-        if getattr(op, "kind", None) is not None and (op.kind.pullable or op.OPERATION_NAME == "dhlo.weight") and not any(
-                True for _ in op.results[0].uses):
+        if (
+            getattr(op, "kind", None) is not None
+            and (op.kind.pullable or op.OPERATION_NAME == "dhlo.weight")
+            and not any(True for _ in op.results[0].uses)
+        ):
             op.operation.erase()
     return changed
 
@@ -266,7 +269,22 @@ def _position_dim(v: Any) -> int | None:
 
 
 _RULES: dict[type, Callable[[Any], Any]] = {
-    Reshape: _reshape, Transpose: _transpose, Broadcast: _broadcast, Slice: _slice, Concat: _concat, Pad: _pad,
-    ew.Add: _add, ew.Sub: _neutral, ew.Mul: _neutral, ew.Div: _neutral, ew.And: _neutral, ew.Or: _neutral,
-    Conv: _conv, Reduce: _reduce, ew.Ge: _compare, ew.Gt: _compare, ew.Convert: _convert, Take: _take,
+    Reshape: _reshape,
+    Transpose: _transpose,
+    Broadcast: _broadcast,
+    Slice: _slice,
+    Concat: _concat,
+    Pad: _pad,
+    ew.Add: _add,
+    ew.Sub: _neutral,
+    ew.Mul: _neutral,
+    ew.Div: _neutral,
+    ew.And: _neutral,
+    ew.Or: _neutral,
+    Conv: _conv,
+    Reduce: _reduce,
+    ew.Ge: _compare,
+    ew.Gt: _compare,
+    ew.Convert: _convert,
+    Take: _take,
 }

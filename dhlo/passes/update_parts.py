@@ -58,8 +58,12 @@ class _Part:
         _, *index, src = op.operands
         dims = [d for d in range(len(self.sizes)) if d not in self.picked]
         at = [build(Full, [], {"value": show(self.starts[d])}, results=[from_mlir(index[0])]).results[0] for d in self.picked]
-        where = {"dims": [*(dims[d] for d in attr(op, "dims")), *self.picked], "at": attr(op, "at"), "how": attr(op, "how"),
-                 "wrap": attr(op, "wrap")}
+        where = {
+            "dims": [*(dims[d] for d in attr(op, "dims")), *self.picked],
+            "at": attr(op, "at"),
+            "how": attr(op, "how"),
+            "wrap": attr(op, "wrap"),
+        }
         return build(Scatter, [old, *index, *at, src], where).results[0]
 
 
@@ -117,8 +121,13 @@ class _Finder:
             d, at = attr(op, "dim"), p.starts[attr(op, "dim")]
             for x in op.operands:
                 size = from_mlir(x).shape[d]
-                self.visit(_Part(x, [at if k == d else s for k, s in enumerate(p.starts)],
-                                 [size if k == d else s for k, s in enumerate(p.sizes)]))
+                self.visit(
+                    _Part(
+                        x,
+                        [at if k == d else s for k, s in enumerate(p.starts)],
+                        [size if k == d else s for k, s in enumerate(p.sizes)],
+                    )
+                )
                 at = at + size
             return
         inner = _without_unit_dims(p)
@@ -191,8 +200,9 @@ def _without_unit_dims(p: _Part) -> _Part | None:
                 starts = exprs(attr(source, "starts"))
                 for d in at:
                     starts.insert(d, sympy.Integer(0))
-                return build(Slice, [whole], {"starts": starts, "steps": [1] * len(shape)},
-                             results=[from_mlir(x).with_shape(shape)]).results[0]
+                return build(
+                    Slice, [whole], {"starts": starts, "steps": [1] * len(shape)}, results=[from_mlir(x).with_shape(shape)]
+                ).results[0]
         return build(Reshape, [x], None, results=[from_mlir(x).with_shape(shape)]).results[0]
 
     d = attr(inner, "dim")

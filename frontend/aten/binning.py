@@ -118,9 +118,7 @@ def _histogramdd(
 
 
 @lowers(A._histogramdd_from_bin_tensors.default)
-def _histogramdd_at(
-    b: OpBuilder, x: Value, bins: Sequence[Value], *, weight: Value | None = None, density: bool = False
-) -> Value:
+def _histogramdd_at(b: OpBuilder, x: Value, bins: Sequence[Value], *, weight: Value | None = None, density: bool = False) -> Value:
     x, weight = _rows(b, x, weight, len(bins))
     return _counts(b, x, bins, weight, density)
 

@@ -15,7 +15,7 @@ from dhlo.frontend.aten import (  # whose rules these are made of
     elementwise,  # noqa: F401
     movement,
     parts,  # noqa: F401
-    )
+)
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
@@ -84,9 +84,7 @@ def _ldexp(b: OpBuilder, x: Value, y: Value) -> Value:
 
 
 @lowers(A.isclose.default)
-def _isclose(
-    b: OpBuilder, x: Value, y: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Value:
+def _isclose(b: OpBuilder, x: Value, y: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
     same = b.ew(ew.Eq, x, y)
     if not b.dtype(x).is_float:
         x, y = b.convert(x, "f64"), b.convert(y, "f64")

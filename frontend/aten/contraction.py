@@ -152,12 +152,7 @@ def _contract(b: OpBuilder, x: Value, xn: str, y: Value, yn: str, later: set[str
     batch = [c for c in xn if c in yn and c in later]
     inner = [c for c in xn if c in yn and c not in later]
     rows, cols = [c for c in xn if c not in yn], [c for c in yn if c not in xn]
-    size = {
-        c: s
-        for names, v in ((xn, x), (yn, y))
-        for c, s in zip(names, b.shape(v), strict=True)
-        if s != 1 or c not in names
-    }
+    size = {c: s for names, v in ((xn, x), (yn, y)) for c, s in zip(names, b.shape(v), strict=True) if s != 1 or c not in names}
     for names, v in ((xn, x), (yn, y)):
         for c, s in zip(names, b.shape(v), strict=True):
             size[c] = b.broadcast_shape([size[c]], [s])[0] if c in size else s

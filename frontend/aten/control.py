@@ -137,16 +137,29 @@ def _hints(b: OpBuilder, body: Any, args: Sequence[Any], kwargs: Any, **_: Any) 
 
 _FUNCTIONAL = "compile the program as torch.export.export gives it, before run_decompositions"
 REFUSED.update(dict.fromkeys(["auto_functionalized", "auto_functionalized_v2"], _FUNCTIONAL))
-REFUSED.update(dict.fromkeys(["flex_attention", "flex_attention_backward"],
-                             "write it with torch.nn.functional.scaled_dot_product_attention and a mask"))
-REFUSED.update(dict.fromkeys(["triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "inline_asm_elementwise"],
-                             "write the kernel with PyTorch's operators"))
-REFUSED.update(dict.fromkeys(["run_with_rng_state", "run_and_save_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"],
-                             "leave the state of random numbers to the session: compiled.manual_seed"))
+REFUSED.update(
+    dict.fromkeys(
+        ["flex_attention", "flex_attention_backward"], "write it with torch.nn.functional.scaled_dot_product_attention and a mask"
+    )
+)
+REFUSED.update(
+    dict.fromkeys(
+        ["triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "inline_asm_elementwise"],
+        "write the kernel with PyTorch's operators",
+    )
+)
+REFUSED.update(
+    dict.fromkeys(
+        ["run_with_rng_state", "run_and_save_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op"],
+        "leave the state of random numbers to the session: compiled.manual_seed",
+    )
+)
 REFUSED.update(dict.fromkeys(["with_effects", "print", "call_torchbind", "register_hook"], "take side effects out of the program"))
-REFUSED.update(out_dtype="convert the arguments to the wider dtype before the operator",
-               associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
-               while_loop_stack_output="write it with torch._higher_order_ops.scan")
+REFUSED.update(
+    out_dtype="convert the arguments to the wider dtype before the operator",
+    associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
+    while_loop_stack_output="write it with torch._higher_order_ops.scan",
+)
 
 
 @higher_order(H.cond)
@@ -259,9 +272,7 @@ def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:
 
 
 @higher_order(H.while_loop)
-def _while_loop(
-    b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
-) -> list[Any]:
+def _while_loop(b: OpBuilder, cond: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()) -> list[Any]:
     carried, pairs = _apart(carried)
     numbers = [not b.is_tensor(v) for v in carried]
     tensor = b.importer.tensor_of
@@ -295,10 +306,7 @@ def _iterate(
     def body(args: list[Value]) -> list[Value]:
         i, carry, done = args[0], args[1 : 1 + k], args[1 + k :]
         out = step(carry, [b.take(x, [i], [0], 0) for x in xs])
-        rows = [
-            scatter(b, s, [b.reshape(i, [1])], b.unsqueeze(y, 0), [0], 0, "set")
-            for s, y in zip(done, out[k:], strict=True)
-        ]
+        rows = [scatter(b, s, [b.reshape(i, [1])], b.unsqueeze(y, 0), [0], 0, "set") for s, y in zip(done, out[k:], strict=True)]
         return [b.add(i, 1), *out[:k], *rows]
 
     values = loop(b, [b.full([], 0, "i64"), *init, *stacks], lambda args: b.ew(Lt, args[0], n), body)
@@ -317,9 +325,7 @@ def _output_types(b: OpBuilder, skip: int) -> tuple[list[TensorType], list[bool]
 
 
 @higher_order(H.scan)
-def _scan(
-    b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()
-) -> list[Value]:
+def _scan(b: OpBuilder, combine: Any, init: Sequence[Value], xs: Sequence[Value], additional: Sequence[Any] = ()) -> list[Value]:
     (carried, pairs), (slices, of_slices), (types, stacked) = _apart(init), _apart(xs), _output_types(b, len(init))
 
     def step(carry: list[Value], rows: list[Value]) -> list[Value]:

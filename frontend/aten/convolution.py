@@ -40,9 +40,7 @@ def conv(
     n = b.rank(w) - 2
     stride, padding, dilation, output_padding = (many(v, n) for v in (stride, padding, dilation, output_padding))
     if b.rank(x) == n + 1:
-        return b.squeeze(
-            conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0]
-        )
+        return b.squeeze(conv(b, b.unsqueeze(x, 0), w, bias, stride, padding, dilation, transposed, output_padding, groups), [0])
     if b.dtype(x).name in ("f16", "bf16"):
         wx, ww, wb = (None if v is None else b.convert(v, "f32") for v in (x, w, bias))
         y = conv(b, wx, ww, wb, stride, padding, dilation, transposed, output_padding, groups)
@@ -172,9 +170,7 @@ def pool(
     stride = many(stride, n) if stride is not None and stride != [] else window
     padding, dilation = many(padding, n), many(dilation, n)
     if b.rank(x) == n + 1:
-        return b.squeeze(
-            pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0]
-        )
+        return b.squeeze(pool(b, b.unsqueeze(x, 0), how, n, window, stride, padding, dilation, ceil_mode, count_pad, divisor), [0])
     out = []
     for s, k, st, p, d in zip(b.shape(x)[-n:], window, stride, padding, dilation, strict=True):
         room = s + 2 * p - d * (k - 1) - 1

@@ -68,9 +68,7 @@ def _full_like(b: OpBuilder, x: Value, value: Operand, *, dtype: torch.dtype | N
 
 
 @lowers(A.new_full.default)
-def _new_full(
-    b: OpBuilder, x: Value, size: Any, value: Operand, *, dtype: torch.dtype | None = None, **_: Any
-) -> Value:
+def _new_full(b: OpBuilder, x: Value, size: Any, value: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     return _full(b, size, value, dtype=dtype or b.dtype(x).torch)
 
 
@@ -121,9 +119,7 @@ def _arange(b: OpBuilder, end: Any, *, dtype: torch.dtype | None = None, **_: An
 
 
 @lowers(A.arange.start, A.arange.start_step)
-def _arange_step(
-    b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any
-) -> Value:
+def _arange_step(b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     d = b.as_dtype(dtype) if dtype is not None else promote([torch_scalar(v) for v in (start, end, step)])
     n = _length(b, start, end, step)
     wide = "i64" if d.is_bool else d

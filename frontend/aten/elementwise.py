@@ -296,9 +296,7 @@ def _known_power(b: OpBuilder, x: Value, y: float) -> Value | None:
 @lowers(A.xlogy.Tensor)
 def _xlogy(b: OpBuilder, x: Value, y: Value) -> Value:
     z = b.mul(x, b.unary(ew.Log, y))
-    return b.select(
-        b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z)
-    )
+    return b.select(b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z))
 
 
 @lowers(A.hypot.default)

@@ -159,9 +159,7 @@ def _to_elements(b: OpBuilder, grad: Value, x: Value, taps: Sequence[_Tap]) -> V
     return b.reshape(y, b.shape(x))
 
 
-def _to_places(
-    b: OpBuilder, grad: Value, x: Value, grid: Value, taps: Sequence[_Tap], padding: int, corners: bool
-) -> Value:
+def _to_places(b: OpBuilder, grad: Value, x: Value, grid: Value, taps: Sequence[_Tap], padding: int, corners: bool) -> Value:
     """The gradient of each coordinate: what the samples change by as the weights do."""
     n, shape = b.rank(x) - 2, b.shape(grid)[:-1]
     if not taps[0][1]:

@@ -98,9 +98,7 @@ def _at_least_1d(b: OpBuilder, x: Value) -> Value:
 
 
 @lowers(A.gather.default)
-def gather(
-    b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False, wrap: bool = False
-) -> Value:
+def gather(b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False, wrap: bool = False) -> Value:
     if b.rank(x) == 0 or b.rank(index) == 0:
         return b.reshape(gather(b, _at_least_1d(b, x), dim, _at_least_1d(b, index), wrap=wrap), b.shape(index))
     if b.rank(x) != b.rank(index):  # allowed where the index is empty
@@ -186,9 +184,7 @@ def _masked_scatter_backward(b: OpBuilder, grad: Value, mask: Value, sizes: Sequ
 
 
 @lowers(A.repeat_interleave.self_Tensor)
-def _repeat_interleave(
-    b: OpBuilder, x: Value, times: Value, dim: int | None = None, *, output_size: Any = None
-) -> Value:
+def _repeat_interleave(b: OpBuilder, x: Value, times: Value, dim: int | None = None, *, output_size: Any = None) -> Value:
     if dim is None:
         x, dim = b.reshape(x, [b.type(x).numel]), 0
     d = b.dim(x, dim)
@@ -298,16 +294,12 @@ def _scatter_add(b: OpBuilder, x: Value, dim: int, index: Value, src: Value) -> 
 
 
 @lowers(A.scatter_reduce.two)
-def _scatter_reduce(
-    b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
-) -> Value:
+def _scatter_reduce(b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
     return _reduced(b, x, lambda v, s, how: _scatter(b, v, dim, index, s, how), src, reduce, include_self)
 
 
 @lowers(A.index_reduce.default)
-def _index_reduce(
-    b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
-) -> Value:
+def _index_reduce(b: OpBuilder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True) -> Value:
     def write(v: Value, s: Operand, how: str) -> Value:
         s = s if b.is_tensor(s) else b.full(b.shape(src), s, b.dtype(v))
         return _at_dim(b, v, dim, index, s, how)

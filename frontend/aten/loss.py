@@ -65,9 +65,7 @@ def _bce_logits(
 
 
 @lowers(A.nll_loss_nd.default, A.nll_loss.default)
-def _nll_loss(
-    b: OpBuilder, x: Value, target: Value, weight: Value | None = None, how: int = 1, ignore: int = -100
-) -> Value:
+def _nll_loss(b: OpBuilder, x: Value, target: Value, weight: Value | None = None, how: int = 1, ignore: int = -100) -> Value:
     d = 1 if b.rank(x) > 1 else 0
     keep = b.ew(ew.Ne, target, ignore)
     safe = b.select(keep, target, 0)

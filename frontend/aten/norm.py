@@ -35,9 +35,7 @@ def _standardise(b: OpBuilder, x: Value, dims: list[int], eps: float) -> tuple[V
 
 
 @lowers(A.native_layer_norm.default)
-def _native_layer_norm(
-    b: OpBuilder, x: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float
-) -> list[Value]:
+def _native_layer_norm(b: OpBuilder, x: Value, shape: Any, weight: Value | None, bias: Value | None, eps: float) -> list[Value]:
     dims = list(range(b.rank(x) - len(shape), b.rank(x)))
     for d, n in zip(dims, shape, strict=True):
         b.dims.same(b.shape(x)[d], n)
@@ -109,9 +107,7 @@ def _native_group_norm(
     return [y, *(b.convert(v, b.dtype(x)) for v in _group_statistics(b, wide, groups, eps))]
 
 
-def batch_norm(
-    b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float
-) -> Value:
+def batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float) -> Value:
     """Inference: one scale and shift a channel, computed from the weights."""
     scale = b.unary(ew.Rsqrt, b.add(var, eps))
     if weight is not None:

@@ -22,9 +22,7 @@ A: Any = torch.ops.aten
 # ---------------------------------------------------------------------------------------------------- sorting and
 # counting
 @lowers(A.sort.default, A.sort.stable)
-def _sort(
-    b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
-) -> list[Value]:
+def _sort(b: OpBuilder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Value]:
     if b.rank(x) == 0:
         return [x, b.full([], 0, "i64")]
     return list(b.op(lookup.Sort, [x], {"dim": b.dim(x, dim), "descending": bool(descending)}))

@@ -111,9 +111,7 @@ def _integers(b: OpBuilder, shape: Sequence[Size], low: Any, high: Any, dtype: D
 
 
 @lowers(A.randint.low, A.randint.low_generator)
-def _randint_low(
-    b: OpBuilder, low: Any, high: Any, size: Any, *, dtype: torch.dtype | None = torch.int64, **_: Any
-) -> Value:
+def _randint_low(b: OpBuilder, low: Any, high: Any, size: Any, *, dtype: torch.dtype | None = torch.int64, **_: Any) -> Value:
     return _integers(b, size, low, high, b.as_dtype(dtype))
 
 
@@ -123,9 +121,7 @@ def _randint(b: OpBuilder, high: Any, size: Any, *, dtype: torch.dtype | None = 
 
 
 @lowers(A.randint_like.low_dtype, A.randint_like.low_generator_dtype)
-def _randint_like_low(
-    b: OpBuilder, x: Value, low: Any, high: Any, *, dtype: torch.dtype | None = None, **_: Any
-) -> Value:
+def _randint_like_low(b: OpBuilder, x: Value, low: Any, high: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     return _integers(b, b.shape(x), low, high, b.as_dtype(dtype, b.dtype(x)))
 
 
@@ -191,9 +187,7 @@ def _normal_functional(b: OpBuilder, x: Value, mean: float = 0.0, std: float = 1
 
 
 @lowers(A.normal.float_float)
-def _normal_sized(
-    b: OpBuilder, mean: float, std: float, size: Any, *, dtype: torch.dtype | None = None, **_: Any
-) -> Value:
+def _normal_sized(b: OpBuilder, mean: float, std: float, size: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     return _scaled_normal(b, size, b.as_dtype(dtype), mean, std)
 
 

@@ -19,9 +19,7 @@ A: Any = torch.ops.aten
 
 
 @lowers(A._unique2.default, A._unique.default)
-def _unique2(
-    b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> list[Value]:
+def _unique2(b: OpBuilder, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> list[Value]:
     name = b.importer.symbol_name()
     b.dims.count(name)
     n = b.dims.of(name)

@@ -100,9 +100,7 @@ def _row(b: OpBuilder, w: Value, taps: list[Value]) -> Value:
     return b.take(w, taps, list(range(2, 2 + len(taps))), 2) if taps else w
 
 
-def _look_up(
-    b: OpBuilder, x: Value, index: Sequence[Value], dims: Sequence[int], at: int, fits: Value | None = None
-) -> Value:
+def _look_up(b: OpBuilder, x: Value, index: Sequence[Value], dims: Sequence[int], at: int, fits: Value | None = None) -> Value:
     """As `take`, but 0 where the last index is out of range, or doesn't fit."""
     size, where = b.shape(x)[dims[-1]], index[-1]
     inside = b.ew(ew.And, b.ew(ew.Ge, where, 0), b.ew(ew.Lt, where, size))

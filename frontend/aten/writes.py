@@ -39,9 +39,7 @@ def put_slice(b: OpBuilder, base: Value, new: Value, d: int, first: Any, size: A
 
 
 @lowers(A.slice_scatter.default)
-def _slice_scatter(
-    b: OpBuilder, base: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Value:
+def _slice_scatter(b: OpBuilder, base: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     d = b.dim(base, dim)
     return put_slice(b, base, src, d, *slice_bounds(b, b.shape(base)[d], start, end, step), step)
 
@@ -113,9 +111,7 @@ views(A.movedim.int, A.movedim.intlist, A.moveaxis.int, A.moveaxis.intlist)(perm
 
 
 @views(A.slice.Tensor)
-def _(
-    b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Value:
+def _(b: OpBuilder, base: Value, new: Value, out: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     return _slice_scatter(b, base, new, dim, start, end, step)
 
 

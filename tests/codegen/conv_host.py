@@ -49,9 +49,7 @@ def emit_store(module: KernelModule, elem: str, *, bias_relu: bool = False) -> s
     return "epilogue"
 
 
-def build_conv(
-    conv: Conv | ConvTranspose, *, bias_relu: bool = False, strided: bool = False, pack: bool = False
-) -> Program:
+def build_conv(conv: Conv | ConvTranspose, *, bias_relu: bool = False, strided: bool = False, pack: bool = False) -> Program:
     """Compiles a convolution; with `strided` the host function takes the input's strides s0, s1, .. .
 
     With `pack` the weight is packed by the host function to `packed`; a transposed convolution has a `workspace`.

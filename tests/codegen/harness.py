@@ -18,8 +18,7 @@ from tests.targets import TARGET
 __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address"]
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-_LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64,
-                           ctypes.c_int64)
+_LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _LAUNCH, ctypes.c_int64)
 _GUARD = 256
 
@@ -31,7 +30,7 @@ def aligned(nbytes: int, fill: int = 0xFF) -> npt.NDArray[np.uint8]:
     """`nbytes` of 64-byte aligned memory filled with a byte pattern (0xFF reads as NaN in every float type)."""
     raw = np.full(nbytes + 64, fill, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start:start + nbytes]
+    return raw[start : start + nbytes]
 
 
 def address(x: Param) -> int:
@@ -118,7 +117,7 @@ class Launch:
             for t in threads:
                 t.join()
         for block in scratch:
-            if not (block[self.scratch:] == 0xFF).all():
+            if not (block[self.scratch :] == 0xFF).all():
                 raise AssertionError("kernel wrote past its scratch")
 
 
@@ -152,8 +151,11 @@ class Program:
         rng = None if seed is None else random.Random(seed)
 
         def run(launch: Launch) -> None:
-            launch.run(_static_split(launch.count, launch.grain, num_threads) if rng is None
-                       else _random_split(launch.count, num_threads, rng))
+            launch.run(
+                _static_split(launch.count, launch.grain, num_threads)
+                if rng is None
+                else _random_split(launch.count, num_threads, rng)
+            )
 
         self._call(run, num_threads, params)
 

@@ -60,10 +60,18 @@ def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str 
     return host.build()
 
 
-def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False,
-        mask: torch.Tensor | str | None = None,
-        scale: float | None = None, out: torch.Tensor | None = None, threads: int = 1,
-        seed: int | None = None) -> torch.Tensor:
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    mask: torch.Tensor | str | None = None,
+    scale: float | None = None,
+    out: torch.Tensor | None = None,
+    threads: int = 1,
+    seed: int | None = None,
+) -> torch.Tensor:
     """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride."""
     elem = next(e for e, t in DTYPES.items() if t == q.dtype)
     d, dv = q.shape[-1], v.shape[-1]
@@ -75,16 +83,35 @@ def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = Fal
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
     bits = int(np.float64(d**-0.5 if scale is None else scale).view(np.int64))
     program(d, dv, elem, causal, kind)(
-        num_threads=threads, seed=seed, q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=out.data_ptr(),
+        num_threads=threads,
+        seed=seed,
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        o=out.data_ptr(),
         workspace=ws.data_ptr(),
-        batch=q.shape[0], kv_heads=k.shape[1], group=q.shape[1] // max(1, k.shape[1]), sq=q.shape[2], skv=k.shape[2],
-        mask=at.data_ptr(), mask_stride=at.stride(0), scale=bits, **params)
+        batch=q.shape[0],
+        kv_heads=k.shape[1],
+        group=q.shape[1] // max(1, k.shape[1]),
+        sq=q.shape[2],
+        skv=k.shape[2],
+        mask=at.data_ptr(),
+        mask_stride=at.stride(0),
+        scale=bits,
+        **params,
+    )
     return out
 
 
-def expect(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False,
-           mask: torch.Tensor | str | None = None,
-           scale: float | None = None) -> torch.Tensor:
+def expect(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    mask: torch.Tensor | str | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
     """torch's own attention in float64 (its math path, which materialises the scores)."""
     q, k, v = q.double(), k.double(), v.double()
     if isinstance(mask, str):
@@ -98,8 +125,9 @@ def expect(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = 
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True)
 
 
-def tensors(b: int, hkv: int, g: int, sq: int, skv: int, d: int, dv: int, dtype: torch.dtype = torch.float32,
-            seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tensors(
+    b: int, hkv: int, g: int, sq: int, skv: int, d: int, dv: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rng = torch.Generator().manual_seed(seed)
     shapes = ((b, hkv * g, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
     q, k, v = (torch.randn(s, generator=rng).to(dtype) for s in shapes)
@@ -121,8 +149,7 @@ def test_sizes(sq: int, causal: bool) -> None:
         check(run(q, k, v, causal=causal), expect(q, k, v, causal=causal))
 
 
-@pytest.mark.parametrize("d,dv", [(1, 1), (7, 5), (64, 64), (80, 80), (64, 40), (128, 128),
-                                  (33, 257)])
+@pytest.mark.parametrize("d,dv", [(1, 1), (7, 5), (64, 64), (80, 80), (64, 40), (128, 128), (33, 257)])
 def test_row_sizes(d: int, dv: int) -> None:
     for sq, skv in ((1, 37), (3, 130), (5, 65), (40, 37), (33, 240)):
         q, k, v = tensors(1, 2, 2, sq, skv, d, dv)
@@ -142,7 +169,7 @@ def test_masks(kind: str) -> None:
     for sq, skv in ((1, 1), (1, 300), (4, 33), (17, 17), (37, 113), (64, 257)):
         q, k, v = tensors(2, 2, 2, sq, skv, 24, 24, seed=sq)
         keep = torch.rand(sq, skv, generator=torch.Generator().manual_seed(1)) > 0.4
-        keep[:, skv // 3: skv // 3 + 60] = False
+        keep[:, skv // 3 : skv // 3 + 60] = False
         keep[::3] = False  # rows that may attend to nothing
         mask: torch.Tensor | str = kind
         if kind != "alibi":

@@ -160,10 +160,7 @@ def test_chunks_give_bitwise_equal_results() -> None:
     """The order of additions doesn't depend on how items are split."""
     conv = CONVS[1]
     x, weight = operands(conv, (2, 14, 13))
-    outs = [
-        run_conv(conv, build(conv), x, weight, seed=seed, threads=threads)
-        for seed, threads in ((None, 1), (None, 2), (7, 2))
-    ]
+    outs = [run_conv(conv, build(conv), x, weight, seed=seed, threads=threads) for seed, threads in ((None, 1), (None, 2), (7, 2))]
     assert (outs[0] == outs[1]).all() and (outs[0] == outs[2]).all()
 
 

@@ -62,10 +62,20 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
         fn.store(p[x], fn.gep(eargs, i, I64))
     epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), bias_relu=bias_relu))
     Matmul(elem, spec, narrow=not bias_relu).emit_launch(
-        host, a=pointer["a"], b=pointer["b"], m=p["m"], n=p["n"], k=p["k"],
+        host,
+        a=pointer["a"],
+        b=pointer["b"],
+        m=p["m"],
+        n=p["n"],
+        k=p["k"],
         a_strides=[p[x] for x in ("sa0", "sa1", "sam", "sak")],
         b_strides=[p[x] for x in (("sb0", "sb1") if packed else ("sb0", "sb1", "sbk", "sbn"))],
-        batch=(p["bt0"], p["bt1"]), epilogue=epilogue, epilogue_args=eargs, workspace=pointer["ws"], packed=packed)
+        batch=(p["bt0"], p["bt1"]),
+        epilogue=epilogue,
+        epilogue_args=eargs,
+        workspace=pointer["ws"],
+        packed=packed,
+    )
     return host.build()
 
 
@@ -73,8 +83,16 @@ def element_strides(x: Array) -> list[int]:
     return [s // x.itemsize for s in x.strides]
 
 
-def run(a: Array, b: Array, *, packed: bool, bias: Array | None = None, num_threads: int = 1, seed: int | None = None,
-        spec: TileSpec = PLAIN) -> Array:
+def run(
+    a: Array,
+    b: Array,
+    *,
+    packed: bool,
+    bias: Array | None = None,
+    num_threads: int = 1,
+    seed: int | None = None,
+    spec: TileSpec = PLAIN,
+) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == a.dtype)
     bt0, bt1, m, k = a.shape
@@ -90,10 +108,22 @@ def run(a: Array, b: Array, *, packed: bool, bias: Array | None = None, num_thre
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     program(elem, packed, bias is not None, spec)(
-        num_threads=num_threads, seed=seed, a=a, b=b, c=c, bias=np.zeros(n, dtype) if bias is None else bias, ws=ws,
-        m=m, n=n, k=k, bt0=bt0, bt1=bt1, **strides)
+        num_threads=num_threads,
+        seed=seed,
+        a=a,
+        b=b,
+        c=c,
+        bias=np.zeros(n, dtype) if bias is None else bias,
+        ws=ws,
+        m=m,
+        n=n,
+        k=k,
+        bt0=bt0,
+        bt1=bt1,
+        **strides,
+    )
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
-    return c[:bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
+    return c[: bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
 
 
 def tensor(rng: np.random.Generator, shape: tuple[int, ...], elem: str = F32) -> Array:
@@ -128,15 +158,13 @@ def cases(count: int, seed: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("elem", [F32, F64])
 def test_every_row_count_and_random_sizes(elem: str, packed: bool) -> None:
     rng = np.random.default_rng(1)
-    sizes = [*((m, n, 33) for m in range(1, 32) for n in (31, 161)), *cases(60, 1),
-             *itertools.product((0, 1, 15), repeat=3)]
+    sizes = [*((m, n, 33) for m in range(1, 32) for n in (31, 161)), *cases(60, 1), *itertools.product((0, 1, 15), repeat=3)]
     for i, (m, n, k) in enumerate(sizes):
         a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, n), elem)
         check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3), a, b)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(257, 257, 257), (700, 100, 1500), (3, 1030, 2048), (129, 33, 4096),
-                                           (29, 480, 768)])
+@pytest.mark.parametrize(("m", "n", "k"), [(257, 257, 257), (700, 100, 1500), (3, 1030, 2048), (129, 33, 4096), (29, 480, 768)])
 def test_larger_sizes_on_any_split(m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(2)
     a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
@@ -148,11 +176,18 @@ def test_larger_sizes_on_any_split(m: int, n: int, k: int) -> None:
 def test_strided_and_transposed_operands() -> None:
     rng = np.random.default_rng(3)
     for i, (m, n, k) in enumerate([*cases(40, 3), (20, 200, 40), (100, 300, 64)]):
-        a_forms = [tensor(rng, (1, 1, m, k + 5))[..., 2:k + 2], tensor(rng, (1, 1, k, m)).swapaxes(2, 3),
-                   tensor(rng, (1, 1, m, 3 * k))[..., ::3], tensor(rng, (1, 1, 2 * m, k))[..., ::2, :],
-                   tensor(rng, (1, 1, m, 1024))[..., :k]]
-        b_forms = [tensor(rng, (1, 1, n, k)).swapaxes(2, 3), tensor(rng, (1, 1, k, n + 3))[..., 1:n + 1],
-                   tensor(rng, (1, 1, k, 2 * n))[..., ::2]]
+        a_forms = [
+            tensor(rng, (1, 1, m, k + 5))[..., 2 : k + 2],
+            tensor(rng, (1, 1, k, m)).swapaxes(2, 3),
+            tensor(rng, (1, 1, m, 3 * k))[..., ::3],
+            tensor(rng, (1, 1, 2 * m, k))[..., ::2, :],
+            tensor(rng, (1, 1, m, 1024))[..., :k],
+        ]
+        b_forms = [
+            tensor(rng, (1, 1, n, k)).swapaxes(2, 3),
+            tensor(rng, (1, 1, k, n + 3))[..., 1 : n + 1],
+            tensor(rng, (1, 1, k, 2 * n))[..., ::2],
+        ]
         a, b = a_forms[i % 5], b_forms[i % 3]
         check(run(a, b, packed=False, seed=i), a, b)
         check(run(a, b, packed=True), a, b)
@@ -194,7 +229,7 @@ def test_non_finite_values_pass() -> None:
 def test_few_rows_stream_b_in_place() -> None:
     rng = np.random.default_rng(10)
     for m, n, k, batch in itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3)):
-        a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2:n + 2]
+        a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2 : n + 2]
         check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3), a, b)
         check(run(a, b, packed=False, num_threads=2), a, b)
 
@@ -205,10 +240,16 @@ def test_bf16(packed: bool, spec: TileSpec) -> None:
     rng = np.random.default_rng(9)
     sizes = [*((m, 40, k) for m in range(1, 30, 2) for k in (32, 35)), *cases(30, 9), (300, 300, 257), (1, 0, 3)]
     for i, (m, n, k) in enumerate(sizes):
-        a_forms = [tensor(rng, (2, 1, m, k), BF16), tensor(rng, (2, 1, k, m), BF16).swapaxes(2, 3),
-                   tensor(rng, (2, 1, m, 3 * k), BF16)[..., ::3]]
-        b_forms = [tensor(rng, (2, 1, k, n), BF16), tensor(rng, (2, 1, n, k), BF16).swapaxes(2, 3),
-                   tensor(rng, (2, 1, k, 2 * n), BF16)[..., ::2]]
+        a_forms = [
+            tensor(rng, (2, 1, m, k), BF16),
+            tensor(rng, (2, 1, k, m), BF16).swapaxes(2, 3),
+            tensor(rng, (2, 1, m, 3 * k), BF16)[..., ::3],
+        ]
+        b_forms = [
+            tensor(rng, (2, 1, k, n), BF16),
+            tensor(rng, (2, 1, n, k), BF16).swapaxes(2, 3),
+            tensor(rng, (2, 1, k, 2 * n), BF16)[..., ::2],
+        ]
         a, b = a_forms[i % 3], b_forms[(i // 3) % 3]
         check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec), a, b)
 

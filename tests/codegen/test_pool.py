@@ -51,9 +51,7 @@ def arguments(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int]) -> tu
     return [out, indices], params
 
 
-def run(
-    pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int], seed: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int], seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and indices."""
     (out, indices), params = arguments(pool, x, outs)
     build(pool, x.ndim - 2)(num_threads=2, seed=seed, **params)
@@ -139,9 +137,7 @@ def test_avg_pool_matches_pytorch(pool: Pool, elem: str) -> None:
         x = data(shape, TYPES[elem])
         wide = x.double() if elem == F64 else x.float()
         if len(pool.kernel) == 1:
-            expected = F.avg_pool1d(
-                wide, pool.kernel, pool.stride, pool.padding, pool.ceil_mode, pool.count_include_pad
-            )
+            expected = F.avg_pool1d(wide, pool.kernel, pool.stride, pool.padding, pool.ceil_mode, pool.count_include_pad)
         else:
             fn = F.avg_pool2d if len(pool.kernel) == 2 else F.avg_pool3d
             expected = fn(

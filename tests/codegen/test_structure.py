@@ -46,8 +46,9 @@ def test_each_has_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(model(x, i, y, j)[3], (y * 2).sum(1))
 
 
-@pytest.mark.parametrize("text", [
-    "s0 + 2*s1", "floordiv(s0 + 15, 16)", "min(s1, floordiv(s0*s1, 64) + 1)", "ite(Eq(mod(s0, 2), 0), s1, 3)"])
+@pytest.mark.parametrize(
+    "text", ["s0 + 2*s1", "floordiv(s0 + 15, 16)", "min(s1, floordiv(s0*s1, 64) + 1)", "ite(Eq(mod(s0, 2), 0), s1, 3)"]
+)
 def test_renamed(text: str) -> None:
     names = {symbol("s0"): symbol("s9"), symbol("s1"): symbol("s0")}
     assert renamed(parse(text), names) == parse(text.replace("s0", "s9").replace("s1", "s0"))

@@ -20,8 +20,10 @@ F = torch.nn.functional
 HASWELL = "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse3,+ssse3,+sse4.1,+sse4.2"
 SKYLAKE = HASWELL + ",+cx16,+sahf,+crc32,+prfchw,+xsave,+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
 # Of AVX-512's later extensions, of the crypto ones, and of cd.
-FOREIGN = re.compile(r"v?(gf2p8|aes|pclmul|sha\d)\w*|vpmadd52\w*|vp(lzcnt|conflict|popcnt|shld|shrd|dpbusd|dpwssd|multishift)\w*"
-                     r"|vp(ermb|ermi2b|ermt2b|ermi2b|compress[bw]|expand[bw]|shufbitqmb)|(?!vcvtps2ph)v\w+ph|vp2intersect\w*|adcx|adox|rdrand")
+FOREIGN = re.compile(
+    r"v?(gf2p8|aes|pclmul|sha\d)\w*|vpmadd52\w*|vp(lzcnt|conflict|popcnt|shld|shrd|dpbusd|dpwssd|multishift)\w*"
+    r"|vp(ermb|ermi2b|ermt2b|ermi2b|compress[bw]|expand[bw]|shufbitqmb)|(?!vcvtps2ph)v\w+ph|vp2intersect\w*|adcx|adox|rdrand"
+)
 
 
 class Mixed(torch.nn.Module):

@@ -43,10 +43,37 @@ def run(jit: llvm.Jit, name: str, *xs: Array) -> Array:
 
 UNARY = sorted(name for name in vmath.ULP if vmath.ARITY[name] == 1)
 BINARY = sorted(name for name in vmath.ULP if vmath.ARITY[name] == 2)
-SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -2.0, 3.0, -3.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45,
-                    1.17549435e-38, 3.4028235e38,
-                    -3.4028235e38, 88.72284, -103.97, 2.0**23, 2.0**24 + 2, 0.99999994, 1.0000001, -0.99999994, 1e10,
-                    -1e-10], np.float32)
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        2.0,
+        -2.0,
+        3.0,
+        -3.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-45,
+        1.17549435e-38,
+        3.4028235e38,
+        -3.4028235e38,
+        88.72284,
+        -103.97,
+        2.0**23,
+        2.0**24 + 2,
+        0.99999994,
+        1.0000001,
+        -0.99999994,
+        1e10,
+        -1e-10,
+    ],
+    np.float32,
+)
 
 
 def samples() -> Array:
@@ -108,10 +135,13 @@ def test_exp_below_zero() -> None:
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
     rng = np.random.default_rng(0)
-    a = [rng.uniform(-4, 4, 50000), rng.integers(-9, 10, 20000), 10 ** rng.uniform(-44, 38, 50000),
-         np.repeat(SPECIAL, SPECIAL.size)]
-    b = [rng.uniform(-9, 9, 50000), rng.integers(-9, 10, 20000), rng.uniform(-3, 3, 50000),
-         np.tile(SPECIAL, SPECIAL.size)]
+    a = [
+        rng.uniform(-4, 4, 50000),
+        rng.integers(-9, 10, 20000),
+        10 ** rng.uniform(-44, 38, 50000),
+        np.repeat(SPECIAL, SPECIAL.size),
+    ]
+    b = [rng.uniform(-9, 9, 50000), rng.integers(-9, 10, 20000), rng.uniform(-3, 3, 50000), np.tile(SPECIAL, SPECIAL.size)]
     x, y = (np.concatenate(v).astype(np.float32) for v in (a, b))
     want = reference(name)(x.astype(np.float64), y.astype(np.float64))
     if name == "remainder":  # defined as fmod + divisor rounded to f32
@@ -123,8 +153,9 @@ def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
     assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}, {y[k]!r}): {d[k]:.3f} ULP"
 
 
-@pytest.mark.parametrize("name", ["tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "expm1",
-                                  "log1p", "erfinv", "cbrt"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "expm1", "log1p", "erfinv", "cbrt"]
+)
 def test_odd_functions_keep_the_sign_of_zero(jit16: llvm.Jit, name: str) -> None:
     assert np.signbit(run(jit16, name, np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
 
@@ -161,13 +192,18 @@ def test_scalar_code_equals_vector_code(jit16: llvm.Jit) -> None:
 
 def test_f64_functions() -> None:
     jit = build([*UNARY, *BINARY], F64, 8)
-    x = np.concatenate([np.linspace(-30, 30, 4001), np.linspace(-1, 1, 1001), SPECIAL.astype(np.float64),
-                        [-745.0, 709.7, 1e-310, 1e300]])
+    x = np.concatenate(
+        [np.linspace(-30, 30, 4001), np.linspace(-1, 1, 1001), SPECIAL.astype(np.float64), [-745.0, 709.7, 1e-310, 1e300]]
+    )
     for name in UNARY:
         with np.errstate(all="ignore"):
-            np.testing.assert_allclose(run(jit, name, x), reference(name)(x),
-                                       rtol={"digamma": 1e-10, "erfcx": 1e-13}.get(name, 4e-15),  # PyTorch's own error
-                                       atol=1e-300, err_msg=name)
+            np.testing.assert_allclose(
+                run(jit, name, x),
+                reference(name)(x),
+                rtol={"digamma": 1e-10, "erfcx": 1e-13}.get(name, 4e-15),  # PyTorch's own error
+                atol=1e-300,
+                err_msg=name,
+            )
     a, b = (v.ravel() for v in np.meshgrid(SPECIAL.astype(np.float64), SPECIAL.astype(np.float64)))
     for name in BINARY:
         np.testing.assert_allclose(run(jit, name, a, b), reference(name)(a, b), rtol=1e-15, err_msg=name)

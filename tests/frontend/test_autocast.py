@@ -45,8 +45,15 @@ def overloads() -> list[Any]:
 
 def stand_in(kind: str, dtypes: Any) -> Any:
     """Some value of a schema's type; tensors take their dtypes by turns."""
-    make: dict[str, Any] = {"Tensor": lambda: torch.ones(2, 2, dtype=next(dtypes)), "int": lambda: 1, "SymInt": lambda: 1,
-                            "float": lambda: 1.0, "bool": lambda: False, "number": lambda: 1, "str": lambda: "mean"}
+    make: dict[str, Any] = {
+        "Tensor": lambda: torch.ones(2, 2, dtype=next(dtypes)),
+        "int": lambda: 1,
+        "SymInt": lambda: 1,
+        "float": lambda: 1.0,
+        "bool": lambda: False,
+        "number": lambda: 1,
+        "str": lambda: "mean",
+    }
     if kind.startswith("Optional["):
         return stand_in(kind[9:-1], dtypes) if "Tensor" in kind else None
     if kind.startswith("List["):
@@ -208,8 +215,11 @@ def test_off_is_off() -> None:
 def test_recurrent_layers_are_refused() -> None:
     """PyTorch runs them in one piece of the lower precision or not, as it was built."""
     lstm = torch.nn.LSTM(8, 8)
-    with pytest.raises(dhlo.UnsupportedError, match=r"aten.lstm.input can't be compiled inside torch.autocast(.|\n)*"
-                                                    r"enabled=False\)\n  at .*\.py:\d+"):
+    with pytest.raises(
+        dhlo.UnsupportedError,
+        match=r"aten.lstm.input can't be compiled inside torch.autocast(.|\n)*"
+        r"enabled=False\)\n  at .*\.py:\d+",
+    ):
         check(inside(lambda x: lstm(x)[0], BF16), [rn(4, 3, 8)])
 
 

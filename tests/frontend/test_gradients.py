@@ -51,10 +51,20 @@ CONVOLUTIONS: dict[str, Any] = {
     "large": (([1], [4], [1], False, [0], 4), (4, 1, 9, 9), [(8, 9), (5, 4), (1, 1)]),
     "transposed": (([2, 2], [1, 0], [1, 3], True, [1, 2], 2), (4, 3, 3, 2), [(8, 9), (15, 14), (1, 1), (5, 1)]),
     "1d": (([2], [3], [1], False, [0], 1), (5, 4, 7), [(18,), (6,), (9,), (31,)], torch.float64, (True, False, True)),
-    "3d": (([2] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1), (3, 4, 3, 3, 3), [(8, 7, 6), (6, 5, 5), (3, 4, 9)],
-           torch.bfloat16, (False, True, True)),
-    "3d transposed": (([1, 2, 2], [1] * 3, [1] * 3, True, [0, 1, 0], 1), (4, 3, 2, 3, 3), [(4, 5, 3), (3, 3, 5)],
-                      torch.float32, (True, True, False)),
+    "3d": (
+        ([2] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1),
+        (3, 4, 3, 3, 3),
+        [(8, 7, 6), (6, 5, 5), (3, 4, 9)],
+        torch.bfloat16,
+        (False, True, True),
+    ),
+    "3d transposed": (
+        ([1, 2, 2], [1] * 3, [1] * 3, True, [0, 1, 0], 1),
+        (4, 3, 2, 3, 3),
+        [(4, 5, 3), (3, 3, 5)],
+        torch.float32,
+        (True, True, False),
+    ),
 }
 
 
@@ -149,6 +159,7 @@ def test_embedding_bag(mode: str) -> None:
 
 def test_embedding_bag_by_frequency() -> None:
     """PyTorch's own result divides by other indices' counts."""
+
     def fn(grad: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         none = torch.zeros(0, dtype=torch.int64)
         return A._embedding_bag_backward(grad, index, offsets, none, none, none, 10, True, 0, False, None)

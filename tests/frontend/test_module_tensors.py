@@ -86,14 +86,17 @@ def saved(exported: Any) -> Any:
     return torch.export.load(io.BytesIO(file.getvalue()))
 
 
-@pytest.mark.parametrize(("module", "form", "names"), [
-    (Registered, None, {"keys", "values"}),
-    (Registered, saved, {"keys", "constant_0"}),  # a file keeps 'values' apart from the constant that it was
-    (Outer, None, {"layer.constant_0", "layer.constant_1", "layer.count"}),
-    (OnlyWritten, None, {"last"}),
-    (OnlyWritten, lambda exported: exported.run_decompositions({}), {"last"}),
-    (Tied, None, {"first.weight"}),
-])
+@pytest.mark.parametrize(
+    ("module", "form", "names"),
+    [
+        (Registered, None, {"keys", "values"}),
+        (Registered, saved, {"keys", "constant_0"}),  # a file keeps 'values' apart from the constant that it was
+        (Outer, None, {"layer.constant_0", "layer.constant_1", "layer.count"}),
+        (OnlyWritten, None, {"last"}),
+        (OnlyWritten, lambda exported: exported.run_decompositions({}), {"last"}),
+        (Tied, None, {"first.weight"}),
+    ],
+)
 def test_state_has_its_modules_names(module: Any, form: Any, names: set[str]) -> None:
     exported = export(module().eval(), (x3,))
     exported = exported if form is None else form(exported)

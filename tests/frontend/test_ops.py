@@ -291,9 +291,7 @@ INDEXING: dict[str, Any] = {
     ),
     "reduce": (
         lambda x, i, y: tuple(
-            x.scatter_reduce(1, i, y, how, include_self=s)
-            for how in ("sum", "prod", "amax", "mean")
-            for s in (True, False)
+            x.scatter_reduce(1, i, y, how, include_self=s) for how in ("sum", "prod", "amax", "mean") for s in (True, False)
         ),
         [[rn(3, 5), ri(3, 7), rn(3, 7)], [rn(2, 5), ri(2, 3), rn(2, 3)]],
     ),

@@ -72,9 +72,7 @@ def test_while_loop() -> None:
     from torch._higher_order_ops.while_loop import while_loop
 
     def f(x: torch.Tensor) -> Any:
-        return while_loop(
-            lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5 + x), (torch.zeros((), dtype=torch.int64), x)
-        )
+        return while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5 + x), (torch.zeros((), dtype=torch.int64), x))
 
     check(f, [rn(3)], [rn(7)], shapes=({0: AUTO},))
 

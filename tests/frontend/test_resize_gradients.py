@@ -66,8 +66,11 @@ def test_padding() -> None:
         for back, pad in ((A.reflection_pad2d_backward, [1, 2, 3, 0]), (A.replication_pad2d_backward, [4, 0, 1, 3])):
             grad = F.pad(y, pad) + 0.5
             found.append(back(grad, x, pad))
-        return *found, A.replication_pad1d_backward(F.pad(line.sin(), [0, 5]) + 1, line, [0, 5]), A.replication_pad3d_backward(
-            F.pad(y, [2, 1, 0, 1, 1, 1]), x, [2, 1, 0, 1, 1, 1])
+        return (
+            *found,
+            A.replication_pad1d_backward(F.pad(line.sin(), [0, 5]) + 1, line, [0, 5]),
+            A.replication_pad3d_backward(F.pad(y, [2, 1, 0, 1, 1, 1]), x, [2, 1, 0, 1, 1, 1]),
+        )
 
     model = dhlo.compile(export(fn, (rn(2, 3, 7, 6),)))
     for size in ((1, 2, 4, 9), (3, 1, 8, 3), (2, 2, 5, 31)):

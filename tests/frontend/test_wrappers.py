@@ -54,8 +54,9 @@ def agrees(module: torch.nn.Module, **how: Any) -> None:
             torch.testing.assert_close(model(x), theirs(x))
 
 
-@pytest.mark.parametrize(("region", "strict"), [
-    (torch.no_grad, False), (torch.no_grad, True), (lambda: torch.autocast("cpu", enabled=False), False)])
+@pytest.mark.parametrize(
+    ("region", "strict"), [(torch.no_grad, False), (torch.no_grad, True), (lambda: torch.autocast("cpu", enabled=False), False)]
+)
 def test_what_a_region_writes_is_written(region: Any, strict: bool) -> None:
     agrees(Counting(region), strict=strict)
 
@@ -88,8 +89,11 @@ class Fn(torch.nn.Module):
 def test_refused_with_source_line_and_what_to_do(f: Any, hint: str) -> None:
     importlib.import_module("torch.nn.attention.flex_attention")
     exported = export(Fn(f), (torch.ones(4, 3),))
-    with pytest.raises(dhlo.UnsupportedError, match=rf"{f.__name__.replace('flex', 'flex_attention')} \(.*{hint}.*\)\n"
-                                                    r"  at .*test_wrappers.py:\d+"):
+    with pytest.raises(
+        dhlo.UnsupportedError,
+        match=rf"{f.__name__.replace('flex', 'flex_attention')} \(.*{hint}.*\)\n"
+        r"  at .*test_wrappers.py:\d+",
+    ):
         dhlo.compile(exported)
 
 

@@ -73,8 +73,16 @@ def numbers(leaves: Sequence[Leaf]) -> list[torch.Tensor]:
 class Session:
     """One program, one session, and PyTorch beside them."""
 
-    def __init__(self, case: Case, artifact: Any, exported: torch.export.ExportedProgram, updates: Sequence[int], *,
-                 threads: int = 1, callback: bool = True) -> None:
+    def __init__(
+        self,
+        case: Case,
+        artifact: Any,
+        exported: torch.export.ExportedProgram,
+        updates: Sequence[int],
+        *,
+        threads: int = 1,
+        callback: bool = True,
+    ) -> None:
         self.case, self.exported, self.updates = case, exported, list(updates)
         self.model = Model(artifact, threads)
         self.host = Host(self.model, CAP, callback=callback)
@@ -92,10 +100,10 @@ class Session:
         new = {k: args[k] for k in self.updates if k not in self.case.grows}
         if self.case.grows:  # joined caches are results of the function; the binary gives their new sizes
             lengths = []
-            for k, t in zip(sorted(self.case.grows), out[-len(self.case.grows):], strict=True):
+            for k, t in zip(sorted(self.case.grows), out[-len(self.case.grows) :], strict=True):
                 new[k] = t
                 lengths.append(torch.tensor(t.shape[self.case.grows[k]]))
-            out[-len(lengths):] = lengths
+            out[-len(lengths) :] = lengths
         return out, new
 
     # ------------------------------------------------------------------ one call
@@ -214,9 +222,10 @@ class Session:
         from tests.fuzz.guarded import STATUS, Tensor
 
         array = None if call.null else (Tensor * len(made))(*[t for t, _ in made])
-        room = (Memory(4096, label="plan"))
-        status = STATUS[library().dhlo_model_plan(self.model.handle, array, len(made) if call.count is None else call.count, None,
-                                                  room.address)]
+        room = Memory(4096, label="plan")
+        status = STATUS[
+            library().dhlo_model_plan(self.model.handle, array, len(made) if call.count is None else call.count, None, room.address)
+        ]
         room.close()
         if status not in ("ok", *CLEAN):
             raise Failure(f"plan: {status}: {library().dhlo_last_error()}")
@@ -306,9 +315,21 @@ class Session:
         call = self.legal(rng)
         call.legal = False
         ways: list[Callable[[random.Random, Call, int], bool]] = [
-            self._size, self._size, self._rank, self._dtype, self._null, self._strides, self._strides, self._alias, self._bound,
-            self._number, self._number, self._position, self._count,
-            self._room]
+            self._size,
+            self._size,
+            self._rank,
+            self._dtype,
+            self._null,
+            self._strides,
+            self._strides,
+            self._alias,
+            self._bound,
+            self._number,
+            self._number,
+            self._position,
+            self._count,
+            self._room,
+        ]
         while True:
             k = rng.randrange(len(call.given))
             if rng.choice(ways)(rng, call, k):
@@ -518,8 +539,14 @@ def compiled(case: Case) -> tuple[Any, torch.export.ExportedProgram, list[int]] 
     return artifact, exported, updates
 
 
-def fuzz(case: Case, made: tuple[Any, torch.export.ExportedProgram, list[int]], seed: int, first: int, last: int,
-         seconds: float = float("inf")) -> dict[str, int]:
+def fuzz(
+    case: Case,
+    made: tuple[Any, torch.export.ExportedProgram, list[int]],
+    seed: int,
+    first: int,
+    last: int,
+    seconds: float = float("inf"),
+) -> dict[str, int]:
     """Calls `first` to `last` of a seed, in a process of their own; how many ended with each status. Raises AssertionError with
     what makes the call again."""
 

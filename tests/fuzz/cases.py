@@ -184,8 +184,11 @@ def _step_values(v: Values) -> Sequence[Leaf]:
 
 # ---------------------------------------------------------------------------------------------------- heavy kernels
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-    return (F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v, mask),
-            F.scaled_dot_product_attention(k, k, v, is_causal=True))
+    return (
+        F.scaled_dot_product_attention(q, k, v),
+        F.scaled_dot_product_attention(q, k, v, mask),
+        F.scaled_dot_product_attention(k, k, v, is_causal=True),
+    )
 
 
 def _attention_values(v: Values) -> Sequence[Leaf]:
@@ -239,8 +242,17 @@ def _recurrent(self: Any, x: torch.Tensor) -> Any:
 
 
 def _norms(self: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-    return (F.layer_norm(x, (24,)), x.softmax(0), y.softmax(-1), F.group_norm(x.unflatten(1, (6, 4)), 2), x.mean(), y.var(-1),
-            self.batch(x), y.argmax(-1), torch.logsumexp(y, 0))
+    return (
+        F.layer_norm(x, (24,)),
+        x.softmax(0),
+        y.softmax(-1),
+        F.group_norm(x.unflatten(1, (6, 4)), 2),
+        x.mean(),
+        y.var(-1),
+        self.batch(x),
+        y.argmax(-1),
+        torch.logsumexp(y, 0),
+    )
 
 
 def _transforms(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -249,8 +261,18 @@ def _transforms(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def _casts(x: torch.Tensor, y: torch.Tensor, b: torch.Tensor) -> Any:
-    return (x.to(torch.bfloat16), x.half() * 2, y.to(torch.uint8), (y % 7).to(torch.int16), b.long().sum(0), b & (y > 0),
-            x.mT.contiguous(), torch.stack([x, x.flip(0)], -1), torch.where(b, y, -y), x.double().sin())
+    return (
+        x.to(torch.bfloat16),
+        x.half() * 2,
+        y.to(torch.uint8),
+        (y % 7).to(torch.int16),
+        b.long().sum(0),
+        b & (y > 0),
+        x.mT.contiguous(),
+        torch.stack([x, x.flip(0)], -1),
+        torch.where(b, y, -y),
+        x.double().sin(),
+    )
 
 
 def _casts_values(v: Values) -> Sequence[Leaf]:
@@ -267,49 +289,132 @@ def _every(*ranks: int) -> tuple[Any, ...]:
 
 
 def _cases() -> list[Case]:
-    conv = {"first": torch.nn.Conv2d(3, 8, 3, padding=1),
-            "depth": torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8),
-            "up": torch.nn.ConvTranspose2d(8, 4, 3, stride=2), "line": torch.nn.Conv1d(4, 6, 5)}
+    conv = {
+        "first": torch.nn.Conv2d(3, 8, 3, padding=1),
+        "depth": torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8),
+        "up": torch.nn.ConvTranspose2d(8, 4, 3, stride=2),
+        "line": torch.nn.Conv1d(4, 6, 5),
+    }
     linear = {"wide": torch.nn.Linear(24, 70), "narrow": torch.nn.Linear(40, 33).bfloat16()}
     recurrent = {"lstm": torch.nn.LSTM(6, 5, batch_first=True), "gru": torch.nn.GRU(6, 7, batch_first=True)}
     count = Dim("count", min=0, max=32)
     return [
-        Case("a number of rows as an int", Fn(_first_rows), (_r(40, 3), 7), ({0: A}, D),
-             lambda v: (v.floats(n := v.size(least=5), 3), v.rng.randrange(n + 1))),
-        Case("a number of rows as an item", Fn(_rows_of_item), (_r(40, 3), torch.tensor(7)), ({0: A}, None),
-             lambda v: (v.floats(n := v.size(), 3), torch.tensor(v.rng.randrange(n + 1)))),
+        Case(
+            "a number of rows as an int",
+            Fn(_first_rows),
+            (_r(40, 3), 7),
+            ({0: A}, D),
+            lambda v: (v.floats(n := v.size(least=5), 3), v.rng.randrange(n + 1)),
+        ),
+        Case(
+            "a number of rows as an item",
+            Fn(_rows_of_item),
+            (_r(40, 3), torch.tensor(7)),
+            ({0: A}, None),
+            lambda v: (v.floats(n := v.size(), 3), torch.tensor(v.rng.randrange(n + 1))),
+        ),
         Case("a square of an item", Fn(_square_of_item), (torch.tensor(7),), (None,), lambda v: (torch.tensor(v.size()),)),
         Case("counts of what is found", Fn(_counted), (_r(5, 7),), ({0: A, 1: A},), lambda v: (v.floats(v.size(), v.size()),)),
-        Case("derived sizes", Fn(_derived), (_r(5), _r(6), _r(3, 10)), ({0: (n := Dim("n"))}, {0: n + 1}, {0: A, 1: 2 * n}),
-             _derived_values),
-        Case("a branch", Fn(_branch), (_r(5, 7), torch.tensor(True)), ({0: D, 1: D}, None),
-             lambda v: (v.floats(v.size(), v.size()), torch.tensor(v.rng.random() < 0.5))),
-        Case("a loop", Fn(_loop), (_r(5, 7), torch.tensor(3)), ({0: D, 1: D}, None),
-             lambda v: (v.floats(v.size(), v.size()), torch.tensor(v.rng.randrange(6))), turns=True),
-        Case("counters", Fn(_count, {"total": torch.zeros(3), "calls": torch.tensor(0)}), (_r(4, 3),), ({0: D},),
-             lambda v: (v.floats(v.size(), 3) * 0.01,), states=("total", "calls"), tolerance=1e-3),
-        Case("a cache in buffers", Fn(_cache, {"keys": torch.zeros(2, 3, 16, 4), "values": torch.zeros(3, 16, 4)}),
-             (_r(3, 2, 4), torch.arange(2)), ({1: (few := Dim("few", max=8))}, {0: few}), _cache_values, indices=(1,),
-             states=("keys", "values"), parts=True),
-        Case("updated arguments", Fn(_update), (_r(4, 5), _r(4, 6), torch.tensor([1, 0, 2])), ({0: A}, {0: A, 1: A}, {0: A}),
-             _update_values, indices=(2,)),
-        Case("growing caches", _Step(), (_r(2, 3, 8), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
-             ({0: (b := Dim("b", max=64)), 1: Dim("new", max=512)}, {0: b, 2: (past := Dim("past", max=4096))}, {0: b, 2: past}),
-             _step_values, grows={1: 2, 2: 2}, options={"grow": {"past_*": 2}}),
-        Case("attention", Fn(_attention), (_r(2, 2, 5, 16), _r(2, 2, 7, 16), _r(2, 2, 7, 16), _r(2, 1, 5, 7)),
-             ({0: A, 2: A}, {0: A, 2: A}, {0: A, 2: A}, {0: A, 2: A, 3: A}), _attention_values),
+        Case(
+            "derived sizes",
+            Fn(_derived),
+            (_r(5), _r(6), _r(3, 10)),
+            ({0: (n := Dim("n"))}, {0: n + 1}, {0: A, 1: 2 * n}),
+            _derived_values,
+        ),
+        Case(
+            "a branch",
+            Fn(_branch),
+            (_r(5, 7), torch.tensor(True)),
+            ({0: D, 1: D}, None),
+            lambda v: (v.floats(v.size(), v.size()), torch.tensor(v.rng.random() < 0.5)),
+        ),
+        Case(
+            "a loop",
+            Fn(_loop),
+            (_r(5, 7), torch.tensor(3)),
+            ({0: D, 1: D}, None),
+            lambda v: (v.floats(v.size(), v.size()), torch.tensor(v.rng.randrange(6))),
+            turns=True,
+        ),
+        Case(
+            "counters",
+            Fn(_count, {"total": torch.zeros(3), "calls": torch.tensor(0)}),
+            (_r(4, 3),),
+            ({0: D},),
+            lambda v: (v.floats(v.size(), 3) * 0.01,),
+            states=("total", "calls"),
+            tolerance=1e-3,
+        ),
+        Case(
+            "a cache in buffers",
+            Fn(_cache, {"keys": torch.zeros(2, 3, 16, 4), "values": torch.zeros(3, 16, 4)}),
+            (_r(3, 2, 4), torch.arange(2)),
+            ({1: (few := Dim("few", max=8))}, {0: few}),
+            _cache_values,
+            indices=(1,),
+            states=("keys", "values"),
+            parts=True,
+        ),
+        Case(
+            "updated arguments",
+            Fn(_update),
+            (_r(4, 5), _r(4, 6), torch.tensor([1, 0, 2])),
+            ({0: A}, {0: A, 1: A}, {0: A}),
+            _update_values,
+            indices=(2,),
+        ),
+        Case(
+            "growing caches",
+            _Step(),
+            (_r(2, 3, 8), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
+            ({0: (b := Dim("b", max=64)), 1: Dim("new", max=512)}, {0: b, 2: (past := Dim("past", max=4096))}, {0: b, 2: past}),
+            _step_values,
+            grows={1: 2, 2: 2},
+            options={"grow": {"past_*": 2}},
+        ),
+        Case(
+            "attention",
+            Fn(_attention),
+            (_r(2, 2, 5, 16), _r(2, 2, 7, 16), _r(2, 2, 7, 16), _r(2, 1, 5, 7)),
+            ({0: A, 2: A}, {0: A, 2: A}, {0: A, 2: A}, {0: A, 2: A, 3: A}),
+            _attention_values,
+        ),
         Case("convolutions", Fn(_conv, **conv), (_r(2, 3, 8, 9), _r(2, 4, 11)), ({0: A, 2: A, 3: A}, {0: A, 2: A}), _conv_values),
-        Case("products", Fn(_products, **linear), (_r(5, 24), _r(24, 7), _r(5, 40).bfloat16(), _r(2, 7, 6)),
-             ({0: A}, {1: A}, {0: A}, {0: A, 1: A, 2: A}), _products_values, tolerance=3e-4),
-        Case("lookups", Fn(_lookups, table=torch.nn.Embedding(11, 20)),
-             (torch.tensor([[1, 2, 3]] * 2), _r(5, 7), torch.ones(4, 7).long()), _every(2, 2, 2), _lookups_values, indices=(0, 2)),
+        Case(
+            "products",
+            Fn(_products, **linear),
+            (_r(5, 24), _r(24, 7), _r(5, 40).bfloat16(), _r(2, 7, 6)),
+            ({0: A}, {1: A}, {0: A}, {0: A, 1: A, 2: A}),
+            _products_values,
+            tolerance=3e-4,
+        ),
+        Case(
+            "lookups",
+            Fn(_lookups, table=torch.nn.Embedding(11, 20)),
+            (torch.tensor([[1, 2, 3]] * 2), _r(5, 7), torch.ones(4, 7).long()),
+            _every(2, 2, 2),
+            _lookups_values,
+            indices=(0, 2),
+        ),
         Case("orders", Fn(_orders), (_r(5, 7), torch.arange(6)), _every(2, 1), _orders_values),
-        Case("recurrent layers", Fn(_recurrent, **recurrent), (_r(2, 9, 6),), ({0: A},),
-             lambda v: (v.floats(v.size(least=1), 9, 6),)),
-        Case("norms", Fn(_norms, batch=torch.nn.BatchNorm1d(24)), (_r(5, 24), _r(6, 7)), ({0: A}, {0: A, 1: A}),
-             lambda v: (v.floats(v.size(least=1), 24), v.floats(v.size(least=1), v.size(least=2)))),
-        Case("transforms", Fn(_transforms), (_r(5, 24), _r(6, 7)), ({0: A}, {0: A, 1: A}),
-             lambda v: (v.floats(v.size(), 24), v.floats(v.size(33, 1), v.size(33, 1)))),
+        Case(
+            "recurrent layers", Fn(_recurrent, **recurrent), (_r(2, 9, 6),), ({0: A},), lambda v: (v.floats(v.size(least=1), 9, 6),)
+        ),
+        Case(
+            "norms",
+            Fn(_norms, batch=torch.nn.BatchNorm1d(24)),
+            (_r(5, 24), _r(6, 7)),
+            ({0: A}, {0: A, 1: A}),
+            lambda v: (v.floats(v.size(least=1), 24), v.floats(v.size(least=1), v.size(least=2))),
+        ),
+        Case(
+            "transforms",
+            Fn(_transforms),
+            (_r(5, 24), _r(6, 7)),
+            ({0: A}, {0: A, 1: A}),
+            lambda v: (v.floats(v.size(), 24), v.floats(v.size(33, 1), v.size(33, 1))),
+        ),
         Case("casts", Fn(_casts), (_r(5, 7), torch.ones(5, 7).long(), torch.ones(5, 7).bool()), _every(2, 2, 2), _casts_values),
         Case("a range", Fn(lambda x: x.tanh() + 1), (_r(4, 5),), ({0: count},), lambda v: (v.floats(v.size(32), 5),)),
     ]

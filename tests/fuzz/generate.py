@@ -98,8 +98,9 @@ class _Maker:
         if x is None:
             return
         if x.is_float:
-            op = self.draw(["tanh({})", "sin({})", "sigmoid({})", "exp(-{}.abs())", "log1p({}.abs())", "erf({})",
-                            "rsqrt({}.abs() + 1)"])
+            op = self.draw(
+                ["tanh({})", "sin({})", "sigmoid({})", "exp(-{}.abs())", "log1p({}.abs())", "erf({})", "rsqrt({}.abs() + 1)"]
+            )
             self.emit("torch." + op.format(x.name), x.dtype, x.dims, self.rounded(x))
         else:
             self.emit(self.draw(["-{}", "{}.abs()", "~{}", "{} << 1"]).format(x.name), x.dtype, x.dims, None)
@@ -316,8 +317,14 @@ class _Maker:
         x = self.pick(lambda v: v.rank > 0 and v.is_float)
         if x is not None:
             d = self.draw(range(x.rank))
-            op = self.draw([f"torch.softmax({{0}}, {d})", "F.layer_norm({0}, {0}.shape[-1:])", "F.normalize({0}, dim=-1) * 0.5",
-                            f"torch.log_softmax({{0}}, {d}) * 0.1"])
+            op = self.draw(
+                [
+                    f"torch.softmax({{0}}, {d})",
+                    "F.layer_norm({0}, {0}.shape[-1:])",
+                    "F.normalize({0}, dim=-1) * 0.5",
+                    f"torch.log_softmax({{0}}, {d}) * 0.1",
+                ]
+            )
             grows = 8 if "norm" in op else 2
             self.emit(op.format(x.name), x.dtype, x.dims, self.rounded(x, more=grows))
 
@@ -358,9 +365,35 @@ def _broadcasts(a: Sequence[sympy.Expr], b: Sequence[sympy.Expr]) -> bool:
 def generate(draw: Draw[Any], steps: int) -> Program:
     """A program of about `steps` statements; `draw` makes all choices."""
     maker = _Maker(draw)
-    names = ["unary", "exact_unary", "binary", "binary", "binary", "compare", "cast", "permute", "merge", "split", "unsqueeze",
-             "slice", "move", "triangle", "pad", "join", "expand", "lookup", "write", "in_place", "ordered", "select", "reduce",
-             "reduce", "norm", "product", "running"]
+    names = [
+        "unary",
+        "exact_unary",
+        "binary",
+        "binary",
+        "binary",
+        "compare",
+        "cast",
+        "permute",
+        "merge",
+        "split",
+        "unsqueeze",
+        "slice",
+        "move",
+        "triangle",
+        "pad",
+        "join",
+        "expand",
+        "lookup",
+        "write",
+        "in_place",
+        "ordered",
+        "select",
+        "reduce",
+        "reduce",
+        "norm",
+        "product",
+        "running",
+    ]
     for _ in range(steps):
         getattr(maker, draw(names))()
     made = maker.values[len(maker.program.arguments) - 1 :]

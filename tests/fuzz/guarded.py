@@ -40,8 +40,13 @@ _RAW = {torch.bfloat16: torch.int16}
 class Tensor(ctypes.Structure):
     """dhlo_tensor."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("dtype", ctypes.c_int32),
-                ("rank", ctypes.c_int32)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+    ]
 
 
 class GuardDamage(AssertionError):
@@ -139,8 +144,15 @@ class Placed:
     whole: npt.NDArray[Any] | None = None  # the buffer of which the tensor is the first part
 
     @classmethod
-    def of(cls, x: torch.Tensor, strides: Sequence[int] | None = None, *, at_end: bool = True, label: str = "input",
-           dense: bool = False) -> Placed:
+    def of(
+        cls,
+        x: torch.Tensor,
+        strides: Sequence[int] | None = None,
+        *,
+        at_end: bool = True,
+        label: str = "input",
+        dense: bool = False,
+    ) -> Placed:
         """`x` with these strides (in elements, of any sign), row-major by default; `dense` says so by leaving strides out."""
         raw = x.detach().contiguous().view(_RAW.get(x.dtype, x.dtype)).numpy()
         if strides is None:
@@ -150,13 +162,25 @@ class Placed:
         span = (high - low + 1) * raw.itemsize if x.numel() else 0
         memory = Memory(span, raw.itemsize, at_end=at_end, label=label)
         if span:
-            view = np.ndarray(raw.shape, raw.dtype, memory.array().data, -low * raw.itemsize,
-                              tuple(s * raw.itemsize if n > 1 else 0 for n, s in zip(x.shape, strides, strict=True)))
+            view = np.ndarray(
+                raw.shape,
+                raw.dtype,
+                memory.array().data,
+                -low * raw.itemsize,
+                tuple(s * raw.itemsize if n > 1 else 0 for n, s in zip(x.shape, strides, strict=True)),
+            )
             view[...] = raw
         else:
             view = raw
-        return cls(memory, memory.address - low * raw.itemsize, list(x.shape), None if dense else list(strides),
-                   DTYPES[str(x.dtype)[6:]], view, x.dtype)
+        return cls(
+            memory,
+            memory.address - low * raw.itemsize,
+            list(x.shape),
+            None if dense else list(strides),
+            DTYPES[str(x.dtype)[6:]],
+            view,
+            x.dtype,
+        )
 
     def value(self) -> torch.Tensor:
         """A copy of what the elements are now."""
@@ -252,8 +276,13 @@ def describe(placed: Placed) -> tuple[Tensor, Any]:
     """The tensor as the C interface takes it, and what keeps its arrays alive."""
     sizes = (ctypes.c_int64 * max(len(placed.sizes), 1))(*placed.sizes)
     strides = None if placed.strides is None else (ctypes.c_int64 * max(len(placed.sizes), 1))(*placed.strides)
-    t = Tensor(placed.data, ctypes.addressof(sizes), None if strides is None else ctypes.addressof(strides), placed.dtype,
-               len(placed.sizes))
+    t = Tensor(
+        placed.data,
+        ctypes.addressof(sizes),
+        None if strides is None else ctypes.addressof(strides),
+        placed.dtype,
+        len(placed.sizes),
+    )
     return t, (sizes, strides)
 
 
@@ -270,8 +299,9 @@ def guarded(artifact: Artifact, threads: int = 1) -> Iterator[Callable[..., list
         turn += 1
         host.place(at_end=turn % 4 != 0)
         host.trim()
-        placed = [Placed.of(x, x.stride() if x.numel() else None, at_end=turn % 4 != 1, label=f"input {k}")
-                  for k, x in enumerate(inputs)]
+        placed = [
+            Placed.of(x, x.stride() if x.numel() else None, at_end=turn % 4 != 1, label=f"input {k}") for k, x in enumerate(inputs)
+        ]
         for p in placed:
             p.freeze()
         made = [describe(p) for p in placed]

@@ -62,13 +62,51 @@ def _strange(x: torch.Tensor, rng: random.Random) -> list[Any]:
     flat = x.reshape(-1)
     more = torch.cat([flat, flat, flat.new_ones(64)])
     return [
-        None, True, 3, -1, 1 << 63, -(1 << 200), 0.5, float("nan"), 1j, "text", b"bytes", [], (), {}, object(), [1.0, 2.0],
-        x.tolist(), np.float32(2), np.int64(2), np.bool_(True), np.array(2.0), np.array("text"), np.array([object()]),
-        np.zeros(3, [("a", "f4")]), np.array(["2020-01-01"], "M8[D]"), np.zeros((1,) * 9, np.float32),
+        None,
+        True,
+        3,
+        -1,
+        1 << 63,
+        -(1 << 200),
+        0.5,
+        float("nan"),
+        1j,
+        "text",
+        b"bytes",
+        [],
+        (),
+        {},
+        object(),
+        [1.0, 2.0],
+        x.tolist(),
+        np.float32(2),
+        np.int64(2),
+        np.bool_(True),
+        np.array(2.0),
+        np.array("text"),
+        np.array([object()]),
+        np.zeros(3, [("a", "f4")]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.zeros((1,) * 9, np.float32),
         np.zeros((1,) * 33, np.float32),
-        x.to("meta"), x.double(), x.to(torch.complex64), x.half(), x.bool(), x.to(torch.uint16), x.to_sparse() if x.dim() else None,
-        x[None], flat, x.new_zeros([0] * x.dim()), more.as_strided([3, 5], [1, 1]), more.as_strided([5, 5], [0, 0]),
-        x.to(torch.complex64).conj(), Broken("raises"), Broken("not a capsule"), memoryview(b"1234"), torch.Size([2]), range(3),
+        x.to("meta"),
+        x.double(),
+        x.to(torch.complex64),
+        x.half(),
+        x.bool(),
+        x.to(torch.uint16),
+        x.to_sparse() if x.dim() else None,
+        x[None],
+        flat,
+        x.new_zeros([0] * x.dim()),
+        more.as_strided([3, 5], [1, 1]),
+        more.as_strided([5, 5], [0, 0]),
+        x.to(torch.complex64).conj(),
+        Broken("raises"),
+        Broken("not a capsule"),
+        memoryview(b"1234"),
+        torch.Size([2]),
+        range(3),
         slice(2),
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         rng.choice([torch.float32, torch.device("cpu"), torch.nn.Linear(2, 2)]),
@@ -99,8 +137,12 @@ def _calls(model: dhlo.CompiledModel, note: Callable[[str], None]) -> dict[str, 
         rng = random.Random(number)
         g = torch.Generator().manual_seed(number)
         n, m = rng.choice([1, 2, 5, 17]), rng.choice([1, 3, 16])
-        leaves: list[Any] = [torch.randn(n, m, generator=g), torch.randn(n, m, generator=g),
-                             torch.randint(0, m, (n, 2), generator=g), torch.tensor(1.5)]
+        leaves: list[Any] = [
+            torch.randn(n, m, generator=g),
+            torch.randn(n, m, generator=g),
+            torch.randint(0, m, (n, 2), generator=g),
+            torch.tensor(1.5),
+        ]
         good, must = list(leaves), False
         k = rng.randrange(4)
         way = rng.choice(["same", "strange", "structure"])
@@ -114,11 +156,22 @@ def _calls(model: dhlo.CompiledModel, note: Callable[[str], None]) -> dict[str, 
         x, a, at, scale = leaves
         args, kwargs = (x, {"a": a, "at": at}, scale), {}
         if way == "structure":
-            args, kwargs = rng.choice([
-                ((), {}), ((x,), {}), ((x, a, scale), {}), ((x, {"a": a}, scale), {}), ((x, {"a": a, "at": at, "b": a}, scale), {}),
-                ((x, [a, at], scale), {}), (((x, {"a": a, "at": at}, scale),), {}), ((x, {"a": a, "at": at}, scale, scale), {}),
-                ((x, {"a": a, "at": at}), {"scale": scale}), ((x, {"a": a, "at": at}, scale), {"extra": 1}),
-                ((x, {"a": [a], "at": at}, scale), {}), ((x, {1: a, "at": at}, scale), {})])
+            args, kwargs = rng.choice(
+                [
+                    ((), {}),
+                    ((x,), {}),
+                    ((x, a, scale), {}),
+                    ((x, {"a": a}, scale), {}),
+                    ((x, {"a": a, "at": at, "b": a}, scale), {}),
+                    ((x, [a, at], scale), {}),
+                    (((x, {"a": a, "at": at}, scale),), {}),
+                    ((x, {"a": a, "at": at}, scale, scale), {}),
+                    ((x, {"a": a, "at": at}), {"scale": scale}),
+                    ((x, {"a": a, "at": at}, scale), {"extra": 1}),
+                    ((x, {"a": [a], "at": at}, scale), {}),
+                    ((x, {1: a, "at": at}, scale), {}),
+                ]
+            )
         note(f"call {number}: {way} {k}: {type(leaves[k]).__name__} {str(leaves[k])[:300]}")
         status = _check(model, args, kwargs, must)
         assert way != "structure" or status != "ok"

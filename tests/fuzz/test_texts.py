@@ -154,18 +154,56 @@ def opt(folder: Path) -> Callable[[random.Random], Case]:
 
 
 NUMBERS = ["0", "-1", "3", "1e400", "nan", "9" * 50, "9" * 5000, "1_0", "٣", "", "2.5", "0x10", "inf", "true", "\0"]
-SHAPES = ["3x6", "0x6", "99999999999x9999", "-1x6", "x", "3x", "scalar", "281474976710655x6", "281474976710656x6", "9" * 5000,
-          "3x6x" * 300, "٣x6", "3X6", "", "1x6", "101x6", "18446744073709551619x6"]
+SHAPES = [
+    "3x6",
+    "0x6",
+    "99999999999x9999",
+    "-1x6",
+    "x",
+    "3x",
+    "scalar",
+    "281474976710655x6",
+    "281474976710656x6",
+    "9" * 5000,
+    "3x6x" * 300,
+    "٣x6",
+    "3X6",
+    "",
+    "1x6",
+    "101x6",
+    "18446744073709551619x6",
+]
 NAMES = ["x", "n", "rows", "s0", "x.0", "x.1", "x.9", "y", "", "=", "\0", "x" * 5000, "[bold]", "x,n"]
-RANGES = ["1:3", "1:9:2", "1:512:x2", "0:5:x2", "5:1", "1:99999999999999999999", "0:" + "9" * 5000, "1:2:0", "1:2:x1", ":", "a:b",
-          "1:2:3:4", "1:281474976710655"]
+RANGES = [
+    "1:3",
+    "1:9:2",
+    "1:512:x2",
+    "0:5:x2",
+    "5:1",
+    "1:99999999999999999999",
+    "0:" + "9" * 5000,
+    "1:2:0",
+    "1:2:x1",
+    ":",
+    "a:b",
+    "1:2:3:4",
+    "1:281474976710655",
+]
 
 
 def arrays() -> list[Any]:
     x = np.arange(18, dtype=np.float32).reshape(3, 6)
     others = [x.astype(t) for t in (">f4", "f8", "c8", "u2", "S3", "f2")]
-    return [x, np.asfortranarray(x), *others, x[::-1], x > 3,
-            np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]), np.zeros((0, 6), "f4"), np.float32(3)]
+    return [
+        x,
+        np.asfortranarray(x),
+        *others,
+        x[::-1],
+        x > 3,
+        np.zeros((3, 6), dtype=[("a", "i4"), ("b", "f4")]),
+        np.zeros((0, 6), "f4"),
+        np.float32(3),
+    ]
 
 
 def saved(x: object) -> bytes:
@@ -202,8 +240,12 @@ def command_lines(folder: Path) -> Callable[[random.Random], Case]:
             return ["run", model, *given], None
         if how < 0.7:
             given = [f"--shape={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)}" for _ in range(rng.randint(0, 3))]
-            more = [[], [f"--seed={rng.choice(NUMBERS)}"], [f"--repeat={rng.choice(NUMBERS[:2])}"],
-                    ["-o", rng.choice(["", "/", "no/x.pt"])]]
+            more = [
+                [],
+                [f"--seed={rng.choice(NUMBERS)}"],
+                [f"--repeat={rng.choice(NUMBERS[:2])}"],
+                ["-o", rng.choice(["", "/", "no/x.pt"])],
+            ]
             return ["run", model, *given, *rng.choice(more)], None
         if how < 0.85:
             return ["inspect", model, f"--plan={rng.choice(NAMES)}={rng.choice(SHAPES + NUMBERS)},n={rng.choice(SHAPES)}"], None

@@ -20,12 +20,45 @@ _STRING = re.compile(r'"[^"\n]*"')
 _LINE = re.compile(r'( *)(%\w+) = ("dhlo\.\w+")\(([^()]*)\)((?: \{.*\})?) : \(([^()]*)\) -> (tensor<.*>)$')
 _ARGUMENT = re.compile(rf"(%\w+): ({_TYPE.pattern})")
 _OP = re.compile(r'"dhlo\.\w+"')
-_ODD = ["0", "1", "-1", "2", "3", "7", "2147483648", "4611686018427387904", "9223372036854775807", "99999999999999999999",
-        "true", '"s0"', "[]", "[0]", "[0, 0]", '["0"]', "1.5", "{}", "9" * 300]
-_TEXTS = ['""', "\"__import__('os').system('true')\"",
-          '"n"', '"-1"', '"9**9**9"', '"pow(2, 1000000000)"', '"n / 0"', '"mod(n, 0)"',
-          '"max(n, 2)"', '"n < 2"', '"nan"', '"1e999"', '"u0"', '"' + "(" * 3000 + '"', '"' + "n+" * 5000 + 'n"',
-          '"ite(n < 2, 1, n)"']
+_ODD = [
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "7",
+    "2147483648",
+    "4611686018427387904",
+    "9223372036854775807",
+    "99999999999999999999",
+    "true",
+    '"s0"',
+    "[]",
+    "[0]",
+    "[0, 0]",
+    '["0"]',
+    "1.5",
+    "{}",
+    "9" * 300,
+]
+_TEXTS = [
+    '""',
+    "\"__import__('os').system('true')\"",
+    '"n"',
+    '"-1"',
+    '"9**9**9"',
+    '"pow(2, 1000000000)"',
+    '"n / 0"',
+    '"mod(n, 0)"',
+    '"max(n, 2)"',
+    '"n < 2"',
+    '"nan"',
+    '"1e999"',
+    '"u0"',
+    '"' + "(" * 3000 + '"',
+    '"' + "n+" * 5000 + 'n"',
+    '"ite(n < 2, 1, n)"',
+]
 
 
 class Mutator:
@@ -86,12 +119,23 @@ class Mutator:
         m = self.rng.choice(found)
         return text[: m.start()] + self.rng.choice(others) + text[m.end() :]
 
-    def _type(self, text: str) -> str: return self._swap(text, _TYPE, self.parts[_TYPE])
-    def _op(self, text: str) -> str: return self._swap(text, _OP, self.parts[_OP])
-    def _attribute(self, text: str) -> str: return self._swap(text, _LIST, self.parts[_LIST] + _ODD + _TEXTS)
-    def _value(self, text: str) -> str: return self._swap(text, _VALUE, _VALUE.findall(text))
-    def _number(self, text: str) -> str: return self._swap(text, _NUMBER, _ODD)
-    def _string(self, text: str) -> str: return self._swap(text, _STRING, self.parts[_STRING] + _TEXTS)
+    def _type(self, text: str) -> str:
+        return self._swap(text, _TYPE, self.parts[_TYPE])
+
+    def _op(self, text: str) -> str:
+        return self._swap(text, _OP, self.parts[_OP])
+
+    def _attribute(self, text: str) -> str:
+        return self._swap(text, _LIST, self.parts[_LIST] + _ODD + _TEXTS)
+
+    def _value(self, text: str) -> str:
+        return self._swap(text, _VALUE, _VALUE.findall(text))
+
+    def _number(self, text: str) -> str:
+        return self._swap(text, _NUMBER, _ODD)
+
+    def _string(self, text: str) -> str:
+        return self._swap(text, _STRING, self.parts[_STRING] + _TEXTS)
 
     def _everywhere(self, text: str) -> str:
         """One type for another wherever it is, so that more than one line goes on to make sense."""
@@ -127,10 +171,35 @@ class Mutator:
     def _bytes(self, text: str) -> str:
         return mutated_bytes(text.encode(), self.rng).decode("latin-1")
 
-    _ways = (_insert, _insert, _insert, _insert, _insert, _insert, _everywhere, _size,
-             _type, _type, _everywhere, _size, _op, _op, _attribute, _attribute, _attribute, _value,
-             _value, _number, _number, _string,
-             _drop, _repeat, _foreign, _order, _bytes)
+    _ways = (
+        _insert,
+        _insert,
+        _insert,
+        _insert,
+        _insert,
+        _insert,
+        _everywhere,
+        _size,
+        _type,
+        _type,
+        _everywhere,
+        _size,
+        _op,
+        _op,
+        _attribute,
+        _attribute,
+        _attribute,
+        _value,
+        _value,
+        _number,
+        _number,
+        _string,
+        _drop,
+        _repeat,
+        _foreign,
+        _order,
+        _bytes,
+    )
 
 
 def mutated_bytes(data: bytes, rng: random.Random) -> bytes:

@@ -241,14 +241,18 @@ def _other_sizes(binary: _Binary, s: Sample, op_name: str) -> tuple[tuple[str, s
     """Compares with the exported program at sizes that it accepts; (problem, number of comparisons)."""
     ep = binary.exported
     inputs = [n.meta["val"] for n in ep.graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
-    inputs = inputs[len(inputs) - len(s.tensors):]
+    inputs = inputs[len(inputs) - len(s.tensors) :]
     symbols = sorted({x for t in inputs for d in t.shape if isinstance(d, torch.SymInt) for x in d.node.expr.free_symbols}, key=str)
     if not symbols or len(inputs) != len(s.tensors) or op_name in ORDERED or op_name.startswith(REGULAR):
         return None, 0
     now = _solve(inputs, s.tensors)
     module, done = ep.module(), 0
-    for name, rule in (("grown", lambda k, v: v + 1 + k % 3), ("larger", lambda k, v: 2 * v + 15), ("of 1", lambda k, v: 1),
-                       ("of 0", lambda k, v: 0)):
+    for name, rule in (
+        ("grown", lambda k, v: v + 1 + k % 3),
+        ("larger", lambda k, v: 2 * v + 15),
+        ("of 1", lambda k, v: 1),
+        ("of 0", lambda k, v: 0),
+    ):
         env = {x: rule(k, now.get(x, 2)) for k, x in enumerate(symbols)}
         tensors = [_resized(x, [_size(d, env) for d in t.shape]) for x, t in zip(s.tensors, inputs, strict=True)]
         if any(x is None or x.numel() > 1 << 20 for x in tensors):

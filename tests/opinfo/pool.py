@@ -28,8 +28,14 @@ class _Worker:
     def ask(self, job: Job) -> dict[str, Any]:
         if self._process is None or self._served >= LIFETIME:
             self.stop()
-            self._process = subprocess.Popen([sys.executable, "-m", "tests.opinfo.worker"], cwd=ROOT, text=True,
-                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.opinfo.worker"],
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         self._served += 1
         process = self._process
         assert process.stdin is not None and process.stdout is not None

@@ -63,8 +63,10 @@ def summary(results: Results) -> str:
         total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
         sizes = sum(s["sizes"] for a in answers for s in a["samples"])
         seconds = sum(a["seconds"] for a in answers)
-        lines.append(f"{dtype:6}{c['pass']:7}{total:7}{100 * c['pass'] / max(total, 1):7.1f}  {c['refused']:7}  {c['wrong']:5}  "
-                     f"{c['failed']:6}  {c['left out']:8}  {c['no export']:9}  {sizes:11}  {seconds:7.0f}")
+        lines.append(
+            f"{dtype:6}{c['pass']:7}{total:7}{100 * c['pass'] / max(total, 1):7.1f}  {c['refused']:7}  {c['wrong']:5}  "
+            f"{c['failed']:6}  {c['left out']:8}  {c['no export']:9}  {sizes:11}  {seconds:7.0f}"
+        )
     return "\n".join(lines)
 
 

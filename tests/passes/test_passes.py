@@ -24,9 +24,7 @@ TESTED = [p for p in PASSES if not p.name.endswith("-again")]
 
 
 def test_every_pass_has_an_input() -> None:
-    assert sorted(p.name for p in TESTED) == sorted(
-        f.stem for f in HERE.glob("*.mlir") if not f.stem.endswith(".golden")
-    )
+    assert sorted(p.name for p in TESTED) == sorted(f.stem for f in HERE.glob("*.mlir") if not f.stem.endswith(".golden"))
 
 
 @pytest.mark.parametrize("tested", TESTED, ids=lambda p: p.name)
@@ -76,10 +74,7 @@ def inputs(types: list[TensorType], n: int) -> list[torch.Tensor]:
     """Arguments for sizes that differ from symbol to symbol."""
     env = {s: n + k for k, s in enumerate(sorted({s for t in types for e in t.shape for s in symbols_of(e)}))}
     shapes = [[evaluate(e, env) for e in t.shape] for t in types]
-    return [
-        torch.rand(s) if t.dtype.is_float else torch.ones(s).to(t.dtype.torch)
-        for s, t in zip(shapes, types, strict=True)
-    ]
+    return [torch.rand(s) if t.dtype.is_float else torch.ones(s).to(t.dtype.torch) for s, t in zip(shapes, types, strict=True)]
 
 
 T, U = '!t = tensor<?xf32, #dhlo.shape<["n"]>>', '!u = tensor<?xf64, #dhlo.shape<["n"]>>'

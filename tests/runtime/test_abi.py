@@ -31,9 +31,7 @@ def evaluate(expressions: list[str], folder: Path) -> dict[str, int]:
     """Values of integer C expressions over abi.h."""
     lines = "".join(f'printf("%llu\\n", (unsigned long long)({e}));' for e in expressions)
     source = folder / "values.c"
-    source.write_text(
-        f'#include <stddef.h>\n#include <stdio.h>\n#include "dhlo/abi.h"\nint main(void) {{{lines} return 0; }}'
-    )
+    source.write_text(f'#include <stddef.h>\n#include <stdio.h>\n#include "dhlo/abi.h"\nint main(void) {{{lines} return 0; }}')
     subprocess.run(["cc", f"-I{ROOT / 'runtime/include'}", str(source), "-o", str(folder / "values")], check=True)
     output = subprocess.run([str(folder / "values")], check=True, capture_output=True, text=True).stdout
     return dict(zip(expressions, map(int, output.split()), strict=True))

@@ -226,7 +226,8 @@ def test_a_model_for_another_cpu_runs_none_of_its_code(build_elf: Callable[..., 
     """A library's constructors run when it is mapped: nothing of a file that will be refused may be."""
     source = tmp_path / "constructor.c"
     source.write_text(
-        '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran"))
+        '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran")
+    )
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "code")], check=True)
     path = tmp_path / "model.so"
     write_model_file(path, (tmp_path / "code").read_bytes(), [], "{}", "sse2,nosuch")

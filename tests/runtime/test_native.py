@@ -34,9 +34,7 @@ def test_shared_library_exports_and_needs_little(build_native: BuildNative) -> N
     assert all(name.startswith("dhlo_") for name in names)
     header = (Path(__file__).parents[2] / "runtime/include/dhlo/runtime.h").read_text()
     assert {name for name in names if f"{name}(" not in header} == set()
-    needed = {
-        line.split("[")[1].split(".so")[0] for line in run("readelf", "-d", library).splitlines() if "NEEDED" in line
-    }
+    needed = {line.split("[")[1].split(".so")[0] for line in run("readelf", "-d", library).splitlines() if "NEEDED" in line}
     assert needed <= {"libstdc++", "libgcc_s", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64"}
 
 

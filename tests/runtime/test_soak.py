@@ -141,8 +141,22 @@ def build_soak(build_native: Callable[..., Path], tmp_path_factory: pytest.TempP
         archive = build_native("dhlo_runtime", sanitize) / "libdhlo_runtime.a"
         binary = tmp_path_factory.mktemp("soak") / "soak"
         flags = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g"] if sanitize else []
-        command = ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *flags, str(Path(__file__).with_name("soak.cpp")),
-                   f"-I{ROOT / 'runtime/include'}", str(archive), "-pthread", "-ldl", "-o", str(binary)]
+        command = [
+            "c++",
+            "-std=c++17",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *flags,
+            str(Path(__file__).with_name("soak.cpp")),
+            f"-I{ROOT / 'runtime/include'}",
+            str(archive),
+            "-pthread",
+            "-ldl",
+            "-o",
+            str(binary),
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         return binary
@@ -174,7 +188,5 @@ def test_every_result_is_right_and_memory_is_flat(
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_under_sanitizers(
-    name: str, sanitize: str, models: dict[str, tuple[Path, Path]], build_soak: Callable[..., Path]
-) -> None:
+def test_under_sanitizers(name: str, sanitize: str, models: dict[str, tuple[Path, Path]], build_soak: Callable[..., Path]) -> None:
     soak(build_soak(sanitize), models[name], SHORT)

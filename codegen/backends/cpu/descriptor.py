@@ -40,21 +40,45 @@ class Descriptor:
         self._lines = []
         inputs, outputs = self._values("in", self.inputs), self._values("out", self.outputs)
         kinds = abi.CHECK_KIND
-        checks = self._array("checks", "{ i64, i64, ptr }", [
-            f"{{ i64 {kinds[k.lower()]}, i64 {i}, ptr {self._string(t)} }}" for k, i, t in self.checks])
+        checks = self._array(
+            "checks",
+            "{ i64, i64, ptr }",
+            [f"{{ i64 {kinds[k.lower()]}, i64 {i}, ptr {self._string(t)} }}" for k, i, t in self.checks],
+        )
         launches = self._array("launches", "ptr", [f"ptr {self._string(x)}" for x in self.launches])
-        states = self._array("states", "{ ptr, i64, i64, i64 }", [
-            f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states])
+        states = self._array(
+            "states",
+            "{ ptr, i64, i64, i64 }",
+            [f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states],
+        )
         updated = self._array("updated", "i64", [f"i64 {i}" for i, _ in self.updated])
         grows = self._array("grows", "i64", [f"i64 {d}" for _, d in self.updated])
         fields = [
-            f"i64 {abi.ABI_MAGIC}", f"i32 {abi.ABI_VERSION}", f"i32 {abi.MODEL_BYTES}", f"ptr {self._string(self.name)}",
-            f"ptr {self._string(self.producer)}", f"ptr {self._string(self.metadata['cpu_features'])}",
+            f"i64 {abi.ABI_MAGIC}",
+            f"i32 {abi.ABI_VERSION}",
+            f"i32 {abi.MODEL_BYTES}",
+            f"ptr {self._string(self.name)}",
+            f"ptr {self._string(self.producer)}",
+            f"ptr {self._string(self.metadata['cpu_features'])}",
             f"ptr {self._string(json.dumps(self.metadata))}",
-            f"i64 {len(self.inputs)}", f"ptr {inputs}", f"i64 {len(self.outputs)}", f"ptr {outputs}",
-            f"i64 {len(self.checks)}", f"ptr {checks}", f"i64 {len(self.launches)}", f"ptr {launches}",
-            f"i64 {len(self.states)}", f"ptr {states}", f"i64 {self.state_bytes}", f"i64 {self.constants_bytes}",
-            f"i64 {self.num_segments}", "ptr @dhlo_run", f"i64 {len(self.updated)}", f"ptr {updated}", f"ptr {grows}"]
+            f"i64 {len(self.inputs)}",
+            f"ptr {inputs}",
+            f"i64 {len(self.outputs)}",
+            f"ptr {outputs}",
+            f"i64 {len(self.checks)}",
+            f"ptr {checks}",
+            f"i64 {len(self.launches)}",
+            f"ptr {launches}",
+            f"i64 {len(self.states)}",
+            f"ptr {states}",
+            f"i64 {self.state_bytes}",
+            f"i64 {self.constants_bytes}",
+            f"i64 {self.num_segments}",
+            "ptr @dhlo_run",
+            f"i64 {len(self.updated)}",
+            f"ptr {updated}",
+            f"ptr {grows}",
+        ]
         types = ", ".join(f.split()[0] for f in fields)
         self._lines.append(f"@{abi.ABI_SYMBOL} = constant {{ {types} }} {{ {', '.join(fields)} }}, align 8")
         return "\n".join(self._lines) + "\n"

@@ -112,9 +112,7 @@ def _link(arguments: list[str]) -> None:
     except OSError as e:
         raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
     if result.returncode != 0:
-        raise CompileError(
-            f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT
-        )
+        raise CompileError(f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT)
 
 
 def constants_path(path: Path) -> Path:

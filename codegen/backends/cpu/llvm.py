@@ -35,8 +35,9 @@ def machine(target: Target, features: Iterable[str] = (), *, jit: bool = False) 
     _initialize()
     made = llvm.Target.from_triple(target.triple)
     cpu = "x86-64" if target.is_x86 else "generic"
-    return made.create_target_machine(cpu=cpu, features=",".join(f"+{f}" for f in features), opt=_LEVEL, reloc="pic",
-                                      codemodel="jitdefault" if jit else "default")
+    return made.create_target_machine(
+        cpu=cpu, features=",".join(f"+{f}" for f in features), opt=_LEVEL, reloc="pic", codemodel="jitdefault" if jit else "default"
+    )
 
 
 @functools.cache
@@ -87,7 +88,8 @@ def _bf16_as_integers(ir_text: str) -> str:
 _FLOAT = re.compile(
     r"\b(?P<type>half|bfloat|float|double)\b(?! *[*@])"
     r"|(?<![\w.%@$-])(?:f0x(?P<bits>[0-9A-F]+)|(?P<sign>[-+]?)(?P<nan>[qs]?nan\b(?:\(0x[0-9A-Fa-f]+\))?)"
-    r"|(?P<number>[-+]?(?:\d+\.\d*(?:e[-+]?\d+)?|inf\b)))")
+    r"|(?P<number>[-+]?(?:\d+\.\d*(?:e[-+]?\d+)?|inf\b)))"
+)
 
 
 def _spell_floats_in_hex(text: str) -> str:
@@ -109,8 +111,10 @@ def _spell_floats_in_hex(text: str) -> str:
             x = float(m["number"])
         return _hex_literal(x, current)
 
-    return "\n".join(line if line.startswith(("!", "source_filename", "attributes", ";")) else _FLOAT.sub(literal, line)
-                     for line in text.split("\n"))
+    return "\n".join(
+        line if line.startswith(("!", "source_filename", "attributes", ";")) else _FLOAT.sub(literal, line)
+        for line in text.split("\n")
+    )
 
 
 def _hex_literal(x: float, ty: str) -> str:

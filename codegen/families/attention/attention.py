@@ -76,9 +76,27 @@ class Attention:
             emit_decode(module, f"{self.symbol}_decode", self.spec)
             emit_combine(module, f"{self.symbol}_combine", self.spec)
 
-    def emit_launch(self, host: HostContext, *, q: V, k: V, v: V, o: V, workspace: V, batch: V, kv_heads: V, group: V,
-                    sq: V, skv: V, q_strides: Strides, k_strides: Strides, v_strides: Strides, o_strides: Strides,
-                    scale: float | V, extra_args: Sequence[V] = ()) -> None:
+    def emit_launch(
+        self,
+        host: HostContext,
+        *,
+        q: V,
+        k: V,
+        v: V,
+        o: V,
+        workspace: V,
+        batch: V,
+        kv_heads: V,
+        group: V,
+        sq: V,
+        skv: V,
+        q_strides: Strides,
+        k_strides: Strides,
+        v_strides: Strides,
+        o_strides: Strides,
+        scale: float | V,
+        extra_args: Sequence[V] = (),
+    ) -> None:
         """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
 
         `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value. Few rows a kv head (group *
@@ -88,22 +106,39 @@ class Attention:
         f = host.fn
         heads, rows = f.mul(batch, kv_heads), f.mul(group, sq)
         cost = f.add(f.divu(f.mul(skv, self.head_dim + self.value_dim), self.spec.lanes), 1)  # cycles of FMA a row
-        head = [q, k, v, o, workspace, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, sq, skv,
-                _scale_bits(f, scale)]
+        head = [
+            q,
+            k,
+            v,
+            o,
+            workspace,
+            *q_strides,
+            *k_strides,
+            *v_strides,
+            *o_strides,
+            kv_heads,
+            group,
+            sq,
+            skv,
+            _scale_bits(f, scale),
+        ]
         few = f.cmp("le", rows, MAX_ROWS)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
             args = [*head, splits, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
-            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item),
-                        decode_scratch_bytes(self.spec))
+            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item), decode_scratch_bytes(self.spec))
             with f.when(f.cmp("gt", splits, 1)):
-                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS,
-                            combine_scratch_bytes(self.spec))
+                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS, combine_scratch_bytes(self.spec))
         with f.when(f.and_(f.cmp("gt", rows, MAX_ROWS), f.cmp("gt", heads, 0))):
             blocks = f.ceildivu(rows, self.spec.rows)
-            host.launch(f"{self.symbol}_prefill", [*head, blocks, *extra_args], f.mul(heads, blocks),
-                        _grain(f, f.mul(cost, self.spec.rows)), prefill_scratch_bytes(self.spec))
+            host.launch(
+                f"{self.symbol}_prefill",
+                [*head, blocks, *extra_args],
+                f.mul(heads, blocks),
+                _grain(f, f.mul(cost, self.spec.rows)),
+                prefill_scratch_bytes(self.spec),
+            )
 
     def _splits(self, host: HostContext, heads: V, skv: V) -> V:
         """1 where the heads divide well among the threads, else splits of at least 256 keys so that they do."""

@@ -10,8 +10,7 @@ from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row",
-           "masked", "store_row"]
+__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row", "masked", "store_row"]
 
 # (fn, batch, query head, query row, first key, lane mask) -> a vector of i1, True = attend, or of f32, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
@@ -91,8 +90,7 @@ class Args:
     def load(fn: Fn) -> Args:
         a = load_args(fn, ARG_TYPES)
         scale = fn.bitcast(fn.cast(a[21], I32), F32)
-        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20],
-                    scale, a[22])
+        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20], scale, a[22])
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:

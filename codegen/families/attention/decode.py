@@ -29,8 +29,15 @@ from dhlo.codegen.families.attention.common import (
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
-__all__ = ["MAX_ROWS", "combine_scratch_bytes", "decode_scratch_bytes", "emit_combine", "emit_decode", "emit_rows",
-           "partial_floats"]
+__all__ = [
+    "MAX_ROWS",
+    "combine_scratch_bytes",
+    "decode_scratch_bytes",
+    "emit_combine",
+    "emit_decode",
+    "emit_rows",
+    "partial_floats",
+]
 
 MAX_ROWS = 24  # query rows of a batch and kv head that this variant serves
 _GROUP = 4  # rows scored together
@@ -124,16 +131,18 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
     name = _symbols(spec, rows)[1]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)],
-            noinline=True)
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)], noinline=True)
     v, ldv, keys, p, alpha, o = fn.args
     vectors = spec.v_pad // fn.lanes
     passes = -(-vectors * rows // 24)  # whose accumulators fit in registers
     for i in range(passes):
         columns = [c * fn.lanes for c in range(vectors * i // passes, vectors * (i + 1) // passes)]
         sets = 2 if rows * len(columns) <= 8 else 1  # independent sums enough to hide the latency of FMA
-        init = [fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
-                for r in range(rows) for c in columns]
+        init = [
+            fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
+            for r in range(rows)
+            for c in columns
+        ]
         n = len(init)
 
         def step(key: V, acc: list[V], columns: list[int] = columns) -> list[V]:
@@ -148,7 +157,7 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
         with fn.loop(0, main, sets, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
             out: list[V] = []
             for u in range(sets):
-                out += step(fn.add(lp.iv, u), lp.carried[u * n:(u + 1) * n])
+                out += step(fn.add(lp.iv, u), lp.carried[u * n : (u + 1) * n])
             lp.yield_(*out)
         acc = lp.results[:n]
         if sets == 2:
@@ -187,13 +196,23 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
         v = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem)
 
         def scores(r: V, count: int) -> None:
-            fn.call(_symbols(spec, count)[0], [k, a.ks[2], n, fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32),
-                                               fn.gep(at["scores"], fn.mul(r, _KEYS), F32)])
+            fn.call(
+                _symbols(spec, count)[0],
+                [k, a.ks[2], n, fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32), fn.gep(at["scores"], fn.mul(r, _KEYS), F32)],
+            )
 
         def values(r: V, count: int) -> None:
-            fn.call(_symbols(spec, count)[1], [v, a.vs[2], n, fn.gep(at["scores"], fn.mul(r, _KEYS), F32),
-                                               fn.gep(at["alpha"], r, F32),
-                                               fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
+            fn.call(
+                _symbols(spec, count)[1],
+                [
+                    v,
+                    a.vs[2],
+                    n,
+                    fn.gep(at["scores"], fn.mul(r, _KEYS), F32),
+                    fn.gep(at["alpha"], r, F32),
+                    fn.gep(at["out"], fn.mul(r, spec.v_pad), F32),
+                ],
+            )
 
         _by_groups(fn, rows_, scores)
         with fn.loop(0, rows_) as r:
@@ -219,8 +238,7 @@ def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
         b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
         lo = fn.mul(split, share)
         partial = fn.select(fn.cmp("gt", a.parts, 1), fn.add(fn.ptr_to_int(a.workspace), fn.mul(item.iv, size)), zero)
-        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop),
-                              fn.int_to_ptr(partial)])
+        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop), fn.int_to_ptr(partial)])
     fn.done()
 
 

@@ -35,6 +35,7 @@ __all__ = ["emit_prefill", "prefill_scratch_bytes"]
 
 _ROWS_AHEAD = 8  # how many rows ahead V is prefetched
 
+
 class _Scratch:
     """Offsets of a worker's buffers, in f32 elements."""
 
@@ -104,17 +105,21 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
     name = f"attn_pv_{mr}"
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)],
-            noinline=True)
+    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)], noinline=True)
     v, ldv, p, keys, o, alpha = fn.args
     alphas = [fn.load(fn.gep(alpha, h * fn.lanes, F32), fn.vec(F32)) for h in range(spec.halves)]
-    acc = [fn.mul(fn.load(fn.gep(o, i * spec.rows + h * fn.lanes, F32), fn.vec(F32)), alphas[h]) for i in range(mr)
-           for h in range(spec.halves)]
+    acc = [
+        fn.mul(fn.load(fn.gep(o, i * spec.rows + h * fn.lanes, F32), fn.vec(F32)), alphas[h])
+        for i in range(mr)
+        for h in range(spec.halves)
+    ]
     unroll = 2
 
     def step(key: V, u: int, acc: list[V]) -> list[V]:
-        ps = [fn.load(fn.gep(fn.gep(p, fn.mul(key, spec.rows), F32), u * spec.rows + h * fn.lanes, F32), fn.vec(F32))
-              for h in range(spec.halves)]
+        ps = [
+            fn.load(fn.gep(fn.gep(p, fn.mul(key, spec.rows), F32), u * spec.rows + h * fn.lanes, F32), fn.vec(F32))
+            for h in range(spec.halves)
+        ]
         vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
         fn.prefetch(fn.gep(vk, fn.mul(ldv, _ROWS_AHEAD), F32))
         xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
@@ -181,8 +186,17 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
             if spec.elem == F32:
                 _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
             ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
-            fn.call_ptr(ukr, [fn.gep(k, fn.mul(lo, ldk), F32), ldk, at["qt"], fn.i64(spec.head_dim),
-                              fn.gep(at["scores"], fn.mul(lo, spec.rows), F32), fn.i64(0)])
+            fn.call_ptr(
+                ukr,
+                [
+                    fn.gep(k, fn.mul(lo, ldk), F32),
+                    ldk,
+                    at["qt"],
+                    fn.i64(spec.head_dim),
+                    fn.gep(at["scores"], fn.mul(lo, spec.rows), F32),
+                    fn.i64(0),
+                ],
+            )
         if spec.emit_mask is not None:
             _add_mask(fn, spec, at, b, key.iv, count)
         if spec.is_causal:
@@ -190,8 +204,9 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
                 _mask_future(fn, spec, at, key.iv, count)
         _softmax(fn, spec, at, count)
         for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
-            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * spec.rows, F32),
-                                      at["alpha"]])
+            fn.call(
+                f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * spec.rows, F32), at["alpha"]]
+            )
 
 
 def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:
@@ -218,7 +233,9 @@ def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> 
                 lanes = fn.tail_mask(fn.sub(count, c.iv))
                 mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
                 if mask.elem == I1:
-                    bits = fn.cast(fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}"), I32, signed=False)
+                    bits = fn.cast(
+                        fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}"), I32, signed=False
+                    )
                     fn.store(bits, fn.gep(fn.gep(at["bias"], c.iv, I32), r.iv, I32))
                 else:
                     fn.store(fn.mul(mask, LOG2E), fn.gep(fn.gep(at["bias"], fn.mul(r.iv, spec.keys), F32), c.iv, F32))

@@ -52,9 +52,7 @@ class Conv:
         if not 1 <= rank <= 3 or {len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
             raise ValueError("kernel, stride, padding and dilation need the same 1 to 3 entries")
         if self.in_channels % self.groups or self.out_channels % self.groups or self.groups < 1:
-            raise ValueError(
-                f"{self.in_channels} and {self.out_channels} channels don't divide in {self.groups} groups"
-            )
+            raise ValueError(f"{self.in_channels} and {self.out_channels} channels don't divide in {self.groups} groups")
         if min(self.in_channels, self.out_channels, *self.kernel, *self.stride, *self.dilation) < 1:
             raise ValueError("channels, kernel, stride and dilation must be positive")
 
@@ -123,9 +121,7 @@ class Conv:
         """
         p = self.params(KernelModule(self.spec.target))
         if weight.shape != (self.out_channels, p.group_in, *self.kernel):
-            raise ValueError(
-                f"weight of shape {weight.shape} given, {(self.out_channels, p.group_in, *self.kernel)} expected"
-            )
+            raise ValueError(f"weight of shape {weight.shape} given, {(self.out_channels, p.group_in, *self.kernel)} expected")
         if self.depthwise:
             return np.ascontiguousarray(weight.reshape(self.packed_shape))
         padded = np.zeros((self.groups, p.channel_panels * p.nr, p.group_in, p.points), weight.dtype)
@@ -176,9 +172,7 @@ class Conv:
         out = [
             f.max(
                 f.add(
-                    f.floordiv(
-                        f.add(n, p.padding[d][0] + p.padding[d][1] - p.dilation[d] * (p.kernel[d] - 1) - 1), p.stride[d]
-                    ),
+                    f.floordiv(f.add(n, p.padding[d][0] + p.padding[d][1] - p.dilation[d] * (p.kernel[d] - 1) - 1), p.stride[d]),
                     1,
                 ),
                 0,
@@ -250,6 +244,4 @@ class Conv:
         cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
         with f.when(f.cmp("gt", count, 0)):
             grain = f.add(f.divu(f.i64(_WAKE_CYCLES), cycles), 1)
-            host.launch(
-                f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p)
-            )
+            host.launch(f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p))

@@ -137,8 +137,12 @@ class _Rows:
     def __init__(self, p: ConvParams, name: str, rows: int, lanes: int) -> None:
         self.p, self.rows, self.lanes = p, rows, lanes
         pointers, numbers = ("args", "x", "w", "zeros"), ("z0", "y0", "x0")
-        self.f = f = Fn(p.module, name, [*((n, PTR) for n in pointers), *((n, I64) for n in numbers), ("out", PTR),
-                                         ("ld", I64), ("count", I64)], noinline=True)
+        self.f = f = Fn(
+            p.module,
+            name,
+            [*((n, PTR) for n in pointers), *((n, I64) for n in numbers), ("out", PTR), ("ld", I64), ("count", I64)],
+            noinline=True,
+        )
         args, self.x, self.w, self.zeros, self.z0, self.y0, self.x0, self.out, self.ld, self.count = f.args
         self.geo = load_geometry(f, args)
         self.zero = f.const(0.0, vec(p.elem, lanes))

@@ -204,9 +204,7 @@ class _Kernel:
                     [],
                 )
 
-    def rows(
-        self, splits: list[tuple[int, int]], w: V, x: V, k: V, tile: V, accumulate: V, ahead: V, step: V
-    ) -> list[V]:
+    def rows(self, splits: list[tuple[int, int]], w: V, x: V, k: V, tile: V, accumulate: V, ahead: V, step: V) -> list[V]:
         """Register tiles down a weight panel."""
         f, p = self.f, self.p
         for row, n in splits:

@@ -51,9 +51,7 @@ def _taps(phase: int, kernel: int, stride: int, padding: int, dilation: int) -> 
     if not fits:
         return _Taps(0, 0, 1, 0, 1)
     step = stride // gcd(stride, dilation)
-    return _Taps(
-        len(fits), fits[-1], step, -(phase + padding - fits[-1] * dilation) // stride, step * dilation // stride
-    )
+    return _Taps(len(fits), fits[-1], step, -(phase + padding - fits[-1] * dilation) // stride, step * dilation // stride)
 
 
 @dataclass(frozen=True)
@@ -163,9 +161,7 @@ class ConvTranspose:
             if conv is not None:
                 base = sum(t.first * s for t, s in zip(taps, strides, strict=True))
                 steps = [0] * (3 - len(taps)) + [-t.step * s for t, s in zip(taps, strides, strict=True)]
-                view = WeightView(
-                    group_in * group_out * points, points, group_out * points, (steps[0], steps[1], steps[2])
-                )
+                view = WeightView(group_in * group_out * points, points, group_out * points, (steps[0], steps[1], steps[2]))
                 conv.emit_pack(
                     host,
                     weight=host.fn.gep(weight, base, self.elem),
@@ -217,9 +213,7 @@ class ConvTranspose:
         fn = host.fn
         phases, _, offsets, out = self._phase_sizes(fn, sizes)
         table = fn.alloca(3 * len(phases), I64)
-        for i, (conv, at, shape, where) in enumerate(
-            zip(self._convs(), self._offsets()[:-1], phases, offsets, strict=True)
-        ):
+        for i, (conv, at, shape, where) in enumerate(zip(self._convs(), self._offsets()[:-1], phases, offsets, strict=True)):
             if self.direct:
                 if conv is not None:
                     conv.emit_launch(

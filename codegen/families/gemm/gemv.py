@@ -35,8 +35,7 @@ def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: T
     name = f"stream_{elem}_{rows}_{vectors}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR)],
-            noinline=True)
+    fn = Fn(module, name, [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR)], noinline=True)
     a, lda, b, ldb, k, tile = fn.args
     lanes = spec.lanes(elem)
     ty = vec(elem, lanes)
@@ -79,17 +78,35 @@ class _Item:
     def multiply(self, rows: int, row: V | int, column: V, vectors: int) -> None:
         """A pass over k for `rows` rows and `vectors` vectors of columns, to the tile."""
         fn = self.fn
-        fn.call(_emit_pass(fn.module, self.elem, rows, vectors, self.spec),
-                [fn.gep(self.a, fn.mul(self.a_stride, row), self.elem), self.a_stride,
-                 fn.gep(self.b, column, self.elem), self.b_stride, self.k, self.tile])
+        fn.call(
+            _emit_pass(fn.module, self.elem, rows, vectors, self.spec),
+            [
+                fn.gep(self.a, fn.mul(self.a_stride, row), self.elem),
+                self.a_stride,
+                fn.gep(self.b, column, self.elem),
+                self.b_stride,
+                self.k,
+                self.tile,
+            ],
+        )
 
     def finish(self, ld: int, row: V | int, mr: V, column: V, width: V | int) -> None:
         """Hands the tile to the epilogue, in pieces of a micro-tile's width."""
         fn, nr = self.fn, self.spec.nr(self.elem)
         with fn.loop(0, width, nr) as part:
-            fn.call_ptr(self.epilogue, [self.eargs, fn.gep(self.tile, part.iv, self.elem), fn.i64(ld), self.batch,
-                                        fn.i64(row), fn.add(column, part.iv), mr,
-                                        fn.min(fn.sub(fn.i64(width), part.iv), nr)])
+            fn.call_ptr(
+                self.epilogue,
+                [
+                    self.eargs,
+                    fn.gep(self.tile, part.iv, self.elem),
+                    fn.i64(ld),
+                    self.batch,
+                    fn.i64(row),
+                    fn.add(column, part.iv),
+                    mr,
+                    fn.min(fn.sub(fn.i64(width), part.iv), nr),
+                ],
+            )
 
     def last_columns(self, start: V, end: V) -> None:
         """The columns that no pass takes: packed to scratch, then multiplied by the micro-kernel."""
@@ -98,8 +115,10 @@ class _Item:
         panel = fn.gep(self.tile, stream_scratch_elements(elem, self.spec), elem)
         with fn.loop(start, end, nr) as p:
             width = fn.min(fn.sub(end, p.iv), nr)
-            fn.call(emit_pack_b_panel(fn.module, elem, self.spec),
-                    [fn.gep(self.b, p.iv, elem), self.b_stride, fn.i64(1), width, self.k, panel])
+            fn.call(
+                emit_pack_b_panel(fn.module, elem, self.spec),
+                [fn.gep(self.b, p.iv, elem), self.b_stride, fn.i64(1), width, self.k, panel],
+            )
             ukr = fn.load(fn.gep(table, fn.sub(self.m, 1), PTR), PTR)
             fn.call_ptr(ukr, [self.a, self.a_stride, panel, self.k, self.tile, fn.i64(0)])
             self.finish(nr, 0, self.m, p.iv, width)
@@ -116,7 +135,8 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         return name
     fn = kernel_fn(module, name)
     a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 3, PTR, *[I64] * 8, PTR, PTR])
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * 8, PTR, PTR]
+    )
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)

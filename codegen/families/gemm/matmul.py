@@ -24,8 +24,7 @@ __all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
 
 # void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr,
 #               int64_t nr)
-EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64),
-                 ("nr", I64))
+EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64), ("nr", I64))
 
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
@@ -99,9 +98,24 @@ class Matmul:
             if True in self._row_forms:
                 emit_stream_kernel(module, self.elem, self.spec)
 
-    def emit_launch(self, host: HostContext, *, a: V, b: V, m: Num, n: Num, k: Num, a_strides: Sequence[Num],
-                    b_strides: Sequence[Num], batch: Sequence[Num] = (1, 1), epilogue: V, epilogue_args: V,
-                    touch: V | None = None, workspace: V | None = None, packed: bool) -> None:
+    def emit_launch(
+        self,
+        host: HostContext,
+        *,
+        a: V,
+        b: V,
+        m: Num,
+        n: Num,
+        k: Num,
+        a_strides: Sequence[Num],
+        b_strides: Sequence[Num],
+        batch: Sequence[Num] = (1, 1),
+        epilogue: V,
+        epilogue_args: V,
+        touch: V | None = None,
+        workspace: V | None = None,
+        packed: bool,
+    ) -> None:
         """Emits size arithmetic, variant choice and launches.
 
         `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
@@ -124,15 +138,20 @@ class Matmul:
 
         def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
             args = [a, sa[2], sa[3], sa[0], sa[1], b, *strides, *sizes]
-            host.launch(self.kernel(rows=rows, packed=packed), args, count, plan.grain,
-                        plan.scratch_bytes(rows=rows, packed=packed))
+            host.launch(
+                self.kernel(rows=rows, packed=packed), args, count, plan.grain, plan.scratch_bytes(rows=rows, packed=packed)
+            )
             return []
 
         def launches(*, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
             if self._row_forms == (False,):
                 return launch(rows=False, packed=packed, b=b, strides=strides)
-            return fn.if_else(in_place, lambda: launch(rows=True, packed=packed, b=b, strides=strides),
-                              lambda: launch(rows=False, packed=packed, b=b, strides=strides), [])
+            return fn.if_else(
+                in_place,
+                lambda: launch(rows=True, packed=packed, b=b, strides=strides),
+                lambda: launch(rows=False, packed=packed, b=b, strides=strides),
+                [],
+            )
 
         zero = fn.i64(0)
         if packed:
@@ -145,8 +164,9 @@ class Matmul:
             strides = self._launch_pack(host, b, workspace, nv, kv, panels, (batch0, batch1), sb, count)
             return launches(packed=True, b=workspace, strides=[*strides, zero, zero])
 
-        shared = fn.or_(fn.and_(fn.cmp("eq", sb[0], 0), fn.cmp("gt", batch0, 1)),
-                        fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1)))
+        shared = fn.or_(
+            fn.and_(fn.cmp("eq", sb[0], 0), fn.cmp("gt", batch0, 1)), fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1))
+        )
         # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
         used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(shared))
 
@@ -158,11 +178,24 @@ class Matmul:
             return
         few = fn.and_(fn.cmp("le", mv, STREAM_ROWS), fn.cmp("ge", nv, narrow_columns(self.elem, self.spec)))
         streams = fn.and_(fn.and_(few, fn.cmp("eq", sa[3], 1)), fn.cmp("eq", sb[3], 1))
-        fn.if_else(streams, lambda: self._launch_stream(host, a, b, sa, sb, (batch0, batch1), (mv, nv, kv),
-                                                        (epilogue, epilogue_args)), tiled, [])
+        fn.if_else(
+            streams,
+            lambda: self._launch_stream(host, a, b, sa, sb, (batch0, batch1), (mv, nv, kv), (epilogue, epilogue_args)),
+            tiled,
+            [],
+        )
 
-    def _launch_stream(self, host: HostContext, a: V, b: V, sa: Sequence[V], sb: Sequence[V], batch: tuple[V, V],
-                       sizes: tuple[V, V, V], epilogue: tuple[V, V]) -> list[V]:
+    def _launch_stream(
+        self,
+        host: HostContext,
+        a: V,
+        b: V,
+        sa: Sequence[V],
+        sb: Sequence[V],
+        batch: tuple[V, V],
+        sizes: tuple[V, V, V],
+        epilogue: tuple[V, V],
+    ) -> list[V]:
         """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
         fn, (m, n, k), columns = host.fn, sizes, narrow_columns(self.elem, self.spec)
         batches = fn.mul(batch[0], batch[1])
@@ -174,9 +207,13 @@ class Matmul:
         cycles = fn.divu(fn.mul(fn.add(fn.mul(k, _STREAM_CYCLES), _CALL_CYCLES), chunk), self.spec.nr(self.elem))
         grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
         scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
-        host.launch(emit_stream_kernel(host.module, self.elem, self.spec),
-                    [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
-                    count, grain, fn.mul(scratch, BITS[self.elem] // 8))
+        host.launch(
+            emit_stream_kernel(host.module, self.elem, self.spec),
+            [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
+            count,
+            grain,
+            fn.mul(scratch, BITS[self.elem] // 8),
+        )
         return []
 
     def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
@@ -197,8 +234,18 @@ class Matmul:
         fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * _L1_WAYS_FOR_A)
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
-    def _launch_pack(self, host: HostContext, b: V, workspace: V, n: V, k: V, panels: V, batch: tuple[V, V],
-                     strides: Sequence[V], product_count: V) -> tuple[V, V]:
+    def _launch_pack(
+        self,
+        host: HostContext,
+        b: V,
+        workspace: V,
+        n: V,
+        k: V,
+        panels: V,
+        batch: tuple[V, V],
+        strides: Sequence[V],
+        product_count: V,
+    ) -> tuple[V, V]:
         """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
         fn = host.fn
         s0, s1, sk, sn = strides
@@ -207,8 +254,12 @@ class Matmul:
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.nr(self.elem))
         count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
-        host.launch(f"pack_b_{self.elem}", [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace], count,
-                    fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1))
+        host.launch(
+            f"pack_b_{self.elem}",
+            [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
+            count,
+            fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1),
+        )
         p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
         p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))
         return p0, p1
@@ -298,7 +349,8 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
     fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
     a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR])
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR]
+    )
     _, begin, end, _, tile = fn.args
     steps = units(fn, k, elem)
     b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
@@ -317,8 +369,17 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
         if not rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k,
-                                  fn.gep(a_pack, fn.mul(offset, steps), part))
+                emit_pack_a_panel(
+                    fn,
+                    elem,
+                    spec,
+                    fn.gep(a_block, fn.mul(offset, sm), elem),
+                    sm,
+                    sk,
+                    mr,
+                    k,
+                    fn.gep(a_pack, fn.mul(offset, steps), part),
+                )
         ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
         slice_bytes = fn.mul(steps, ahead_step)
         with fn.loop(p0, p1) as p:
@@ -333,8 +394,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)
-                fn.call(emit_pack_b_panel(module, elem, spec),
-                        [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
+                fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
             variants = ukrs
             if matmul.narrow:
                 half = fn.cmp("le", width, spec.lanes(elem))
@@ -342,8 +402,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
                 ukr = fn.load(fn.gep(variants, fn.sub(mr, 1), PTR), PTR)
-                operand = ([fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows
-                           else [fn.gep(a_pack, fn.mul(offset, steps), part)])
+                operand = [fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, steps), part)]
                 place = [batch, fn.add(split.first, offset), n0, mr, width]
                 with fn.when(touches):
                     fn.call_ptr(touch, [eargs, tile, fn.i64(nr), *place])

@@ -8,9 +8,20 @@ from dataclasses import dataclass
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
-__all__ = ["BF16", "PREFETCH_BYTES", "TileSpec", "accumulator", "depth",
-           "emit_microkernel", "emit_microkernel_ahead", "emit_microkernel_rows", "emit_microkernel_table", "emit_pointers",
-           "tile_spec", "unit"]
+__all__ = [
+    "BF16",
+    "PREFETCH_BYTES",
+    "TileSpec",
+    "accumulator",
+    "depth",
+    "emit_microkernel",
+    "emit_microkernel_ahead",
+    "emit_microkernel_rows",
+    "emit_microkernel_table",
+    "emit_pointers",
+    "tile_spec",
+    "unit",
+]
 
 BF16 = "bf16"
 
@@ -107,12 +118,14 @@ def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSp
 
     `lda` is in elements; bf16 has no such variant.
     """
-    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec, rows=True),
-                               (("a", PTR), ("lda", I64)), spec)
+    return _emit_default_ahead(
+        module, elem, emit_microkernel_ahead(module, elem, mr, spec, rows=True), (("a", PTR), ("lda", I64)), spec
+    )
 
 
-def emit_microkernel_ahead(module: KernelModule, elem: str, mr: int, spec: TileSpec, *,
-                           rows: bool = False, narrow: bool = False) -> str:
+def emit_microkernel_ahead(
+    module: KernelModule, elem: str, mr: int, spec: TileSpec, *, rows: bool = False, narrow: bool = False
+) -> str:
     """Emits a micro-kernel with two more arguments, `ahead` and `ahead_step`, once and returns its symbol.
 
     At step kk of k it prefetches a row of B's size at ahead + kk * ahead_step bytes: so that the calls that share a
@@ -124,20 +137,26 @@ def emit_microkernel_ahead(module: KernelModule, elem: str, mr: int, spec: TileS
         return name
     head = (("a", PTR), ("lda", I64)) if rows else (("a", PTR),)
     fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS), noinline=True)
-    a, rest = fn.args[0], fn.args[len(head):]
+    a, rest = fn.args[0], fn.args[len(head) :]
     if rows:
         lda = fn.args[1]
         bases = _row_addresses(fn, a, lda, elem, mr)
-        _emit_body(fn, elem, mr, spec, rest,
-                   lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases], 1, narrow)
+        _emit_body(
+            fn,
+            elem,
+            mr,
+            spec,
+            rest,
+            lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases],
+            1,
+            narrow,
+        )
     else:
-        _emit_body(fn, elem, mr, spec, rest,
-                   lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr, narrow)
+        _emit_body(fn, elem, mr, spec, rest, lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr, narrow)
     return name
 
 
-def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple[tuple[str, str], ...],
-                        spec: TileSpec) -> str:
+def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple[tuple[str, str], ...], spec: TileSpec) -> str:
     """The variant of a micro-kernel that prefetches a fixed way ahead in the panel that it reads."""
     name = inner.removesuffix("_ahead")
     if name not in module.functions:
@@ -148,18 +167,23 @@ def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple
     return name
 
 
-def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False, narrow: bool = False,
-                           spec: TileSpec) -> str:
+def emit_microkernel_table(
+    module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False, narrow: bool = False, spec: TileSpec
+) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` (of
     `ahead` alone) as many narrow ones follow."""
     name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_ahead' if ahead else ''}"
     if name not in module.globals:
         if ahead:
-            symbols = [emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows, narrow=half)
-                       for half in (False, True)[:1 + narrow] for i in range(spec.rows(elem))]
+            symbols = [
+                emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows, narrow=half)
+                for half in (False, True)[: 1 + narrow]
+                for i in range(spec.rows(elem))
+            ]
         else:
-            symbols = [(emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec)
-                       for i in range(spec.rows(elem))]
+            symbols = [
+                (emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec) for i in range(spec.rows(elem))
+            ]
         emit_pointers(module, name, symbols)
     return name
 
@@ -206,8 +230,16 @@ def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
     return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
 
 
-def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
-               a_at: Callable[[V], list[tuple[V, int]]], a_step: int, narrow: bool) -> None:
+def _emit_body(
+    fn: Fn,
+    elem: str,
+    mr: int,
+    spec: TileSpec,
+    rest: Sequence[V],
+    a_at: Callable[[V], list[tuple[V, int]]],
+    a_step: int,
+    narrow: bool,
+) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on."""
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, nv, nr, part = spec.lanes(elem), 1 if narrow else spec.vectors, spec.nr(elem), unit(elem)
@@ -227,8 +259,7 @@ def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
                 out[i * nv + v] = _multiply_add(fn, elem, spec, x, bs[v], acc[i * nv + v])
         return out
 
-    first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n,
-                       [ty] * n)
+    first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n, [ty] * n)
     main = fn.mul(fn.divu(k, unroll), unroll)
     with fn.loop(0, main, unroll, first + [zero] * (n * (sets - 1))) as loop:
         b_k, a_k = fn.gep(b, fn.mul(loop.iv, nr), part), a_at(loop.iv)
@@ -239,11 +270,11 @@ def _emit_body(fn: Fn, elem: str, mr: int, spec: TileSpec, rest: Sequence[V],
                 fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
             fetch = fn.gep(fetch, ahead_step, I8)
             s = u % sets * n
-            acc[s:s + n] = step(u, acc[s:s + n], b_k, a_k)
+            acc[s : s + n] = step(u, acc[s : s + n], b_k, a_k)
         loop.yield_(*acc)
     sums = loop.results[:n]
     for s in range(1, sets):
-        sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n:(s + 1) * n], strict=True)]
+        sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
     with fn.loop(main, k, 1, sums) as tail:
         tail.yield_(*step(0, tail.carried, fn.gep(b, fn.mul(tail.iv, nr), part), a_at(tail.iv)))
     for p, x in zip(cells, tail.results, strict=True):

@@ -32,14 +32,19 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec) -> str:
     if name in module.functions:
         return name
     lanes = spec.lanes(elem)
-    fn = Fn(module, name, [("src", PTR), ("row_stride", I64), ("k_stride", I64), ("rows", I64), ("k", I64),
-                           ("dst", PTR), ("ld", I64)], noinline=True)
+    fn = Fn(
+        module,
+        name,
+        [("src", PTR), ("row_stride", I64), ("k_stride", I64), ("rows", I64), ("k", I64), ("dst", PTR), ("ld", I64)],
+        noinline=True,
+    )
     src, row_stride, k_stride, rows, k, dst, ld = fn.args
     mask = fn.tail_mask(fn.max(rows, 0), lanes)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
     def transposed(high: int = lanes // 4) -> list[V]:
         """By the height of blocks: padding isn't transposed where a next step overwrites it."""
+
         def block() -> list[V]:
             return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, dst, ld, mask)]
 
@@ -82,8 +87,7 @@ def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
     return fn.or_(low, fn.select(fn.cmp("lt", second, k), high, fn.const(0, high.type)))
 
 
-def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V,
-                     mask: V) -> V:
+def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V, mask: V) -> V:
     """Blocks of `high` rows by `lanes` units, read along k and transposed in registers; returns how many units of k are done."""
     main = fn.mul(fn.divu(k, lanes * depth(elem)), lanes)
     pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
@@ -103,16 +107,17 @@ def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_strid
     return main
 
 
-def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V,
-                      dst: V) -> None:
+def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:
     """Emits the packing of `rows` rows of A to a panel [k][rows]; up to lanes - 1 units past it are clobbered."""
     lanes = spec.lanes(elem)
     pack = emit_pack_rows(fn.module, elem, spec)
     for first in reversed(range(0, spec.rows(elem), lanes)):  # the padding of a group is overwritten by the one before
         left = fn.min(fn.sub(rows, first), lanes)
         with fn.when(fn.cmp("gt", left, 0)):
-            fn.call(pack, [fn.gep(src, fn.mul(row_stride, first), elem), row_stride, k_stride, left, k,
-                           fn.gep(dst, first, unit(elem)), rows])
+            fn.call(
+                pack,
+                [fn.gep(src, fn.mul(row_stride, first), elem), row_stride, k_stride, left, k, fn.gep(dst, first, unit(elem)), rows],
+            )
 
 
 def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
@@ -124,8 +129,9 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     if name in module.functions:
         return name
     pack = emit_pack_rows(module, elem, spec)
-    fn = Fn(module, name, [("src", PTR), ("k_stride", I64), ("n_stride", I64), ("width", I64), ("k", I64),
-                           ("dst", PTR)], noinline=True)
+    fn = Fn(
+        module, name, [("src", PTR), ("k_stride", I64), ("n_stride", I64), ("width", I64), ("k", I64), ("dst", PTR)], noinline=True
+    )
     src, k_stride, n_stride, width, k, dst = fn.args
     lanes, nr = spec.lanes(elem), spec.nr(elem)
     zero = fn.const(0, vec(_memory(elem), lanes))
@@ -134,6 +140,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(spec.vectors)]
         with fn.loop(0, units(fn, k, elem)) as loop:
             for v, mask in enumerate(masks):
+
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
                     return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
 
@@ -144,8 +151,18 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     def transpose() -> list[V]:
         for first in range(0, nr, lanes):
             left = fn.max(fn.min(fn.sub(width, first), lanes), 0)
-            fn.call(pack, [fn.gep(src, fn.mul(n_stride, first), elem), n_stride, k_stride, left, k,
-                           fn.gep(dst, first, unit(elem)), fn.i64(nr)])
+            fn.call(
+                pack,
+                [
+                    fn.gep(src, fn.mul(n_stride, first), elem),
+                    n_stride,
+                    k_stride,
+                    left,
+                    k,
+                    fn.gep(dst, first, unit(elem)),
+                    fn.i64(nr),
+                ],
+            )
         return []
 
     fn.if_else(fn.cmp("eq", n_stride, 1), copy_rows, transpose, [])
@@ -170,14 +187,22 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, n0 = fn.divu(loop.iv, panels), fn.mul(fn.remu(loop.iv, panels), nr)
         base = fn.add(fn.mul(fn.divu(batch, batch1), s0), fn.mul(fn.remu(batch, batch1), s1))
-        fn.call(pack, [fn.gep(src, fn.add(base, fn.mul(n0, sn)), elem), sk, sn, fn.min(fn.sub(n, n0), nr), k,
-                       fn.gep(dst, fn.mul(loop.iv, panel), unit(elem))])
+        fn.call(
+            pack,
+            [
+                fn.gep(src, fn.add(base, fn.mul(n0, sn)), elem),
+                sk,
+                sn,
+                fn.min(fn.sub(n, n0), nr),
+                k,
+                fn.gep(dst, fn.mul(loop.iv, panel), unit(elem)),
+            ],
+        )
     fn.done()
     return name
 
 
-def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *,
-           pairs: bool = False) -> npt.NDArray[np.generic]:
+def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *, pairs: bool = False) -> npt.NDArray[np.generic]:
     """Packs a weight (..., K, N), or (..., N, K) if `transposed`, into panels (..., ceil(N/nr), K, nr), zero-padded.
 
     With `pairs` (bf16, passed as any 16-bit type) the result is (..., ceil(N/nr), ceil(K/2), nr, 2), K padded to even.
@@ -191,9 +216,9 @@ def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *,
     n, k = x.shape[-2], x.shape[-1] // step
     lead, panels, full = x.shape[:-2], -(-n // nr), n // nr
     out = torch.empty((*lead, panels, k, nr, step), dtype=x.dtype)
-    out[..., :full, :, :, :] = x[..., :full * nr, :].reshape(*lead, full, nr, k, step).transpose(-2, -3)
+    out[..., :full, :, :, :] = x[..., : full * nr, :].reshape(*lead, full, nr, k, step).transpose(-2, -3)
     if full < panels:
         out[..., full, :, :, :] = 0
         tail = n - full * nr
-        out[..., full, :, :tail, :] = x[..., full * nr:, :].reshape(*lead, tail, k, step).transpose(-2, -3)
+        out[..., full, :, :tail, :] = x[..., full * nr :, :].reshape(*lead, tail, k, step).transpose(-2, -3)
     return out.numpy() if pairs else out.squeeze(-1).numpy()

@@ -67,8 +67,7 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     else:
         body(em.zero)
     count = ceil_div(product(shape), BLOCK) if shape else sympy.Integer(1)
-    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))),
-                  lookups=k.lookups)
+    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))), lookups=k.lookups)
 
 
 def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:

@@ -60,7 +60,7 @@ class Turned:
     @property
     def scratch_bytes(self) -> int:
         """What a worker needs."""
-        return sum(self.k.fn.lanes ** 2 * BITS[self._register(op)] // 8 for op in self.ops)
+        return sum(self.k.fn.lanes**2 * BITS[self._register(op)] // 8 for op in self.ops)
 
     @staticmethod
     def _register(op: Any) -> str:
@@ -83,8 +83,10 @@ class Turned:
         for op, buffer in zip(self.ops, buffers, strict=True):
             with em.scope(fn.tail_mask(fn.sub(size, start))):
                 along = Index(start, 1, multiple=fn.lanes)
-                read = [op.pull(em, index({**at, self.dim: along, self.lane: Index(fn.min(fn.add(first, j), last))}))
-                        for j in range(fn.lanes)]
+                read = [
+                    op.pull(em, index({**at, self.dim: along, self.lane: Index(fn.min(fn.add(first, j), last))}))
+                    for j in range(fn.lanes)
+                ]
             for r, x in enumerate(transpose_block(fn, [x if x.lanes else fn.splat(x) for x in read])):
                 fn.store(x, fn.gep(buffer, r * fn.lanes, x.elem))
         with fn.loop(0, fn.min(fn.sub(size, start), fn.lanes)) as row, em.scope(fn.tail_mask(fn.sub(stop, first))):
@@ -99,7 +101,7 @@ class Turned:
         fn, out, at = self.k.fn, [], 0
         for op in self.ops:
             out.append(fn.gep(fn.args[4], at, "i8"))
-            at += self.k.fn.lanes ** 2 * BITS[self._register(op)] // 8
+            at += self.k.fn.lanes**2 * BITS[self._register(op)] // 8
         return out
 
     def _leaf(self, op: Any, buffer: V, row: V, here: Sequence[Index]) -> Callable[[Any, Sequence[Index]], V]:

@@ -136,10 +136,7 @@ class _AdaptiveKernel:
     def add_chains(self, p: V, state: list[V]) -> list[V]:
         """Adds a vector to each chain; `state` is the first chain, the unused index, the other chains."""
         f, everything = self.f, self.f.const(1, vec(I1, self.lanes))
-        values = [
-            load_float(f, f.gep(p, i * self.lanes, self.pool.elem), everything, 0.0, self.pool.elem)
-            for i in range(_CHAINS)
-        ]
+        values = [load_float(f, f.gep(p, i * self.lanes, self.pool.elem), everything, 0.0, self.pool.elem) for i in range(_CHAINS)]
         sums = [f.add(a, b) for a, b in zip([state[0], *state[2:]], values, strict=True)]
         return [sums[0], state[1], *sums[1:]]
 

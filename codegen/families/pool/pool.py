@@ -71,10 +71,7 @@ class Pool:
     def __post_init__(self) -> None:
         if self.kind not in ("max", "avg") or (self.indices and self.kind != "max"):
             raise ValueError("kind is max (with or without indices) or avg")
-        if (
-            len({len(self.kernel), len(self.stride), len(self.padding), len(self.dilation)}) != 1
-            or len(self.kernel) > 3
-        ):
+        if len({len(self.kernel), len(self.stride), len(self.padding), len(self.dilation)}) != 1 or len(self.kernel) > 3:
             raise ValueError("kernel, stride, padding and dilation need the same 1 to 3 entries")
 
     @property
@@ -101,9 +98,7 @@ class Pool:
         if self.name not in module.functions:
             _PoolKernel(self, module).emit()
 
-    def emit_launch(
-        self, host: HostContext, *, x: V, out: V, planes: V, spatial: Sequence[V], indices: V | None = None
-    ) -> None:
+    def emit_launch(self, host: HostContext, *, x: V, out: V, planes: V, spatial: Sequence[V], indices: V | None = None) -> None:
         """Pools `planes` dense planes of sizes `spatial` at x to `out` (and i64 `indices`), if that is not empty."""
         f, one = host.fn, host.fn.i64(1)
         sizes = [*([one] * (3 - len(spatial))), *spatial]
@@ -137,9 +132,7 @@ class _PoolKernel:
         self.other = float("-inf") if pool.kind == "max" else 0.0
         self.span = 2 * self.lanes if self.stride[2] == 2 else self.lanes
         self.f = kernel_fn(module, pool.name)
-        self.steps = self.f.dense(
-            [i * (1 if self.span > self.lanes else self.stride[2]) for i in range(self.span)], I32
-        )
+        self.steps = self.f.dense([i * (1 if self.span > self.lanes else self.stride[2]) for i in range(self.span)], I32)
 
     def emit(self) -> None:
         f = self.f
@@ -184,9 +177,7 @@ class _PoolKernel:
         )
         return value, index
 
-    def points_of(
-        self, start: Sequence[V], step: Callable[[Sequence[V], Sequence[V | int]], Sequence[V]]
-    ) -> Sequence[V]:
+    def points_of(self, start: Sequence[V], step: Callable[[Sequence[V], Sequence[V | int]], Sequence[V]]) -> Sequence[V]:
         """Folds `step` over the window's points in order, unrolled if there are few."""
         f, k = self.f, self.kernel
         state = list(start)
@@ -200,9 +191,7 @@ class _PoolKernel:
             lp.yield_(*step(lp.carried, (f.divu(row, k[1]), f.remu(row, k[1]), f.remu(lp.iv, k[2]))))
         return lp.results
 
-    def point(
-        self, src: V, origin: tuple[V, V, V], state: Sequence[V], k: Sequence[V | int], masked: bool
-    ) -> Sequence[V]:
+    def point(self, src: V, origin: tuple[V, V, V], state: Sequence[V], k: Sequence[V | int], masked: bool) -> Sequence[V]:
         """One window point of every lane."""
         f = self.f
         c = [f.add(o, f.mul(k[d], self.dilation[d])) for d, o in enumerate(origin)]
@@ -220,9 +209,7 @@ class _PoolKernel:
         take = f.or_(f.cmp("gt", value, state[0]), f.cmp("uno", value, value))
         if not self.pool.indices:
             return [f.select(take, value, state[0]), state[1]]
-        index = f.add(
-            f.splat(f.cast(offset, I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32)
-        )
+        index = f.add(f.splat(f.cast(offset, I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32))
         return [f.select(take, value, state[0]), f.select(take, index, state[1])]
 
     def load(self, p: V, mask: V) -> V:
@@ -232,9 +219,7 @@ class _PoolKernel:
             return load_float(f, p, mask, self.other, elem)
         if step == 2:
             low = load_float(f, p, f.shuffle(mask, mask, range(lanes)), self.other, elem)
-            high = load_float(
-                f, f.gep(p, lanes, elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), self.other, elem
-            )
+            high = load_float(f, f.gep(p, lanes, elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), self.other, elem)
             return f.shuffle(low, high, range(0, 2 * lanes, 2))
         pointers = f.gep(p, self.steps, elem)
         if BITS[elem] >= 32:
@@ -250,9 +235,7 @@ class _PoolKernel:
             skipped = f.max(f.floordiv(f.add(f.neg(origin[d]), self.dilation[d] - 1), self.dilation[d]), 0)
             starts.append(f.add(origin[d], f.mul(skipped, self.dilation[d])))
         d = self.dilation[2]
-        x = f.add(
-            f.splat(f.cast(origin[2], I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32)
-        )
+        x = f.add(f.splat(f.cast(origin[2], I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32))
         before = f.max(f.add(f.neg(x), d - 1), 0)
         x = f.add(x, f.mul(f.divu(before, d), d))
         row = f.mul(f.add(f.mul(starts[0], self.sizes[1]), starts[1]), self.sizes[2])
@@ -268,9 +251,7 @@ class _PoolKernel:
         rows = f.i64(1)
         for d in range(2):
             rows = f.mul(rows, self.extent(origin[d], self.sizes[d], d))
-        x = f.add(
-            f.splat(f.cast(origin[2], I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32)
-        )
+        x = f.add(f.splat(f.cast(origin[2], I32), self.lanes), f.dense([i * self.stride[2] for i in range(self.lanes)], I32))
         columns = self.extent(x, f.splat(f.cast(self.sizes[2], I32), self.lanes), 2)
         return f.div(value, f.mul(f.cast(columns, self.acc), f.splat(f.cast(rows, self.acc), self.lanes)))
 

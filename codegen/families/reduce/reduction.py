@@ -87,7 +87,8 @@ class _Reduction:
 
     def _roots(self, stage: int) -> list[Any]:
         return [r.operands[0] for r in self.reduces if self.level.get(r.operands[0], 0) == stage] + [
-            v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage]
+            v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage
+        ]
 
     def _plan_cache(self) -> None:
         """Values that a later pass needs again and that are dear: first pass -> kept in scratch (or read back from a result)."""
@@ -210,7 +211,7 @@ class _Reduction:
                 for w, at in enumerate(ats):
                     new.append(combine(fn, how, lp.carried[n * len(ats) + w], fn.load(self._place(cell, n, at), ty)))
             lp.yield_(*new)
-        return [lp.results[n * len(ats):(n + 1) * len(ats)] for n in range(len(done))]
+        return [lp.results[n * len(ats) : (n + 1) * len(ats)] for n in range(len(done))]
 
     def _columns(self, at: dict[int, Index], block: Index) -> None:
         """A block of columns: COLUMNS vectors side by side, or one at a time under a mask at the edge."""
@@ -260,8 +261,7 @@ class _Reduction:
             if not self.whole(v):
                 for at in ats:
                     idx = self._small_index(v, at)
-                    em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype,
-                             em.flatten(idx, from_mlir(v).shape))
+                    em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
         em.leaves.clear()
         em.leaves.update(saved)
 
@@ -300,6 +300,7 @@ class _Reduction:
         def leaf(em: Any, idx: Sequence[Index]) -> V:
             r: V = em.load_memory(self._scratch(v), _scratch_type(v), self._scratch_at(idx))
             return r
+
         return leaf
 
     @cached_property
@@ -353,7 +354,7 @@ class _Reduction:
         accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element)
         results = []
         for n, how in enumerate(hows):
-            parts = accs[n * ways:(n + 1) * ways]
+            parts = accs[n * ways : (n + 1) * ways]
             while len(parts) > 1 and not self.lane_kept:
                 parts = [combine(fn, how, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
             results.append(parts if self.lane_kept else [across(fn, how, parts[0])])
@@ -363,8 +364,14 @@ class _Reduction:
         """The positions of a reduced dim that the kernel covers; a vector's multiple from 0 on."""
         return self.bounds.get(d) or (self.fn.i64(0), self.fn.i64(self.em.size(self.shape[d])))
 
-    def _sweep(self, dims: list[int], ats: list[dict[int, Index]], accs: list[V], ways: int,
-               element: Callable[[dict[int, Index], list[V], int], list[V]]) -> list[V]:
+    def _sweep(
+        self,
+        dims: list[int],
+        ats: list[dict[int, Index]],
+        accs: list[V],
+        ways: int,
+        element: Callable[[dict[int, Index], list[V], int], list[V]],
+    ) -> list[V]:
         fn, em = self.fn, self.em
         if dims:
             start, end = self._range(dims[0])

@@ -26,7 +26,7 @@ def lower_update_slice(low: Any, group: Any, op: Any) -> Launch:
     while lead and starts[lead - 1] == 0 and x.shape[lead - 1] == src.shape[lead - 1]:
         lead -= 1
     lead = max(lead - 1, 0)  # the last dim that is stored in part belongs to the row as well
-    row, whole = product(src.shape[lead:]), product(x.shape[lead + 1:])
+    row, whole = product(src.shape[lead:]), product(x.shape[lead + 1 :])
     y, source = k.result(0), k.operand(1)
     outer = [*src.shape[:lead], ceil_div(row, CHUNK)]
     with fn.loop(k.begin, k.end) as item, em.scope():

@@ -62,4 +62,5 @@ class Interleave(Op, name="interleave"):
         equal_shapes(operands, "parts")
         return [operands[0].with_dtype(f"complex<{operands[0].dtype.name}>")]
 
-    def reference(self, args: Args, sizes: Any) -> Args: return [torch.complex(*args)]
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [torch.complex(*args)]

@@ -43,7 +43,7 @@ class Reduce(Op, name="reduce"):
         for d in sorted(dims, reverse=True):
             if how in ("max", "min"):
                 if x.shape[d] == 0:
-                    empty = [*x.shape[:d], *x.shape[d + 1:]]
+                    empty = [*x.shape[:d], *x.shape[d + 1 :]]
                     info = torch.finfo(x.dtype) if x.is_floating_point() else None
                     lowest = -float("inf") if info else (0 if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
                     highest = float("inf") if info else (1 if x.dtype == torch.bool else torch.iinfo(x.dtype).max)
@@ -121,7 +121,8 @@ class Matmul(Op, name="matmul"):
             equal_shapes([a.with_shape(a.shape[:-2]), b.with_shape(b.shape[:-2])], "leading dims")
         return [a.with_shape([*a.shape[:-1], b.shape[-1]])]
 
-    def reference(self, args: Args, sizes: Any) -> Args: return [torch.matmul(args[0], args[1])]
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [torch.matmul(args[0], args[1])]
 
 
 class Attention(Op, name="attention"):
@@ -143,8 +144,11 @@ class Attention(Op, name="attention"):
         q, k, v = operands[:3]
         if any(t.rank != 4 for t in operands) or len(operands) > 4:
             raise TypeError_("attention wants tensors of rank 4, and at most one mask")
-        if not q.dtype.is_float or any(t.dtype != q.dtype for t in (k, v)) or any(
-                not t.dtype.is_bool and t.dtype != q.dtype for t in operands[3:]):
+        if (
+            not q.dtype.is_float
+            or any(t.dtype != q.dtype for t in (k, v))
+            or any(not t.dtype.is_bool and t.dtype != q.dtype for t in operands[3:])
+        ):
             raise TypeError_("attention wants floats of one dtype, and a mask of bools or of that dtype")
         equal_shapes([k.with_shape(k.shape[:3]), v.with_shape(v.shape[:3])], "keys and values")
         equal_shapes([q.with_shape([q.shape[0], q.shape[3]]), k.with_shape([k.shape[0], k.shape[3]])], "queries and keys")
@@ -199,8 +203,11 @@ class Conv(Op, name="conv"):
         x, padding = args[0], [a for a, _ in self.pads]
         if any(a != b for a, b in self.pads):
             x, padding = F.pad(x, [n for pair in reversed(self.pads) for n in pair]), [0] * len(padding)
-        return [torch.ops.aten.convolution(x, args[1], None, g("stride"), padding, g("dilation"), g("transposed"),
-                                           g("output_padding"), g("groups"))]
+        return [
+            torch.ops.aten.convolution(
+                x, args[1], None, g("stride"), padding, g("dilation"), g("transposed"), g("output_padding"), g("groups")
+            )
+        ]
 
 
 class Pool(Op, name="pool"):
@@ -241,8 +248,9 @@ class Pool(Op, name="pool"):
             elif n == 1:
                 y = F.avg_pool1d(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"))
             else:
-                y = getattr(F, f"avg_pool{n}d")(x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"),
-                                                g("divisor") or None)
+                y = getattr(F, f"avg_pool{n}d")(
+                    x, g("window"), g("stride"), g("padding"), ceil, g("count_pad"), g("divisor") or None
+                )
             if list(y.shape[-n:]) == want:
                 break
         return [y]

@@ -46,11 +46,15 @@ class Nonzero(Op, name="nonzero"):
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
-        good = results[0].rank == 2 and results[0].shape == (symbol(attrs["symbol"]), operands[0].rank) and (
-            results[0].dtype.name == "i64")
+        good = (
+            results[0].rank == 2
+            and results[0].shape == (symbol(attrs["symbol"]), operands[0].rank)
+            and (results[0].dtype.name == "i64")
+        )
         return None if good else "result must be [n, rank of the operand]"
 
-    def reference(self, args: Args, sizes: Any) -> Args: return [args[0].nonzero()]
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [args[0].nonzero()]
 
 
 class Assert(Op, name="assert"):
@@ -61,7 +65,8 @@ class Assert(Op, name="assert"):
     message: ir.StringAttr
 
     @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return []
 
 
 class AssertTensor(Op, name="assert_tensor"):
@@ -104,8 +109,12 @@ class While(Op, name="while"):
 
     kind = Kind.CONTROL
     explicit = True
-    __annotations__ = {**{f"x{i}": Variadic for i in range(MAX_LIST)}, **{f"y{i}": Outs for i in range(MAX_LIST)},
-                       "cond_": ext.Region, "body": ext.Region}
+    __annotations__ = {
+        **{f"x{i}": Variadic for i in range(MAX_LIST)},
+        **{f"y{i}": Outs for i in range(MAX_LIST)},
+        "cond_": ext.Region,
+        "body": ext.Region,
+    }
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
@@ -120,7 +129,8 @@ class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
     __annotations__ = {f"x{i}": Variadic for i in range(MAX_LIST)}
 
     @classmethod
-    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]: return []
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return []
 
 
 class Group(Op, name="group"):

@@ -40,8 +40,11 @@ class Elementwise(Op):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [self.torch(*args).to(DTYPES[str(self.results[0].type.element_type)].torch)]
 
-    def torch(self, *args: Any, **kwargs: Any) -> Any: raise NotImplementedError
-    def emit(self, *args: Any, **kwargs: Any) -> V: raise NotImplementedError
+    def torch(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def emit(self, *args: Any, **kwargs: Any) -> V:
+        raise NotImplementedError
 
 
 def _group(t: TensorType) -> str:
@@ -62,20 +65,29 @@ class Binary(Elementwise):
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
 class Add(Binary, name="add"):
-    def torch(self, a: Any, b: Any) -> Any: return a + b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b) if a.elem == I1 else fn.add(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a + b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.or_(a, b) if a.elem == I1 else fn.add(a, b)
 
 
 class Sub(Binary, name="sub"):
     takes = "fic"
 
-    def torch(self, a: Any, b: Any) -> Any: return a - b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.sub(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a - b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.sub(a, b)
 
 
 class Mul(Binary, name="mul"):
-    def torch(self, a: Any, b: Any) -> Any: return a * b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b) if a.elem == I1 else fn.mul(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a * b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.and_(a, b) if a.elem == I1 else fn.mul(a, b)
 
 
 class Div(Binary, name="div"):
@@ -83,8 +95,11 @@ class Div(Binary, name="div"):
 
     takes = "fc"
 
-    def torch(self, a: Any, b: Any) -> Any: return a / b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.div(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a / b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.div(a, b)
 
 
 class FloorDiv(Binary, name="floordiv"):
@@ -102,8 +117,14 @@ class FloorDiv(Binary, name="floordiv"):
         if a.is_float:  # as ATen: (a - mod) / b, then the nearest integer
             mod = vmath.call(fn, "fmod", a, b)
             q = fn.div(fn.sub(a, mod), b)
-            adjust = fn.and_(fn.cmp("ne", mod, 0.0), fn.cmp("ne", fn.select(fn.cmp("lt", b, 0.0), _one(fn, a), _zero(fn, a)),
-                                                           fn.select(fn.cmp("lt", mod, 0.0), _one(fn, a), _zero(fn, a))))
+            adjust = fn.and_(
+                fn.cmp("ne", mod, 0.0),
+                fn.cmp(
+                    "ne",
+                    fn.select(fn.cmp("lt", b, 0.0), _one(fn, a), _zero(fn, a)),
+                    fn.select(fn.cmp("lt", mod, 0.0), _one(fn, a), _zero(fn, a)),
+                ),
+            )
             q = fn.select(adjust, fn.sub(q, 1.0), q)
             fl = fn.unary("floor", q)
             fl = fn.select(fn.cmp("gt", fn.sub(q, fl), 0.5), fn.add(fl, 1.0), fl)
@@ -134,8 +155,12 @@ def _harmless(b: torch.Tensor) -> torch.Tensor:
     return torch.where((b == 0) | _is_minus_one(b), torch.ones_like(b), b)
 
 
-def _one(fn: Fn, like: V) -> V: return fn.const(1.0, like.type)
-def _zero(fn: Fn, like: V) -> V: return fn.const(0.0, like.type)
+def _one(fn: Fn, like: V) -> V:
+    return fn.const(1.0, like.type)
+
+
+def _zero(fn: Fn, like: V) -> V:
+    return fn.const(0.0, like.type)
 
 
 class TruncDiv(Binary, name="truncdiv"):
@@ -197,7 +222,8 @@ class Pow(Binary, name="pow"):
 
     takes = "fic"
 
-    def torch(self, a: Any, b: Any) -> Any: return torch.pow(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return torch.pow(a, b)
 
     def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.is_float:
@@ -217,22 +243,31 @@ class Pow(Binary, name="pow"):
 class Maximum(Binary, name="maximum"):
     takes = "fib"
 
-    def torch(self, a: Any, b: Any) -> Any: return torch.maximum(a, b)
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b) if a.elem == I1 else fn.max(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return torch.maximum(a, b)
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.or_(a, b) if a.elem == I1 else fn.max(a, b)
 
 
 class Minimum(Binary, name="minimum"):
     takes = "fib"
 
-    def torch(self, a: Any, b: Any) -> Any: return torch.minimum(a, b)
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b) if a.elem == I1 else fn.min(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return torch.minimum(a, b)
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.and_(a, b) if a.elem == I1 else fn.min(a, b)
 
 
 class Atan2(Binary, name="atan2"):
     takes = "f"
 
-    def torch(self, a: Any, b: Any) -> Any: return torch.atan2(a, b)
-    def emit(self, fn: Fn, a: V, b: V) -> V: return vmath.call(fn, "atan2", a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return torch.atan2(a, b)
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return vmath.call(fn, "atan2", a, b)
 
 
 class Gcd(Binary, name="gcd"):
@@ -240,7 +275,8 @@ class Gcd(Binary, name="gcd"):
 
     takes = "i"
 
-    def torch(self, a: Any, b: Any) -> Any: return torch.gcd(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return torch.gcd(a, b)
 
     def emit(self, fn: Fn, a: V, b: V) -> V:
         a, b = (fn.select(fn.cmp("lt", v, 0), fn.neg(v), v) for v in (a, b))
@@ -260,8 +296,11 @@ class And(Binary, name="and"):
 
     takes = "ib"
 
-    def torch(self, a: Any, b: Any) -> Any: return a & b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.and_(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a & b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.and_(a, b)
 
 
 class Or(Binary, name="or"):
@@ -269,8 +308,11 @@ class Or(Binary, name="or"):
 
     takes = "ib"
 
-    def torch(self, a: Any, b: Any) -> Any: return a | b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.or_(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a | b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.or_(a, b)
 
 
 class Xor(Binary, name="xor"):
@@ -278,8 +320,11 @@ class Xor(Binary, name="xor"):
 
     takes = "ib"
 
-    def torch(self, a: Any, b: Any) -> Any: return a ^ b
-    def emit(self, fn: Fn, a: V, b: V) -> V: return fn.xor(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return a ^ b
+
+    def emit(self, fn: Fn, a: V, b: V) -> V:
+        return fn.xor(a, b)
 
 
 class ShiftLeft(Binary, name="shl"):
@@ -287,7 +332,8 @@ class ShiftLeft(Binary, name="shl"):
 
     takes = "i"
 
-    def torch(self, a: Any, b: Any) -> Any: return a << b
+    def torch(self, a: Any, b: Any) -> Any:
+        return a << b
 
     def emit(self, fn: Fn, a: V, b: V) -> V:
         bits = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}[a.elem]
@@ -300,7 +346,8 @@ class ShiftRight(Binary, name="shr"):
 
     takes = "i"
 
-    def torch(self, a: Any, b: Any) -> Any: return a >> b
+    def torch(self, a: Any, b: Any) -> Any:
+        return a >> b
 
     def emit(self, fn: Fn, a: V, b: V) -> V:
         bits = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}[a.elem]
@@ -312,28 +359,38 @@ class ShiftRight(Binary, name="shr"):
 class Copy(Unary, name="copy"):
     """The operand in memory of its own."""
 
-    def torch(self, x: Any) -> Any: return x.clone()
-    def emit(self, fn: Fn, x: V) -> V: return x
+    def torch(self, x: Any) -> Any:
+        return x.clone()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return x
 
 
 class Neg(Unary, name="neg"):
     takes = "fic"
 
-    def torch(self, x: Any) -> Any: return -x
-    def emit(self, fn: Fn, x: V) -> V: return fn.neg(x)
+    def torch(self, x: Any) -> Any:
+        return -x
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.neg(x)
 
 
 class Abs(Unary, name="abs"):
     takes = "fic"
 
-    def torch(self, x: Any) -> Any: return x.abs()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("fabs", x) if x.is_float else fn.select(fn.cmp("lt", x, 0), fn.neg(x), x)
+    def torch(self, x: Any) -> Any:
+        return x.abs()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("fabs", x) if x.is_float else fn.select(fn.cmp("lt", x, 0), fn.neg(x), x)
 
 
 class Sign(Unary, name="sign"):
     """-1, 0 or 1; NaN gives 0 as in aten.sign."""
 
-    def torch(self, x: Any) -> Any: return x.sign()
+    def torch(self, x: Any) -> Any:
+        return x.sign()
 
     def emit(self, fn: Fn, x: V) -> V:
         if x.elem == I1:
@@ -347,29 +404,41 @@ class Not(Unary, name="not"):
 
     takes = "ib"
 
-    def torch(self, x: Any) -> Any: return ~x
-    def emit(self, fn: Fn, x: V) -> V: return fn.not_(x)
+    def torch(self, x: Any) -> Any:
+        return ~x
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.not_(x)
 
 
 class Sqrt(Unary, name="sqrt"):
     takes = "fc"
 
-    def torch(self, x: Any) -> Any: return x.sqrt()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("sqrt", x)
+    def torch(self, x: Any) -> Any:
+        return x.sqrt()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("sqrt", x)
 
 
 class Floor(Unary, name="floor"):
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return x.floor()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("floor", x)
+    def torch(self, x: Any) -> Any:
+        return x.floor()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("floor", x)
 
 
 class Ceil(Unary, name="ceil"):
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return x.ceil()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("ceil", x)
+    def torch(self, x: Any) -> Any:
+        return x.ceil()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("ceil", x)
 
 
 class Round(Unary, name="round"):
@@ -377,31 +446,43 @@ class Round(Unary, name="round"):
 
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return x.round()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("roundeven", x)
+    def torch(self, x: Any) -> Any:
+        return x.round()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("roundeven", x)
 
 
 class Trunc(Unary, name="trunc"):
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return x.trunc()
-    def emit(self, fn: Fn, x: V) -> V: return fn.unary("trunc", x)
+    def torch(self, x: Any) -> Any:
+        return x.trunc()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.unary("trunc", x)
 
 
 class IsNan(Unary, name="isnan"):
     takes = "fc"
     predicate_result = True
 
-    def torch(self, x: Any) -> Any: return x.isnan()
-    def emit(self, fn: Fn, x: V) -> V: return fn.cmp("uno", x, x)
+    def torch(self, x: Any) -> Any:
+        return x.isnan()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.cmp("uno", x, x)
 
 
 class IsInf(Unary, name="isinf"):
     takes = "fc"
     predicate_result = True
 
-    def torch(self, x: Any) -> Any: return x.isinf()
-    def emit(self, fn: Fn, x: V) -> V: return fn.cmp("eq", fn.unary("fabs", x), float("inf"))
+    def torch(self, x: Any) -> Any:
+        return x.isinf()
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return fn.cmp("eq", fn.unary("fabs", x), float("inf"))
 
 
 class MathOp(Unary):
@@ -409,41 +490,112 @@ class MathOp(Unary):
 
     takes = "fc"
 
-    def torch(self, x: Any) -> Any: return getattr(torch, type(self).OPERATION_NAME.removeprefix("dhlo."))(x)
-    def emit(self, fn: Fn, x: V) -> V: return vmath.call(fn, type(self).OPERATION_NAME.removeprefix("dhlo."), x)
+    def torch(self, x: Any) -> Any:
+        return getattr(torch, type(self).OPERATION_NAME.removeprefix("dhlo."))(x)
+
+    def emit(self, fn: Fn, x: V) -> V:
+        return vmath.call(fn, type(self).OPERATION_NAME.removeprefix("dhlo."), x)
 
 
-class Exp(MathOp, name="exp"): pass
+class Exp(MathOp, name="exp"):
+    pass
+
+
 class ExpBelow(MathOp, name="exp_below"):
     """exp(x) where x <= 0 or NaN, as in softmax: one step less, relative error 1.8e-7 + 1.4e-8 |x| in f32."""
 
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return x.exp()
+    def torch(self, x: Any) -> Any:
+        return x.exp()
 
 
-class Exp2(MathOp, name="exp2"): pass
-class Expm1(MathOp, name="expm1"): pass
-class Log(MathOp, name="log"): pass
-class Log2(MathOp, name="log2"): pass
-class Log10(MathOp, name="log10"): pass
-class Log1p(MathOp, name="log1p"): pass
-class Sin(MathOp, name="sin"): pass
-class Cos(MathOp, name="cos"): pass
-class Tan(MathOp, name="tan"): pass
-class Asin(MathOp, name="asin"): pass
-class Acos(MathOp, name="acos"): pass
-class Atan(MathOp, name="atan"): pass
-class Sinh(MathOp, name="sinh"): pass
-class Cosh(MathOp, name="cosh"): pass
-class Tanh(MathOp, name="tanh"): pass
-class Asinh(MathOp, name="asinh"): pass
-class Acosh(MathOp, name="acosh"): pass
-class Atanh(MathOp, name="atanh"): pass
-class Erf(MathOp, name="erf"): pass
-class Erfc(MathOp, name="erfc"): pass
-class Erfinv(MathOp, name="erfinv"): pass
-class Sigmoid(MathOp, name="sigmoid"): pass
+class Exp2(MathOp, name="exp2"):
+    pass
+
+
+class Expm1(MathOp, name="expm1"):
+    pass
+
+
+class Log(MathOp, name="log"):
+    pass
+
+
+class Log2(MathOp, name="log2"):
+    pass
+
+
+class Log10(MathOp, name="log10"):
+    pass
+
+
+class Log1p(MathOp, name="log1p"):
+    pass
+
+
+class Sin(MathOp, name="sin"):
+    pass
+
+
+class Cos(MathOp, name="cos"):
+    pass
+
+
+class Tan(MathOp, name="tan"):
+    pass
+
+
+class Asin(MathOp, name="asin"):
+    pass
+
+
+class Acos(MathOp, name="acos"):
+    pass
+
+
+class Atan(MathOp, name="atan"):
+    pass
+
+
+class Sinh(MathOp, name="sinh"):
+    pass
+
+
+class Cosh(MathOp, name="cosh"):
+    pass
+
+
+class Tanh(MathOp, name="tanh"):
+    pass
+
+
+class Asinh(MathOp, name="asinh"):
+    pass
+
+
+class Acosh(MathOp, name="acosh"):
+    pass
+
+
+class Atanh(MathOp, name="atanh"):
+    pass
+
+
+class Erf(MathOp, name="erf"):
+    pass
+
+
+class Erfc(MathOp, name="erfc"):
+    pass
+
+
+class Erfinv(MathOp, name="erfinv"):
+    pass
+
+
+class Sigmoid(MathOp, name="sigmoid"):
+    pass
 
 
 class NormalCdf(MathOp, name="normal_cdf"):
@@ -451,7 +603,8 @@ class NormalCdf(MathOp, name="normal_cdf"):
 
     takes = "f"
 
-    def torch(self, x: Any) -> Any: return (torch.erfc(x.double() * -math.sqrt(0.5)) * 0.5).to(x.dtype)
+    def torch(self, x: Any) -> Any:
+        return (torch.erfc(x.double() * -math.sqrt(0.5)) * 0.5).to(x.dtype)
 
 
 class SpecialOp(MathOp):
@@ -463,14 +616,36 @@ class SpecialOp(MathOp):
         return getattr(torch.special, type(self).OPERATION_NAME.removeprefix("dhlo."))(x.double()).to(x.dtype)
 
 
-class BesselI0(SpecialOp, name="i0"): pass
-class BesselI0e(SpecialOp, name="i0e"): pass
-class BesselI1(SpecialOp, name="i1"): pass
-class BesselI1e(SpecialOp, name="i1e"): pass
-class Erfcx(SpecialOp, name="erfcx"): pass
-class Rsqrt(MathOp, name="rsqrt"): pass
-class Lgamma(MathOp, name="lgamma"): pass
-class Digamma(MathOp, name="digamma"): pass
+class BesselI0(SpecialOp, name="i0"):
+    pass
+
+
+class BesselI0e(SpecialOp, name="i0e"):
+    pass
+
+
+class BesselI1(SpecialOp, name="i1"):
+    pass
+
+
+class BesselI1e(SpecialOp, name="i1e"):
+    pass
+
+
+class Erfcx(SpecialOp, name="erfcx"):
+    pass
+
+
+class Rsqrt(MathOp, name="rsqrt"):
+    pass
+
+
+class Lgamma(MathOp, name="lgamma"):
+    pass
+
+
+class Digamma(MathOp, name="digamma"):
+    pass
 
 
 # ---------------------------------------------------------------------------------------------------- predicates
@@ -480,7 +655,8 @@ class Compare(Binary):
     predicate_result = True
     predicate = ""
 
-    def torch(self, a: Any, b: Any) -> Any: return getattr(torch, self.predicate)(a, b)
+    def torch(self, a: Any, b: Any) -> Any:
+        return getattr(torch, self.predicate)(a, b)
 
     def emit(self, fn: Fn, a: V, b: V) -> V:
         if a.elem == I1:  # i1 is signed: true would be -1
@@ -488,12 +664,28 @@ class Compare(Binary):
         return fn.cmp(self.predicate, a, b)
 
 
-class Eq(Compare, name="eq"): predicate = "eq"
-class Ne(Compare, name="ne"): predicate = "ne"
-class Lt(Compare, name="lt"): predicate = "lt"
-class Le(Compare, name="le"): predicate = "le"
-class Gt(Compare, name="gt"): predicate = "gt"
-class Ge(Compare, name="ge"): predicate = "ge"
+class Eq(Compare, name="eq"):
+    predicate = "eq"
+
+
+class Ne(Compare, name="ne"):
+    predicate = "ne"
+
+
+class Lt(Compare, name="lt"):
+    predicate = "lt"
+
+
+class Le(Compare, name="le"):
+    predicate = "le"
+
+
+class Gt(Compare, name="gt"):
+    predicate = "gt"
+
+
+class Ge(Compare, name="ge"):
+    predicate = "ge"
 
 
 class Select(Elementwise, name="select"):
@@ -511,8 +703,11 @@ class Select(Elementwise, name="select"):
             raise TypeError_("select wants a bool and two tensors of one dtype")
         return operands[1].dtype.name
 
-    def torch(self, c: Any, a: Any, b: Any) -> Any: return torch.where(c, a, b)
-    def emit(self, fn: Fn, c: V, a: V, b: V) -> V: return fn.select(c, a, b)
+    def torch(self, c: Any, a: Any, b: Any) -> Any:
+        return torch.where(c, a, b)
+
+    def emit(self, fn: Fn, c: V, a: V, b: V) -> V:
+        return fn.select(c, a, b)
 
 
 class Convert(Elementwise, name="convert"):
@@ -526,7 +721,8 @@ class Convert(Elementwise, name="convert"):
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         return None if operands[0].shape == results[0].shape else "shapes differ"
 
-    def torch(self, x: Any) -> Any: return x
+    def torch(self, x: Any) -> Any:
+        return x
 
     def emit(self, fn: Fn, x: V) -> V:
         src, dst = (DTYPES[str(t.type.element_type)] for t in (self.operands[0], self.results[0]))

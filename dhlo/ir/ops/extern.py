@@ -22,8 +22,13 @@ class Extern(Op, name="extern"):
 
     kind = Kind.OPAQUE
     explicit = True
-    __annotations__ = {"symbol": ir.StringAttr, "library": ir.StringAttr, "numbers": Numbers,
-                       **{f"x{i}": Variadic for i in range(MAX_LIST)}, **{f"y{i}": Outs for i in range(MAX_LIST)}}
+    __annotations__ = {
+        "symbol": ir.StringAttr,
+        "library": ir.StringAttr,
+        "numbers": Numbers,
+        **{f"x{i}": Variadic for i in range(MAX_LIST)},
+        **{f"y{i}": Outs for i in range(MAX_LIST)},
+    }
 
     def reference(self, args: Args, sizes: Any) -> Args:
         out = [torch.empty([sizes(s) for s in t.shape], dtype=t.dtype.torch) for t in result_types(self)]
@@ -41,8 +46,13 @@ def function(symbol: str, library: str) -> Any:
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("dtype", ctypes.c_int32),
-                ("rank", ctypes.c_int32))
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+    )
 
 
 class _Number(ctypes.Union):

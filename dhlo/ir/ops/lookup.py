@@ -111,7 +111,7 @@ class Scatter(Op, name="scatter"):
         rest = [s for d, s in enumerate(x.shape) if d not in attrs["dims"]]
         if not 0 <= attrs["at"] <= len(rest):
             raise TypeError_(f"{attrs['at']} is no place among {len(rest)} dims")
-        equal_shapes([src, src.with_shape([*rest[:attrs["at"]], *index[0].shape, *rest[attrs["at"]:]])], "source and places")
+        equal_shapes([src, src.with_shape([*rest[: attrs["at"]], *index[0].shape, *rest[attrs["at"] :]])], "source and places")
         return [x]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -212,8 +212,12 @@ class Unique(Op, name="unique"):
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         x, (values, inverse, counts) = operands[0], results
-        good = (values.dtype, values.rank, values.shape) == (x.dtype, 1, counts.shape) and inverse.rank == x.rank and all(
-            t.dtype.name == "i64" for t in (inverse, counts)) and values.shape[0] == symbol(attrs["symbol"])
+        good = (
+            (values.dtype, values.rank, values.shape) == (x.dtype, 1, counts.shape)
+            and inverse.rank == x.rank
+            and all(t.dtype.name == "i64" for t in (inverse, counts))
+            and values.shape[0] == symbol(attrs["symbol"])
+        )
         return None if good else "results must be values [n], indices like the operand and counts [n]"
 
     def reference(self, args: Args, sizes: Any) -> Args:

@@ -152,7 +152,8 @@ class Reverse(Movement, name="reverse"):
         dims_of(attrs["dims"], operands[0].rank)
         return [operands[0]]
 
-    def reference(self, args: Args, sizes: Any) -> Args: return [args[0].flip(attr(self, "dims"))]
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [args[0].flip(attr(self, "dims"))]
 
     def pull(self, em: Any, idx: list[Any]) -> Any:
         dims, shape = attr(self, "dims"), from_mlir(self.operands[0]).shape
@@ -211,14 +212,18 @@ class Concat(Op, name="concat"):
         dims_of([d], first.rank)
         for t in operands:
             others = zip(t.shape, first.shape, strict=False)
-            if t.rank != first.rank or t.dtype != first.dtype or any(
-                    k != d and is_static(a) and is_static(b) and a != b for k, (a, b) in enumerate(others)):
+            if (
+                t.rank != first.rank
+                or t.dtype != first.dtype
+                or any(k != d and is_static(a) and is_static(b) and a != b for k, (a, b) in enumerate(others))
+            ):
                 raise TypeError_(f"can't join {', '.join(map(str, operands))}")
         shape = list(first.shape)
         shape[d] = sum((t.shape[d] for t in operands[1:]), first.shape[d])
         return [first.with_shape(shape)]
 
-    def reference(self, args: Args, sizes: Any) -> Args: return [torch.cat(args, attr(self, "dim"))]
+    def reference(self, args: Args, sizes: Any) -> Args:
+        return [torch.cat(args, attr(self, "dim"))]
 
     def pull(self, em: Any, idx: list[Any]) -> Any:
         d, lo = attr(self, "dim"), parse("0")
@@ -351,7 +356,7 @@ class Take(Op, name="take"):
         x, index = self.operands[0], list(self.operands)[1:]
         src_shape = from_mlir(x).shape
         n = from_mlir(index[0]).rank
-        where, rest = idx[at:at + n], [*idx[:at], *idx[at + n:]]
+        where, rest = idx[at : at + n], [*idx[:at], *idx[at + n :]]
         src: list[Any] = []
         for d in range(len(src_shape)):
             src.append(em.lookup(em.value(index[dims.index(d)], where), src_shape[d], self) if d in dims else rest.pop(0))

@@ -47,8 +47,9 @@ class RandomBits(Op, name="random_bits"):
     def pull(self, em: Any, idx: list[Any]) -> Any:
         position = em.flatten(idx, from_mlir(self.results[0]).shape)
         seed, draw = (em.value(self.operands[0], [em.shift(em.zero, i)]) for i in range(2))
-        return emit_word(em.fn, em.fn.i64(position.base) if position.uniform else em.lanes(position), seed, draw,
-                         attr(self, "word"))
+        return emit_word(
+            em.fn, em.fn.i64(position.base) if position.uniform else em.lanes(position), seed, draw, attr(self, "word")
+        )
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

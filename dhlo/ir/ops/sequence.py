@@ -137,8 +137,9 @@ class Gru(Op, name="gru"):
 
 
 def _ranks(operands: list[TensorType], ranks: tuple[int, ...]) -> None:
-    if len(operands) > len(ranks) or any(t.rank != r or t.dtype != operands[0].dtype or not t.dtype.is_float
-                                         for t, r in zip(operands, ranks, strict=False)):
+    if len(operands) > len(ranks) or any(
+        t.rank != r or t.dtype != operands[0].dtype or not t.dtype.is_float for t, r in zip(operands, ranks, strict=False)
+    ):
         raise TypeError_(f"a recurrence wants floats of one dtype and of the ranks {', '.join(map(str, ranks))}")
 
 

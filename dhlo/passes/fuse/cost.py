@@ -14,8 +14,24 @@ from dhlo.passes.fuse.graph import Graph, kind_of
 __all__ = ["cost_of", "reads_fewer", "subtree_cost", "worth_storing"]
 
 # How many simple operations an op costs a vector of elements; what isn't listed counts as one, movement and constants as none.
-COST = {"exp": 8, "exp_below": 8, "log": 8, "pow": 16, "tanh": 8, "erf": 8, "normal_cdf": 8, "sin": 10, "cos": 10, "sigmoid": 8,
-        "div": 3, "sqrt": 3, "rsqrt": 4, "remainder": 10, "floordiv": 10, "fmod": 8}
+COST = {
+    "exp": 8,
+    "exp_below": 8,
+    "log": 8,
+    "pow": 16,
+    "tanh": 8,
+    "erf": 8,
+    "normal_cdf": 8,
+    "sin": 10,
+    "cos": 10,
+    "sigmoid": 8,
+    "div": 3,
+    "sqrt": 3,
+    "rsqrt": 4,
+    "remainder": 10,
+    "floordiv": 10,
+    "fmod": 8,
+}
 CHEAP = 4  # recomputing this much is better than storing and loading
 
 

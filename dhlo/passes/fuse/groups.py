@@ -143,8 +143,10 @@ def _is_on_demand(g: Graph, p: int, v: Any) -> bool:
 def _copy(g: Graph, p: int, end: Any, copies: dict[int, Any]) -> Any:
     if p not in copies:
         src = g.ops[p]
-        new = [_copy(g, q, end, copies) if q is not None and _is_on_demand(g, q, v) else g.stored.get(v, v)
-               for v, q in ((v, g.producer(v)) for v in g.operands[p])]
+        new = [
+            _copy(g, q, end, copies) if q is not None and _is_on_demand(g, q, v) else g.stored.get(v, v)
+            for v, q in ((v, g.producer(v)) for v in g.operands[p])
+        ]
         with ir.InsertionPoint(end.operation):
             c = src.operation.clone()
         for k, v in enumerate(new):

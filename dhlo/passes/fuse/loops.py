@@ -56,8 +56,13 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
 
     def in_memory(x: Any) -> bool:
         p = g.producer(x)
-        return p is None or x in stored or not kind_of(g.ops[p]).pullable or p in g.unit or not isinstance(
-            g.ops[p], (Reshape, Transpose, Slice, Broadcast))
+        return (
+            p is None
+            or x in stored
+            or not kind_of(g.ops[p]).pullable
+            or p in g.unit
+            or not isinstance(g.ops[p], (Reshape, Transpose, Slice, Broadcast))
+        )
 
     irregular: set[int] = set()
     for k, v in enumerate(operands):

@@ -91,8 +91,12 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
     while (k := todo.next()) is not None:
         u = g.ops[k]
         sibling = isinstance(u, Reduce) and u.operands[0] == op.operands[0] and attr(u, "dims") == dims  # reads the same rows
-        if k in g.unit or k in taken or not (sibling or any(v in axes for v in u.operands)) or kind_of(u) not in (
-                Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION):
+        if (
+            k in g.unit
+            or k in taken
+            or not (sibling or any(v in axes for v in u.operands))
+            or kind_of(u) not in (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION)
+        ):
             continue
         inside = bits(taken)
         if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):
@@ -130,8 +134,9 @@ def _leave_to_lookups(g: Graph, taken: set[int], axes: dict[Any, tuple[int | Non
         if not kind_of(op).pullable or axes.get(v) != full:
             continue
         outside = [u for u in g.users(v) if u not in taken]
-        if not outside or not all(u in left or isinstance(g.ops[u], Take) and g.ops[u].operands[0] == v and reads_fewer(g.ops[u])
-                                  for u in outside):
+        if not outside or not all(
+            u in left or isinstance(g.ops[u], Take) and g.ops[u].operands[0] == v and reads_fewer(g.ops[u]) for u in outside
+        ):
             continue
         if len(outside) == len(g.users(v)):
             taken.discard(n)
@@ -154,8 +159,9 @@ def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
     return out
 
 
-def _absorb_producers(g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any],
-                      full: tuple[int, ...]) -> None:
+def _absorb_producers(
+    g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any], full: tuple[int, ...]
+) -> None:
     """Elementwise producers of the whole domain that others read too are computed (and stored) here."""
     for v in op.operands:
         p = g.producer(v)
@@ -164,8 +170,9 @@ def _absorb_producers(g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[
         if from_mlir(v).shape != tuple(domain):
             continue
         # nothing taken so far may reach it, and it may reach what is taken only directly
-        if g.above[p] & bits(taken) or any(u not in taken and any(
-                g.above[t] >> u & 1 for t in taken) for u in g.users(v) if g.ops[u] != op):
+        if g.above[p] & bits(taken) or any(
+            u not in taken and any(g.above[t] >> u & 1 for t in taken) for u in g.users(v) if g.ops[u] != op
+        ):
             continue
         taken.add(p)
         axes[v] = full

@@ -15,7 +15,9 @@ from dhlo.callspec import CallSpec, updates_of, write_call
 from dhlo.codegen.backends.cpu.descriptor import Descriptor
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_to_llvm_ir
 from dhlo.codegen.families.constants import Constants
-from dhlo.codegen.families.steps import Lowering, Step
+from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.lowering import Lowering
+from dhlo.codegen.families.registry import lower_group
 from dhlo.codegen.host.contract import Argument, Contract
 from dhlo.codegen.host.layout import lay_out, walk
 from dhlo.codegen.host.program import HostProgram
@@ -77,7 +79,7 @@ def compile_program(
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
         low = Lowering(program.weights, target, {n: program.weights[n] for n in states})
-        steps = {op.operation: _Sited(low.lower(op)) for op in walk(block) if isinstance(op, Group)}
+        steps = {op.operation: _Sited(lower_group(low, op)) for op in walk(block) if isinstance(op, Group)}
         ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
         layout = lay_out(block, steps, ranges, updates)
         renumber(program)
@@ -147,18 +149,18 @@ def _deep_recursion(module: Any) -> Iterator[None]:
 
 
 class _Sited:
-    """A group's step that remembers which of the host program's launches are its own."""
+    """A group's family that remembers which of the host program's launches are its own."""
 
-    def __init__(self, step: Step) -> None:
-        self._step, self.launches = step, [0, 0]
+    def __init__(self, family: Family) -> None:
+        self._family, self.launches = family, [0, 0]
 
     @property
     def workspace(self) -> Any:
-        return self._step.workspace
+        return self._family.workspace
 
     def emit(self, host: HostProgram) -> None:
         first = len(host.layout.launches)
-        self._step.emit(host)
+        self._family.emit_launch(host)
         self.launches = [first, len(host.layout.launches)]
 
 

@@ -1,7 +1,8 @@
 """Computes elements of a fused group on demand: from a result's index back through views and arithmetic to memory.
 
 Every op with a `pull` or `emit` hook can stand anywhere in a group; what isn't computed in the group is loaded from its buffer.
-Values are one register wide: a scalar where all lanes agree, else as many lanes as the target has, of which only those under `mask` matter.
+Values are one register wide: a scalar where all lanes agree, else as many lanes as the target has,
+of which only those under `mask` matter.
 """
 
 from __future__ import annotations

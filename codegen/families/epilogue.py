@@ -13,7 +13,7 @@ from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Epilogue", "lower_epilogue"]
+__all__ = ["Epilogue", "epilogue_args", "lower_epilogue"]
 
 
 @dataclass
@@ -60,3 +60,8 @@ def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
+
+
+def epilogue_args(host: Any, e: Epilogue) -> tuple[V, V]:
+    """The epilogue's address and its filled argument array."""
+    return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])

@@ -14,9 +14,9 @@ from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.families.copy.strided import emit_copy_strided
 from dhlo.codegen.families.kernel import where
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.scatter.nonzero import emit_nonzero
 from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
-from dhlo.codegen.families.steps import Lowering
 from dhlo.codegen.host.checked import CheckedFn
 from dhlo.codegen.host.contract import Argument, Contract
 from dhlo.codegen.host.control import emit_cond, emit_while

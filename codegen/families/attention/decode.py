@@ -114,7 +114,8 @@ def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str) -> None:
 
 
 def _sum_each(fn: Fn, xs: list[V]) -> V:
-    """Lane i is the sum of vector i of as many as there are lanes: pairs of vectors are folded into one, halving the lanes each still needs."""
+    """Lane i is the sum of vector i of as many as there are lanes:
+    pairs of vectors are folded into one, halving the lanes each still needs."""
     width = fn.lanes // 2
     while len(xs) > 1:
         # vector i keeps blocks of `width` lanes; its partner of the upper half moves into the others

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, vec
+from typing import Any
+
+from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["BLOCK_BYTES", "emit_copy_flat"]
 
+_BYTES_GRAIN = 1 << 16
 BLOCK_BYTES = 1 << 14
 
 
@@ -25,3 +28,9 @@ def emit_copy_flat(module: KernelModule) -> str:
         fn.store(fn.load(fn.gep(src, lp.iv, I8), I8), fn.gep(dst, lp.iv, I8))
     fn.done()
     return name
+
+
+def emit_copy(host: Any, src: V, dst: V, nbytes: V) -> None:
+    """Copies dense memory."""
+    fn = host.fn
+    host.launch(emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), _BYTES_GRAIN // BLOCK_BYTES)

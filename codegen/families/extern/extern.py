@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import sympy
-
+from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
-from dhlo.codegen.families.steps import GroupHost, Lowering, anchor_of, view_pointer
+from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
 from dhlo.codegen.host.contract import dtype_code
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import F64, I32, I64, PTR, V
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.movement import number
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import TensorType, from_mlir
 
-__all__ = ["ExternStep"]
+__all__ = ["ExternFamily"]
 
 
-class ExternStep:
+class ExternFamily(Family):
     """One call, on the thread that runs the model."""
 
-    workspace: sympy.Expr = sympy.Integer(0)
+    anchor = Kind.OPAQUE.value
+    ops = (Extern,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def emit_kernels(self) -> None:
+        low, group = self.low, self.group
         op = anchor_of(group, Kind.OPAQUE)
         self.symbol, self.numbers = attr(op, "symbol"), attr(op, "numbers")
         self.views = [low.view(group, v) for v in op.operands]
@@ -33,7 +34,7 @@ class ExternStep:
         self.check = low.checks.add("ASSERT", f"'{self.symbol}' at {where(op)} returned an error")
         low.module.declare(self.symbol, [PTR, PTR, PTR], I32)
 
-    def emit(self, host: GroupHost) -> None:
+    def emit_launch(self, host: GroupHost) -> None:
         fn = host.fn
         inputs = self._tensors(host, [view_pointer(host, v) for v in self.views], self.types)
         outputs = self._tensors(host, [host.pointer(v) for v in self.results], [from_mlir(v) for v in self.results])

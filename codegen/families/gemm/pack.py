@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["emit_pack_a_panel", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_rows", "pack_b", "units"]
+__all__ = ["emit_pack_a_panel", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_rows", "pack_b", "pack_matrix", "units"]
 
 
 def units(fn: Fn, k: V, elem: str) -> V:
@@ -222,3 +223,13 @@ def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *, pairs:
         tail = n - full * nr
         out[..., full, :, :tail, :] = x[..., full * nr :, :].reshape(*lead, tail, k, step).transpose(-2, -3)
     return out.numpy() if pairs else out.squeeze(-1).numpy()
+
+
+def pack_matrix(m: torch.Tensor, nr: int) -> Any:
+    """Packs [K, N]; the usual case of a transposed weight is packed from its own rows."""
+    pairs = m.dtype == torch.bfloat16
+    if pairs:
+        m = m.view(torch.int16)
+    if m.stride(0) == 1 and m.stride(1) != 1:
+        return pack_b(m.t().numpy(), True, nr, pairs=pairs)
+    return pack_b(m.contiguous().numpy(), False, nr, pairs=pairs)

@@ -32,7 +32,8 @@ def transpose_block(fn: Fn, rows: Sequence[V]) -> list[V]:
 
 @dataclass
 class Turned:
-    """Transposed values of a group that are read along `dim`, in which their memory is contiguous, a square block of vectors at once.
+    """Transposed values of a group that are read along `dim`, in which their memory is contiguous,
+    a square block of vectors at once.
 
     Reading them along the results' last dim would gather every element from a cache line of its own.
     """
@@ -67,7 +68,8 @@ class Turned:
         return from_mlir(op.results[0]).dtype.register
 
     def block(self, at: dict[int, Index], start: V, columns: Index, stop: V, store: Callable[[dict[int, Index]], None]) -> None:
-        """Computes up to a vector of positions of `dim` from `start` by the vector of the lane dim at `columns`, those below `stop`.
+        """Computes up to a vector of positions of `dim` from `start`
+        by the vector of the lane dim at `columns`, those below `stop`.
 
         `at` are the positions in all other dims; `store` is called with those of one vector of results.
         """

@@ -1,0 +1,59 @@
+"""Fourier transforms, a pass a dim."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import sympy
+
+from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.fft.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
+from dhlo.codegen.families.lowering import GroupHost, anchor_of
+from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.sequence import Fft
+from dhlo.ir.symbols import is_static
+from dhlo.ir.types import from_mlir
+from dhlo.shape_infer.buffers import aligned
+
+__all__ = ["FftFamily"]
+
+
+class FftFamily(Family):
+    """A Fourier transform: one pass a dim, with a table of roots that is constant where the length is static."""
+
+    anchor = Kind.OPAQUE.value
+    ops = (Fft,)
+
+    def emit_kernels(self) -> None:
+        low, group = self.low, self.group
+        op = anchor_of(group, Kind.OPAQUE)
+        x, dims = from_mlir(op.operands[0]), attr(op, "dims")
+        self.real = x.dtype.register
+        self.lengths = [x.shape[d] for d in dims]
+        self.passes = [low.once(group, f"pass{i}", lambda i=i: lower_fft(low, group, op, i)) for i in range(len(dims))]  # type: ignore[misc]
+        self.tables: list[int | None] = [None] * len(dims)
+        self.workspace: sympy.Expr = sympy.Integer(0)
+        self.offsets: list[sympy.Expr] = []
+        for i, n in enumerate(self.lengths):
+            self.offsets.append(self.workspace)
+            size = fft_table_bytes(n, self.real)
+            if is_static(n):
+                key, make = ("fft_table", self.real, int(n)), partial(fft_table, int(n), self.real)
+                self.tables[i] = low.constants.add(key, int(size), make)
+            else:
+                self.workspace = self.workspace + aligned(size)
+
+    def emit_launch(self, host: GroupHost) -> None:
+        for x, n, offset, constant in zip(self.passes, self.lengths, self.offsets, self.tables, strict=True):
+            if constant is not None:
+                table = host.constant(constant)
+            else:
+                table = host.fn.gep(host.workspace(), host.size(offset), "i8")
+                host.launch(emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n)))
+            host.launch(
+                x.kernel,
+                [table, *(host.slot(s) for s in x.slots)],
+                host.size(x.count),
+                host.size(x.grain),
+                host.size(x.scratch),
+            )

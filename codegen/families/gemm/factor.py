@@ -1,0 +1,87 @@
+"""The right side of products that a host program repeats: packed once, multiplied often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.microkernel import unit
+from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.kernel import where
+from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
+from dhlo.codegen.families.recurrent.recurrent import emit_store_rows
+from dhlo.codegen.kernel_ir.builder import BITS, V
+from dhlo.errors import CompileError
+from dhlo.ir.symbols import as_expr, exact_floors
+from dhlo.ir.types import from_mlir
+from dhlo.shape_infer.buffers import aligned
+
+__all__ = ["Factor"]
+
+
+class Factor:
+    """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
+    `transposed` matrices are stored [n, k]."""
+
+    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool, at: sympy.Expr | int = 0) -> None:
+        v = op.operands[i]
+        self.type, self.view = from_mlir(v), low.view(group, v)
+        elem = self.type.dtype.name
+        if elem not in ("f32", "f64", "bf16"):
+            raise CompileError(f"{op.OPERATION_NAME} of {elem} has no kernel yet", where=where(op))
+        self.matmul, self.transposed = Matmul(elem, low.tiles), transposed
+        self.n, self.k = self.type.shape[-2:] if transposed else tuple(reversed(self.type.shape[-2:]))
+        self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
+        value = low.constant_value(v)
+        self.packed: int | None = None
+        self.at = at  # of this factor's part of the group's workspace
+        self.workspace: sympy.Expr = sympy.Integer(0)
+        if value is None or not value.numel():
+            self.workspace = aligned(self.bytes)
+        else:
+            key = ("packed_b", low.constant_key(v), transposed)
+            count = value.numel() // (value.shape[-1] * value.shape[-2])
+            self.packed = low.constants.add(key, count * int(self.bytes), lambda: self._pack(value))
+
+    def _pack(self, value: torch.Tensor) -> Any:
+        mats = value.detach().reshape(-1, *value.shape[-2:])
+        nr = self.matmul.spec.nr(self.matmul.elem)
+        return np.concatenate([pack_matrix(m.t() if self.transposed else m, nr).reshape(-1) for m in mats])
+
+    def prepare(self, host: GroupHost) -> None:
+        """Computes what launches need; call it outside loops."""
+        strides = [host.size(s) for s in self.view.strides[-2:]]
+        self.strides = [strides[1], strides[0]] if self.transposed else strides
+        self.sizes = host.size(self.n), host.size(self.k)
+        self.base = host.constant(self.packed) if self.packed is not None else view_pointer(host, self.view)
+        each = self.bytes * 8 // BITS[unit(self.matmul.elem)] if self.packed is not None else self.view.strides[0]
+        self.step = host.size(each) if self.type.rank == 3 else None
+        self.memory = None if self.packed is not None else host.fn.gep(host.workspace(), host.size(self.at), "i8")
+
+    def multiply(self, host: GroupHost, a: V, rows: V, out: V, which: V | None = None) -> None:
+        """out [rows, n] = a [rows, k] times the matrix (number `which`)."""
+        fn, elem = host.fn, self.matmul.elem
+        n, k = self.sizes
+        b = self.base
+        if which is not None and self.step is not None:
+            b = fn.gep(b, fn.mul(which, self.step), unit(elem) if self.packed is not None else elem)
+        zero = fn.i64(0)
+        epilogue = fn.address_of(emit_store_rows(host.module, self.type.dtype))
+        self.matmul.emit_launch(
+            host,
+            a=a,
+            b=b,
+            m=rows,
+            n=n,
+            k=k,
+            a_strides=[zero, zero, k, fn.i64(1)],
+            b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides],
+            epilogue=epilogue,
+            epilogue_args=host.array([out, n]),
+            workspace=self.memory,
+            packed=self.packed is not None,
+        )

@@ -1,0 +1,69 @@
+"""Every kernel family, one line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.codegen.families.attention.step import AttentionFamily
+from dhlo.codegen.families.conv.step import ConvFamily
+from dhlo.codegen.families.extern.extern import ExternFamily
+from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.fft.step import FftFamily
+from dhlo.codegen.families.gemm.grouped import GroupedGemmFamily
+from dhlo.codegen.families.gemm.step import GemmFamily
+from dhlo.codegen.families.kernel import where
+from dhlo.codegen.families.loops.step import InterleaveFamily, LoopsFamily
+from dhlo.codegen.families.lowering import Lowering, anchor_of
+from dhlo.codegen.families.pool.step import PoolFamily
+from dhlo.codegen.families.recurrent.step import RecurrentFamily
+from dhlo.codegen.families.reduce.step import ArgReduceFamily, ReductionFamily
+from dhlo.codegen.families.scan.step import ScanFamily
+from dhlo.codegen.families.scatter.step import WriteFamily
+from dhlo.codegen.families.sort.step import HistogramFamily, LexSortFamily, SearchSortedFamily, SortFamily, TopKFamily
+from dhlo.errors import CompileError
+from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.complexes import Imag, Interleave, Real
+from dhlo.ir.ops.control import Yield
+from dhlo.ir.types import from_mlir
+
+__all__ = ["FAMILIES", "lower_group"]
+
+
+FAMILIES: tuple[type[Family], ...] = (
+    ArgReduceFamily,
+    AttentionFamily,
+    ConvFamily,
+    ExternFamily,
+    FftFamily,
+    GemmFamily,
+    GroupedGemmFamily,
+    HistogramFamily,
+    InterleaveFamily,
+    LexSortFamily,
+    LoopsFamily,
+    PoolFamily,
+    RecurrentFamily,
+    ReductionFamily,
+    ScanFamily,
+    SearchSortedFamily,
+    SortFamily,
+    TopKFamily,
+    WriteFamily,
+)
+"""Every family; a group has exactly one."""
+
+
+def lower_group(low: Lowering, group: Any) -> Family:
+    """The family of a fused group, its kernels emitted. Raises CompileError where there is no kernel for it."""
+    for op in group.operation.regions[0].blocks[0].operations:
+        if isinstance(op, (Real, Imag, Interleave, Yield)):
+            continue
+        if any(from_mlir(v).dtype.is_complex for v in [*op.operands, *op.results]):
+            raise CompileError(f"{op.OPERATION_NAME} of complex numbers has no kernel yet", where=where(op))
+    for family in FAMILIES:
+        if family.matches(group):
+            lowered = family(low, group)
+            lowered.emit_kernels()
+            return lowered
+    op = anchor_of(group, Kind(attr(group, "anchor")))
+    raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))

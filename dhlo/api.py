@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from dhlo import _runtime
-from dhlo.callspec import CallSpec, read_call, updates_of
+from dhlo.callspec import CallSpec, read_call
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.model import CompiledModel
 from dhlo.options import Options, cache_dir
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
-    from dhlo.compiler import Artifact
+    from dhlo.codegen.backends.artifact import Artifact
     from dhlo.frontend.program import Program
 
 __all__ = ["build", "compile", "load", "open_model"]
@@ -38,13 +38,7 @@ def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledM
         program, artifact = build(exported, opts, progress)
         progress("pack weights")
         model = _load_artifact(artifact)
-    call = CallSpec(
-        program.inputs,
-        program.outputs,
-        program.in_spec,
-        program.out_spec,
-        updates_of(program.inputs, program.mutations),
-    )
+    call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
     return CompiledModel(model, call, artifact)
 
 
@@ -82,7 +76,7 @@ def build(
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
-    from dhlo.cache import StoredConstants
+    from dhlo.codegen.backends.artifact import StoredConstants
     from dhlo.codegen.backends.cpu.link import extern_addresses
     from dhlo.codegen.backends.cpu.llvm import Jit
 

@@ -16,9 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from dhlo import _runtime
 from dhlo.codegen.families.constants import raw
 from dhlo.container import Container, atomic_write, clean_leftovers, write_sections
@@ -28,11 +25,11 @@ from dhlo.schema import read_json
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from dhlo.codegen.backends.artifact import Artifact
     from dhlo.codegen.target import Target
-    from dhlo.compiler import Artifact
     from dhlo.frontend.program import Program
 
-__all__ = ["Cache", "StoredConstants", "program_key"]
+__all__ = ["Cache", "program_key"]
 
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
 _VERSION: Final = 1
@@ -43,17 +40,6 @@ _FACTS: Final = {
     "key": str, "metadata": {"externs": {str: str}, "cpu_features": str, "constants_bytes": int},
 }  # fmt: skip
 _PACKAGES: Final = ("torch", "torch-mlir", "llvmlite", "numpy", "sympy")
-
-
-class StoredConstants:
-    """A constant blob that is in memory already; stands in for the `Constants` of a fresh compilation."""
-
-    def __init__(self, memory: _runtime.Buffer, nbytes: int) -> None:
-        self.memory, self.bytes = memory, nbytes
-
-    def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The blob, piece by piece."""
-        yield np.frombuffer(self.memory, np.uint8)[: self.bytes]  # type: ignore[call-overload]
 
 
 @cache
@@ -203,7 +189,7 @@ def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]
 
 def _unpack(entry: Container, key: str, target: Target) -> Artifact:
     """The program of an entry, every byte of it verified. Raises ValueError, ModelFileError and OSError."""
-    from dhlo.compiler import Artifact
+    from dhlo.codegen.backends.artifact import Artifact, StoredConstants
 
     facts: dict[str, Any] = read_json(entry.read(entry.only(_KINDS["facts"])), _FACTS)
     if facts["key"] != key:

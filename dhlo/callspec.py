@@ -21,7 +21,7 @@ from dhlo.schema import check
 if TYPE_CHECKING:
     from dhlo._runtime import Value
 
-__all__ = ["CallSpec", "read_call", "updates_of", "write_call"]
+__all__ = ["CallSpec", "read_call", "write_call"]
 
 _FORMAT = 2
 _SPECS = ("in_spec", "out_spec")
@@ -45,11 +45,14 @@ class CallSpec:
     out_spec: Any
     updates: list[int]
 
-
-def updates_of(inputs: Sequence[InputSpec], mutations: Sequence[Mutation]) -> list[int]:
-    """The leaf of every input that the program changes."""
-    leaf = {s.name: i for i, s in enumerate(inputs)}
-    return sorted(leaf[m.target] for m in mutations if m.kind == "input")
+    @staticmethod
+    def of(
+        inputs: list[InputSpec], outputs: list[OutputSpec], in_spec: Any, out_spec: Any, mutations: Sequence[Mutation]
+    ) -> CallSpec:
+        """The call of a program that changes what `mutations` say."""
+        leaf = {s.name: i for i, s in enumerate(inputs)}
+        updates = sorted(leaf[m.target] for m in mutations if m.kind == "input")
+        return CallSpec(inputs, outputs, in_spec, out_spec, updates)
 
 
 def write_call(call: CallSpec) -> dict[str, Any] | None:

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dhlo.cache import StoredConstants
-from dhlo.callspec import CallSpec, updates_of, write_call
+from dhlo.callspec import CallSpec, write_call
+from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.descriptor import Descriptor
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_to_llvm_ir
-from dhlo.codegen.families.constants import Constants
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.registry import lower_group
@@ -38,22 +37,6 @@ from dhlo.shape_infer.cost import group_cost
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
 
 PRODUCER = "dhlo 0.1.0"
-
-
-@dataclass
-class Artifact:
-    """A compiled program: object files, the constants they use, and texts for looking at."""
-
-    objects: list[bytes]
-    constants: Constants | StoredConstants
-    planned: str  # the planned module
-    metadata: dict[str, Any]
-    llvm_ir: list[str]  # what the objects were made of, before optimisation
-    target: Target
-
-    @property
-    def code_bytes(self) -> int:
-        return sum(map(len, self.objects))
 
 
 def compile_program(
@@ -211,8 +194,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                     "launches": steps[op.operation].launches,
                 }
             )
-    updates = updates_of(program.inputs, program.mutations)
-    call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates)
+    call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
     return {
         "producer": PRODUCER,
         "call": write_call(call),

@@ -19,7 +19,7 @@ from dhlo.frontend.program import OutputSpec
 from dhlo.session import Session, translate
 
 if TYPE_CHECKING:
-    from dhlo.compiler import Artifact
+    from dhlo.codegen.backends.artifact import Artifact
 
 __all__ = ["CompiledModel"]
 

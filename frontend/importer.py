@@ -25,7 +25,7 @@ from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
-from dhlo.ir import mlir
+from dhlo.ir.context import context
 
 __all__ = ["import_program", "unknown_ops"]
 
@@ -45,7 +45,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
     unknown = list(unknown_ops(ep.graph_module, decompositions))
     if unknown:
         raise UnsupportedError(unknown)
-    with mlir.context() as context:
+    with context() as ctx:
         values = input_values(ep)
         names = input_names(ep, values)
         dims = Dims()
@@ -57,7 +57,7 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
         for _ in range(_MAX_ROUNDS):
             dims.changed, dims.unsolved, dims.asserted = False, [], set()
             before = dict(dims.ranges)
-            program = Importer(ep, dims, names, guards, context, decompositions).run()
+            program = Importer(ep, dims, names, guards, ctx, decompositions).run()
             if not dims.changed and before == dims.ranges:
                 break
         if not program.module.operation.verify():

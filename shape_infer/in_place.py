@@ -11,12 +11,12 @@ from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape, State
 from dhlo.ir.types import from_mlir
+from dhlo.ir.updates import Target
 from dhlo.shape_infer.views import strided
 
 __all__ = ["Link", "in_place", "links", "readers"]
 
 WRITERS = (Scatter, UpdateSlice)
-Target = str | int  # the name of a state, or the number of an argument
 
 
 @dataclass(frozen=True)

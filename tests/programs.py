@@ -13,7 +13,7 @@ from dhlo.api import _load_artifact
 from dhlo.callspec import CallSpec
 from dhlo.compiler import Artifact, compile_program, renumber
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
-from dhlo.ir.dialect import load
+from dhlo.ir.context import load
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.symbols import evaluate, parse
 from dhlo.ir.types import DTYPES, DType, TensorType

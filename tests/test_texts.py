@@ -19,7 +19,7 @@ from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import CompileError, ContractError, ModelFileError
 from dhlo.frontend.guards import _Reader
-from dhlo.ir import mlir
+from dhlo.ir.context import context
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.pipeline import PASSES, run_passes
@@ -134,7 +134,7 @@ def module(line: str) -> str:
 @pytest.mark.parametrize("case", REFUSED)
 def test_invalid_modules_are_refused_with_their_line(case: str) -> None:
     line, message = REFUSED[case]
-    with mlir.context(), pytest.raises(CompileError) as error:
+    with context(), pytest.raises(CompileError) as error:
         read_module(module(line), "file.mlir")
     assert message in str(error.value)
     assert "file.mlir:" in str(error.value)
@@ -156,19 +156,19 @@ CRASHING = {  # what MLIR's own parser or printer dies of, or never ends with
 
 @pytest.mark.parametrize("case", CRASHING)
 def test_what_the_parser_cannot_stand_is_refused_before(case: str) -> None:
-    with mlir.context(), pytest.raises(CompileError, match=r"f\.mlir:\d+:\d+: "):
+    with context(), pytest.raises(CompileError, match=r"f\.mlir:\d+:\d+: "):
         read_module(CRASHING[case], "f.mlir")
 
 
 def test_infinities_are_numbers() -> None:
     line = '%y = "dhlo.pad"(%m) {low = ["1", "0"], value = 0xFFF0000000000000 : f64} : (tensor<4x4xf32>) -> tensor<6x4xf32>'
-    with mlir.context():
+    with context():
         read_module(module(line), "f.mlir")
 
 
 def test_functions_are_of_one_block_and_of_tensors() -> None:
     for text in ("func.func private @f(tensor<4xf32>)", "module { module { } }", "func.func @f(%x: i32) { return }"):
-        with mlir.context(), pytest.raises(CompileError, match=r"f\.mlir:1:"):
+        with context(), pytest.raises(CompileError, match=r"f\.mlir:1:"):
             read_module(text, "f.mlir")
 
 
@@ -186,7 +186,7 @@ def test_a_long_chain_is_no_trouble() -> None:
         '%y = "dhlo.mul"(%c, %b) : (tensor<1x4x8x8xf32>, tensor<1x4x8x8xf32>) -> tensor<1x4x8x8xf32>\n'
         "return %y : tensor<1x4x8x8xf32>\n}\n"
     )
-    with mlir.context():
+    with context():
         fold_weights(read_module(text, "f.mlir"), {})
         run_passes(read_module(text, "f.mlir"), {}, PASSES)
 

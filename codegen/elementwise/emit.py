@@ -15,10 +15,11 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.elementwise.index import Index, IndexMath
+from dhlo.codegen.elementwise.philox import emit_word
+from dhlo.codegen.elementwise.rules import emit_op, round_to
 from dhlo.codegen.kernel_ir.builder import F64, I1, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
-from dhlo.ir.ops.elementwise import round_to, wrap
 from dhlo.ir.ops.movement import Reshape, number
 from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
@@ -99,7 +100,7 @@ class Emitter(IndexMath):
             args = [self.value(x, idx) for x in op.operands]
             if any(a.lanes for a in args):
                 args = [a if a.lanes else self.fn.splat(a) for a in args]
-            return wrap(self.fn, op.emit(self.fn, *args), str(op.results[0].type.element_type))
+            return emit_op(self.fn, op, args)
         if isinstance(op, Reshape):
             src = op.operands[0]
             if self._is_buffer(src):
@@ -337,6 +338,10 @@ class Emitter(IndexMath):
             fn.store(fn.const(1, I64), fn.gep(cell, 2, I64))
         safe = fn.select(ok, j, fn.const(0, j.type))
         return Index(0, vec=safe) if safe.lanes else Index(safe)
+
+    def random_word(self, position: Index, seed: V, draw: V, number: int) -> V:
+        """A word of a block of random bits, as i32 (see philox.py)."""
+        return emit_word(self.fn, self.fn.i64(position.base) if position.uniform else self.lanes(position), seed, draw, number)
 
 
 def memory_type(dtype: DType) -> str:

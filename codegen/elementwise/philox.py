@@ -1,17 +1,11 @@
-"""Philox 4x32-10, the counter-based random number generator (Salmon et al., SC 2011), in emitted code and in torch."""
+"""Philox 4x32-10, the counter-based random number generator (Salmon et al., SC 2011), in emitted code."""
 
 from __future__ import annotations
 
-import torch
-
 from dhlo.codegen.kernel_ir.builder import I32, I64, Fn, V
+from dhlo.ir.philox import KEY_STEPS, LOW, MULTIPLIERS, ROUNDS
 
-__all__ = ["emit_word", "word"]
-
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-ROUNDS = 10
-_LOW = 0xFFFFFFFF
+__all__ = ["emit_word"]
 
 
 def emit_word(fn: Fn, position: V, seed: V, draw: V, number: int) -> V:
@@ -30,7 +24,7 @@ def emit_word(fn: Fn, position: V, seed: V, draw: V, number: int) -> V:
 
 def _halves(fn: Fn, x: V) -> tuple[V, V]:
     """The lower and upper 32 bits of i64 values, each zero-extended."""
-    return fn.and_(x, _LOW), _upper(fn, x)
+    return fn.and_(x, LOW), _upper(fn, x)
 
 
 def _upper(fn: Fn, x: V) -> V:
@@ -44,26 +38,8 @@ def _block(fn: Fn, position: V, seed: V, draw: V) -> list[V]:
     keys = list(_halves(fn, seed))
     for r in range(ROUNDS):
         if r:
-            keys = [fn.and_(fn.add(k, step), _LOW) for k, step in zip(keys, KEY_STEPS, strict=True)]
+            keys = [fn.and_(fn.add(k, step), LOW) for k, step in zip(keys, KEY_STEPS, strict=True)]
         k = [spread(x) for x in keys]
         (lo0, hi0), (lo1, hi1) = (_halves(fn, fn.mul(x, m)) for x, m in zip((c[0], c[2]), MULTIPLIERS, strict=True))
         c = [fn.xor(fn.xor(hi1, c[1]), k[0]), lo1, fn.xor(fn.xor(hi0, c[3]), k[1]), lo0]
     return c
-
-
-def word(position: torch.Tensor, seed: int, draw: int, number: int) -> torch.Tensor:
-    """The same in torch: i32 words for i64 positions."""
-    c = [
-        position & _LOW,
-        (position >> 32) & _LOW,
-        torch.full_like(position, draw & _LOW),
-        torch.full_like(position, (draw >> 32) & _LOW),
-    ]
-    keys = [seed & _LOW, (seed >> 32) & _LOW]
-    for r in range(ROUNDS):
-        if r:
-            keys = [(k + step) & _LOW for k, step in zip(keys, KEY_STEPS, strict=True)]
-        p = [x * m for x, m in zip((c[0], c[2]), MULTIPLIERS, strict=True)]  # wraps like unsigned products
-        lo, hi = [x & _LOW for x in p], [(x >> 32) & _LOW for x in p]
-        c = [hi[1] ^ c[1] ^ keys[0], lo[1], hi[0] ^ c[3] ^ keys[1], lo[0]]
-    return ((c[number] ^ 0x80000000) - 0x80000000).to(torch.int32)

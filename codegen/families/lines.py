@@ -13,7 +13,7 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
 from dhlo.codegen.kernel_ir.builder import Fn, V
 from dhlo.ir.symbols import FloorDiv, ceil_div, product
-from dhlo.ir.types import DType, TensorType, from_mlir
+from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir
 from dhlo.shape_infer.views import View
 
 __all__ = [
@@ -97,7 +97,7 @@ class OpKernel(GroupKernel):
         self.em.store(x, p, _BYTE if dtype.is_bool else dtype, at)
 
 
-_BYTE = DType("i8", None, 1, "i8")  # type: ignore[arg-type]
+_BYTE = DTYPES["i8"]
 
 
 def register_of(dtype: DType) -> str:

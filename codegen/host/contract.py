@@ -17,15 +17,10 @@ from dhlo.ir.symbols import is_static, product, spell, symbol, symbols_of
 from dhlo.ir.types import TensorType
 from dhlo.shape_infer.views import dense_strides
 
-__all__ = ["Argument", "Contract", "dtype_code"]
+__all__ = ["Argument", "Contract"]
 
 
 Require = Callable[[V, int, V, V], None]  # (condition, check, expected, got)
-
-
-def dtype_code(t: TensorType) -> int:
-    """The ABI's code of an element type."""
-    return abi.DTYPES[str(t.dtype.torch).removeprefix("torch.")]
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Contract:
                 rank,
             )
             code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
-            want = dtype_code(a.type)
+            want = a.type.dtype.code
             self._check(
                 fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code
             )

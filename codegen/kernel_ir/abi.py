@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from dhlo.ir import dtypes
+
 __all__ = [
     "ABI_MAGIC",
     "ABI_SYMBOL",
@@ -37,36 +39,10 @@ ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
 
-DTYPES: Final[dict[str, int]] = {
-    "bool": 0,
-    "uint8": 1,
-    "int8": 2,
-    "int16": 3,
-    "int32": 4,
-    "int64": 5,
-    "float16": 6,
-    "bfloat16": 7,
-    "float32": 8,
-    "float64": 9,
-    "complex64": 10,
-    "complex128": 11,
-}
+DTYPES: Final[dict[str, int]] = {d.torch_name: d.code for d in dtypes.DTYPES.values()}
 """Code of each dtype, by PyTorch's name."""
 
-DTYPE_BYTES: Final[dict[str, int]] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+DTYPE_BYTES: Final[dict[str, int]] = {d.torch_name: d.bytes for d in dtypes.DTYPES.values()}
 """Bytes of one element of each dtype."""
 
 # Byte offsets of the fields of each struct.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dhlo.ir.dtypes import REGISTER_BITS
+
 __all__ = ["BITS", "DotProduct", "Target"]
 
-BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64}
-"""Bits of an element of each MLIR type."""
+BITS = REGISTER_BITS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dhlo.errors import CompileError
-from dhlo.ir import mlir
+from dhlo.ir.context import context
 from dhlo.pipeline import PASSES, Pass, run_passes
 from dhlo.texts import MOST_CHARACTERS, read_module
 
@@ -32,7 +32,7 @@ def opt_file(
     unknown = [n for n in (*passes, *print_after) if n not in by_name and n != "all"]
     if unknown:
         raise CompileError(f"there is no pass '{unknown[0]}'; passes: {', '.join(by_name)}")
-    with mlir.context():
+    with context():
         module = read_module(_text(source), str(source))
         if verify_only:
             return

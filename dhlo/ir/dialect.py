@@ -31,7 +31,6 @@ __all__ = [
     "build",
     "defining",
     "dims_of",
-    "load",
     "number",
     "operand_types",
     "result_types",
@@ -129,14 +128,17 @@ class Op(OpView):
     """Base of all ops. A subclass states its operands, results and attributes as annotations and supplies the hooks:
 
     kind        what the op is to fusion
+    work        rough price of a vector of results computed on demand, operands not counted, in simple operations
+    flops       arithmetic that the op has to do at least, as an expression of sizes: a multiply-add of a product is 2, a
+                floating-point result of an elementwise op and an element that is reduced is 1
     infer       type and shape rule: result types from operand types and attributes (None: the builder states the types)
     check       further conditions on a complete op; returns an error text or None
     reference   semantics, as torch code over concrete tensors; `sizes` evaluates a size expression
-    emit        (elementwise) the value of one vector of results from vectors of operands
-    pull        (movement, source, gather) how an element of the result is found; see codegen/emit.py
+    pull        (movement, source, gather) how an element of the result is found; see dhlo/ir/pull.py
     """
 
     kind = Kind.OPAQUE
+    work = 0
     explicit = False  # result types are given by the builder
 
     @classmethod
@@ -157,6 +159,9 @@ class Op(OpView):
 
     def reference(self, args: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
         raise InternalError(f"{self.OPERATION_NAME} has no reference semantics")
+
+    def flops(self) -> sympy.Expr:
+        return sympy.Integer(0)
 
     def verify_invariants(op) -> bool:
         try:
@@ -362,13 +367,6 @@ def _segments(cls: type[Op], types: Sequence[Any], fields: int) -> list[int]:
 def exprs(texts: Sequence[str]) -> list[sympy.Expr]:
     """Size expressions from an attribute's texts."""
     return [parse(t) for t in texts]
-
-
-def load() -> None:
-    """Registers the dialect with the current context."""
-    import dhlo.ir.ops  # noqa: F401  (defines the ops)
-
-    DHLO.load()
 
 
 def equal_shapes(types: Sequence[TensorType], what: str) -> None:

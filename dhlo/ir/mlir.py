@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -16,18 +14,7 @@ from torch_mlir.passmanager import PassManager
 # The bindings look for a Python module of every dialect whose op they meet, and only remember what they found.
 sys.modules.setdefault("torch_mlir.dialects.dhlo", ModuleType("torch_mlir.dialects.dhlo"))
 
-__all__ = ["PassManager", "context", "ext", "func", "ir", "translate_to_llvm_ir"]
-
-
-@contextmanager
-def context(*, dialect: bool = True) -> Iterator[Any]:
-    """A fresh MLIR context with an unknown default location; with `dialect`, dhlo is registered in it."""
-    with ir.Context() as ctx, ir.Location.unknown():
-        if dialect:
-            from dhlo.ir.dialect import load
-
-            load()
-        yield ctx
+__all__ = ["PassManager", "ext", "func", "ir", "translate_to_llvm_ir"]
 
 
 def translate_to_llvm_ir(op: Any) -> str:

@@ -10,52 +10,13 @@ import sympy
 import torch
 
 from dhlo.errors import CompileError
+from dhlo.ir.dtypes import DTYPES, DType
 from dhlo.ir.mlir import ir
-from dhlo.ir.symbols import as_expr, is_static, parse, product, show
+from dhlo.ir.symbols import as_expr, ceil_div, is_static, parse, product, show
 
 __all__ = ["DTYPES", "DType", "TensorType", "from_mlir", "from_torch_dtype"]
 
 
-@dataclass(frozen=True)
-class DType:
-    """An element type: name (as in MLIR), torch dtype, bytes in memory, MLIR type while in registers."""
-
-    name: str
-    torch: torch.dtype
-    bytes: int
-    register: str  # the type that values of it have in kernels
-    is_float: bool = False
-    is_complex: bool = False
-
-    @property
-    def is_int(self) -> bool:
-        return not self.is_float and not self.is_complex and self.name != "i1"
-
-    @property
-    def is_bool(self) -> bool:
-        return self.name == "i1"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        DType("i1", torch.bool, 1, "i1"),
-        DType("ui8", torch.uint8, 1, "i16"),
-        DType("i8", torch.int8, 1, "i8"),
-        DType("i16", torch.int16, 2, "i16"),
-        DType("i32", torch.int32, 4, "i32"),
-        DType("i64", torch.int64, 8, "i64"),
-        DType("f16", torch.float16, 2, "f32", is_float=True),
-        DType("bf16", torch.bfloat16, 2, "f32", is_float=True),
-        DType("f32", torch.float32, 4, "f32", is_float=True),
-        DType("f64", torch.float64, 8, "f64", is_float=True),
-        DType("complex<f32>", torch.complex64, 8, "f32", is_complex=True),
-        DType("complex<f64>", torch.complex128, 16, "f64", is_complex=True),
-    )
-}
 _BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 
@@ -88,7 +49,9 @@ class TensorType:
 
     @property
     def bytes(self) -> sympy.Expr:
-        return self.numel * self.dtype.bytes
+        """Of a dense tensor in memory, rounded up to a whole one."""
+        n, bits = self.numel, self.dtype.bits
+        return n * (bits // 8) if bits % 8 == 0 else ceil_div(n * bits, 8)
 
     @property
     def is_static(self) -> bool:

@@ -9,7 +9,7 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.complexes import Interleave
 from dhlo.ir.ops.elementwise import Copy
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
-from dhlo.passes.separate_state import updates_of
+from dhlo.ir.updates import updates_of
 
 __all__ = ["own_results"]
 

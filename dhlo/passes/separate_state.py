@@ -10,10 +10,9 @@ from dhlo.ir.dialect import attr, build
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.movement import State, Weight
 from dhlo.ir.types import from_mlir
+from dhlo.ir.updates import Target, mark_updates
 
-__all__ = ["separate_state", "updates_of"]
-
-Target = str | int  # the name of a state, or the number of an argument
+__all__ = ["separate_state"]
 
 
 def separate_state(module: Any, updates: Mapping[int, Target]) -> None:
@@ -29,30 +28,4 @@ def separate_state(module: Any, updates: Mapping[int, Target]) -> None:
                     op.results[0].replace_all_uses_with(new.results[0])
                     op.operation.erase()
     if updates:
-        main = module.body.operations[0]
-        with module.context:
-            main.attributes["res_attrs"] = ir.ArrayAttr.get(
-                [_mark(updates.get(i)) for i in range(len(main.attributes["function_type"].value.results))]
-            )
-
-
-def _mark(target: Target | None) -> Any:
-    if target is None:
-        return ir.DictAttr.get({})
-    if isinstance(target, str):
-        return ir.DictAttr.get({"dhlo.state": ir.StringAttr.get(target)})
-    return ir.DictAttr.get({"dhlo.argument": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), target)})
-
-
-def updates_of(block: Any) -> dict[int, Target]:
-    """Which results of the function with this body are the new content of what; empty for other blocks."""
-    attributes = block.owner.attributes
-    if "res_attrs" not in attributes:
-        return {}
-    out: dict[int, Target] = {}
-    for i, marks in enumerate(map(ir.DictAttr, attributes["res_attrs"])):
-        if "dhlo.state" in marks:
-            out[i] = marks["dhlo.state"].value
-        elif "dhlo.argument" in marks:
-            out[i] = marks["dhlo.argument"].value
-    return out
+        mark_updates(module.body.operations[0], updates)

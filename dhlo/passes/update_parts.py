@@ -15,8 +15,8 @@ from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Concat, Full, Reshape, Slice, State
 from dhlo.ir.symbols import show
 from dhlo.ir.types import TensorType, from_mlir
+from dhlo.ir.updates import Target, updates_of
 from dhlo.passes.cse import erase_dead
-from dhlo.passes.separate_state import Target, updates_of
 
 __all__ = ["update_parts"]
 

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from dhlo.cli import app
 from dhlo.ir import mlir
+from dhlo.ir.context import context
 from dhlo.pipeline import PASSES
 from tests.fuzz.texts import Mutator, attempt, mutated_bytes, smaller
 
@@ -44,7 +45,7 @@ def problem(case: object) -> str | None:
         with redirect_stdout(out), redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(stdin)), ExitStack() as inside:
             if stdin is not None:
                 _one_context()
-                inside.enter_context(mock.patch.object(mlir, "context", nullcontext))
+                inside.enter_context(mock.patch("dhlo.commands.opt.context", nullcontext))
             COMMAND.main(list(arguments), "dhlo")
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
@@ -61,7 +62,7 @@ def problem(case: object) -> str | None:
 @functools.cache
 def _one_context() -> Any:
     """All texts that a worker process tries are read in one MLIR context: to make one takes longer than most texts do."""
-    made = mlir.context()
+    made = context()
     made.__enter__()
     return made
 
@@ -139,7 +140,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def modules(folder: Path) -> list[str]:
     printed = [folder / f"{n}.{emit}" for n in ("small", "many") for emit in ("mlir", "planned")]
     files = [*sorted((HERE.parent / "passes").glob("*.mlir")), *printed]
-    with mlir.context():
+    with context():
         return [str(mlir.ir.Module.parse(f.read_text())) for f in files]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from dhlo import interp
 from dhlo.ir import mlir
+from dhlo.ir.context import context
 from dhlo.ir.symbols import evaluate, symbols_of
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.pipeline import PASSES, Pass, run_passes
@@ -29,7 +30,7 @@ def test_every_pass_has_an_input() -> None:
 
 @pytest.mark.parametrize("tested", TESTED, ids=lambda p: p.name)
 def test_pass(tested: Pass, golden: Golden) -> None:
-    with mlir.context():
+    with context():
         module = mlir.ir.Module.parse((HERE / f"{tested.name}.mlir").read_text())
         before, weights = str(module), weights_of(module)
         args = [from_mlir(a) for a in module.body.operations[0].regions[0].blocks[0].arguments]
@@ -48,7 +49,7 @@ def test_pass(tested: Pass, golden: Golden) -> None:
 @pytest.mark.parametrize("tested", TESTED, ids=lambda p: p.name)
 def test_pass_without_weight_data(tested: Pass) -> None:
     """`dhlo opt` runs passes on text alone."""
-    with mlir.context():
+    with context():
         run_passes(mlir.ir.Module.parse((HERE / f"{tested.name}.mlir").read_text()), {}, (tested,))
 
 
@@ -109,6 +110,6 @@ def test_verifier_names_op_and_line(case: str) -> None:
     line, message = INVALID[case]
     head = f"{T}\n{U}\nmodule {{\n  func.func @main(%x: !t, %u: !u, %c: tensor<3xf32>) {{"
     text = f"{head}\n    {line}\n    return\n  }}\n}}\n"
-    with mlir.context(), pytest.raises(mlir.ir.MLIRError) as error:
+    with context(), pytest.raises(mlir.ir.MLIRError) as error:
         mlir.ir.Module.parse(text)
     assert message in str(error.value) and '"-":5:' in str(error.value)

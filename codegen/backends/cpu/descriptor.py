@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dhlo.codegen.families.kernel import Checks
-from dhlo.codegen.host.contract import dtype_code
 from dhlo.codegen.kernel_ir import abi
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
@@ -102,5 +101,5 @@ class Descriptor:
         for n, (name, t) in enumerate(values):
             sizes = self._array(f"{kind}{n}.sizes", "i64", [f"i64 {int(s) if is_static(s) else -1}" for s in t.shape])
             dims = self._array(f"{kind}{n}.dims", "ptr", [f"ptr {self._string(spell(s, self.names))}" for s in t.shape])
-            rows.append(f"{{ ptr {self._string(name)}, i64 {dtype_code(t)}, i64 {t.rank}, ptr {sizes}, ptr {dims} }}")
+            rows.append(f"{{ ptr {self._string(name)}, i64 {t.dtype.code}, i64 {t.rank}, ptr {sizes}, ptr {dims} }}")
         return self._array(f"{kind}puts", "{ ptr, i64, i64, ptr, ptr }", rows)

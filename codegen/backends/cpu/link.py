@@ -11,19 +11,16 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import llvmlite.binding as llvm
 
+from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.llvm import optimise
 from dhlo.codegen.kernel_ir import abi
 from dhlo.container import atomic_write, write_bytes
 from dhlo.errors import CompileError
 from dhlo.model_file import write_model_file
 from dhlo.options import c_compiler
-
-if TYPE_CHECKING:
-    from dhlo.compiler import Artifact
 
 __all__ = ["constants_path", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
 

@@ -63,7 +63,7 @@ def code_features(ir_text: str, target: Target) -> list[str]:
 def lower_to_llvm_ir(text: str, target: Target) -> str:
     """MLIR text of a `KernelModule` to LLVM IR text."""
     integers = "bf16" not in target.dots  # which then round to bf16 and are stored for it
-    with mlir.context(dialect=False):
+    with mlir.ir.Context(), mlir.ir.Location.unknown():
         module = mlir.ir.Module.parse(text)
         mlir.PassManager.parse(PASSES.format(bf16=str(integers).lower())).run(module.operation)
         ir_text = _spell_floats_in_hex(mlir.translate_to_llvm_ir(module.operation))

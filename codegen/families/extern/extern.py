@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
-from dhlo.codegen.host.contract import dtype_code
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import F64, I32, I64, PTR, V
 from dhlo.ir.dialect import Kind, attr
@@ -59,7 +58,7 @@ class ExternFamily(Family):
         array = fn.alloca(max(1, len(types)) * words, I64, 8)
         for k, (p, t) in enumerate(zip(pointers, types, strict=True)):
             sizes = host.array([host.size(s) for s in t.shape])
-            kind = fn.const(dtype_code(t) | t.rank << 32, I64)  # dtype and rank share a word
+            kind = fn.const(t.dtype.code | t.rank << 32, I64)  # dtype and rank share a word
             for field, x in (("data", p), ("sizes", sizes), ("strides", fn.i64(0)), ("dtype", kind)):
                 fn.store(x, fn.gep(array, k * words + abi.TENSOR[field] // 8, I64), 8)
         return array

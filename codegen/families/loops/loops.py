@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -15,24 +14,19 @@ from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.movement import Full
 from dhlo.ir.symbols import FloorDiv, ceil_div, product
 from dhlo.ir.types import from_mlir
-from dhlo.passes.fuse.cost import cost_of
+from dhlo.shape_infer.cost import element_work
 
-__all__ = ["group_cost", "lower_loops"]
+__all__ = ["MIN_WORK", "lower_loops"]
 
 BLOCK = 1024  # elements of a row that one item covers
 MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
-
-
-def group_cost(ops: Sequence[Any]) -> int:
-    """Cost of one element of a group, in simple operations."""
-    return 1 + sum(cost_of(op) for op in ops)
 
 
 def lower_loops(module: KernelModule, group: Any, checks: Checks) -> Launch:
     """One kernel that computes and stores all results of the group, which have one shape."""
     k = GroupKernel(module, group, checks)
     shape = from_mlir(group.results[0]).shape
-    cost = group_cost(k.ops)
+    cost = element_work(k.ops)
     if _is_pointwise(k, shape):
         return _flat(k, shape, cost)
     return _nested(k, shape, cost)

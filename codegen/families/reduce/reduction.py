@@ -18,17 +18,17 @@ import sympy
 
 from dhlo.codegen.elementwise.emit import Slot, memory_type
 from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import across, combine, identity_of
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows
-from dhlo.codegen.families.loops.loops import MIN_WORK, group_cost
+from dhlo.codegen.families.loops.loops import MIN_WORK
 from dhlo.codegen.kernel_ir.builder import I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.compute import Reduce
-from dhlo.ir.ops.elementwise import wrap
 from dhlo.ir.symbols import FloorDiv, ceil_div, is_static, least, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
-from dhlo.passes.fuse.cost import cost_of
-from dhlo.passes.fuse.reductions import reduction_axes
+from dhlo.shape_infer.axes import reduction_axes
+from dhlo.shape_infer.cost import element_work
 
 __all__ = ["MAX_SPLIT", "Split", "lower_reduction"]
 
@@ -100,7 +100,7 @@ class _Reduction:
             op = inside.get(v)
             if op is None or isinstance(op, Reduce):
                 return 1
-            return cost_of(op) + sum(cost(x) for x in op.operands) if op.kind is Kind.ELEMENTWISE else cost_of(op) + 1
+            return int(op.work) + (sum(cost(x) for x in op.operands) if op.kind is Kind.ELEMENTWISE else 1)
 
         def walk(v: Any, stage: int) -> None:
             op = inside.get(v)
@@ -134,7 +134,7 @@ class _Reduction:
                 self._columns(at, item[-1])
             else:
                 self._item([at])
-        cost = group_cost(k.ops)
+        cost = element_work(k.ops)
         grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
         scratch = slot_bytes * len(self.cached)
         if self.part:
@@ -164,7 +164,7 @@ class _Reduction:
     def parts(self) -> sympy.Expr:
         """How many parts pay; a matter of sizes alone, so that results don't depend on the number of threads."""
         length, elements = self.shape[self._split_dim], product(self.shape[d] for d in self.dims)
-        work = elements * group_cost(self.k.ops) * (self.fn.lanes * COLUMNS if self.lane_kept else 1)
+        work = elements * element_work(self.k.ops) * (self.fn.lanes * COLUMNS if self.lane_kept else 1)
         most = least(FloorDiv(work, sympy.Integer(MIN_WORK)) + 1, length + 1, sympy.Integer(MAX_PARTS))
         return sympy.Integer(1) if 1 in most.args else most
 

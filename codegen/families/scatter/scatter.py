@@ -8,12 +8,12 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import combine
 from dhlo.codegen.families.kernel import Launch, finish, vectors
 from dhlo.codegen.families.lines import OpKernel, grain_of
 from dhlo.codegen.kernel_ir.builder import I64, V
 from dhlo.ir.dialect import attr
-from dhlo.ir.ops.elementwise import wrap
 from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import from_mlir
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from dhlo.ir.dialect import Kind, Op, Out, Tensor, TypeError_, equal_shapes
+from dhlo.ir.pull import Element, Elements, Position
 from dhlo.ir.types import TensorType
 
 __all__ = ["Imag", "Interleave", "Real"]
@@ -31,7 +32,7 @@ class _Part(Op):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.view_as_real(args[0].resolve_conj())[..., self.part].contiguous()]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         return em.component(self.operands[0], idx, self.part)
 
 

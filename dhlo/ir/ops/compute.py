@@ -3,12 +3,13 @@
 # ruff: noqa: E704
 from typing import Any
 
+import sympy
 import torch
 import torch.nn.functional as F
 
 from dhlo.ir.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.ir.mlir import ir
-from dhlo.ir.symbols import is_static
+from dhlo.ir.symbols import is_static, product
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
@@ -53,6 +54,9 @@ class Reduce(Op, name="reduce"):
             else:
                 x = getattr(x, how)(d).to(args[0].dtype)
         return [x]
+
+    def flops(self) -> sympy.Expr:
+        return from_mlir(self.operands[0]).numel
 
 
 class ArgReduce(Op, name="argreduce"):
@@ -124,6 +128,9 @@ class Matmul(Op, name="matmul"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.matmul(args[0], args[1])]
 
+    def flops(self) -> sympy.Expr:
+        return 2 * from_mlir(self.results[0]).numel * from_mlir(self.operands[0]).shape[-1]
+
 
 class Attention(Op, name="attention"):
     """softmax(scale * Q K^T + mask) V: q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], query head h reads kv head
@@ -160,6 +167,13 @@ class Attention(Op, name="attention"):
         k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
         mask = args[3] if len(args) > 3 else None
         return [F.scaled_dot_product_attention(q, k, v, mask, is_causal=attr(self, "causal"), scale=attr(self, "scale"))]
+
+    def flops(self) -> sympy.Expr:
+        """Of both products; under a causal mask query i looks at i + 1 keys."""
+        q, k, out = from_mlir(self.operands[0]), from_mlir(self.operands[1]), from_mlir(self.results[0])
+        (batch, heads, queries, depth), keys = q.shape, k.shape[2]
+        pairs = queries * (queries + 1) / 2 if attr(self, "causal") and queries == keys else queries * keys
+        return 2 * batch * heads * pairs * (depth + out.shape[3])
 
 
 class Conv(Op, name="conv"):
@@ -209,6 +223,11 @@ class Conv(Op, name="conv"):
             )
         ]
 
+    def flops(self) -> sympy.Expr:
+        """The weights of an output channel (transposed: of an input channel) are a multiply-add each."""
+        each = self.operands[0] if attr(self, "transposed") else self.results[0]
+        return 2 * from_mlir(each).numel * product(from_mlir(self.operands[1]).shape[1:])
+
 
 class Pool(Op, name="pool"):
     """Combines the elements under a sliding window over the trailing spatial dims: `how` is max, or avg (then `divisor` 0 means
@@ -255,6 +274,10 @@ class Pool(Op, name="pool"):
                 break
         return [y]
 
+    def flops(self) -> sympy.Expr:
+        """An element of the window each."""
+        return from_mlir(self.results[0]).numel * product(attr(self, "window"))
+
 
 class AdaptivePool(Op, name="adaptive_pool"):
     """Max or avg over windows [floor(i*n/m), ceil((i+1)*n/m)) of each trailing spatial dim of size n, m in the result."""
@@ -276,6 +299,10 @@ class AdaptivePool(Op, name="adaptive_pool"):
         n = attr(self, "spatial")
         want = [sizes(s) for s in from_mlir(self.results[0]).shape[-n:]]
         return [getattr(F, f"adaptive_{attr(self, 'how')}_pool{n}d")(args[0], want)]
+
+    def flops(self) -> sympy.Expr:
+        """Together the windows cover the input."""
+        return from_mlir(self.operands[0]).numel
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from dhlo.codegen.kernel_ir import abi
 from dhlo.ir.dialect import Kind, Numbers, Op, Outs, Variadic, attr, result_types
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import MAX_LIST
 from dhlo.ir.ops.movement import number
 from dhlo.ir.symbols import parse
+from dhlo.ir.types import from_torch_dtype
 
 Args = list[torch.Tensor]
 
@@ -63,7 +63,7 @@ def _tensors(xs: Args) -> Any:
     rows = []
     for x in xs:
         sizes = (ctypes.c_int64 * max(x.dim(), 1))(*x.shape)
-        rows.append(_Tensor(x.data_ptr(), ctypes.cast(sizes, ctypes.c_void_p), None, abi.DTYPES[str(x.dtype)[6:]], x.dim()))
+        rows.append(_Tensor(x.data_ptr(), ctypes.cast(sizes, ctypes.c_void_p), None, from_torch_dtype(x.dtype).code, x.dim()))
         rows[-1].kept = sizes
     out = (_Tensor * max(len(rows), 1))(*rows)
     out.kept = rows  # type: ignore[attr-defined]

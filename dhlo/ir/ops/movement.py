@@ -24,6 +24,7 @@ from dhlo.ir.dialect import (
 )
 from dhlo.ir.dialect import number as number
 from dhlo.ir.mlir import ir
+from dhlo.ir.pull import Element, Elements, Position
 from dhlo.ir.symbols import is_static, parse
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -53,7 +54,7 @@ class Reshape(Movement, name="reshape"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [args[0].reshape([sizes(s) for s in from_mlir(self.results[0]).shape])]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         return em.value(self.operands[0], em.reindex(idx, dst.shape, src.shape))
 
@@ -73,7 +74,7 @@ class Transpose(Movement, name="transpose"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [args[0].permute(attr(self, "perm"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         src = [None] * len(idx)
         for i, p in enumerate(attr(self, "perm")):
             src[p] = idx[i]
@@ -107,7 +108,7 @@ class Broadcast(Movement, name="broadcast"):
             view[d] = args[0].shape[i]
         return [args[0].reshape(view).expand(shape)]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         src, dst = from_mlir(self.operands[0]), from_mlir(self.results[0])
         dims = attr(self, "dims")
         at = [em.zero if src.shape[i] == 1 and dst.shape[d] != 1 else idx[d] for i, d in enumerate(dims)]
@@ -137,7 +138,7 @@ class Slice(Movement, name="slice"):
             x = x[(slice(None),) * d + (slice(None, None, step),)]
         return [x]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         starts, steps = exprs(attr(self, "starts")), attr(self, "steps")
         return em.value(self.operands[0], [em.shift(em.scale(i, k), s) for i, s, k in zip(idx, starts, steps, strict=True)])
 
@@ -155,7 +156,7 @@ class Reverse(Movement, name="reverse"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [args[0].flip(attr(self, "dims"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         dims, shape = attr(self, "dims"), from_mlir(self.operands[0]).shape
         return em.value(self.operands[0], [em.shift(em.scale(i, -1), shape[d] - 1) if d in dims else i for d, i in enumerate(idx)])
 
@@ -178,7 +179,7 @@ class Pad(Movement, name="pad"):
         y[tuple(slice(sizes(lo), sizes(lo) + n) for lo, n in zip(exprs(attr(self, "low")), args[0].shape, strict=True))] = args[0]
         return [y]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         low, shape = exprs(attr(self, "low")), from_mlir(self.operands[0]).shape
         out = from_mlir(self.results[0])
         src, inside = [], None
@@ -225,7 +226,7 @@ class Concat(Op, name="concat"):
     def reference(self, args: Args, sizes: Any) -> Args:
         return [torch.cat(args, attr(self, "dim"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         d, lo = attr(self, "dim"), parse("0")
         pieces = []
         for x in self.operands:
@@ -263,7 +264,7 @@ class Full(Op, name="full"):
             value = sizes(parse(text), exact=True)
         return [torch.full([sizes(s) for s in out.shape], value, dtype=out.dtype.torch)]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         return em.scalar(attr(self, "value"), from_mlir(self.results[0]).dtype)
 
 
@@ -295,7 +296,7 @@ class Iota(Op, name="iota"):
         line = (torch.arange(shape[d], dtype=wide) * step + start).to(out.dtype.torch)
         return [line.reshape([-1 if i == d else 1 for i in range(len(shape))]).expand(shape)]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         return em.iota(idx[attr(self, "dim")], attr(self, "start"), attr(self, "step"), from_mlir(self.results[0]).dtype)
 
 
@@ -323,6 +324,7 @@ class Take(Op, name="take"):
     fails the call. Covers aten.embedding, index_select, index.Tensor and gather."""
 
     kind = Kind.GATHER
+    work = 6
     x: Tensor
     index: Variadic
     dims: Ints
@@ -351,7 +353,7 @@ class Take(Op, name="take"):
         order = [*range(n, n + at), *range(n), *range(n + at, y.dim())]
         return [y.permute(order)]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         dims, at = attr(self, "dims"), attr(self, "at")
         x, index = self.operands[0], list(self.operands)[1:]
         src_shape = from_mlir(x).shape

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from dhlo.codegen.elementwise.philox import emit_word, word
 from dhlo.ir.dialect import Kind, Op, Out, Tensor, attr
 from dhlo.ir.mlir import ir
+from dhlo.ir.philox import word
+from dhlo.ir.pull import Element, Elements, Position
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
@@ -28,6 +29,7 @@ class RandomBits(Op, name="random_bits"):
     row-major position and the draw, and whose key is the seed."""
 
     kind = Kind.GATHER
+    work = 6
     explicit = True
     key: Tensor
     word: ir.IntegerAttr
@@ -44,12 +46,10 @@ class RandomBits(Op, name="random_bits"):
         seed, draw = args[0].tolist()
         return [word(position, seed, draw, attr(self, "word"))]
 
-    def pull(self, em: Any, idx: list[Any]) -> Any:
+    def pull(self, em: Elements, idx: list[Position]) -> Element:
         position = em.flatten(idx, from_mlir(self.results[0]).shape)
         seed, draw = (em.value(self.operands[0], [em.shift(em.zero, i)]) for i in range(2))
-        return emit_word(
-            em.fn, em.fn.i64(position.base) if position.uniform else em.lanes(position), seed, draw, attr(self, "word")
-        )
+        return em.random_word(position, seed, draw, attr(self, "word"))
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

@@ -6,40 +6,13 @@ from typing import Any
 
 import sympy
 
-from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, kind_of
 
-__all__ = ["cost_of", "reads_fewer", "subtree_cost", "worth_storing"]
+__all__ = ["reads_fewer", "subtree_cost", "worth_storing"]
 
-# How many simple operations an op costs a vector of elements; what isn't listed counts as one, movement and constants as none.
-COST = {
-    "exp": 8,
-    "exp_below": 8,
-    "log": 8,
-    "pow": 16,
-    "tanh": 8,
-    "erf": 8,
-    "normal_cdf": 8,
-    "sin": 10,
-    "cos": 10,
-    "sigmoid": 8,
-    "div": 3,
-    "sqrt": 3,
-    "rsqrt": 4,
-    "remainder": 10,
-    "floordiv": 10,
-    "fmod": 8,
-}
 CHEAP = 4  # recomputing this much is better than storing and loading
-
-
-def cost_of(op: Any) -> int:
-    """Rough cost of one vector of results, operands not counted."""
-    if op.kind is Kind.ELEMENTWISE:
-        return COST.get(op.OPERATION_NAME.removeprefix("dhlo."), 1)
-    return 6 if op.kind is Kind.GATHER else 0
 
 
 def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:
@@ -72,7 +45,7 @@ def reads_fewer(take: Any) -> bool:
 
 def subtree_cost(g: Graph, op: Any, depth: int = 12) -> int:
     """Cost of computing a value from memory, counting what would be pulled in."""
-    total = cost_of(op)
+    total: int = op.work
     if depth == 0 or total > 64:
         return total
     for v in op.operands:

@@ -14,7 +14,7 @@ from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
 from dhlo.ir.symbols import symbols_of
 from dhlo.ir.types import from_mlir
-from dhlo.passes.separate_state import updates_of
+from dhlo.ir.updates import updates_of
 
 __all__ = ["Graph", "Unit", "bits", "kind_of"]
 

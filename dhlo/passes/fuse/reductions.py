@@ -9,42 +9,13 @@ from typing import Any
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.compute import Reduce
 from dhlo.ir.ops.control import MAX_LIST
-from dhlo.ir.ops.movement import Broadcast, Reshape, Take
+from dhlo.ir.ops.movement import Take
 from dhlo.ir.types import from_mlir
-from dhlo.passes.fuse.cost import cost_of, reads_fewer
+from dhlo.passes.fuse.cost import reads_fewer
 from dhlo.passes.fuse.graph import Graph, Unit, bits, kind_of
+from dhlo.shape_infer.axes import reduction_axes
 
-__all__ = ["grow_reductions", "reduction_axes"]
-
-
-def reduction_axes(op: Any, axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any]) -> tuple[int | None, ...] | None:
-    """Which dim of the reduction's domain each dim of `op`'s result follows (None: a unit dim), given those of its operands;
-    None if the op rearranges elements in another way."""
-    known = [axes[v] for v in op.operands if v in axes]
-    shape = from_mlir(op.results[0]).shape
-    if op.kind is Kind.ELEMENTWISE:
-        return known[0] if all(a == known[0] for a in known) else None
-    if isinstance(op, Broadcast):
-        dims, out = attr(op, "dims"), []
-        src = from_mlir(op.operands[0]).shape
-        if len(shape) != len(domain) or any(a != b for a, b in zip(shape, domain, strict=True)):
-            return None
-        for j in range(len(shape)):
-            i = dims.index(j) if j in dims else None
-            a = known[0][i] if i is not None else None
-            if a is not None and a != j or (a is None and i is not None and src[i] != 1):
-                return None
-            out.append(j)
-        return tuple(out)
-    if isinstance(op, Reshape):
-        src = from_mlir(op.operands[0]).shape
-        if known[0] == tuple(range(len(domain))):  # the whole domain is stored as it is
-            return known[0] if shape == src else None
-        rest = [a for a, s in zip(known[0], src, strict=True) if s != 1]
-        if [s for s in src if s != 1] != [s for s in shape if s != 1]:
-            return None
-        return tuple(None if s == 1 else rest.pop(0) for s in shape)
-    return None
+__all__ = ["grow_reductions"]
 
 
 def grow_reductions(g: Graph) -> None:
@@ -140,7 +111,7 @@ def _leave_to_lookups(g: Graph, taken: set[int], axes: dict[Any, tuple[int | Non
             continue
         if len(outside) == len(g.users(v)):
             taken.discard(n)
-        elif cost_of(op) <= 1:
+        elif op.work <= 1:
             again.add(v)
         else:
             continue
@@ -155,7 +126,7 @@ def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
     for x in g.ops[p].operands if p is not None else []:
         q = g.producer(x)
         if q in taken:
-            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and cost_of(g.ops[q]) <= 1 else [x]
+            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and g.ops[q].work <= 1 else [x]
     return out
 
 

@@ -1,0 +1,43 @@
+"""A compiled program as the backends link it, tools show it and the cache keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dhlo._runtime import Buffer
+from dhlo.codegen.families.constants import Constants
+from dhlo.codegen.target import Target
+
+__all__ = ["Artifact", "StoredConstants"]
+
+
+class StoredConstants:
+    """A constant blob that is in memory already; stands in for the `Constants` of a fresh compilation."""
+
+    def __init__(self, memory: Buffer, nbytes: int) -> None:
+        self.memory, self.bytes = memory, nbytes
+
+    def chunks(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The blob, piece by piece."""
+        yield np.frombuffer(self.memory, np.uint8)[: self.bytes]  # type: ignore[call-overload]
+
+
+@dataclass
+class Artifact:
+    """A compiled program: object files, the constants they use, and texts for looking at."""
+
+    objects: list[bytes]
+    constants: Constants | StoredConstants
+    planned: str  # the planned module
+    metadata: dict[str, Any]
+    llvm_ir: list[str]  # what the objects were made of, before optimisation
+    target: Target
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(map(len, self.objects))

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from dhlo.errors import CompileError, ContractError
-from dhlo.ir.dialect import OPS, TypeError_, build
+from dhlo.codegen.elementwise.rules import rule_of
+from dhlo.codegen.elementwise.vmath_base import NATIVE
+from dhlo.codegen.kernel_ir.builder import F32, F64
+from dhlo.errors import CompileError, ContractError, InternalError
+from dhlo.ir.dialect import OPS, Kind, TypeError_, build
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
@@ -33,6 +36,22 @@ def _one_thread() -> None:
 
 def test_every_op_has_cases() -> None:
     assert sorted(OPS) == sorted([*CASES, *ELSEWHERE])
+
+
+def test_every_op_that_is_computed_on_demand_says_how() -> None:
+    for name, cls in OPS.items():
+        if cls.kind is Kind.ELEMENTWISE:
+            assert callable(rule_of(cls)), name
+            assert cls.work > 0, name
+        elif cls.kind.pullable:
+            assert callable(cls.pull), name
+        if issubclass(cls, ew.MathOp):
+            assert (name.removeprefix("dhlo."), F32) in NATIVE and (name.removeprefix("dhlo."), F64) in NATIVE, name
+
+
+def test_an_op_without_an_emit_rule_is_named() -> None:
+    with pytest.raises(InternalError, match="dhlo.matmul has no emit rule"):
+        rule_of(compute.Matmul)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -33,7 +33,7 @@ class Subject:
 
 def from_files(program: str, arguments: str, labels: list[str]) -> Subject:
     """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label."""
-    from dhlo.commands.compile import read_program
+    from dhlo.exported import read_program
 
     saved = torch.load(arguments, weights_only=False)
     path = Path(program)

@@ -25,11 +25,11 @@ from dhlo.bench.explain import KernelTime, explain
 from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, take_turns
 from dhlo.callspec import read_call
-from dhlo.commands.compile import read_program
 from dhlo.commands.console import console, print_table
 from dhlo.commands.run import check_memory, generate
 from dhlo.commands.shapes import assignments, complete_shapes, is_size
 from dhlo.errors import ContractError, DhloError
+from dhlo.exported import read_program
 from dhlo.frontend.program import InputSpec
 from dhlo.ir.symbols import parse, spell
 

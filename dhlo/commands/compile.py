@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -15,10 +13,11 @@ from dhlo.api import build
 from dhlo.commands.console import console, megabytes
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
+from dhlo.exported import read_program
 from dhlo.options import Options
 from dhlo.progress import reporter
 
-__all__ = ["Emit", "compile_file", "read_program"]
+__all__ = ["Emit", "compile_file"]
 
 
 class Emit(StrEnum):
@@ -40,33 +39,6 @@ _SUFFIX = {
     Emit.LLVM: ".ll",
     Emit.ASM: ".s",
 }
-
-
-def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.ExportedProgram:
-    """Reads what torch.export.save wrote, after importing `modules` (custom operators, pytree types).
-
-    The file has to be trusted: PyTorch's reader unpickles objects, evaluates expressions and imports modules that it names.
-    Raises CompileError if the file can't be read.
-    """
-    for name in modules:
-        try:
-            import_module(name)
-        except (ImportError, TypeError, ValueError) as e:  # no name of a module
-            raise CompileError(f"module '{name}' can't be imported: {e}") from None
-    if not path.is_file():
-        raise CompileError(f"'{path}' is not a file")
-    log = logging.getLogger("torch.export")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it logs a traceback before it raises
-    try:
-        return torch.export.load(path)
-    except Exception as e:  # the loader raises whatever its parts raise
-        raise CompileError(
-            f"'{path}' can't be read as a program of torch.export.save: {e}",
-            hint="files with custom operators or pytree types need --import MODULE that defines them",
-        ) from None
-    finally:
-        log.setLevel(level)
 
 
 def compile_file(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dhlo.api import build
-from dhlo.commands.compile import read_program
 from dhlo.commands.console import console, megabytes, print_table
+from dhlo.exported import read_program
 from dhlo.model_file import ModelInfo, open_sections, read_info
 from dhlo.options import Options
 from dhlo.progress import reporter

@@ -11,9 +11,9 @@ import torch
 from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.store import emit_store_rows
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
-from dhlo.codegen.families.recurrent.recurrent import emit_store_rows
 from dhlo.codegen.kernel_ir.builder import BITS, V
 from dhlo.errors import CompileError
 from dhlo.ir.symbols import as_expr, exact_floors

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dhlo.codegen.families.copy.zero import emit_zero
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
-from dhlo.codegen.families.recurrent.recurrent import emit_zero
 from dhlo.codegen.kernel_ir.builder import I64
 from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.sequence import GroupedMatmul

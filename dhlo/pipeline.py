@@ -20,6 +20,7 @@ from dhlo.passes.own_results import own_results
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.simplify import simplify
 from dhlo.passes.update_parts import update_parts
+from dhlo.shape_infer.verify import misused_symbol
 
 __all__ = ["PASSES", "Pass", "Weights", "run_passes"]
 
@@ -69,13 +70,22 @@ def run_passes(
 ) -> None:
     """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
 
-    Raises InternalError, naming the pass, if one leaves an invalid module.
+    Raises InternalError, naming the pass, if one leaves an invalid module; so for one that is invalid before the first.
     """
+    _verify(module, "the importer made an invalid module")
     for p in passes:
         p.run(module, weights)
-        try:
-            module.operation.verify()
-        except mlir.ir.MLIRError as e:
-            raise InternalError(f"pass {p.name} left an invalid module: {e}") from e
+        _verify(module, f"pass {p.name} left an invalid module")
         if after is not None:
             after(p, module)
+
+
+def _verify(module: Any, what: str) -> None:
+    """Raises InternalError, which says what is wrong and where."""
+    try:
+        module.operation.verify()
+    except mlir.ir.MLIRError as e:
+        raise InternalError(f"{what}: {e}") from e
+    misuse = misused_symbol(module)
+    if misuse is not None:
+        raise InternalError(f"{what}: {misuse.op.OPERATION_NAME} at {misuse.op.location}: {misuse.text}")

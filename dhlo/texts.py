@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from dhlo.errors import CompileError
 from dhlo.ir import mlir
-from dhlo.ir.dialect import OPS, attr, operand_types, result_types, same
+from dhlo.ir.dialect import OPS, operand_types, result_types, same
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.control import Cond, Group, While, new_symbols
-from dhlo.ir.symbols import parse
+from dhlo.ir.ops.control import Cond, Group, While
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
+from dhlo.shape_infer.verify import misused_symbol
 
 __all__ = ["MOST_CHARACTERS", "read_module"]
 
@@ -153,7 +152,9 @@ class _Verifier:
             block = op.regions[0].blocks[0]
             self._block(op, block, "func.return")
             self._marks(op, block)
-            self._symbols(op, block)
+        misuse = misused_symbol(module)
+        if misuse is not None:
+            self.fail(misuse.op.operation, misuse.text)
 
     def _types(self, op: Any, values: Any) -> list[TensorType]:
         try:
@@ -219,42 +220,6 @@ class _Verifier:
                 n = marks["dhlo.argument"]
                 if not isinstance(n, ir.IntegerAttr) or not 0 <= n.value < len(arguments) or not same(t, arguments[n.value]):
                     self.fail(f, "dhlo.argument gives the number of an argument of the result's type")
-
-    def _symbols(self, f: Any, block: Any) -> None:
-        """Has no symbol a use before the op that defines it, or two such ops?"""
-        used = {s.name for v in block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
-        known = set(used)
-        for op in _walk(block):
-            defined = new_symbols(op, known) if op.OPERATION_NAME in OPS else []
-            for name in defined:
-                if name in (used if not isinstance(op, Cond) else ()):
-                    self.fail(op.operation, f"the symbol {name} is used before it is defined here")
-            known |= set(defined)
-            used |= {s.name for v in op.results for e in from_mlir(v).shape for s in e.free_symbols} | _sizes(op)
-
-
-def _walk(block: Any) -> Iterator[Any]:
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
-
-
-def _sizes(op: Any) -> set[str]:
-    """Symbols in the size expressions of an op's attributes."""
-    found: set[str] = set()
-    kind = getattr(op, "kind", None)
-    for name in ("value", "start", "step", "condition", "starts", "low", "numbers"):
-        if kind is None or name not in op.attributes:
-            continue
-        given = attr(op, name)
-        for text in given if isinstance(given, list) else [given]:
-            try:
-                found |= {s.name for s in parse(text).free_symbols} if isinstance(text, str) else set()
-            except ValueError:  # a number that isn't a size, or a name
-                continue
-    return found
 
 
 def _list(types: list[TensorType]) -> str:

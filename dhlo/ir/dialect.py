@@ -1,6 +1,7 @@
 """The dhlo dialect: the base class of every op, the shape attribute, and generic building and verification."""
 
 import enum
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -24,6 +25,7 @@ __all__ = [
     "Numbers",
     "Op",
     "Outs",
+    "Scalar",
     "ShapeAttr",
     "Sizes",
     "Variadic",
@@ -67,6 +69,10 @@ class Number(ir.StringAttr):  # type: ignore[misc]
 
 class Numbers(ir.ArrayAttr):  # type: ignore[misc]
     """An attribute that is a list of numbers or size expressions, as text."""
+
+
+class Scalar(ir.StringAttr):  # type: ignore[misc]
+    """An attribute that is an element's value as text: a number, complex or not, a truth or a size expression."""
 
 
 class Condition(ir.StringAttr):  # type: ignore[misc]
@@ -163,6 +169,16 @@ class Op(OpView):
     def flops(self) -> sympy.Expr:
         return sympy.Integer(0)
 
+    def mentions(self) -> set[str]:
+        """The symbols in the size expressions of its attributes."""
+        found: set[str] = set()
+        for f in ext.partition_fields(self._fields)[1]:
+            if f.constraint in _OF_SIZES and f.name in self.attributes:
+                given = attr(self, f.name)
+                for text in [given] if isinstance(given, str) else given:
+                    found |= _symbols(text)
+        return found
+
     def verify_invariants(op) -> bool:
         try:
             problem = _malformed(op) or _mistyped(op)
@@ -251,8 +267,20 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's cl
     Sizes: ("a list of sizes as text", _every(_is_size)),
     Number: ("a number or size as text", _is_number),
     Numbers: ("a list of numbers or sizes as text", _every(_is_number)),
+    Scalar: ("a text", lambda a: isinstance(a, ir.StringAttr)),  # whether it is a value depends on the dtype
     Condition: ("a relation of sizes as text", _is_condition),
 }
+_OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
+
+
+@functools.cache
+def _symbols(text: str) -> frozenset[str]:
+    """The symbols in the text of a size expression or of a number."""
+    try:
+        complex(text)
+    except ValueError:
+        return frozenset(s.name for s in parse(text).free_symbols)
+    return frozenset()
 
 
 def number(text: str) -> float | int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -52,6 +53,11 @@ class TensorType:
         """Of a dense tensor in memory, rounded up to a whole one."""
         n, bits = self.numel, self.dtype.bits
         return n * (bits // 8) if bits % 8 == 0 else ceil_div(n * bits, 8)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols in its sizes."""
+        return frozenset(s.name for e in self.shape for s in e.free_symbols)
 
     @property
     def is_static(self) -> bool:

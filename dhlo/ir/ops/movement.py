@@ -12,6 +12,7 @@ from dhlo.ir.dialect import (
     Number,
     Op,
     Out,
+    Scalar,
     Sizes,
     Tensor,
     TypeError_,
@@ -241,7 +242,7 @@ class Full(Op, name="full"):
 
     kind = Kind.SOURCE
     explicit = True
-    value: ir.StringAttr
+    value: Scalar
     y: Out
 
     @classmethod

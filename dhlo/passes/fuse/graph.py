@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -12,7 +11,6 @@ from dhlo.ir.dialect import Kind, defining
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
-from dhlo.ir.symbols import symbols_of
 from dhlo.ir.types import from_mlir
 from dhlo.ir.updates import updates_of
 
@@ -161,10 +159,9 @@ def _definers(ops: list[Any], known: set[str]) -> dict[str, int]:
 
 
 def _mentioned(op: Any) -> set[str]:
-    """Names in the attributes and result types of an op and of what is in its regions."""
-    texts = [str(op.attributes[name]) for name in op.attributes]
-    names = set(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
-    names |= {s for v in op.results for e in from_mlir(v).shape for s in symbols_of(e)}
+    """Symbols in the attributes and result types of an op and of what is in its regions."""
+    names: set[str] = op.mentions() if hasattr(op, "mentions") else set()
+    names |= {s for v in op.results for s in from_mlir(v).symbols}
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import platform
 from collections import Counter
+from dataclasses import replace
 
 import llvmlite.binding as llvm
-
-from dataclasses import replace
 
 from dhlo.codegen.target import aarch64, x86
 from dhlo.codegen.target.base import Target

@@ -140,7 +140,8 @@ def optimise(ir_text: str, target: Target) -> tuple[llvm.ModuleRef, llvm.TargetM
         "tune-cpu": target.tune,
         "prefer-vector-width": str(target.vector_bits),
     }
-    tuned = _DEFINITION.sub(rf"\1 {' '.join(f'"{k}"="{v}"' for k, v in attributes.items())} {{", ir_text)
+    spelled = " ".join(f'"{k}"="{v}"' for k, v in attributes.items())
+    tuned = _DEFINITION.sub(rf"\1 {spelled} {{", ir_text)
     module = llvm.parse_assembly(tuned, llvm.create_context())  # a context of its own: called from several threads
     module.triple = target.triple
     module.verify()

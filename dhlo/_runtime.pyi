@@ -96,6 +96,8 @@ class Model:
     @property
     def metadata(self) -> str: ...
     @property
+    def level(self) -> str: ...
+    @property
     def cpu_features(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
@@ -162,6 +164,10 @@ def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
     """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""
 
 def cpu_supports(feature: str, /) -> bool: ...
+def choose_level(features: str, /) -> int:
+    """The number of the level, of a model file's text of features, that a run here would take. Raises RuntimeError if this machine
+    can run none of them, ValueError if DHLO_TARGET names another."""
+
 def section_digest(data: ReadableBuffer, /) -> bytes:
     """The digest of a file section with this content: SHA-256 of the SHA-256 digests of its pieces of 1 MiB."""
 

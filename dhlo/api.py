@@ -34,6 +34,7 @@ def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledM
         opts = Options(**options)
     except TypeError as e:
         raise CompileError(f"unknown option: {e}") from None
+    _refuse_foreign(opts.target)
     with reporter(opts.progress) as progress:
         program, artifact = build(exported, opts, progress)
         progress("pack weights")
@@ -42,12 +43,25 @@ def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledM
     return CompiledModel(model, call, artifact)
 
 
+def _refuse_foreign(names: str) -> None:
+    """Raises CompileError if this machine can run code for none of the targets."""
+    from dhlo.codegen.target import parse_targets
+
+    lacks = [(t.name, [f for f in t.features if not _runtime.cpu_supports(f)]) for t in parse_targets(names)]
+    if all(missing for _, missing in lacks):
+        name, missing = lacks[0]
+        raise CompileError(f"code for '{name}' can't run in this process: the CPU lacks {', '.join(missing)}", hint=_ELSEWHERE)
+
+
+_ELSEWHERE = "name a target of this machine, or write a model file for another one: dhlo compile --target ... -o FILE"
+
+
 def build(
     exported: torch.export.ExportedProgram, options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[Program, Artifact]:
     """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
     from dhlo.cache import Cache, program_key
-    from dhlo.codegen.target import parse_target
+    from dhlo.codegen.target import parse_targets
     from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
     from dhlo.frontend.growing import grow_arguments
@@ -55,16 +69,16 @@ def build(
     progress("import")
     program = import_program(exported)
     grow_arguments(program, options.grow)
-    target = parse_target(options.target)
+    targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:
         return program, compile_program(program, options, progress)
     try:
-        key = program_key(program, target, options.name)
+        key = program_key(program, targets, options.name)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return program, compile_program(program, options, progress)
     cache = Cache(folder)
-    artifact = cache.get(key, target)
+    artifact = cache.get(key, targets)
     if artifact is not None:
         renumber(program)
         return program, artifact
@@ -86,7 +100,14 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
     else:
         memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
         artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
-    return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
+    try:
+        return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
+    except RuntimeError as e:
+        if getattr(e, "status", "") != "cpu":
+            raise
+        raise CompileError(str(e), hint=_ELSEWHERE) from None
+    except ValueError as e:  # the number of threads or the level in the environment
+        raise CompileError(str(e)) from None
 
 
 def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:

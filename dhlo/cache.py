@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Cache", "program_key"]
 
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SUFFIX: Final = ".entry"
 _ENTRY: Final = r"[0-9a-f]{64}\.entry"
 _KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5}
 _FACTS: Final = {
-    "key": str, "metadata": {"externs": {str: str}, "cpu_features": str, "constants_bytes": int},
+    "key": str, "parts": [int], "metadata": {"externs": {str: str}, "constants_bytes": int, "levels": [{"cpu_features": str}]},
 }  # fmt: skip
 _PACKAGES: Final = ("torch", "torch-mlir", "llvmlite", "numpy", "sympy")
 
@@ -61,8 +61,8 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def program_key(program: Program, target: Target, name: str) -> str:
-    """SHA-256 over an imported program with its weights, the target and the compiler itself. Raises OSError where the compiler's
+def program_key(program: Program, targets: Sequence[Target], name: str) -> str:
+    """SHA-256 over an imported program with its weights, the targets and the compiler itself. Raises OSError where the compiler's
     own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
@@ -75,8 +75,7 @@ def program_key(program: Program, target: Target, name: str) -> str:
         program.mutations,
         str(program.in_spec),
         str(program.out_spec),
-        target.name,
-        target.tune,
+        [(t.name, t.tune) for t in targets],
         name,
         _compiler_version(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
@@ -96,8 +95,8 @@ class Cache:
     def __init__(self, folder: str | Path, max_bytes: int = 20 << 30) -> None:
         self.folder, self.max_bytes = Path(folder), max_bytes
 
-    def get(self, key: str, target: Target) -> Artifact | None:
-        """The entry of a key, whole and verified, for the target that the key was made of; None if there is none."""
+    def get(self, key: str, targets: Sequence[Target]) -> Artifact | None:
+        """The entry of a key, whole and verified, for the targets that the key was made of; None if there is none."""
         try:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, ValueError):  # ValueError: a name that no folder can have
@@ -110,15 +109,15 @@ class Cache:
             return None
         finally:
             os.close(folder)
-        return self._read(fd, key, target)
+        return self._read(fd, key, targets)
 
-    def _read(self, fd: int, key: str, target: Target) -> Artifact | None:
+    def _read(self, fd: int, key: str, targets: Sequence[Target]) -> Artifact | None:
         path = self.folder / (key + _SUFFIX)
         try:
             with Container(fd, f"cache entry '{path}'", _MAGIC, _VERSION, {k: n for n, k in _KINDS.items()}) as entry:
                 if not _is_safe(os.fstat(fd), path):
                     return None
-                artifact = _unpack(entry, key, target)
+                artifact = _unpack(entry, key, targets)
                 with suppress(OSError):  # somebody else's, or read-only
                     os.utime(fd)
                 return artifact
@@ -177,7 +176,8 @@ def _warn(path: Path, why: str) -> None:
 
 
 def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]]:
-    facts = {"key": key, "metadata": artifact.metadata}
+    order = list(dict.fromkeys(artifact.targets))
+    facts = {"key": key, "parts": [order.index(t) for t in artifact.targets], "metadata": artifact.metadata}
     yield _KINDS["facts"], [json.dumps(facts).encode()]
     yield _KINDS["planned module"], [artifact.planned.encode()]
     for data in artifact.objects:
@@ -187,7 +187,7 @@ def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]
     yield _KINDS["constants"], (chunk.data for chunk in artifact.constants.chunks())
 
 
-def _unpack(entry: Container, key: str, target: Target) -> Artifact:
+def _unpack(entry: Container, key: str, targets: Sequence[Target]) -> Artifact:
     """The program of an entry, every byte of it verified. Raises ValueError, ModelFileError and OSError."""
     from dhlo.codegen.backends.artifact import Artifact, StoredConstants
 
@@ -202,6 +202,9 @@ def _unpack(entry: Container, key: str, target: Target) -> Artifact:
     objects = [entry.read(s) for s in entry.of_kind(_KINDS["objects"])]
     texts = [entry.read(s).decode() for s in entry.of_kind(_KINDS["LLVM IR"])]
     planned = entry.read(entry.only(_KINDS["planned module"])).decode()
-    if not objects or len(objects) != len(texts):
+    if not objects or not len(objects) == len(texts) == len(facts["parts"]):
         raise ValueError("parts are missing")
-    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["metadata"], texts, target)
+    if not all(0 <= n < len(targets) for n in facts["parts"]):
+        raise ValueError("parts for other targets")
+    of = [targets[n] for n in facts["parts"]]
+    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["metadata"], texts, of)

@@ -130,6 +130,15 @@ def compile_command(
             metavar="so|obj|mlir|planned|llvm|asm",
         ),
     ] = "so",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET[,...]",
+            help="The machine to compile for: native (the default), x86-64-v3, x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), "
+            "aarch64 (+dotprod, +i8mm, +bf16, +sve). Several of one architecture go into one file; a machine takes the last that "
+            "it can run.",
+        ),
+    ] = None,
     locations: Locations = False,
     name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
     progress: Progress = None,
@@ -141,7 +150,7 @@ def compile_command(
     if emit not in list(Emit):
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
     show = sys.stderr.isatty() if progress is None else progress
-    compile_file(source, output, Emit(emit), name, show, modules or [], locations)
+    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target)
 
 
 @app.command("run")

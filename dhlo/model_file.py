@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from dhlo import _runtime
 from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
 from dhlo.container import Container, atomic_write, write_sections
 from dhlo.errors import ModelFileError
@@ -19,17 +20,23 @@ if TYPE_CHECKING:
 
     from dhlo._runtime import State, Value
 
-__all__ = ["ModelInfo", "open_sections", "read_info", "write_model_file"]
+__all__ = ["ModelInfo", "features_text", "open_sections", "read_info", "write_model_file"]
 
 _NONE = type(None)
 _VALUE = {"name": str, "dtype": str, "sizes": [int], "dims": [str]}
 _METADATA = {
-    "name": str, "producer": str, "cpu_features": str, "inputs": [_VALUE], "outputs": [_VALUE], "launches": [str],
+    "name": str, "producer": str, "inputs": [_VALUE], "outputs": [_VALUE],
     "constants_bytes": int, "state_bytes": int, "symbols": {str: [(int, float, _NONE)]},
     "states": {str: {"dtype": str, "shape": [int], "bytes": int}}, "checks": [{"kind": str, "input": int, "text": str}],
     "groups": [{"anchor": str, "ops": [str], "results": [str]}],
-    "arena": [{"name": str, "bytes": str, "first": int, "last": int}],
+    "levels": [{"name": str, "cpu_features": str, "launches": [str], "groups": [[int]],
+                "arena": [{"name": str, "bytes": str, "first": int, "last": int}]}],
 }  # fmt: skip
+
+
+def features_text(levels: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a file's section of features, for the levels of its metadata: see DHLO_SECTION_FEATURES in abi.h."""
+    return "\n".join(f"{x['name']}: {x['cpu_features']}" if x["name"] else x["cpu_features"] for x in levels)
 
 
 def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metadata: str, features: str) -> None:
@@ -40,7 +47,7 @@ def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metad
         code: the ELF image.
         constants: contiguous buffers whose concatenation is the blob; never joined in memory.
         metadata: JSON, the same text as in the code's descriptor.
-        features: processor features that the code needs, comma-separated, the same text as in the descriptor.
+        features: what processor features each level of the code needs: see `features_text`.
 
     Raises:
         OSError: the file can't be written. Whatever had the name before is still there.
@@ -68,18 +75,22 @@ def open_sections(path: str | Path) -> Container:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model says of itself; has the attributes of a loaded model (`dhlo._runtime.Model`) that describe it."""
+    """What a model says of itself; has the attributes of a loaded model (`dhlo._runtime.Model`) that describe it.
+
+    `levels` are its code for each kind of machine, as the metadata has them; `taken` is the number of the one that this machine
+    would take, None if it can run none.
+    """
 
     metadata: str
     name: str
     producer: str
-    cpu_features: str
     inputs: list[Value]
     outputs: list[Value]
     states: list[State]
-    launches: list[str]
     constants_bytes: int
     state_bytes: int
+    levels: list[dict[str, Any]]
+    taken: int | None
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> Self:
@@ -87,9 +98,18 @@ class ModelInfo:
         values = {
             k: [{**v, "sizes": tuple(v["sizes"]), "dims": tuple(v["dims"])} for v in metadata[k]] for k in ("inputs", "outputs")
         }
-        same = ("name", "producer", "cpu_features", "launches", "constants_bytes", "state_bytes")
+        same = ("name", "producer", "constants_bytes", "state_bytes", "levels")
         states = [{"name": n, "bytes": s["bytes"]} for n, s in metadata["states"].items()]
-        return cls(metadata=json.dumps(metadata), states=states, **values, **{k: metadata[k] for k in same})  # type: ignore[arg-type]
+        try:
+            taken = _runtime.choose_level(features_text(metadata["levels"]))
+        except (RuntimeError, ValueError):
+            taken = None
+        return cls(metadata=json.dumps(metadata), states=states, taken=taken, **values, **{k: metadata[k] for k in same})  # type: ignore[arg-type]
+
+    @property
+    def level(self) -> dict[str, Any]:
+        """The level that this machine takes, or the last one."""
+        return self.levels[-1 if self.taken is None else self.taken]
 
 
 def read_info(sections: Container) -> ModelInfo:
@@ -99,9 +119,11 @@ def read_info(sections: Container) -> ModelInfo:
         for name, bounds in metadata["symbols"].items():
             if len(bounds) != 2:
                 raise ValueError(f".symbols.{name} has {len(bounds)} bounds")
+        if not metadata["levels"]:
+            raise ValueError(".levels is empty")
     except ValueError as e:
         raise ModelFileError(f"{sections.label}: malformed metadata: {e}") from None
-    if metadata["cpu_features"].encode() != sections.read(sections.only(SECTION["features"])):
+    if features_text(metadata["levels"]).encode() != sections.read(sections.only(SECTION["features"])):
         raise ModelFileError(f"{sections.label}: damaged: its metadata and its features disagree")
     return ModelInfo.of(_printable(metadata))
 

@@ -21,7 +21,8 @@ class Options:
     name      what the model calls itself
     progress  shows what is being done on the terminal
     dump      called with (pass name, module text) after every pass
-    target    the machine to compile for: "native", "x86-64-v3", "x86-64-v4+bf16", "aarch64+dotprod", ... (DHLO_TARGET by default)
+    target    the machine to compile for (DHLO_TARGET by default): "native", "x86-64-v3", "x86-64-v4+bf16", "aarch64+dotprod", ...;
+              or several of one architecture, separated by commas, of which a machine takes the last that it can run
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md

@@ -59,7 +59,7 @@ def no_warnings() -> Any:
 
 
 def get(cache: Cache, key: str = KEY) -> Artifact | None:
-    return cache.get(key, TARGET)
+    return cache.get(key, [TARGET])
 
 
 # ---------------------------------------------------------------------------------------------------- keys
@@ -103,7 +103,7 @@ def test_weights_that_differ_only_in_signs_are_different_programs(tmp_path: Path
 def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def key() -> str:
         cache_module._compiler_version.cache_clear()
-        return program_key(import_program(export(1.0)), TARGET, "model")
+        return program_key(import_program(export(1.0)), [TARGET], "model")
 
     try:
         first = key()

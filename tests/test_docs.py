@@ -43,7 +43,7 @@ def make_blocks(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     split = compiler.split_module
 
     def seen(module: KernelModule, parts: int) -> list[str]:
-        functions.update(module.functions)
+        functions.update({n.partition(".")[0]: x.text() for n, x in module.functions.items()})
         return split(module, parts)
 
     monkeypatch.setattr(compiler, "split_module", seen)

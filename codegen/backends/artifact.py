@@ -36,8 +36,15 @@ class Artifact:
     planned: str  # the planned module
     metadata: dict[str, Any]
     llvm_ir: list[str]  # what the objects were made of, before optimisation
-    target: Target
+    targets: list[Target]  # of each of these
 
     @property
     def code_bytes(self) -> int:
         return sum(map(len, self.objects))
+
+    @property
+    def levels(self) -> list[tuple[Target, list[str]]]:
+        """The LLVM IR of each target."""
+        return [
+            (t, [ir for ir, of in zip(self.llvm_ir, self.targets, strict=True) if of == t]) for t in dict.fromkeys(self.targets)
+        ]

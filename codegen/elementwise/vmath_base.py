@@ -126,9 +126,7 @@ def table(f: Fn, name: str, values: Sequence[float], index: V) -> V:
     if name not in f.module.globals:
         n = len(values)
         text = ", ".join(f"0x{struct.pack('>d', v).hex().upper()}" for v in values)
-        f.module.globals[name] = (
-            f"llvm.mlir.global internal constant @{name}(dense<[{text}]> : tensor<{n}xf64>) : !llvm.array<{n} x f64>"
-        )
+        f.module.add_constant(name, f"(dense<[{text}]> : tensor<{n}xf64>) : !llvm.array<{n} x f64>")
     ptrs = f.gep(f.address_of(name), f.cast(index, I64), F64)
     if not index.lanes:
         return f.load(ptrs, F64)

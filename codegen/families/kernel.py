@@ -86,9 +86,9 @@ def where(op: Any) -> str:
 def finish(k: GroupKernel, family: str) -> str:
     """Ends the function and names it by its content, so that equal kernels are one."""
     k.fn.done()
-    text = k.module.functions.pop(_PLACEHOLDER)
-    name = f"{family}_{hashlib.sha1(text.encode()).hexdigest()[:10]}"
-    k.module.functions.setdefault(name, text.replace(_PLACEHOLDER, name))
+    made = k.module.functions.pop(_PLACEHOLDER)
+    name = f"{family}_{hashlib.sha1(made.body.encode()).hexdigest()[:10]}"
+    k.module.functions.setdefault(name, made.renamed(_PLACEHOLDER, name))
     return name
 
 

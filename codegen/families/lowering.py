@@ -53,11 +53,21 @@ def anchor_of(group: Any, kind: Kind) -> Any:
 
 
 class Lowering:
-    """Lowers groups of one module; kernels, constants and checks collect here."""
+    """Lowers groups of one module for one target; kernels, constants and checks collect here.
 
-    def __init__(self, weights: dict[str, torch.Tensor], target: Target, state: dict[str, torch.Tensor]) -> None:
+    Lowerings of the same module for other targets add to the same constants and checks: those of equal keys are one.
+    """
+
+    def __init__(
+        self,
+        weights: dict[str, torch.Tensor],
+        target: Target,
+        state: dict[str, torch.Tensor],
+        constants: Constants,
+        checks: Checks,
+    ) -> None:
         self.tiles = tile_spec(target)
-        self.module, self.constants, self.checks = KernelModule(target), Constants(), Checks()
+        self.module, self.constants, self.checks = KernelModule(target), constants, checks
         self.states = States(state, self.constants)
         self.weights = weights
         self._known: dict[Any, tuple[Structure, Any]] = {}

@@ -34,12 +34,15 @@ from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import Arrangement, Buffer, Plan, aligned
 from dhlo.shape_infer.views import dense_strides
 
-__all__ = ["HostProgram", "Layout"]
+__all__ = ["HOST_PROGRAM", "HostProgram", "Layout"]
+
+HOST_PROGRAM = "dhlo_run"
+"""What the host program's symbol begins with; a dot and the target's tag follow."""
 
 _SHARED_ARGS = 48  # arguments of nearly every launch
 STAGING_SEGMENT = 1  # dense copies of arguments that came with gaps
 _MOST_BYTES = 1 << 52  # more than any machine has; sums of buffers below it need no check
-_MOST_THREADS, _L2_BYTES = 1024, (128 << 10, 64 << 20)  # what the runtime gives
+_MOST_THREADS = 1024  # that the runtime gives
 _TOO_LARGE = "the program has a tensor that is too large at these input sizes"
 
 
@@ -61,7 +64,7 @@ class Layout:
 
 
 class HostProgram:
-    """Writes `dhlo_run` into the lowering's module."""
+    """Writes the host program into the lowering's module."""
 
     def __init__(
         self,
@@ -77,13 +80,15 @@ class HostProgram:
         self.returns = returns
         self.module: KernelModule = low.module
         self._labels = 0
-        self.fn = CheckedFn(self.module, "dhlo_run", [("call", PTR), ("inputs", PTR)], I32, internal=False)
+        name = f"{HOST_PROGRAM}.{low.module.target.tag}"
+        self.fn = CheckedFn(self.module, name, [("call", PTR), ("inputs", PTR)], I32, internal=False)
         self.sizes = SizeEmitter(self.fn)
         self.pointers: dict[Any, V] = {}
         self.call = self.fn.args[0]
         self._cells: dict[int, V] = {}
         self._offsets: dict[Any, tuple[V, V]] = {}
         self._service: dict[str, V] = {}
+        self._facts: dict[str, V] = {}
         self._args: V | None = None
 
     # ------------------------------------------------------------------ HostContext
@@ -93,7 +98,14 @@ class HostProgram:
 
     @property
     def l2_bytes(self) -> V:
-        return self.fn.define(self._field("l2_bytes", I64), *_L2_BYTES)
+        return self.machine("l2_bytes")
+
+    def machine(self, fact: str) -> V:
+        """A fact of the machine that the program runs on, by its name in `abi.MACHINE`."""
+        if fact not in self._facts:
+            value = self.fn.entry_load(self._field("machine", PTR), abi.MACHINE[fact], I64)
+            self._facts[fact] = self.fn.define(value, *abi.MACHINE_RANGES[fact])
+        return self._facts[fact]
 
     def _field(self, name: str, ty: str) -> V:
         if name not in self._service:

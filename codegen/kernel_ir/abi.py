@@ -17,7 +17,13 @@ __all__ = [
     "CHECK_KIND",
     "DTYPES",
     "DTYPE_BYTES",
+    "LEVEL",
+    "LEVEL_BYTES",
+    "MACHINE",
+    "MACHINE_FIELDS",
+    "MACHINE_RANGES",
     "MAX_DIM",
+    "MAX_LEVELS",
     "MAX_RANK",
     "MODEL",
     "MODEL_BYTES",
@@ -34,7 +40,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 3
+ABI_VERSION: Final = 4
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -57,7 +63,7 @@ CALL: Final[dict[str, int]] = {
     "launch": 40,
     "fail": 48,
     "random": 56,
-    "l2_bytes": 64,
+    "machine": 64,
     "plan": 72,
 }
 CALL_BYTES: Final = 80
@@ -67,33 +73,33 @@ VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, 
 VALUE_BYTES: Final = 40
 STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24}
 STATE_BYTES: Final = 32
+LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8, "run": 16, "num_launches": 24, "launches": 32, "num_segments": 40}
+LEVEL_BYTES: Final = 48
 MODEL: Final[dict[str, int]] = {
     "magic": 0,
     "version": 8,
     "struct_bytes": 12,
     "name": 16,
     "producer": 24,
-    "cpu_features": 32,
-    "metadata": 40,
-    "num_inputs": 48,
-    "inputs": 56,
-    "num_outputs": 64,
-    "outputs": 72,
-    "num_checks": 80,
-    "checks": 88,
-    "num_launches": 96,
-    "launches": 104,
-    "num_states": 112,
-    "states": 120,
-    "state_bytes": 128,
-    "constants_bytes": 136,
-    "num_segments": 144,
-    "run": 152,
-    "num_updated": 160,
-    "updated": 168,
-    "grows": 176,
+    "metadata": 32,
+    "num_levels": 40,
+    "levels": 48,
+    "num_inputs": 56,
+    "inputs": 64,
+    "num_outputs": 72,
+    "outputs": 80,
+    "num_checks": 88,
+    "checks": 96,
+    "num_states": 104,
+    "states": 112,
+    "state_bytes": 120,
+    "constants_bytes": 128,
+    "num_updated": 136,
+    "updated": 144,
+    "grows": 152,
 }
-MODEL_BYTES: Final = 184
+MODEL_BYTES: Final = 160
+MAX_LEVELS: Final = 16
 
 CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}
 """Code of each dhlo_check_kind."""
@@ -101,6 +107,18 @@ CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3
 PLAN: Final[dict[str, int]] = {"peak_live_bytes": 0, "data_dependent": 1}
 """Index of each field of the plan array."""
 PLAN_FIELDS: Final = 2
+
+MACHINE: Final[dict[str, int]] = {"l1d_bytes": 0, "l2_bytes": 1, "l3_bytes": 2, "l3_cores": 3, "bf16_percent": 4}
+"""Index of each fact of the machine."""
+MACHINE_FIELDS: Final = 5
+MACHINE_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "l1d_bytes": (8 << 10, 1 << 20),
+    "l2_bytes": (128 << 10, 64 << 20),
+    "l3_bytes": (0, 4 << 30),
+    "l3_cores": (1, 1024),
+    "bf16_percent": (0, 1000),
+}
+"""Between what the runtime keeps each of them."""
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
 SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4}

@@ -11,11 +11,30 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from dhlo.codegen.target import BITS, Target
 
-__all__ = ["BITS", "I1", "I8", "I32", "I64", "F32", "F64", "PTR", "Fn", "Loop", "KernelModule", "V", "vec", "elem_of", "lanes_of"]
+__all__ = [
+    "BITS",
+    "F32",
+    "F64",
+    "I1",
+    "I8",
+    "I32",
+    "I64",
+    "PTR",
+    "Fn",
+    "KernelModule",
+    "Linkage",
+    "Loop",
+    "Symbol",
+    "V",
+    "elem_of",
+    "lanes_of",
+    "vec",
+]
 
 I1, I8, I32, I64, F32, F64, PTR = "i1", "i8", "i32", "i64", "f32", "f64", "!llvm.ptr"
 _VEC = re.compile(r"vector<(\d+)x(.+)>$")
@@ -76,22 +95,79 @@ class Loop:
         self.yielded = list(values)
 
 
+class Linkage(Enum):
+    """Who sees a symbol: its module alone (INLINE: and only as a part of what calls it), the program around it, or it is
+    defined elsewhere."""
+
+    INTERNAL = "internal"
+    INLINE = "inline"
+    EXPORTED = "exported"
+    DECLARED = "declared"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function or a constant of a module.
+
+    head         "llvm.func", "llvm.mlir.global"
+    body         MLIR from the symbol's name on
+    declaration  MLIR of a function for modules that don't hold it, from the symbol's name on
+    uses         names of the module that the body refers to
+    """
+
+    head: str
+    body: str
+    declaration: str
+    linkage: Linkage
+    uses: frozenset[str] = frozenset()
+
+    def text(self, *, visible: bool = False) -> str:
+        """The definition; `visible` to other modules of the program, whatever its linkage."""
+        hidden = self.linkage in (Linkage.INTERNAL, Linkage.INLINE) and not visible
+        return f"{self.head} {'internal ' if hidden else ''}{self.body}"
+
+    def declared(self) -> str:
+        """The declaration for a module that doesn't hold the definition."""
+        return f"{self.head} {self.declaration}"
+
+    def renamed(self, old: str, new: str) -> Symbol:
+        """With another name for itself and for what it uses."""
+        uses = frozenset(u.replace(old, new) for u in self.uses)
+        return replace(self, body=self.body.replace(old, new), declaration=self.declaration.replace(old, new), uses=uses)
+
+
 class KernelModule:
-    """Functions and globals by name, in order, for one target; the unit that is lowered and optimised together."""
+    """Functions and globals by name, in order, for one target; the unit that is lowered and optimised together.
+
+    Names are plain. In the text they end with the target's tag, so that code for several targets fits into one program;
+    what is exported or declared keeps its name, which others know.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.functions: dict[str, str] = {}
-        self.globals: dict[str, str] = {}
+        self.functions: dict[str, Symbol] = {}
+        self.globals: dict[str, Symbol] = {}
 
     def text(self) -> str:
-        return "module {\n" + "\n".join([*self.globals.values(), *self.functions.values()]) + "\n}\n"
+        return "module {\n" + "\n".join(s.text() for s in [*self.globals.values(), *self.functions.values()]) + "\n}\n"
+
+    def tagged(self, name: str) -> str:
+        """The name as this module's texts spell it."""
+        known = self.functions.get(name)
+        keeps = known is not None and known.linkage in (Linkage.EXPORTED, Linkage.DECLARED)
+        return name if keeps or not self.target.tag else f"{name}.{self.target.tag}"
 
     def declare(self, name: str, args: Sequence[str], result: str | None = None) -> None:
-        """Declares an external function (libm, say) once."""
+        """Declares an external function (libm, say) once; before it is called."""
         if name not in self.functions:
             ret = f" -> {result}" if result else ""
-            self.functions[name] = f"llvm.func @{name}({', '.join(args)}){ret}"
+            signature = f"@{name}({', '.join(args)}){ret}"
+            self.functions[name] = Symbol("llvm.func", signature, signature, Linkage.DECLARED)
+
+    def add_constant(self, name: str, text: str, uses: Sequence[str] = ()) -> None:
+        """Adds a constant: MLIR from what follows its name on, with the names in `uses` as `tagged` spells them."""
+        body = f"constant @{self.tagged(name)}{text}"
+        self.globals[name] = Symbol("llvm.mlir.global", body, "", Linkage.INTERNAL, frozenset(uses))
 
 
 class Fn:
@@ -117,6 +193,7 @@ class Fn:
         self._lines: list[str] = []
         self._consts: dict[tuple[str, str], V] = {}
         self._entry: list[str] = []
+        self._uses: set[str] = set()
         self._n = 0
         self._indent = 1
 
@@ -164,9 +241,16 @@ class Fn:
         attr = f" attributes {{passthrough = [{', '.join(attrs)}]}}" if attrs else ""
         sig = ", ".join(f"{a.name}: {a.type}" for a in self._args)
         ret = f" -> {self.result}" if self.result else ""
-        link = "internal " if self._internal else ""
+        linkage = Linkage.INLINE if self._inline else Linkage.INTERNAL if self._internal else Linkage.EXPORTED
+        symbol = self.module.tagged(self.name) if self._internal else self.name
         body = "\n".join([*self._entry, *self._lines])
-        self.module.functions[self.name] = f"llvm.func {link}@{self.name}({sig}){ret}{attr} {{\n{body}\n}}"
+        self.module.functions[self.name] = Symbol(
+            "llvm.func",
+            f"@{symbol}({sig}){ret}{attr} {{\n{body}\n}}",
+            f"@{symbol}({', '.join(a.type for a in self._args)}){ret}",
+            linkage,
+            frozenset(self._uses),
+        )
 
     @contextmanager
     def loop(self, lo: Num, hi: Num, step: Num = 1, init: Sequence[V] = ()) -> Iterator[Loop]:
@@ -551,7 +635,8 @@ class Fn:
     def call(self, fn: str, args: Sequence[V], result: str | None = None) -> V | None:
         """Calls a function of the module by name."""
         sig = f"({', '.join(a.type for a in args)}) -> {result or '()'}"
-        text = f"llvm.call @{fn}({', '.join(a.name for a in args)}) : {sig}"
+        self._uses.add(fn)
+        text = f"llvm.call @{self.module.tagged(fn)}({', '.join(a.name for a in args)}) : {sig}"
         if result is None:
             self.raw(text)
             return None
@@ -567,7 +652,8 @@ class Fn:
         return self.op(result, text)
 
     def address_of(self, symbol: str) -> V:
-        return self.op(PTR, f"llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        self._uses.add(symbol)
+        return self.op(PTR, f"llvm.mlir.addressof @{self.module.tagged(symbol)} : !llvm.ptr")
 
 
 def _float_text(x: float, elem: str) -> str:

@@ -33,6 +33,10 @@ class HostContext(Protocol):
         """Second-level cache of one core."""
         ...
 
+    def machine(self, fact: str) -> V:
+        """A fact of the machine that the program runs on, by its name in `abi.MACHINE`."""
+        ...
+
     def launch(self, kernel: str, args: Sequence[V], count: V | int, grain: V | int, scratch: V | int = 0) -> None: ...
 
 

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Mapping
 
-from dhlo.codegen.kernel_ir.builder import KernelModule
+from dhlo.codegen.kernel_ir.builder import KernelModule, Linkage, Symbol
 
 __all__ = ["split_module"]
 
-_SYMBOL = re.compile(r"@([A-Za-z_][\w.]*)")
-_HEAD = re.compile(r"llvm\.func (internal )?@([\w.]+)(\([^{]*?\))( -> [^{]*?)?( attributes \{.*?\})? \{")
-
 
 def split_module(module: KernelModule, parts: int) -> list[str]:
-    """Module texts; the first holds the host program. What other parts use is exported, with hidden visibility from the model."""
-    names = {**module.globals, **module.functions}
-    uses = {n: {m for m in _SYMBOL.findall(t) if m in names and m != n} for n, t in names.items()}
-    inline = {n for n, t in module.functions.items() if '"alwaysinline"' in t or "{" not in t}
-    roots = [n for n in names if n not in inline]
-    group = _components(roots, uses, inline)
-    sized = sorted(group, key=lambda g: -sum(len(names[n]) for n in g))
+    """Module texts; the first holds the host program, which is the function that is exported. What other parts use is visible to
+    them, and hidden from the model's users when it is linked."""
+    symbols = {**module.globals, **module.functions}
+    roots = [n for n, s in symbols.items() if not _is_copied(s)]
+    groups = sorted(_components(roots, symbols), key=lambda g: -_weight(g, symbols))
     bins: list[list[str]] = [[] for _ in range(max(1, parts))]
-    for g in sized:
-        min(bins, key=lambda b: sum(len(names[n]) for n in b)).extend(g)
-    bins.sort(key=lambda b: "dhlo_run" not in b)
-    return [_text(names, uses, inline, b) for b in bins if b]
+    for g in groups:
+        min(bins, key=lambda b: _weight(b, symbols)).extend(g)
+    bins.sort(key=lambda b: not any(_is_host(symbols[n]) for n in b))
+    return [_text(symbols, b) for b in bins if b]
 
 
-def _components(roots: list[str], uses: dict[str, set[str]], inline: set[str]) -> list[list[str]]:
-    """Connected sets of functions, not counting the references from the host program, which may cross parts."""
+def _is_copied(s: Symbol) -> bool:
+    """Whether every part that uses it has its own."""
+    return s.linkage in (Linkage.INLINE, Linkage.DECLARED)
+
+
+def _is_host(s: Symbol) -> bool:
+    return s.linkage is Linkage.EXPORTED
+
+
+def _weight(names: Iterable[str], symbols: Mapping[str, Symbol]) -> int:
+    return sum(len(symbols[n].body) for n in names)
+
+
+def _components(roots: list[str], symbols: Mapping[str, Symbol]) -> list[list[str]]:
+    """Connected sets of symbols, not counting the references from the host program, which may cross parts."""
     parent = {n: n for n in roots}
 
     def find(n: str) -> str:
@@ -38,15 +46,15 @@ def _components(roots: list[str], uses: dict[str, set[str]], inline: set[str]) -
         return n
 
     def reach(n: str, seen: set[str]) -> set[str]:
-        for m in uses[n]:
+        for m in symbols[n].uses - seen:
             if m not in seen:
                 seen.add(m)
-                if m in inline:
+                if _is_copied(symbols[m]):
                     reach(m, seen)
         return seen
 
     for n in roots:
-        if n == "dhlo_run":
+        if _is_host(symbols[n]):
             continue
         for m in reach(n, set()):
             if m in parent:
@@ -57,24 +65,25 @@ def _components(roots: list[str], uses: dict[str, set[str]], inline: set[str]) -
     return list(out.values())
 
 
-def _text(names: dict[str, str], uses: dict[str, set[str]], inline: set[str], members: list[str]) -> str:
-    inside, body = set(members), []
-    work, helpers, outside = list(members), set(), set()
+def _text(symbols: Mapping[str, Symbol], members: list[str]) -> str:
+    """A part: its members, copies of what is inlined into them, and declarations of what other parts define."""
+    inside, copied, outside = set(members), set(), set()
+    work = list(members)
     while work:
-        for m in uses[work.pop()]:
-            if m in inline and m not in helpers:
-                helpers.add(m)
+        for m in symbols[work.pop()].uses:
+            if m in inside or m in copied:
+                continue
+            if _is_copied(symbols[m]):
+                copied.add(m)
                 work.append(m)
-            elif m not in inline and m not in inside:
+            else:
                 outside.add(m)
-    for n in names:
-        if n in helpers:
-            body.append(names[n])
+    body = []
+    for n, s in symbols.items():
+        if n in copied:
+            body.append(s.text())
         elif n in inside:
-            body.append(names[n].replace("llvm.func internal @", "llvm.func @", 1))
+            body.append(s.text(visible=s.head == "llvm.func"))
         elif n in outside:
-            head = _HEAD.match(names[n])
-            assert head is not None, n
-            args = re.sub(r"%[\w]+: ", "", head.group(3))
-            body.append(f"llvm.func @{n}{args}{head.group(4) or ''}")
+            body.append(s.declared())
     return "module {\n" + "\n".join(body) + "\n}\n"

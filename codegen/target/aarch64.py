@@ -21,6 +21,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
     dots = {"bf16": DotProduct("llvm.aarch64.neon.bfdot.v4f32.v8bf16", 2, "f32", "bf16")} if "bf16" in names else {}
     return Target(
         name="+".join([LEVEL, *names]),
+        tag=LEVEL,
         triple=TRIPLE,
         features=FEATURES,
         tune=tune or "neoverse-n1",

@@ -31,6 +31,7 @@ class Target:
     kernels as values of the call.
 
     name          as users and files spell it: "x86-64-v4+bf16"
+    tag           what symbols of code for it end with
     triple        LLVM's
     features      LLVM's names of what all code may use
     tune          the CPU, by LLVM's name, that instructions are scheduled for
@@ -42,6 +43,7 @@ class Target:
     """
 
     name: str
+    tag: str
     triple: str
     features: tuple[str, ...] = field(repr=False)
     tune: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections import Counter
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 
@@ -11,7 +13,7 @@ from dhlo.codegen.target import aarch64, x86
 from dhlo.codegen.target.base import Target
 from dhlo.errors import CompileError
 
-__all__ = ["native", "parse_target"]
+__all__ = ["native", "parse_target", "parse_targets"]
 
 _NAMES = "native, x86-64-v3, x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), aarch64 (+dotprod, +i8mm, +bf16, +sve)"
 
@@ -51,3 +53,23 @@ def parse_target(name: str) -> Target:
     if unknown:
         raise CompileError(f"the target '{level}' has no extension '{unknown[0]}'", hint=f"targets are {_NAMES}")
     return aarch64.aarch64(extras) if level == aarch64.LEVEL else x86.x86(level, extras)
+
+
+def parse_targets(names: str) -> tuple[Target, ...]:
+    """The targets of a list such as "x86-64-v3,x86-64-v4+bf16", from which a machine takes the last that it can run.
+
+    Raises CompileError for what isn't a target, is named twice, or is of another architecture than the first.
+    """
+    found = [parse_target(name) for name in names.split(",")]
+    for name, count in Counter(t.name for t in found).items():
+        if count > 1:
+            raise CompileError(f"the target '{name}' is named twice")
+    for t in found:
+        if t.triple != found[0].triple:
+            raise CompileError(
+                f"'{found[0].name}' and '{t.name}' are different architectures", hint="compile a model file for each"
+            )
+    shared = {tag for tag, count in Counter(t.tag for t in found).items() if count > 1}
+    return tuple(
+        replace(t, tag="_".join([t.tag, *t.name.replace("-", "").split("+")[1:]])) if t.tag in shared else t for t in found
+    )

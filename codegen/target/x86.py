@@ -36,6 +36,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
     dots = {"bf16": DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", 2, "f32", "avx512bf16")} if "bf16" in names else {}
     return Target(
         name="+".join([level, *names]),
+        tag=level.removeprefix("x86-64-"),
         triple=TRIPLE,
         features=LEVELS[level],
         tune=tune or _TUNE[level],

@@ -75,8 +75,10 @@ def explain(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ce
             rows.setdefault(key, KernelTime(key)).add(len(ran), sum(times[s] for s in ran), work)
 
     grouped: set[int] = set()
-    for group in json.loads(model.metadata)["groups"]:
-        sites = range(*group.get("launches", (0, 0)))
+    metadata = json.loads(model.metadata)
+    (level,) = (x for x in metadata["levels"] if x["name"] == model.level)
+    for group, (first, end) in zip(metadata["groups"], level["groups"], strict=True):
+        sites = range(first, end)
         grouped |= set(sites)
         add(sites, _work(group, sizes, ceilings, model.constants_bytes))
     for site in set(range(len(names))) - grouped:

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from dhlo.api import build
+from dhlo.codegen.target import parse_targets
 from dhlo.commands.console import console, megabytes
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
-from dhlo.options import Options
+from dhlo.options import Options, default_target
 from dhlo.progress import reporter
 
 __all__ = ["Emit", "compile_file"]
@@ -49,8 +50,10 @@ def compile_file(
     progress: bool,
     modules: Sequence[str],
     locations: bool,
+    target: str | None = None,
 ) -> Path:
-    """Compiles `source` and writes `output`: by default, `source` with the suffix of what is written. Returns the path.
+    """Compiles `source` for `target` (see `Options`) and writes `output`: by default, `source` with the suffix of what is written.
+    Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -62,7 +65,8 @@ def compile_file(
     if emit in (Emit.SO, Emit.OBJ):
         check_target(output)
     start = time.perf_counter()
-    options = Options(name=name or source.stem, progress=progress)
+    options = Options(name=name or source.stem, progress=progress, target=target or default_target())
+    parse_targets(options.target)  # before the work that a wrong name would waste
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):
         write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations).encode())

@@ -60,29 +60,42 @@ def inspect_file(
             right=("#",),
         )
     if kernels:
-        counts = Counter(info.launches)
+        launches = info.level["launches"]
+        counts = Counter(launches)
         print_table(
-            f"{len(counts)} kernels, {len(info.launches)} launch sites",
+            f"{len(counts)} kernels, {len(launches)} launch sites{_of(info)}",
             ("kernel", "launch sites"),
             counts.most_common(),
             right=("launch sites",),
         )
     if buffers:
         print_table(
-            f"{len(meta['arena'])} buffers in the arena",
+            f"{len(info.level['arena'])} buffers in the arena{_of(info)}",
             ("buffer", "bytes", "from step", "to step"),
-            ((b["name"], b["bytes"], b["first"], b["last"]) for b in meta["arena"]),
+            ((b["name"], b["bytes"], b["first"], b["last"]) for b in info.level["arena"]),
             right=("from step", "to step"),
         )
 
 
+def _of(info: ModelInfo) -> str:
+    """Which level a table is about, where there are several."""
+    return f" of {info.level['name']}" if len(info.levels) > 1 else ""
+
+
 def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> None:
-    console().print(
-        f"code: {len(meta['groups'])} groups, {len(set(info.launches))} kernels, {len(info.launches)} launch sites\n"
-        f"weights: {megabytes(info.constants_bytes)}\nstate: {megabytes(info.state_bytes)}\narena: {len(meta['arena'])} buffers\n"
-        f"CPU: {info.cpu_features}" + "".join(f"\n{name}: {text}" for name, text in facts.items()),
-        markup=False,
-    )
+    launches, arena = info.level["launches"], info.level["arena"]
+    rows = [
+        f"code{_of(info)}: {len(meta['groups'])} groups, {len(set(launches))} kernels, {len(launches)} launch sites",
+        f"weights: {megabytes(info.constants_bytes)}",
+        f"state: {megabytes(info.state_bytes)}",
+        f"arena: {len(arena)} buffers",
+    ]
+    for n, level in enumerate(info.levels):
+        taken = "taken by this machine" if n == info.taken else "not taken by this machine" if info.taken is not None else ""
+        rows.append(f"CPU: {level['name']}" + (f", {taken}" if taken else "") + f"\n  needs {level['cpu_features'] or 'nothing'}")
+    if info.taken is None:
+        rows.append("this machine can run none of them")
+    console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]), markup=False)
 
 
 def _ops(names: Sequence[str]) -> str:

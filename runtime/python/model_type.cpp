@@ -268,6 +268,7 @@ bool add_model_type(PyObject* module) {
       {"name", get_text<dhlo_model_name>, nullptr, "Name given at compile time.", nullptr},
       {"producer", get_text<dhlo_model_producer>, nullptr, "Compiler and version.", nullptr},
       {"metadata", get_text<dhlo_model_metadata>, nullptr, "JSON text.", nullptr},
+      {"level", get_text<dhlo_model_level>, nullptr, "The target that the code in use was made for.", nullptr},
       {"cpu_features", get_text<dhlo_model_cpu_features>, nullptr, "Processor features needed, comma-separated.",
        nullptr},
       {"num_threads", get_number<dhlo_model_num_threads>, nullptr, "Threads a run may use.", nullptr},

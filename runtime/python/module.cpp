@@ -1,4 +1,5 @@
 // The CPython extension dhlo._runtime (limited API, CPython 3.11 and later).
+#include "../src/levels.hpp"
 #include "../src/model_file.hpp"
 #include "../src/pool.hpp"
 #include "../src/sha256.hpp"
@@ -77,6 +78,16 @@ PyObject* cpu_supports(PyObject*, PyObject* args) {
   return PyBool_FromLong(dhlo_cpu_supports(feature));
 }
 
+PyObject* choose(PyObject*, PyObject* args) {
+  const char* text = nullptr;
+  if (PyArg_ParseTuple(args, "s:choose_level", &text) == 0) return nullptr;
+  size_t chosen = 0;
+  std::string failure;
+  const dhlo_status status = dhlo::guard([&] { chosen = choose_level(read_levels(text, "levels"), "levels"); },
+                                         [&failure](const char* message) { failure = message; });
+  return status == DHLO_OK ? PyLong_FromSize_t(chosen) : raise(status, failure.c_str());
+}
+
 int exec(PyObject* module) {
   const bool ok = add_model_type(module) && add_session_type(module) && add_buffer_type(module) &&
                   PyModule_AddIntConstant(module, "ABI_VERSION", static_cast<long>(dhlo_runtime_abi_version())) == 0;
@@ -92,6 +103,7 @@ PyModuleDef* definition() {
       {"section_digest", section_digest, METH_VARARGS, "The digest of a file section with this content."},
       {"read_section", read_section, METH_VARARGS, "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
+      {"choose_level", choose, METH_VARARGS, "The number of the level, of a file's text of features, that this machine takes."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(exec)}, {0, nullptr}};

@@ -6,7 +6,8 @@
 #include <cstring>
 #include <string>
 
-#include "cpu.hpp"
+#include "levels.hpp"
+#include "machine.hpp"
 #include "model_file.hpp"
 #include "support.hpp"
 
@@ -24,14 +25,8 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
 
 const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
 
-void check_features(const std::string& features, const std::string& label) {
-  const std::string missing = missing_cpu_features(features);
-  if (!missing.empty())
-    throw Error(DHLO_CPU, label + ": this processor lacks " + missing + "; the model was compiled for " + features);
-}
-
-// Everything the runtime relies on in a descriptor that came with the code.
-void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
+// Everything the runtime relies on in a descriptor that came with the code. Returns the level that this machine takes.
+const dhlo_abi_level* check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
   if (abi.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
@@ -40,14 +35,16 @@ void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const 
   if (abi.struct_bytes < sizeof(dhlo_abi_model))
     throw Error(DHLO_FORMAT, label + ": its descriptor has " + std::to_string(abi.struct_bytes) +
                                  " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
-  check_features(text_or_empty(abi.cpu_features), label);
+  if (abi.num_levels < 1 || abi.num_levels > DHLO_ABI_MAX_LEVELS || abi.levels == nullptr)
+    throw Error(DHLO_FORMAT, label + ": its descriptor has no levels, or too many");
+  const dhlo_abi_level* level = abi.levels + choose_level(levels_of(abi), label);
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
-  if (abi.run == nullptr)
+  if (level->run == nullptr)
     throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
-  const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, abi.num_launches, abi.num_states,
-                                abi.state_bytes, abi.num_segments}) >= 0;
+  const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, level->num_launches, abi.num_states,
+                                abi.state_bytes, level->num_segments}) >= 0;
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
   for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
@@ -65,6 +62,7 @@ void check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const 
                     state.offset <= abi.state_bytes - state.bytes && state.init_offset <= constants_bytes - state.bytes;
     if (!ok) throw Error(DHLO_FORMAT, label + ": state " + std::to_string(i) + " lies outside its block");
   }
+  return level;
 }
 
 dhlo_model_options read_options(const dhlo_model_options* given) {
@@ -80,6 +78,7 @@ dhlo_model_options read_options(const dhlo_model_options* given) {
 }
 
 void apply_options(dhlo_model* model, const dhlo_model_options& options) {
+  machine_facts();  // here rather than in a session's first call
   model->allocator = options.allocator;
   model->parallel = options.parallel;
   if (options.parallel.run != nullptr) {
@@ -115,7 +114,7 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
   authorize(options, sections.file_digest(), label);
   sections.check_padding();
   const std::string features = sections.text(DHLO_SECTION_FEATURES), metadata = sections.text(DHLO_SECTION_METADATA);
-  check_features(features, label);
+  choose_level(read_levels(features, label), label);
   Block image;
   sections.read(DHLO_SECTION_CODE, 1, true, &image);
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
@@ -123,8 +122,8 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
   const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
   sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr, &model->owned_constants);
   model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
-  check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
-  if (features != text_or_empty(model->abi->cpu_features) || metadata != text_or_empty(model->abi->metadata))
+  model->level = check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
+  if (features != write_levels(levels_of(*model->abi)) || metadata != text_or_empty(model->abi->metadata))
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   model->constants = model->owned_constants.data();
   apply_options(model.get(), options);
@@ -184,8 +183,8 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
         if (reinterpret_cast<uintptr_t>(constants) % 64 != 0)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: constants are not 64-byte aligned");
         const dhlo_model_options read = dhlo::read_options(options);
-        dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
         auto model = std::make_unique<dhlo_model>();
+        model->level = dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
         dhlo::apply_options(model.get(), read);
         model->abi = descriptor;
         model->constants = static_cast<const uint8_t*>(constants);
@@ -208,7 +207,10 @@ const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_of(mode
 const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::producer); }
 const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::metadata); }
 const char* dhlo_model_cpu_features(const dhlo_model* model) {
-  return dhlo::text_of(model, &dhlo_abi_model::cpu_features);
+  return model != nullptr ? dhlo::text_or_empty(model->level->cpu_features) : "";
+}
+const char* dhlo_model_level(const dhlo_model* model) {
+  return model != nullptr ? dhlo::text_or_empty(model->level->name) : "";
 }
 int64_t dhlo_model_num_threads(const dhlo_model* model) { return model != nullptr ? model->num_threads : 0; }
 int64_t dhlo_model_constants_bytes(const dhlo_model* model) {
@@ -219,7 +221,7 @@ int64_t dhlo_model_num_inputs(const dhlo_model* model) { return dhlo::number_of(
 int64_t dhlo_model_num_outputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_outputs); }
 int64_t dhlo_model_num_states(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_states); }
 int64_t dhlo_model_num_launches(const dhlo_model* model) {
-  return dhlo::number_of(model, &dhlo_abi_model::num_launches);
+  return model != nullptr ? model->level->num_launches : 0;
 }
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
@@ -242,5 +244,5 @@ const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
 
 const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {
   const bool known = index >= 0 && index < dhlo_model_num_launches(model);
-  return known ? dhlo::text_or_empty(model->abi->launches[index]) : nullptr;
+  return known ? dhlo::text_or_empty(model->level->launches[index]) : nullptr;
 }

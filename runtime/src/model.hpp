@@ -21,6 +21,7 @@ struct dhlo_model {
   dhlo::Code code;              // empty for a model from a descriptor
   dhlo::Block owned_constants;  // likewise
   const dhlo_abi_model* abi = nullptr;
+  const dhlo_abi_level* level = nullptr;  // of abi, the one that this machine takes
   const uint8_t* constants = nullptr;
   void (*release)(void* ctx) = nullptr;
   void* release_ctx = nullptr;

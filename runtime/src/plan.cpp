@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu.hpp"
+#include "machine.hpp"
 #include "model.hpp"
 #include "support.hpp"
 
@@ -16,6 +16,7 @@ alignas(64) uint8_t nowhere[64];
 
 struct PlanCall : dhlo_abi_call {
   const dhlo_abi_model* abi;
+  const dhlo_abi_level* level;
   dhlo_shape* shapes;
   std::vector<int64_t> output_bytes;
   int64_t arena_bytes = 0;
@@ -46,7 +47,7 @@ auto fenced(PlanCall* call, Body&& body) noexcept -> decltype(body()) {
 void* plan_arena(dhlo_abi_call* base, int64_t segment, int64_t bytes) {
   auto* call = static_cast<PlanCall*>(base);
   return fenced(call, [&]() -> void* {
-    if (segment < 0 || segment >= call->abi->num_segments || bytes < 0)
+    if (segment < 0 || segment >= call->level->num_segments || bytes < 0)
       return call->fail_with(DHLO_INTERNAL, "the model asked for an arena segment out of range");
     if (__builtin_add_overflow(call->arena_bytes, bytes, &call->arena_bytes))
       return call->fail_with(DHLO_OUT_OF_MEMORY, "arena: size overflows");
@@ -115,13 +116,14 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         call.constants = model->constants;
         call.state = dhlo::nowhere;
         call.num_threads = model->num_threads;
-        call.l2_bytes = dhlo::l2_cache_bytes();
+        call.machine = dhlo::machine_facts();
         call.arena = dhlo::plan_arena;
         call.output = dhlo::plan_output;
         call.launch = dhlo::plan_launch;
         call.fail = dhlo::plan_fail;
         call.plan = call.fields;
         call.abi = &abi;
+        call.level = model->level;
         call.shapes = outputs;
         call.output_bytes.assign(static_cast<size_t>(abi.num_outputs), 0);
         if (outputs != nullptr) {
@@ -131,7 +133,7 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
             outputs[i].rank = -1;
           }
         }
-        const int32_t status = abi.run(&call, inputs);
+        const int32_t status = model->level->run(&call, inputs);
         if (call.status != DHLO_OK) throw dhlo::Error(call.status, call.message);
         if (status != 0 && call.fields[1] == 0)
           throw dhlo::Error(DHLO_INTERNAL, "the model's plan failed without a reason");

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu.hpp"
+#include "machine.hpp"
 #include "support.hpp"
 
 using dhlo::Block;
@@ -70,7 +70,7 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& given
       model(shared),
       options(given_options),
       max_bytes(options.max_bytes > 0 ? options.max_bytes : kNoCap),
-      segments(static_cast<size_t>(shared->abi->num_segments)),
+      segments(static_cast<size_t>(shared->level->num_segments)),
       segment_runs(segments.size()),
       outputs(static_cast<size_t>(shared->abi->num_outputs)) {
   const dhlo_abi_model& abi = *shared->abi;
@@ -81,7 +81,7 @@ dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& given
   fail = serve_fail;
   set_profile(options.profile != 0);
   random = random_state;
-  l2_bytes = dhlo::l2_cache_bytes();
+  machine = dhlo::machine_facts();
   seed(entropy());
   if (abi.state_bytes > max_bytes - abi.constants_bytes)
     throw Error(DHLO_OUT_OF_MEMORY, "state of " + std::to_string(abi.state_bytes) + " bytes and constants of " +
@@ -121,7 +121,7 @@ void dhlo_session::copy_state(const dhlo_session& other) noexcept {
 }
 
 void dhlo_session::set_profile(bool on) {
-  if (on) profile.resize(static_cast<size_t>(model->abi->num_launches));
+  if (on) profile.resize(static_cast<size_t>(model->level->num_launches));
   launch = on ? serve_profiled_launch : serve_launch;
 }
 
@@ -196,7 +196,7 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
 
 void* dhlo_session::serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes) {
   auto* self = static_cast<dhlo_session*>(call);
-  if (segment < 0 || segment >= self->model->abi->num_segments || bytes < 0) {
+  if (segment < 0 || segment >= self->model->level->num_segments || bytes < 0) {
     self->record(DHLO_INTERNAL, [] { return std::string("the model asked for an arena segment out of range"); });
     return nullptr;
   }
@@ -310,7 +310,7 @@ int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn,
   auto* self = static_cast<dhlo_session*>(call);
   const int64_t start = now();
   const int32_t status = serve_launch(call, fn, args, count, grain, scratch_bytes, launch);
-  if (launch >= 0 && launch < self->model->abi->num_launches) {
+  if (launch >= 0 && launch < self->model->level->num_launches) {
     dhlo_launch_profile& figures = self->profile[static_cast<size_t>(launch)];
     ++figures.count;
     figures.nanoseconds += now() - start;
@@ -422,7 +422,7 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
         const bool hooked = options.output != nullptr && !trusts_output_hook;
         const bool written = !writes.empty() || num_bound > 0 || hooked;
         if (written || (counters.output_bytes > 0 && reaches_owned(inputs))) check_sharing(inputs);
-        const int32_t result = model->abi->run(this, inputs);
+        const int32_t result = model->level->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)
           throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");

@@ -192,9 +192,9 @@ dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
 dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out) {
   return guard_session("dhlo_session_profile", session, [&] {
     need(out, "out");
-    if (launch < 0 || launch >= session->model->abi->num_launches)
+    if (launch < 0 || launch >= session->model->level->num_launches)
       throw Error(DHLO_INVALID_ARGUMENT, "launch " + std::to_string(launch) + ": the model has " +
-                                             std::to_string(session->model->abi->num_launches));
+                                             std::to_string(session->model->level->num_launches));
     const bool measured = static_cast<size_t>(launch) < session->profile.size();
     *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
   });

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
+from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 from tests.targets import TARGET
 
@@ -62,6 +63,9 @@ class TestHost:
     @property
     def l2_bytes(self) -> V:
         return self.fn.i64(1 << 20)
+
+    def machine(self, fact: str) -> V:
+        return self.fn.i64(MACHINE_RANGES[fact][0])
 
     def size(self, name: str) -> V:
         """The i64 parameter of that name; ask for parameters outside branches."""

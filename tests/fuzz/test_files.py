@@ -219,7 +219,7 @@ def test_cache_entries(tmp_path: Path, count: int) -> None:
     names = cache_module._KINDS
     for what, changed in mutations(data, cache_module._MAGIC, cache_module._VERSION, names, ["facts"], count, 3):
         entry.write_bytes(changed)
-        found = cache.get(KEY, TARGET)
+        found = cache.get(KEY, [TARGET])
         if found is None:
             missed += 1
         else:

@@ -1,4 +1,4 @@
-"""`codegen/abi.py` mirrors `abi.h`: the C compiler's offsets, sizes and enum values against Python's."""
+"""`codegen/kernel_ir/abi.py` mirrors `abi.h`: the C compiler's offsets, sizes and enum values against Python's."""
 
 import hashlib
 import random
@@ -19,6 +19,7 @@ STRUCTS = {
     "dhlo_abi_check": (abi.CHECK, abi.CHECK_BYTES),
     "dhlo_abi_value": (abi.VALUE, abi.VALUE_BYTES),
     "dhlo_abi_state": (abi.STATE, abi.STATE_BYTES),
+    "dhlo_abi_level": (abi.LEVEL, abi.LEVEL_BYTES),
     "dhlo_abi_model": (abi.MODEL, abi.MODEL_BYTES),
 }
 DTYPE_ENUM = {
@@ -42,6 +43,8 @@ def test_offsets_enums_and_constants(tmp_path: Path) -> None:
         "DHLO_ABI_MAGIC": abi.ABI_MAGIC,
         "DHLO_ABI_VERSION": abi.ABI_VERSION,
         "DHLO_ABI_MAX_RANK": abi.MAX_RANK,
+        "DHLO_ABI_MAX_LEVELS": abi.MAX_LEVELS,
+        "DHLO_MACHINE_FIELDS": abi.MACHINE_FIELDS,
         "DHLO_PLAN_FIELDS": abi.PLAN_FIELDS,
         "DHLO_TRAILER_MAGIC": abi.TRAILER_MAGIC,
         "DHLO_DTYPE_COUNT": len(abi.DTYPES),
@@ -57,6 +60,7 @@ def test_offsets_enums_and_constants(tmp_path: Path) -> None:
         expected.update({f"offsetof({name}, {field})": offset for field, offset in fields.items()})
     expected.update({f"DHLO_{DTYPE_ENUM[name]}": code for name, code in abi.DTYPES.items()})
     expected.update({f"DHLO_SECTION_{name.upper()}": code for name, code in abi.SECTION.items()})
+    expected.update({f"DHLO_MACHINE_{name.upper()}": index for name, index in abi.MACHINE.items()})
     expected.update({f"DHLO_CHECK_{name.upper()}": code for name, code in abi.CHECK_KIND.items()})
     assert evaluate(list(expected), tmp_path) == expected
 

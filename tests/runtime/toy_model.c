@@ -172,6 +172,8 @@ enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = 24, kSegments = 2 };
 
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof(array[0])))
 
+static const dhlo_abi_level kLevels[] = {{"", TOY_CPU_FEATURES, run, COUNT(kLaunches), kLaunches, kSegments}};
+
 EXPORT extern const dhlo_abi_model dhlo_model_v1;
 const dhlo_abi_model dhlo_model_v1 = {
     DHLO_ABI_MAGIC,
@@ -179,22 +181,19 @@ const dhlo_abi_model dhlo_model_v1 = {
     sizeof(dhlo_abi_model),
     "toy",
     "toy 1.0",
-    TOY_CPU_FEATURES,
     "{\"toy\": true}",
+    COUNT(kLevels),
+    kLevels,
     COUNT(kInputs),
     kInputs,
     COUNT(kOutputs),
     kOutputs,
     COUNT(kChecks),
     kChecks,
-    COUNT(kLaunches),
-    kLaunches,
     kNumStates,
     kStates,
     kStateBytes,
     kConstantsBytes,
-    kSegments,
-    run,
     0,
     NULL,
     NULL,

@@ -12,7 +12,18 @@ from dhlo.codegen.kernel_ir import abi
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
 
-__all__ = ["Descriptor"]
+__all__ = ["Descriptor", "Level"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The program as code for one target: `run` is its host program's symbol, `launches` the kernels' names by launch site."""
+
+    name: str
+    cpu_features: str  # comma-separated
+    run: str
+    launches: Sequence[str]
+    num_segments: int
 
 
 @dataclass
@@ -21,13 +32,12 @@ class Descriptor:
 
     name: str
     producer: str
-    metadata: dict[str, Any]  # of the model file; its "cpu_features" are those that the code needs, comma-separated
+    metadata: dict[str, Any]  # of the model file
+    levels: Sequence[Level]
     inputs: Sequence[tuple[str, TensorType]]
     outputs: Sequence[tuple[str, TensorType]]
     checks: Checks
-    launches: Sequence[str]
     constants_bytes: int
-    num_segments: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
     updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
@@ -44,7 +54,7 @@ class Descriptor:
             "{ i64, i64, ptr }",
             [f"{{ i64 {kinds[k.lower()]}, i64 {i}, ptr {self._string(t)} }}" for k, i, t in self.checks],
         )
-        launches = self._array("launches", "ptr", [f"ptr {self._string(x)}" for x in self.launches])
+        levels = self._array("levels", "{ ptr, ptr, ptr, i64, ptr, i64 }", [self._level(n, x) for n, x in enumerate(self.levels)])
         states = self._array(
             "states",
             "{ ptr, i64, i64, i64 }",
@@ -58,22 +68,19 @@ class Descriptor:
             f"i32 {abi.MODEL_BYTES}",
             f"ptr {self._string(self.name)}",
             f"ptr {self._string(self.producer)}",
-            f"ptr {self._string(self.metadata['cpu_features'])}",
             f"ptr {self._string(json.dumps(self.metadata))}",
+            f"i64 {len(self.levels)}",
+            f"ptr {levels}",
             f"i64 {len(self.inputs)}",
             f"ptr {inputs}",
             f"i64 {len(self.outputs)}",
             f"ptr {outputs}",
             f"i64 {len(self.checks)}",
             f"ptr {checks}",
-            f"i64 {len(self.launches)}",
-            f"ptr {launches}",
             f"i64 {len(self.states)}",
             f"ptr {states}",
             f"i64 {self.state_bytes}",
             f"i64 {self.constants_bytes}",
-            f"i64 {self.num_segments}",
-            "ptr @dhlo_run",
             f"i64 {len(self.updated)}",
             f"ptr {updated}",
             f"ptr {grows}",
@@ -81,6 +88,15 @@ class Descriptor:
         types = ", ".join(f.split()[0] for f in fields)
         self._lines.append(f"@{abi.ABI_SYMBOL} = constant {{ {types} }} {{ {', '.join(fields)} }}, align 8")
         return "\n".join(self._lines) + "\n"
+
+    def _level(self, n: int, level: Level) -> str:
+        names = [f"ptr {self._string(x)}" for x in level.launches]
+        launches = self._array(f"launches{n}", "ptr", names)
+        name, features = self._string(level.name), self._string(level.cpu_features)
+        run = f"ptr @{level.run}"
+        if n:  # its code lies in another part
+            self._lines.append(f"declare i32 @{level.run}(ptr, ptr)")
+        return f"{{ ptr {name}, ptr {features}, {run}, i64 {len(names)}, ptr {launches}, i64 {level.num_segments} }}"
 
     def _string(self, text: str) -> str:
         data = text.encode() + b"\0"

@@ -16,10 +16,11 @@ import llvmlite.binding as llvm
 
 from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.llvm import optimise
+from dhlo.codegen.host.program import HOST_PROGRAM
 from dhlo.codegen.kernel_ir import abi
 from dhlo.container import atomic_write, write_bytes
 from dhlo.errors import CompileError
-from dhlo.model_file import write_model_file
+from dhlo.model_file import features_text, write_model_file
 from dhlo.options import c_compiler
 
 __all__ = ["constants_path", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
@@ -53,8 +54,8 @@ def write_model(artifact: Artifact, path: Path) -> None:
         image = Path(folder) / "code.so"
         link_shared(artifact.objects, image, artifact.metadata["externs"])
         constants = (chunk.data for chunk in artifact.constants.chunks())
-        features = artifact.metadata["cpu_features"]
-        write_model_file(path, image.read_bytes(), constants, json.dumps(artifact.metadata), features)
+        metadata = artifact.metadata
+        write_model_file(path, image.read_bytes(), constants, json.dumps(metadata), features_text(metadata["levels"]))
 
 
 def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:
@@ -123,7 +124,7 @@ def write_object(artifact: Artifact, path: Path) -> None:
 
     A host links the object and passes it and the constants to `dhlo_model_from_descriptor`. Raises OSError.
     """
-    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    module, machine = _merge(artifact)
     constants, whole = constants_path(path), hashlib.sha256()
 
     def fill(fd: int) -> None:
@@ -139,22 +140,31 @@ def write_object(artifact: Artifact, path: Path) -> None:
 
 def merged_ir(artifact: Artifact) -> str:
     """The program's optimised LLVM IR as one module."""
-    return str(optimise(str(_merge(artifact.llvm_ir)), artifact.target)[0])
+    return str(_merge(artifact)[0])
 
 
 def merged_assembly(artifact: Artifact) -> str:
     """The program's assembly as one file."""
-    module, machine = optimise(str(_merge(artifact.llvm_ir)), artifact.target)
+    module, machine = _merge(artifact)
     return str(machine.emit_assembly(module))
 
 
-def _merge(texts: list[str]) -> llvm.ModuleRef:
-    """One module of several; everything but the model's descriptor becomes local to it."""
+def _merge(artifact: Artifact) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """One optimised module, and the machine to make code of it with; everything but the model's descriptor becomes local to it.
+    The code for each target is optimised by itself; its functions say what features they may use."""
+    made = [optimise(str(_joined(texts, HOST_PROGRAM)), target) for target, texts in artifact.levels]
+    if len(made) == 1:
+        return made[0]
+    return _joined([str(module) for module, _ in made]), made[0][1]
+
+
+def _joined(texts: list[str], visible: str = abi.ABI_SYMBOL) -> llvm.ModuleRef:
+    """One module of several, in which all but the descriptor and what is named `visible` before a dot is local."""
     context = llvm.create_context()
     module = llvm.parse_assembly(texts[0], context)
     for text in texts[1:]:
         module.link_in(llvm.parse_assembly(text, context))
     for value in [*module.functions, *module.global_variables]:
-        if not value.is_declaration and value.name != abi.ABI_SYMBOL:
+        if not value.is_declaration and value.name != abi.ABI_SYMBOL and value.name.partition(".")[0] != visible:
             value.linkage = "internal"
     return module

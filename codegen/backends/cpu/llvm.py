@@ -133,8 +133,15 @@ _DEFINITION = re.compile(r"^(define [^\n]*) \{$", re.MULTILINE)
 def optimise(ir_text: str, target: Target) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Parses and optimises LLVM IR; explicit vector code gains nothing from the loop vectoriser, so that is off. Instructions are
     those of `code_features`, scheduled for the target's CPU; all bits of its vectors are used, whatever the CPU prefers."""
-    made = machine(target, code_features(ir_text, target))
-    tuned = _DEFINITION.sub(rf'\1 "tune-cpu"="{target.tune}" "prefer-vector-width"="{target.vector_bits}" {{', ir_text)
+    features = code_features(ir_text, target)
+    made = machine(target, features)
+    attributes = {
+        "target-features": ",".join(f"+{f}" for f in features),
+        "tune-cpu": target.tune,
+        "prefer-vector-width": str(target.vector_bits),
+    }
+    spelled = " ".join(f'"{k}"="{v}"' for k, v in attributes.items())
+    tuned = _DEFINITION.sub(rf"\1 {spelled} {{", ir_text)
     module = llvm.parse_assembly(tuned, llvm.create_context())  # a context of its own: called from several threads
     module.triple = target.triple
     module.verify()

@@ -78,9 +78,9 @@ class AttentionFamily(Family):
         scratch = KernelModule(self.low.module.target)
         draft.emit_kernels(scratch)
         own = {n: t for n, t in scratch.functions.items() if n.startswith(draft.name)}
-        name = "attention_" + hashlib.sha1("".join(own.values()).encode()).hexdigest()[:10]
+        name = "attention_" + hashlib.sha1("".join(s.body for s in own.values()).encode()).hexdigest()[:10]
         for n, t in scratch.functions.items():
-            self.low.module.functions.setdefault(n.replace(draft.name, name), t.replace(draft.name, name))
+            self.low.module.functions.setdefault(n.replace(draft.name, name), t.renamed(draft.name, name))
         for n, t in scratch.globals.items():
             self.low.module.globals.setdefault(n, t)
         return Attention(draft.head_dim, draft.value_dim, draft.elem, draft.is_causal, draft.emit_mask, name, tiles=draft.tiles)

@@ -43,7 +43,7 @@ class Factor:
         if value is None or not value.numel():
             self.workspace = aligned(self.bytes)
         else:
-            key = ("packed_b", low.constant_key(v), transposed)
+            key = ("packed_b", low.tiles.nr(elem), low.constant_key(v), transposed)
             count = value.numel() // (value.shape[-1] * value.shape[-2])
             self.packed = low.constants.add(key, count * int(self.bytes), lambda: self._pack(value))
 

@@ -193,11 +193,11 @@ def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> No
     ty = f"!llvm.array<{len(symbols)} x ptr>"
     lines = [f"%t0 = llvm.mlir.undef : {ty}"]
     for i, symbol in enumerate(symbols):
-        lines.append(f"%p{i} = llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        lines.append(f"%p{i} = llvm.mlir.addressof @{module.tagged(symbol)} : !llvm.ptr")
         lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
     lines.append(f"llvm.return %t{len(symbols)} : {ty}")
     body = "\n  ".join(lines)
-    module.globals[name] = f"llvm.mlir.global internal constant @{name}() : {ty} {{\n  {body}\n}}"
+    module.add_constant(name, f"() : {ty} {{\n  {body}\n}}", symbols)
 
 
 def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:

@@ -63,7 +63,7 @@ class GemmFamily(Family):
             packed = [pack_matrix(m, self.matmul.spec.nr(self.matmul.elem)) for m in mats]
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
 
-        self.packed = low.constants.add(("packed_b", low.constant_key(v)), batch * nbytes, data)
+        self.packed = low.constants.add(("packed_b", low.tiles.nr(self.matmul.elem), low.constant_key(v)), batch * nbytes, data)
         self.packed_stride = nbytes * 8 // BITS[unit(self.matmul.elem)]
 
     def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:

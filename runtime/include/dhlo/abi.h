@@ -4,7 +4,7 @@
  * long as the code is mapped. Compiled code allocates nothing, starts no thread and keeps no state: it asks the dhlo_abi_call
  * that is passed to it. All sizes are bytes unless said otherwise; all tensors in the arena are 64-byte aligned.
  *
- * codegen/abi.py mirrors the field offsets; tests/runtime/test_abi.py compares the two.
+ * codegen/kernel_ir/abi.py mirrors the field offsets; tests/runtime/test_abi.py compares the two.
  */
 #ifndef DHLO_ABI_H
 #define DHLO_ABI_H
@@ -17,7 +17,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 3u
+#define DHLO_ABI_VERSION 4u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it. */
@@ -69,7 +69,7 @@ struct dhlo_abi_call {
   void* (*arena)(dhlo_abi_call* call, int64_t segment, int64_t bytes);
   /* Memory for output `index` with the given sizes, dense row-major; NULL on failure. Called once an output and call. */
   void* (*output)(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
-  /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_model.launches. */
+  /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_level.launches. */
   int32_t (*launch)(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
                     int64_t scratch_bytes, int64_t launch);
   /* Records that check `check` (index into dhlo_abi_model.checks) failed. Returns the status to return. */
@@ -77,8 +77,8 @@ struct dhlo_abi_call {
   /* The session's source of random numbers: [0] is its seed, [1] counts the draws since it was seeded. Code takes the
    * count as the number of its draw and adds 1. */
   int64_t* random;
-  /* Second-level cache of one core of this machine, for the blocking of products: 128 KiB to 64 MiB. */
-  int64_t l2_bytes;
+  /* What the machine is like beyond its instructions: DHLO_MACHINE_FIELDS numbers, each at its dhlo_machine index. */
+  const int64_t* machine;
   /* NULL in a run. In a call that plans, an array of DHLO_PLAN_FIELDS zeros, and services that only count: addresses that they
    * return are not NULL and point to nothing. Code then touches no memory but constants, and numbers that are inputs of rank
    * 0, whose data may be NULL. It goes the way of a run, but
@@ -89,6 +89,17 @@ struct dhlo_abi_call {
   int64_t* plan;
 };
 #define DHLO_PLAN_FIELDS 2
+
+/* Facts of the machine that code runs on, for choosing block sizes and instructions. */
+typedef enum dhlo_machine {
+  DHLO_MACHINE_L1D_BYTES = 0,   /* first-level data cache of a core: 8 KiB to 1 MiB */
+  DHLO_MACHINE_L2_BYTES = 1,    /* second-level cache of a core: 128 KiB to 64 MiB */
+  DHLO_MACHINE_L3_BYTES = 2,    /* third-level cache, 0 if there is none, to 4 GiB */
+  DHLO_MACHINE_L3_CORES = 3,    /* hardware threads that share it: 1 to 1024 */
+  DHLO_MACHINE_BF16_PERCENT = 4 /* what an instruction multiplies of bf16 dot products in the time in which f32 FMAs multiply
+                                   100: measured when the first model is loaded; 0 if the machine has no such instruction */
+} dhlo_machine;
+#define DHLO_MACHINE_FIELDS 5
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
  * the two numbers as the kind says. */
@@ -125,28 +136,37 @@ typedef struct dhlo_abi_state {
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
 
+/* The program as code for one kind of machine. All levels of a model compute the same, with the same inputs, outputs, checks,
+ * states and constants. */
+typedef struct dhlo_abi_level {
+  const char* name;         /* the target as users spell it, e.g. "x86-64-v4+bf16"; may be "" for a model's only level */
+  const char* cpu_features; /* comma-separated names as LLVM spells them, all needed, e.g. "avx2,avx512f" */
+  dhlo_abi_run run;
+  int64_t num_launches;
+  const char* const* launches; /* kernel name of each launch site */
+  int64_t num_segments;        /* arena segments */
+} dhlo_abi_level;
+#define DHLO_ABI_MAX_LEVELS 16
+
 typedef struct dhlo_abi_model {
   uint64_t magic;
   uint32_t version;
   uint32_t struct_bytes; /* sizeof(dhlo_abi_model) when compiled */
   const char* name;
-  const char* producer;     /* "dhlo 0.1.0" */
-  const char* cpu_features; /* comma-separated names as LLVM spells them, all needed, e.g. "avx2,avx512f" */
-  const char* metadata;     /* JSON: contract, groups, kernels, plan; for tools */
+  const char* producer; /* "dhlo 0.1.0" */
+  const char* metadata; /* JSON: contract, groups, kernels, plan; for tools */
+  int64_t num_levels;   /* 1 to DHLO_ABI_MAX_LEVELS */
+  const dhlo_abi_level* levels; /* a machine takes the last one that it can run */
   int64_t num_inputs;
   const dhlo_abi_value* inputs;
   int64_t num_outputs;
   const dhlo_abi_value* outputs;
   int64_t num_checks;
   const dhlo_abi_check* checks;
-  int64_t num_launches;
-  const char* const* launches; /* kernel name of each launch site */
   int64_t num_states;
   const dhlo_abi_state* states;
   int64_t state_bytes;
   int64_t constants_bytes;
-  int64_t num_segments; /* arena segments */
-  dhlo_abi_run run;
   int64_t num_updated;
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
   const int64_t* grows;   /* of each of these the dim, above 0, behind whose elements the run writes, too: as far as the
@@ -173,7 +193,8 @@ typedef enum dhlo_section_kind {
   DHLO_SECTION_CODE = 1,
   DHLO_SECTION_CONSTANTS = 2,
   DHLO_SECTION_METADATA = 3, /* dhlo_abi_model.metadata, without a zero at the end */
-  DHLO_SECTION_FEATURES = 4  /* dhlo_abi_model.cpu_features, likewise; tested before the code is loaded */
+  DHLO_SECTION_FEATURES = 4  /* what each level needs, tested before the code is loaded: a line for each of dhlo_abi_model.levels,
+                                "name: cpu_features", without ": " where the name is empty; no newline at the end */
 } dhlo_section_kind;
 
 typedef struct dhlo_section {
@@ -198,7 +219,8 @@ static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
 static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
-static_assert(sizeof(dhlo_abi_model) == 184, "dhlo_abi_model");
+static_assert(sizeof(dhlo_abi_level) == 48, "dhlo_abi_level");
+static_assert(sizeof(dhlo_abi_model) == 160, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }

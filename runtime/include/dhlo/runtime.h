@@ -146,6 +146,9 @@ DHLO_API void dhlo_model_release(dhlo_model* model);
 DHLO_API const char* dhlo_model_name(const dhlo_model* model);
 DHLO_API const char* dhlo_model_producer(const dhlo_model* model);
 DHLO_API const char* dhlo_model_metadata(const dhlo_model* model); /* JSON */
+/* Of a model's levels (its code for several kinds of machine) the last that this machine can run is taken, or the one that
+ * DHLO_TARGET names: which, and the processor features that it needs. */
+DHLO_API const char* dhlo_model_level(const dhlo_model* model);
 DHLO_API const char* dhlo_model_cpu_features(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_threads(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_constants_bytes(const dhlo_model* model);

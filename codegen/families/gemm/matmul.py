@@ -377,11 +377,11 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
             width = fn.min(fn.sub(n, n0), columns)
             if packed:
                 panel = fn.gep(b_batch, fn.mul(n0, steps), part)
-                # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
-                # each; the thread's next chunk starts there.
+                # One tile: stream ahead in this panel of B. More: they fetch the next panel between them, a slice each; the
+                # thread's next chunk starts there.
                 alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
                 alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-                ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
+                ahead = fn.select(calls.single(split), alone, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
@@ -394,8 +394,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 if variants is not None:
                     calls.emit(variants, operand, panel, [*row, n0, mr, width], spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
                 else:
-                    only = fn.cmp("eq", split.panels, 1)
-                    calls.emit_across(operand, panel, row, n0, mr, width, fetch, ahead_step, only)
+                    calls.emit_across(operand, panel, row, n0, mr, width, fetch, ahead_step)
     fn.done()
 
 
@@ -412,6 +411,12 @@ class _TileCalls:
     touch: V
     touches: V  # whether there is such a function
     eargs: V
+
+    def single(self, split: _RowSplit) -> V:
+        """Whether one tile takes all rows and columns of an item."""
+        fn, spec = self.fn, self.matmul.spec
+        few = spec.rows(self.matmul.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.matmul.elem)
+        return fn.cmp("le", split.size, few)
 
     def variants(self, width: V) -> V:
         """The micro-kernels by number of rows, for a tile of `width` columns."""
@@ -431,19 +436,15 @@ class _TileCalls:
         fn.call_ptr(ukr, [*a, b, self.steps, self.tile, fn.i64(0), fetch, fetch_step])
         fn.call_ptr(self.epilogue, place)
 
-    def emit_across(
-        self, a: Sequence[V], panel: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V, only: V
-    ) -> None:
-        """The tiles of some rows across a panel that is wider than they are. `fetch`, from the start of the panel, and `fetch_step`
-        are bytes that a panel's tiles prefetch between them: each its own columns where they are the `only` rows, else a part of
-        what comes next."""
+    def emit_across(self, a: Sequence[V], panel: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V) -> None:
+        """The tiles of some rows across a panel that is wider than they are. What lies `fetch` bytes from its start they prefetch
+        between them, at `fetch_step` bytes a step of k."""
         fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
         columns, part = spec.panel(elem), unit(elem)
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(fetch_step, ld), columns)
-        step = fn.select(only, fetch_step, share)
         with fn.loop(0, width, ld) as t:
             b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
             later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
-            at = fn.gep(panel, fn.add(fetch, fn.select(only, fn.mul(t.iv, BITS[part] // 8), later)), I8)
-            self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, step)
+            at = fn.gep(panel, fn.add(fetch, later), I8)
+            self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

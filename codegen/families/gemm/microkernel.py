@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
-from dhlo.errors import CompileError
 
 __all__ = [
     "BF16",
@@ -46,17 +45,20 @@ def depth(elem: str) -> int:
 class TileSpec:
     """How a target's vector registers are tiled (MR x NR in BLIS's terms): `mr` rows by `vectors` vectors.
 
-    A panel of B is [k][panel(elem)]: as wide as a tile, or as `per_panel` tiles side by side, so that targets with
-    narrower registers read what was packed for wider ones. A panel of A is [k][mr] with exactly as many rows as the
-    micro-kernel variant that reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with
-    its columns as leading dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with
-    0; tiles are f32. Without a dot product of pairs, they are widened to f32.
+    A panel of B is [k][panel(elem)] on every target, so that all read the same packed weights: as wide as a tile, or as
+    `per_panel` tiles side by side. A panel of A is [k][mr] with exactly as many rows as the micro-kernel variant that
+    reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with its columns as leading
+    dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with 0; tiles are f32.
+    Without a dot product of pairs, they are widened to f32.
     """
 
     target: Target
     mr: int
     vectors: int
-    per_panel: int = 1
+    per_panel: int
+
+    def __str__(self) -> str:
+        return f"{self.target.name} {self.name}"
 
     @property
     def name(self) -> str:
@@ -82,7 +84,11 @@ class TileSpec:
 
     def rows(self, elem: str) -> int:
         """The most rows of a tile: widening bf16 takes registers."""
-        return self.mr - 2 if elem == BF16 and not self.bf16_dot else self.mr
+        return self.mr - 2 if self.widens(elem) else self.mr
+
+    def widens(self, elem: str) -> bool:
+        """Whether pairs are taken apart and multiplied as f32."""
+        return elem == BF16 and not self.bf16_dot
 
     def nr(self, elem: str) -> int:
         """Columns of a tile."""
@@ -106,33 +112,26 @@ class TileSpec:
 
     def accumulators(self, elem: str) -> int:
         """Registers left for sums beside a row of B and two more vectors; bf16 that is widened has two of each row of B."""
-        widened = elem == BF16 and not self.bf16_dot
-        return self.target.registers - self.vectors * (1 + widened) - 2
+        return self.target.registers - self.vectors * (1 + self.widens(elem)) - 2
 
     def whole_panel_rows(self, elem: str) -> int:
         """The most rows for which a tile spans a panel, where panels are wider than tiles: sums of few rows leave registers
         for more columns, and B then streams through in one pass."""
-        return self.accumulators(elem) // (self.vectors * self.per_panel) if self.per_panel > 1 else 0
+        if self.per_panel == 1:
+            return 0
+        return self.accumulators(elem) // (self.vectors * self.per_panel * (1 + self.widens(elem)))
 
 
-_LEAST_COLUMNS = 16
+# Columns of f32 of a tile, at least, and of a panel of B on every target.
+_LEAST_COLUMNS, _PANEL_COLUMNS = 16, 32
 
 
-def tile_spec(target: Target, panels_of: Target | None = None) -> TileSpec:
+def tile_spec(target: Target) -> TileSpec:
     """The largest tile whose accumulators, a row of B and two more vectors fit the target's registers: at least two vectors and 16
-    columns of f32 wide, so that an element of A serves several multiply-adds. Panels of B are those of `panels_of`, by default of
-    the target itself.
-
-    Raises CompileError where the target's tiles don't fill such panels: they are those of a target with wider vectors.
-    """
+    columns of f32 wide, so that an element of A serves several multiply-adds."""
     vectors = max(2, _LEAST_COLUMNS // target.lanes(F32))
-    spec = TileSpec(target, (target.registers - vectors - 2) // vectors, vectors)
-    if panels_of is None:
-        return spec
-    columns = tile_spec(panels_of).nr(F32)
-    if columns % spec.nr(F32):
-        raise CompileError(f"'{target.name}' can't read weights that are packed for '{panels_of.name}'")
-    return replace(spec, per_panel=columns // spec.nr(F32))
+    mr = (target.registers - vectors - 2) // vectors
+    return TileSpec(target, mr, vectors, _PANEL_COLUMNS // (vectors * target.lanes(F32)))
 
 
 # Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
@@ -311,12 +310,26 @@ def _emit_body(
     cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
 
     def step(u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
-        bs = [fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes)) for v in range(nv)]
+        def row(i: int) -> V:
+            base, offset = a_k[i]
+            return fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+
+        def vector(v: int) -> V:
+            return fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes))
+
         out = list(acc)
-        for i, (base, offset) in enumerate(a_k):
-            x = fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+        if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
+            xs = [row(i) for i in range(mr)]
             for v in range(nv):
-                out[i * nv + v] = _multiply_add(fn, elem, spec, x, bs[v], acc[i * nv + v])
+                y = vector(v)
+                for i, x in enumerate(xs):
+                    out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+            return out
+        ys = [vector(v) for v in range(nv)]
+        for i in range(mr):
+            x = row(i)
+            for v, y in enumerate(ys):
+                out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
     first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n, [ty] * n)

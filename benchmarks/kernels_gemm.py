@@ -207,7 +207,7 @@ def main() -> None:
         print(f"{threads} threads: {peak / 1e9:.0f} GFLOP/s of fused multiply-adds")
         for k, n in weights:
             w = rng.standard_normal((k, n)).astype(np.float32) / 16
-            b = w if args.dynamic else pack_b(w, False, TILES.nr(F32))
+            b = w if args.dynamic else pack_b(w, False, TILES.panel(F32))
             tw = torch.from_numpy(np.ascontiguousarray(w.T))
             ws = aligned(workspace_bytes(1, n, k, F32, TILES))
             bw = bench.bandwidth(threads, k * n * 4)

@@ -43,14 +43,14 @@ class Factor:
         if value is None or not value.numel():
             self.workspace = aligned(self.bytes)
         else:
-            key = ("packed_b", low.tiles.nr(elem), low.constant_key(v), transposed)
+            key = ("packed_b", low.constant_key(v), transposed, self.matmul.spec.panel(elem))
             count = value.numel() // (value.shape[-1] * value.shape[-2])
             self.packed = low.constants.add(key, count * int(self.bytes), lambda: self._pack(value))
 
     def _pack(self, value: torch.Tensor) -> Any:
         mats = value.detach().reshape(-1, *value.shape[-2:])
-        nr = self.matmul.spec.nr(self.matmul.elem)
-        return np.concatenate([pack_matrix(m.t() if self.transposed else m, nr).reshape(-1) for m in mats])
+        columns = self.matmul.spec.panel(self.matmul.elem)
+        return np.concatenate([pack_matrix(m.t() if self.transposed else m, columns).reshape(-1) for m in mats])
 
     def prepare(self, host: GroupHost) -> None:
         """Computes what launches need; call it outside loops."""

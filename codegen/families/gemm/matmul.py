@@ -56,9 +56,9 @@ Num = V | int
 
 def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) -> Size:
     """Workspace of a product whose B is packed at run time: `batch` matrices of n x k, as ints or sympy expressions."""
-    nr, step = spec.nr(elem), depth(elem)
-    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step
-    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)
+    columns, step = spec.panel(elem), depth(elem)
+    panels, steps = (n + (columns - 1)) // columns, (k + (step - 1)) // step
+    return batch * panels * steps * spec.row_bytes(elem)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
 
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
-    spec.rows(elem) rows from row m0 and nr <= spec.nr(elem) columns from column n0 of the linear batch index `batch`;
+    spec.rows(elem) rows from row m0 and nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`;
     every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end). Neither the
@@ -79,7 +79,8 @@ class Matmul:
 
     def kernel(self, *, rows: bool, packed: bool) -> str:
         """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
-        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+        form = f"{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+        return f"matmul_{self.elem}{form}{self.spec.suffix}"
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
@@ -128,7 +129,7 @@ class Matmul:
         fn = host.fn
         mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
         sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
-        panels = fn.ceildivu(nv, self.spec.nr(self.elem))
+        panels = fn.ceildivu(nv, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(batch0, batch1), panels)
         in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
         plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
@@ -251,11 +252,11 @@ class Matmul:
         s0, s1, sk, sn = strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
-        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.nr(self.elem))
+        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
         count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
         host.launch(
-            f"pack_b_{self.elem}",
+            emit_pack_b_kernel(host.module, self.elem, self.spec),
             [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
             count,
             fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1),
@@ -316,10 +317,9 @@ class _Plan:
     def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
         """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
         fn, spec, elem = self.fn, self.spec, self.elem
-        nr = spec.nr(elem)
-        elements = fn.const(spec.rows(elem) * nr + spec.lanes(elem), I64)
+        elements = fn.const(spec.tile_elements(elem) + spec.lanes(elem), I64)
         if not packed:
-            elements = fn.add(elements, fn.mul(self.k, nr))
+            elements = fn.add(elements, fn.mul(self.k, spec.panel(elem)))
         if not rows:
             elements = fn.add(elements, fn.mul(self.rows, self.k))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
@@ -343,9 +343,8 @@ class _RowSplit:
 
 def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
     """Items are (batch, row block, column panel); runs of column panels of one row block share its packed rows of A."""
-    spec, elem, nr = matmul.spec, matmul.elem, matmul.spec.nr(matmul.elem)
-    part = unit(elem)
-    row_bytes = nr * BITS[part] // 8
+    spec, elem = matmul.spec, matmul.elem
+    columns, row_bytes, part = spec.panel(elem), spec.row_bytes(elem), unit(elem)
     table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
     fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
     a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
@@ -353,11 +352,11 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     )
     _, begin, end, _, tile = fn.args
     steps = units(fn, k, elem)
-    b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
-    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, nr), part)
-    ukrs = fn.address_of(table)
+    b_pack = fn.gep(tile, spec.tile_elements(elem), part)
+    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, columns), part)
     touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
-    panels = fn.max(fn.ceildivu(n, nr), 1)
+    calls = _TileCalls(matmul, fn, fn.address_of(table), steps, tile, epilogue, touch, touches, eargs)
+    panels = fn.max(fn.ceildivu(n, columns), 1)
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
         before = fn.mul(run.iv, panels)
         p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
@@ -369,44 +368,83 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
         if not rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                emit_pack_a_panel(
-                    fn,
-                    elem,
-                    spec,
-                    fn.gep(a_block, fn.mul(offset, sm), elem),
-                    sm,
-                    sk,
-                    mr,
-                    k,
-                    fn.gep(a_pack, fn.mul(offset, steps), part),
-                )
+                to = fn.gep(a_pack, fn.mul(offset, steps), part)
+                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k, to)
         ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
         slice_bytes = fn.mul(steps, ahead_step)
         with fn.loop(p0, p1) as p:
-            n0 = fn.mul(p.iv, nr)
-            width = fn.min(fn.sub(n, n0), nr)
+            n0 = fn.mul(p.iv, columns)
+            width = fn.min(fn.sub(n, n0), columns)
             if packed:
                 panel = fn.gep(b_batch, fn.mul(n0, steps), part)
-                # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
-                # each; the thread's next chunk starts there.
+                # One tile: stream ahead in this panel of B. More: they fetch the next panel between them, a slice each; the
+                # thread's next chunk starts there.
                 alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
                 alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-                ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
+                ahead = fn.select(calls.single(split), alone, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
-            variants = ukrs
-            if matmul.narrow:
-                half = fn.cmp("le", width, spec.lanes(elem))
-                variants = fn.gep(ukrs, fn.select(half, fn.i64(spec.rows(elem)), 0), PTR)
+            variants = calls.variants(width) if spec.per_panel == 1 else None
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                ukr = fn.load(fn.gep(variants, fn.sub(mr, 1), PTR), PTR)
                 operand = [fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, steps), part)]
-                place = [batch, fn.add(split.first, offset), n0, mr, width]
-                with fn.when(touches):
-                    fn.call_ptr(touch, [eargs, tile, fn.i64(nr), *place])
-                fetch = fn.gep(panel, fn.add(ahead, fn.mul(i.iv, slice_bytes)), I8)
-                fn.call_ptr(ukr, [*operand, panel, steps, tile, fn.i64(0), fetch, ahead_step])
-                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), *place])
+                fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
+                row = [batch, fn.add(split.first, offset)]
+                if variants is not None:
+                    calls.emit(variants, operand, panel, [*row, n0, mr, width], spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
+                else:
+                    calls.emit_across(operand, panel, row, n0, mr, width, fetch, ahead_step)
     fn.done()
+
+
+@dataclass(frozen=True)
+class _TileCalls:
+    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
+
+    matmul: Matmul
+    fn: Fn
+    table: V
+    steps: V
+    tile: V
+    epilogue: V
+    touch: V
+    touches: V  # whether there is such a function
+    eargs: V
+
+    def single(self, split: _RowSplit) -> V:
+        """Whether one tile takes all rows and columns of an item."""
+        fn, spec = self.fn, self.matmul.spec
+        few = spec.rows(self.matmul.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.matmul.elem)
+        return fn.cmp("le", split.size, few)
+
+    def variants(self, width: V) -> V:
+        """The micro-kernels by number of rows, for a tile of `width` columns."""
+        if not self.matmul.narrow:
+            return self.table
+        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
+        narrow = fn.cmp("le", width, spec.lanes(elem))
+        return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
+
+    def emit(self, variants: V, a: Sequence[V], b: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
+        """One tile at `place` (batch, row, column, rows, columns) of C."""
+        fn = self.fn
+        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
+        place = [self.eargs, self.tile, fn.i64(ld), *place]
+        with fn.when(self.touches):
+            fn.call_ptr(self.touch, place)
+        fn.call_ptr(ukr, [*a, b, self.steps, self.tile, fn.i64(0), fetch, fetch_step])
+        fn.call_ptr(self.epilogue, place)
+
+    def emit_across(self, a: Sequence[V], panel: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V) -> None:
+        """The tiles of some rows across a panel that is wider than they are. What lies `fetch` bytes from its start they prefetch
+        between them, at `fetch_step` bytes a step of k."""
+        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
+        columns, part = spec.panel(elem), unit(elem)
+        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
+        share = fn.divu(fn.mul(fetch_step, ld), columns)
+        with fn.loop(0, width, ld) as t:
+            b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
+            later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
+            at = fn.gep(panel, fn.add(fetch, later), I8)
+            self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

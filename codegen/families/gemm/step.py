@@ -56,14 +56,14 @@ class GemmFamily(Family):
     def _pack(self, low: Lowering, v: Any, value: torch.Tensor) -> None:
         k, n = value.shape[-2:]
         batch = value.numel() // (k * n) if k * n else 0
-        nbytes = int(workspace_bytes(1, n, k, self.matmul.elem, low.tiles))
+        nbytes, columns = int(workspace_bytes(1, n, k, self.matmul.elem, low.tiles)), low.tiles.panel(self.matmul.elem)
 
         def data() -> Any:
             mats = value.detach().reshape(batch, k, n)
-            packed = [pack_matrix(m, self.matmul.spec.nr(self.matmul.elem)) for m in mats]
+            packed = [pack_matrix(m, columns) for m in mats]
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
 
-        self.packed = low.constants.add(("packed_b", low.tiles.nr(self.matmul.elem), low.constant_key(v)), batch * nbytes, data)
+        self.packed = low.constants.add(("packed_b", low.constant_key(v), columns), batch * nbytes, data)
         self.packed_stride = nbytes * 8 // BITS[unit(self.matmul.elem)]
 
     def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
@@ -54,10 +54,21 @@ class TileSpec:
     target: Target
     mr: int
     vectors: int
+    per_panel: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.mr}x{self.nr(F32)}"
+        return f"{self.mr}x{self.nr(F32)}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """What tells symbols of kernels for wider panels from those for panels of a tile."""
+        return "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
+
+    @property
+    def alone(self) -> TileSpec:
+        """The same tiles with panels of their own width, for what is packed and read in one place."""
+        return replace(self, per_panel=1)
 
     @property
     def bf16_dot(self) -> DotProduct | None:
@@ -74,6 +85,10 @@ class TileSpec:
     def nr(self, elem: str) -> int:
         """Columns of a B panel and of a tile."""
         return self.vectors * self.lanes(elem)
+
+    def panel(self, elem: str) -> int:
+        """Columns of a panel of B."""
+        return self.nr(elem) * self.per_panel
 
 
 _LEAST_COLUMNS = 16

@@ -36,6 +36,7 @@ class Target:
     vector_bits   width of a vector register
     registers     how many of them there are
     masks         loads and stores of single lanes are instructions
+    mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
     extras        what some code uses besides, by the features' names
     dots          dot-product instructions by the type of the elements that they multiply
     """
@@ -47,6 +48,7 @@ class Target:
     vector_bits: int
     registers: int
     masks: bool
+    mask_registers: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
 

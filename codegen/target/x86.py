@@ -42,6 +42,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         vector_bits=512 if wide else 256,
         registers=32 if wide else 16,
         masks=True,
+        mask_registers=wide,
         extras=features,
         dots=dots,
     )

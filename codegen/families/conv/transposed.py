@@ -126,7 +126,7 @@ class ConvTranspose:
     @property
     def layout(self) -> tuple[tuple[tuple[_Taps, ...], WeightLayout | None], ...]:
         """How the packed weights lie: phase after phase, each with its part of the kernel."""
-        return tuple((taps, conv and conv.layout) for taps, conv in zip(self._phases, self._convs(), strict=True))
+        return tuple((taps, conv.layout if conv else None) for taps, conv in zip(self._phases, self._convs(), strict=True))
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [in_channels, out_channels/groups, *kernel] packed phase after phase, one-dimensional."""

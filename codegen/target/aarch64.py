@@ -29,6 +29,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         registers=32,
         masks=False,
         strides=1,
+        mask_registers=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
     )

@@ -38,6 +38,7 @@ class Target:
     vector_bits   width of a vector register
     registers     how many of them there are
     masks         loads and stores of single lanes are instructions
+    mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
     extras        what some code uses besides, by the features' names
     strides       multiples of a run-time stride, counted from 0, that an address may add to its base
     dots          dot-product instructions by the type of the elements that they multiply
@@ -52,6 +53,7 @@ class Target:
     registers: int
     masks: bool
     strides: int
+    mask_registers: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
 

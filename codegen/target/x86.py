@@ -44,6 +44,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         registers=32 if wide else 16,
         masks=True,
         strides=3,  # base + index * {1, 2, 4, 8}
+        mask_registers=wide,
         extras=features,
         dots=dots,
     )

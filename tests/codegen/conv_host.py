@@ -32,7 +32,7 @@ def numpy_type(elem: str) -> type[np.floating[Any]]:
 
 def emit_store(module: KernelModule, elem: str, *, bias_relu: bool = False) -> str:
     """An epilogue for eargs = (out, positions, channels, bias): out[batch, m, n] = tile, or relu(tile + bias[m])."""
-    lanes = 16 if elem == F32 else 8
+    lanes = module.target.lanes(elem)
     f = Fn(module, "epilogue", EPILOGUE)
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     out, positions, channels, bias = (f.load(f.gep(eargs, i, I64), I64) for i in range(4))

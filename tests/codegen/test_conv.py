@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.kernel_ir.builder import F64
+from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.kernel_ir.builder import F32, F64
+from dhlo.codegen.target import parse_target
 from tests.codegen.conv_host import build_conv, conv_params, numpy_type, run_conv
 from tests.codegen.harness import Program
 from tests.targets import TILES
@@ -180,7 +183,7 @@ def test_the_variant_follows_the_sizes(sizes: tuple[int, ...], variant: str) -> 
     params, _ = conv_params(conv, x, weight)
     program = build(conv)
     (launch,) = program.record(num_threads=2, **params)
-    panels, width = launch.args[15], 14 if variant == "swapped" else 32
+    panels, width = launch.args[15], TILES.mr if variant == "swapped" else TILES.nr(conv.elem)
     assert panels == -(-sizes[1] * sizes[2] // width)
 
 
@@ -238,10 +241,39 @@ def test_packed_weights_hold_every_weight_once() -> None:
     conv = Conv(10, 36, (3, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=2, spec=TILES)
     weight = np.arange(1, 36 * 5 * 6 + 1, dtype=np.float32).reshape(36, 5, 3, 2)
     packed = conv.pack_weight(weight)
-    assert packed.shape == conv.packed_shape
+    assert packed.shape == conv.layout.shape
     assert sorted(packed[packed != 0]) == sorted(weight.ravel())
     with pytest.raises(ValueError, match="expected"):
         conv.pack_weight(weight[:, :4])
+
+
+WIDER = replace(TILES, per_panel=2)
+
+
+@pytest.mark.parametrize("conv", [CONVS[i] for i in (0, 1, 2, 4, 5, 10, 11, 16, 23)], ids=lambda c: c.name)
+def test_panels_wider_than_tiles(conv: Conv) -> None:
+    """Weights packed for wider tiles, constant or packed at run time, at sizes of both variants."""
+    wide = replace(conv, spec=WIDER)
+    for sizes in SIZES[len(conv.kernel)][:4]:
+        if min(conv.output_size(sizes[1:])) >= 1:
+            x, weight = operands(conv, sizes)
+            check(wide, build(wide), x, weight, seed=5)
+            check(wide, build(wide, pack=True), x, weight, pack=True)
+
+
+def test_targets_share_packed_weights() -> None:
+    """Panels as wide as another target's tiles make one layout, and equal keys, of what both pack."""
+    narrow, broad = (tile_spec(parse_target(name)) for name in ("x86-64-v3", "x86-64-v4"))
+    narrow = replace(narrow, per_panel=broad.nr(F32) // narrow.nr(F32))
+    for conv in [*CONVS, *TRANSPOSED]:
+        a, b = replace(conv, spec=narrow), replace(conv, spec=broad)
+        _, weight = operands(conv, SIZES[len(conv.kernel)][0])
+        assert a.layout == b.layout
+        assert (a.pack_weight(weight) == b.pack_weight(weight)).all()
+    dense = CONVS[0]
+    assert replace(dense, spec=narrow.alone).layout != replace(dense, spec=broad).layout
+    depthwise = CONVS[12]
+    assert replace(depthwise, spec=narrow.alone).layout == replace(depthwise, spec=broad).layout
 
 
 def test_parameters_are_checked() -> None:

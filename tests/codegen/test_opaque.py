@@ -12,7 +12,7 @@ import torch
 
 import dhlo
 from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
-from dhlo.codegen.kernel_ir.builder import I64, KernelModule
+from dhlo.codegen.kernel_ir.builder import F32, I64, KernelModule
 from dhlo.errors import ContractError
 from dhlo.ir.dialect import build
 from dhlo.ir.ops.compute import ArgReduce, Scan
@@ -367,7 +367,7 @@ def test_unique(dtype: str) -> None:
             cell=found,
             values=out,
             counts=numbers,
-            scratch=int(unique_scratch(d, n).subs(n, count)),
+            scratch=int(unique_scratch(d, n, TARGET.lanes(F32)).subs(n, count)),
         )
         want = torch.unique(data, sorted=True, return_inverse=True, return_counts=True)
         distinct = int(found[0])

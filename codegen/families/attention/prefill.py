@@ -27,9 +27,9 @@ from dhlo.codegen.families.attention.common import (
 )
 from dhlo.codegen.families.attention.decode import MAX_ROWS, decode_scratch_bytes, emit_rows
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
-from dhlo.codegen.families.loops.transpose import transpose_block
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
+from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["emit_prefill", "prefill_scratch_bytes"]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
+from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.gemm.microkernel import TileSpec
@@ -26,7 +25,6 @@ _GRAIN_ELEMENTS = 1 << 13
 _ITEMS_PER_THREAD = 4
 # Cycles that pay for waking a thread; of a depthwise item, and of each of its vectors beyond the multiply-adds.
 _WAKE_CYCLES, _ITEM_CYCLES, _VECTOR_CYCLES = 20_000, 200, 8
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -106,44 +104,26 @@ class Conv:
             emit_conv_kernel(p, swapped=True)
 
     @property
-    def packed_shape(self) -> tuple[int, ...]:
-        """Shape of the packed weights: [groups * panels, depth, NR], or [out_channels, kernel points] if depthwise."""
-        p = self.params(KernelModule(self.spec.target))
-        if self.depthwise:
-            return (self.out_channels, p.points)
-        return (self.groups * p.channel_panels, p.depth, p.nr)
+    def layout(self) -> WeightLayout:
+        """How the packed weights lie."""
+        group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
+        return WeightLayout(self.groups, group_in, group_out, self.kernel, 0 if self.depthwise else self.spec.panel(self.elem))
 
     def pack_weight(self, weight: Array) -> Array:
-        """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays.
-
-        Depth runs over blocks of input channels, in a block over kernel points, then channels; NR output channels
-        innermost, zeros beyond the group's last.
-        """
-        p = self.params(KernelModule(self.spec.target))
-        if weight.shape != (self.out_channels, p.group_in, *self.kernel):
-            raise ValueError(f"weight of shape {weight.shape} given, {(self.out_channels, p.group_in, *self.kernel)} expected")
-        if self.depthwise:
-            return np.ascontiguousarray(weight.reshape(self.packed_shape))
-        padded = np.zeros((self.groups, p.channel_panels * p.nr, p.group_in, p.points), weight.dtype)
-        padded[:, : p.group_out] = weight.reshape(self.groups, p.group_out, p.group_in, p.points)
-        panels = padded.reshape(self.groups * p.channel_panels, p.nr, p.group_in, p.points)
-        blocks = [
-            panels[:, :, c : c + p.block_channels].transpose(0, 3, 2, 1).reshape(panels.shape[0], -1, p.nr)
-            for c in range(0, p.group_in, p.block_channels)
-        ]
-        return np.ascontiguousarray(np.concatenate(blocks, axis=1))
+        """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""
+        return self.layout.pack(weight)
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
-        return int(np.prod(self.packed_shape)) * BITS[self.elem] // 8
+        return prod(self.layout.shape) * BITS[self.elem] // 8
 
     def emit_pack(self, host: HostContext, *, weight: V, packed: V, view: WeightView | None = None) -> None:
         """Emits the packing of run-time weights, dense row-major like `pack_weight`'s unless `view` is given."""
         p = self.params(host.module)
         kernel = emit_pack_weights(p, view or WeightView.dense(p), self.depthwise)
         count = self.out_channels if self.depthwise else self.groups * p.channel_panels
-        elements = p.points if self.depthwise else p.depth * p.nr
+        elements = p.points if self.depthwise else p.depth * p.panel
         host.launch(kernel, [weight, packed], host.fn.i64(count), host.fn.i64(_GRAIN_ELEMENTS // elements + 1))
 
     def emit_launch(
@@ -198,7 +178,7 @@ class Conv:
             return
         # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
         normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
-        columns = p.channel_panels * p.nr
+        columns = p.channel_panels * p.panel
         swapped = f.mul(positions, columns + columns // 32)
         choice = f.cmp("lt", swapped, normal)
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
@@ -227,7 +207,7 @@ class Conv:
         blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
         count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
         columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
-        flops = f.mul(columns, 2 * p.depth * min(p.nr, p.group_out))
+        flops = f.mul(columns, 2 * p.depth * min(p.panel, p.group_out))
         grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
         host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))

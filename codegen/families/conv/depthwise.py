@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from dhlo.codegen.families.conv.pack import CACHE_LINE, load_geometry
+from dhlo.codegen.families.conv.padded import emit_pad_rows
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.gemm.microkernel import emit_pointers
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
@@ -22,6 +23,8 @@ _UNROLL, _HELD = 49, 9
 _ROWS_HELD, _ROWS = 8, 4
 # Kernel columns up to which a row of a looped sum is a straight line of code.
 _LINE = 16
+# The largest copy of an item's input with zeros around it: a part of the second cache.
+_PADDED_BYTES = 1 << 18
 # Independent sums that cover the latency of a multiply-add.
 _CHAINS = 4
 
@@ -38,9 +41,27 @@ def _zeros(p: ConvParams) -> int:
     return (p.kernel[2] - 1) * p.dilation[2] + p.lanes * max(p.stride[2], 2) + 1
 
 
+def _window(p: ConvParams, d: int, outputs: V | int, f: Fn) -> V:
+    """Inputs in dim `d` that the windows of neighbouring outputs span."""
+    return f.add(f.mul(f.sub(outputs, 1), p.stride[d]), (p.kernel[d] - 1) * p.dilation[d] + 1)
+
+
+def _padded_elements(p: ConvParams) -> int:
+    """Elements of the copy of a register tile's input, and what whole vectors read and write past it."""
+    rows, columns = ((n - 1) * p.stride[d] + (p.kernel[d] - 1) * p.dilation[d] + 1 for d, n in ((1, tile_rows(p)), (2, COLUMNS)))
+    return rows * (columns + p.lanes) + 2 * p.lanes * (p.stride[2] + 1)
+
+
+def _padded(p: ConvParams) -> bool:
+    """Whether tiles read a copy of their input with zeros around it, rather than masked vectors of the input itself: where masks
+    would take registers from sums and weights."""
+    fits = _padded_elements(p) * p.bytes <= _PADDED_BYTES
+    return not p.spec.target.mask_registers and p.kernel[0] == 1 and p.stride[2] <= 2 and fits
+
+
 def depthwise_scratch_bytes(p: ConvParams) -> int:
-    """Scratch of a worker: a tile, room for the last vector's tail, and zeros."""
-    return (max(TILE, COLUMNS * tile_rows(p)) + p.lanes + _zeros(p)) * p.bytes
+    """Scratch of a worker: a tile, room for the last vector's tail, and zeros or the copy of the input."""
+    return (max(TILE, COLUMNS * tile_rows(p)) + p.lanes + (_padded_elements(p) if _padded(p) else _zeros(p))) * p.bytes
 
 
 def emit_depthwise_kernel(p: ConvParams) -> str:
@@ -49,14 +70,15 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
     `blocks` is the number of row blocks.
     """
     full, half = (_emit_table(p, lanes) for lanes in (p.lanes, p.lanes // 2))
-    most = tile_rows(p)
+    most, padded = tile_rows(p), _padded(p)
     f = kernel_fn(p.module, f"{p.name}_depthwise")
     args, begin, end, _, tile = f.args
     geo = load_geometry(f, args)
     column_blocks = f.ceildivu(geo.ow, COLUMNS)
-    zeros = f.gep(tile, max(TILE, COLUMNS * most) + p.lanes, p.elem)
-    with f.loop(0, _zeros(p)) as lp:
-        f.store(f.const(0.0, p.elem), f.gep(zeros, lp.iv, p.elem))
+    beyond = f.gep(tile, max(TILE, COLUMNS * most) + p.lanes, p.elem)  # zeros, or the copy of the input
+    if not padded:
+        with f.loop(0, _zeros(p)) as lp:
+            f.store(f.const(0.0, p.elem), f.gep(beyond, lp.iv, p.elem))
     with f.loop(begin, end) as items:
         rest, column_block = _split(f, items.iv, column_blocks)
         rest, row_block = _split(f, rest, geo.blocks)
@@ -80,11 +102,25 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
             with f.when(f.cmp("eq", width, geo.ow)):
                 offset = f.add(f.mul(z0, geo.sxd), f.mul(f.add(y0, p.kernel[1] + (most - 1) * p.stride[1]), geo.sxh))
                 _prefetch(f, f.gep(x, offset, p.elem), f.mul(geo.sxh, most * p.stride[1] * p.bytes))
+            if padded:
+                x0 = f.sub(f.mul(c0, p.stride[2]), p.padding[2][0])
+                columns = _window(p, 2, width, f)
+                ldx = f.and_(f.add(columns, p.lanes - 1), -p.lanes)
+                height = f.select(f.cmp("ult", z0, geo.id), geo.ih, 0)
+                source = f.gep(x, f.mul(z0, geo.sxd), p.elem)
+                lines = _window(p, 1, f.add(n, 1), f)
+                f.call(emit_pad_rows(p), [source, geo.sxh, height, geo.iw, y0, x0, lines, columns, beyond, ldx])
             for table, first, count in parts:
+                if padded:
+                    with f.when(f.cmp("gt", count, 0)):
+                        compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
+                        source = f.gep(beyond, f.mul(first, p.stride[2]), p.elem)
+                        f.call_ptr(compute, [source, w, ldx, f.gep(out, first, p.elem), width, count])
+                    continue
                 x0 = f.sub(f.mul(f.add(c0, first), p.stride[2]), p.padding[2][0])
                 with f.when(f.cmp("gt", count, 0)):
                     compute = f.load(f.gep(f.address_of(table), n, PTR), PTR)
-                    f.call_ptr(compute, [args, x, w, zeros, z0, y0, x0, f.gep(out, first, p.elem), width, count])
+                    f.call_ptr(compute, [args, x, w, beyond, z0, y0, x0, f.gep(out, first, p.elem), width, count])
         row = f.add(f.mul(plane, geo.oh), row0)
         one = f.i64(1)
 
@@ -122,7 +158,8 @@ def _emit_table(p: ConvParams, lanes: int) -> str:
     key = hashlib.sha256(repr((p.elem, p.kernel, p.stride[1:], p.dilation, lanes)).encode()).hexdigest()[:8]
     name = f"conv_rows_{p.elem}_{lanes}_{key}"
     if name not in p.module.globals:
-        symbols = [_Rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
+        rows = _PaddedRows if _padded(p) else _Rows
+        symbols = [rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
         emit_pointers(p.module, name, symbols)
     return name
 
@@ -163,12 +200,16 @@ class _Rows:
                 add = self.unrolled if p.points <= _UNROLL else self.looped
                 planes.yield_(*add(planes.carried, plane, w, held, column))
             for r in range(self.rows):
-                total = planes.results[r]
-                for c in range(1, self.chains):
-                    total = f.add(total, planes.results[c * self.rows + r])
-                f.store(total, f.gep(self.out, f.add(f.mul(self.ld, r), at), p.elem))
+                self.store(planes.results, r, at)
         f.done()
         return f.name
+
+    def store(self, sums: Sequence[V], row: int, at: V) -> None:
+        """Adds a row's chains and stores the sum to column `at` of the output."""
+        f, total = self.f, sums[row]
+        for c in range(1, self.chains):
+            total = f.add(total, sums[c * self.rows + row])
+        f.store(total, f.gep(self.out, f.add(f.mul(self.ld, row), at), self.p.elem))
 
     def planes(self) -> tuple[V, V]:
         """The kernel's planes that meet the image."""
@@ -187,7 +228,7 @@ class _Rows:
         inside = f.gep(plane, f.add(f.mul(y, self.geo.sxh), column), p.elem)
         return f.select(f.cmp("ult", y, self.geo.ih), inside, self.zeros)
 
-    def mask(self, column: V, step: int) -> V:
+    def mask(self, column: V, step: int) -> V | None:
         """Lanes inside of the image, for elements from `column` on, `step` apart."""
         f = self.f
         steps = f.dense([i * step for i in range(self.lanes)], I32)
@@ -213,7 +254,12 @@ class _Rows:
                     out[at] = f.fma(factor, value, out[at])
             for r in {r for r, _ in users[offset]} if crowded else ():
                 out[r] = self.fence(out[r])
+            for r in [r for r in range(self.rows) if r * p.stride[1] + (p.kernel[1] - 1) * p.dilation[1] == offset]:
+                self.finished(out, r)
         return out
+
+    def finished(self, sums: Sequence[V], row: int) -> None:
+        """Called when a row's sums are complete in a straight line of code."""
 
     def fence(self, x: V) -> V:
         """Keeps a row's sums before the next row's loads: LLVM would load all rows first, and spill."""
@@ -251,6 +297,47 @@ class _Rows:
         return ly.results
 
 
+class _PaddedRows(_Rows):
+    """Emits `rows(x, w, ldx, out, ld, count)`: as `_Rows`, from a copy of the input in which the first output's window starts at
+    `x`, rows are `ldx` apart and every window holds zeros where it leaves the image.
+
+    Rows of outputs are stored as soon as they are complete, so that few sums are live at a time.
+    """
+
+    def __init__(self, p: ConvParams, name: str, rows: int, lanes: int) -> None:
+        self.p, self.rows, self.lanes = p, rows, lanes
+        args = [("x", PTR), ("w", PTR), ("ldx", I64), ("out", PTR), ("ld", I64), ("count", I64)]
+        self.f = f = Fn(p.module, name, args, noinline=True)
+        self.x, self.w, self.ldx, self.out, self.ld, self.count = f.args
+        self.zero = f.const(0.0, vec(p.elem, lanes))
+        self.chains = max(1, min(_CHAINS // rows, p.points))
+
+    def emit(self) -> str:
+        f, p = self.f, self.p
+        held = [self.weight(self.w, i) for i in range(p.points)] if p.points <= _HELD else None
+        vectors = f.ceildivu(self.count, self.lanes)
+        with f.loop(0, vectors) as lp:  # in the order of `_Rows`
+            self.at = f.mul(f.sub(f.sub(vectors, 1), lp.iv), self.lanes)
+            sums, column = [self.zero] * (self.rows * self.chains), f.mul(self.at, p.stride[2])
+            if p.points <= _UNROLL:
+                self.unrolled(sums, self.x, self.w, held, column)
+            else:
+                sums = self.looped(sums, self.x, self.w, None, column)
+                for r in range(self.rows):
+                    self.store(sums, r, self.at)
+        f.done()
+        return f.name
+
+    def finished(self, sums: Sequence[V], row: int) -> None:
+        self.store(sums, row, self.at)
+
+    def line(self, plane: V, offset: V | int, column: V) -> V:
+        return self.f.gep(plane, self.f.add(self.f.mul(self.ldx, offset), column), self.p.elem)
+
+    def mask(self, column: V, step: int) -> None:
+        return None
+
+
 class _Columns:
     """Loads what a vector of outputs needs of a row of the input, for each kernel column; lanes outside are 0."""
 
@@ -269,7 +356,12 @@ class _Columns:
         if self.step > 2:
             steps = f.dense([i * self.step for i in range(lanes)], I32)
             return [f.gather(f.gep(f.gep(line, k, elem), steps, elem), self.masks[k], rows.zero) for k in self.offsets]
-        loaded = {s: f.masked_load(f.gep(line, s, elem), mask, rows.zero) for s, mask in self.masks.items()}
+        loaded = {
+            s: f.load(f.gep(line, s, elem), rows.zero.type)
+            if mask is None
+            else f.masked_load(f.gep(line, s, elem), mask, rows.zero)
+            for s, mask in self.masks.items()
+        }
         if self.step == 1:
             return [loaded[k] for k in self.offsets]
         even = {s: (loaded[s], loaded[s + lanes]) for s in {k // 2 * 2 for k in self.offsets}}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits
 from dhlo.codegen.families.conv.pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_geometry
-from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.kernel_ir.builder import I1, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
-__all__ = ["TRANSPOSED_LD", "emit_conv_kernel", "scratch_bytes"]
-
-# Leading dimension of the tile handed to the epilogue when positions were the broadcast operand: 4 panels and a tail.
-TRANSPOSED_LD = 64
+__all__ = ["emit_conv_kernel", "scratch_bytes"]
 
 
 class _Scratch:
@@ -22,13 +19,12 @@ class _Scratch:
         self.panel = p.block_channels * p.points * width * p.bytes
         self.coord = 3 * width * 4
         self.wide = not swapped and p.depth_blocks == 1
-        rows = width if swapped else p.spec.mr if self.wide else p.nr
-        self.tile = rows * p.nr * p.bytes
+        self.tile = (width * p.panel if swapped else (p.spec.mr if self.wide else p.panel) * p.nr) * p.bytes
         self.coords = panels * self.panel
         self.tiles = self.coords + panels * self.coord
         kept = p.run_panels if p.depth_blocks > 1 else 1
         self.transposed = self.tiles + kept * panels * self.tile
-        self.total = self.transposed + (p.nr * TRANSPOSED_LD * p.bytes if swapped else 0)
+        self.total = self.transposed + (p.panel * TRANSPOSED_LD * p.bytes if swapped else 0)
 
 
 def scratch_bytes(p: ConvParams, swapped: bool) -> int:
@@ -45,10 +41,10 @@ class _Kernel:
         self.layout = _Scratch(p, swapped)
         self.pack = emit_pack(p, self.width)
         self.name = f"{p.name}_{'swapped' if swapped else 'normal'}"
-        last = p.group_out - (p.channel_panels - 1) * p.nr
-        self.full_splits, self.last_splits = row_splits(p.nr, p.spec.mr), row_splits(last, p.spec.mr)
+        last = p.group_out - (p.channel_panels - 1) * p.panel
+        self.full_splits, self.last_splits = row_splits(p.panel, p.spec.mr), row_splits(last, p.spec.mr)
         rows = range(1, p.spec.mr + 1) if swapped else sorted({n for _, n in self.full_splits + self.last_splits})
-        self.ukr = {n: emit_strided_microkernel(p.module, p.elem, n, p.spec) for n in rows}
+        self.ukr = {n: emit_strided_microkernel(p.module, p.elem, n, p.spec, p.panel if swapped else p.nr) for n in rows}
         self.transpose = emit_transpose(p.module, p.elem, self.width, p.spec) if swapped else ""
         self.f: Fn = kernel_fn(p.module, self.name)
         self.args, self.begin, self.end, _, self.scratch = self.f.args
@@ -115,14 +111,14 @@ class _Kernel:
             self.pack_block(xc, channels, panel0, count)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
-                at = f.add(f.mul(index, p.depth * p.nr), f.mul(c0, p.points * p.nr))
+                at = f.add(f.mul(index, p.depth * p.panel), f.mul(c0, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
                 w = f.gep(geo.w, at, p.elem)
                 # The weights needed next: this depth block of the next panel, or the next depth block of the first.
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
-                back = f.sub(f.mul(k, p.nr), f.mul(f.sub(panel.iv, lo), p.depth * p.nr))
-                ahead = f.gep(w, f.select(more, f.i64(p.depth * p.nr), back), p.elem)
+                back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.depth * p.panel))
+                ahead = f.gep(w, f.select(more, f.i64(p.depth * p.panel), back), p.elem)
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
@@ -161,14 +157,14 @@ class _Kernel:
         tile, ld = self.at(self.layout.tiles), f.i64(self.block * p.nr)
         p0 = self.start(panel0)
         positions = f.sub(self.start(f.add(panel0, count)), p0)
-        m0 = f.add(f.mul(group, p.group_out), f.mul(panel, p.nr))
+        m0 = f.add(f.mul(group, p.group_out), f.mul(panel, p.panel))
 
         def rows(splits: list[tuple[int, int]]) -> list[V]:
             for row, n in splits:
                 with f.loop(0, count) as lp:
-                    step = f.i64(0) if row else f.select(f.cmp("eq", lp.iv, 0), f.i64(p.nr), f.i64(0))
+                    step = f.i64(0) if row else f.select(f.cmp("eq", lp.iv, 0), f.i64(p.panel), f.i64(0))
                     x, out = self.at(0, lp.iv, self.layout.panel), f.gep(tile, f.mul(lp.iv, p.nr), p.elem)
-                    f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.nr), x, k, out, ld, f.i64(0), ahead, step])
+                    f.call(self.ukr[n], [f.gep(w, row, p.elem), f.i64(p.panel), x, k, out, ld, f.i64(0), ahead, step])
                 f.call_ptr(geo.epilogue, [geo.eargs, tile, ld, image, f.add(m0, row), p0, f.i64(n), positions])
             return []
 
@@ -182,14 +178,17 @@ class _Kernel:
         """One weight panel times the block's input panels, into the tiles; the first pass prefetches `ahead`."""
         f, p = self.f, self.p
         with f.loop(0, count) as lp:
-            step = f.select(f.cmp("eq", lp.iv, 0), f.i64(p.nr), f.i64(0))
+            step = f.select(f.cmp("eq", lp.iv, 0), f.i64(p.panel), f.i64(0))
             x = self.at(0, lp.iv, self.layout.panel)
             tile = f.gep(tiles, f.mul(lp.iv, self.layout.tile), "i8")
             if self.swapped:
                 p0 = self.start(f.add(panel0, lp.iv))
                 n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
                 fn = f.load(f.gep(self.table, n, PTR), PTR)
-                f.call_ptr(fn, [x, f.i64(self.width), w, k, tile, f.i64(p.nr), accumulate, ahead, step])
+                for column in range(0, min(p.panel, p.group_out), p.nr):
+                    b, c = f.gep(w, column, p.elem), f.gep(tile, column, p.elem)
+                    fetch = f.i64(0) if column else step
+                    f.call_ptr(fn, [x, f.i64(self.width), b, k, c, f.i64(p.panel), accumulate, ahead, fetch])
             elif p.channel_panels == 1 or self.full_splits == self.last_splits:
                 self.rows(self.last_splits, w, x, k, tile, accumulate, ahead, step)
             else:
@@ -209,14 +208,14 @@ class _Kernel:
         f, p = self.f, self.p
         for row, n in splits:
             a, c = f.gep(w, row, p.elem), f.gep(tile, row * p.nr, p.elem)
-            f.call(self.ukr[n], [a, f.i64(p.nr), x, k, c, f.i64(p.nr), accumulate, ahead, f.i64(0) if row else step])
+            f.call(self.ukr[n], [a, f.i64(p.panel), x, k, c, f.i64(p.nr), accumulate, ahead, f.i64(0) if row else step])
         return []
 
     def finish(self, image: V, group: V, panel: V, panel0: V, count: V, tiles: V) -> None:
         """Hands the finished tiles of a weight panel to the epilogue."""
         f, p, geo = self.f, self.p, self.geo
-        row = f.mul(panel, p.nr)
-        rows = f.min(f.sub(p.group_out, row), p.nr)
+        row = f.mul(panel, p.panel)
+        rows = f.min(f.sub(p.group_out, row), p.panel)
         m0 = f.add(f.mul(group, p.group_out), row)
         if not self.swapped:
             with f.loop(0, count) as lp:

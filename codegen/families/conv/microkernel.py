@@ -1,7 +1,8 @@
 """The register tile of the convolution family: a micro-kernel whose scalar operand has a run-time row stride.
 
-One packed weight layout, [channel panels][k][NR], then serves both operand orders: weights as the broadcast (scalar)
-operand with rows of NR, or weights as the vector operand with positions broadcast.
+One packed weight layout, [channel panels][k][panel], then serves both operand orders, and tiles of several widths: weights as
+the broadcast (scalar) operand with rows of a panel, or weights as the vector operand, NR of a panel's columns at a time, with
+positions broadcast.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["emit_strided_microkernel", "emit_transpose", "row_splits"]
 
@@ -21,18 +23,18 @@ def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
     return [(a, b - a) for a, b in pairwise(bounds)]
 
 
-def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
-    """tile[i*ld + j] (+)= sum over k of a[k*lda + i] * b[k][j], i < mr, j < NR = spec.nr(elem); returns the symbol.
+def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, ldb: int) -> str:
+    """tile[i*ld + j] (+)= sum over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem); returns the symbol.
 
     `conv_ukr_{spec}_{elem}_{mr}(a: ptr, lda: i64 elements, b: ptr, k: i64, tile: ptr, ld: i64 elements, accumulate:
     i64, ahead: ptr, step: i64 elements)`; with `accumulate` 0 the tile is written without being read. Every depth step
-    brings a row of NR elements at `ahead`, advancing by `step`, to the second-level cache: weights needed next.
+    brings a row of a weight panel at `ahead`, advancing by `step`, to the second-level cache: weights needed next.
     """
-    name = f"conv_ukr_{spec.name}_{elem}_{mr}"
+    name = f"conv_ukr_{spec.name}_{elem}_{mr}" + (f"_ld{ldb}" if ldb != spec.nr(elem) else "")
     if name in module.functions:
         return name
     lanes = spec.lanes(elem)
-    nr, ty = spec.nr(elem), vec(elem, lanes)
+    ty = vec(elem, lanes)
     halves = range(spec.vectors)
     f = Fn(
         module,
@@ -51,7 +53,7 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         noinline=True,
     )
     a, lda, b, k, tile, ld, accumulate, ahead, step = f.args
-    row_bytes = nr * BITS[elem] // 8
+    row_bytes = spec.panel(elem) * BITS[elem] // 8
     cells = [f.gep(f.gep(tile, f.mul(ld, i), elem), h * lanes, elem) for i in range(mr) for h in halves]
     zero = f.const(0.0, ty)
     start = f.if_else(
@@ -70,40 +72,26 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
             for h in halves:
                 at = i * spec.vectors + h
                 acc[at] = f.fma(x, vb[h], acc[at])
-        lp.yield_(f.gep(pa, lda, elem), f.gep(pb, nr, elem), f.gep(next_row, step, elem), *acc)
+        lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), f.gep(next_row, step, elem), *acc)
     for cell, value in zip(cells, lp.results[3:], strict=True):
         f.store(value, cell)
     f.done()
     return name
 
 
-def _transpose_block(f: Fn, rows: list[V], lanes: int) -> list[V]:
-    """Transposes lanes x lanes elements held in registers by log2(lanes) rounds of two-operand shuffles."""
-    step = 1
-    while step < lanes:
-        lo = [(j + lanes - step) if j & step else j for j in range(lanes)]
-        hi = [(j + lanes) if j & step else j + step for j in range(lanes)]
-        for i in range(lanes):
-            if not i & step:
-                x, y = rows[i], rows[i + step]
-                rows[i], rows[i + step] = f.shuffle(x, y, lo), f.shuffle(x, y, hi)
-        step *= 2
-    return rows
-
-
 def emit_transpose(module: KernelModule, elem: str, rows: int, spec: TileSpec) -> str:
-    """dst[j*ld + i] = src[i*NR + j] for i < rows (whole vectors), j < NR; returns the symbol of `f(src, dst, ld)`."""
-    name = f"conv_transpose_{spec.name}_{elem}_{rows}"
+    """dst[j*ld + i] = src[i*panel + j] for i < rows (whole vectors), j < panel; returns the symbol of `f(src, dst, ld)`."""
+    columns, lanes = spec.panel(elem), spec.lanes(elem)
+    name = f"conv_transpose_{elem}_{rows}x{columns}"
     if name in module.functions:
         return name
-    lanes = spec.lanes(elem)
-    nr, ty = spec.nr(elem), vec(elem, lanes)
+    ty = vec(elem, lanes)
     f = Fn(module, name, [("src", PTR), ("dst", PTR), ("ld", I64)], noinline=True)
     src, dst, ld = f.args
     for i0 in range(0, rows, lanes):
-        for j0 in range(0, nr, lanes):
-            block = [f.load(f.gep(src, (i0 + i) * nr + j0, elem), ty) for i in range(lanes)]
-            for j, row in enumerate(_transpose_block(f, block, lanes)):
+        for j0 in range(0, columns, lanes):
+            block = [f.load(f.gep(src, (i0 + i) * columns + j0, elem), ty) for i in range(lanes)]
+            for j, row in enumerate(transpose_block(f, block)):
                 f.store(row, f.gep(dst, f.add(f.mul(ld, j0 + j), i0), elem))
     f.done()
     return name

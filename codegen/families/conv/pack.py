@@ -85,7 +85,7 @@ def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:
 
 def emit_coords(p: ConvParams, f: Fn, geo: Geometry, p0: V, n: V, width: int, coords: V) -> None:
     """Writes the input coordinates (z, y, x as i32[width] each) of kernel point 0 for positions p0 .. p0+n; n >= 1."""
-    lanes = min(width, 16)
+    lanes = min(width, f.target.lanes(I32))
     for lane in range(0, width, lanes):
         f.store(f.const(_OUTSIDE, vec(I32, lanes)), f.gep(coords, 2 * width + lane, I32))
     row = f.divu(p0, geo.ow)

@@ -1,21 +1,24 @@
-"""The static parameters of a convolution kernel, and what follows from them: names, blocking, packed weight layout."""
+"""The static parameters of a convolution kernel, and what follows from them: tiles and blocking."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dhlo.codegen.families.conv.layout import WeightLayout
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, KernelModule
 
-__all__ = ["ConvParams", "Triple"]
+__all__ = ["TRANSPOSED_LD", "ConvParams", "Triple"]
 
 Triple = tuple[int, int, int]
-# Depth of a panel block: a panel of positions and one of weights, both [depth][NR], stay near the core.
-_K_BLOCK = 288
+# Leading dimension of the tile handed to the epilogue when positions were the broadcast operand: as many panels as fit in it,
+# the last of them written in whole vectors.
+TRANSPOSED_LD = 64
 # Output channels whose partial tiles are kept between depth blocks.
 _RUN_CHANNELS = 512
-# Input panels of a block, and what they may take of the second cache.
-_WIDE_PANELS, _WIDE_BYTES = 8, 1 << 17
+# Bytes of a row of the positions packed together: if no partial sums are kept, and if they are. What they may take of the second
+# cache.
+_WIDE_ROW, _KEPT_ROW, _WIDE_BYTES = 1024, 256, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,13 @@ class ConvParams:
 
     @property
     def nr(self) -> int:
-        """Columns of a register tile."""
+        """Columns of a register tile, and positions in a packed input panel."""
         return self.spec.nr(self.elem)
+
+    @property
+    def panel(self) -> int:
+        """Output channels of a packed weight panel."""
+        return self.spec.panel(self.elem)
 
     @property
     def bytes(self) -> int:
@@ -56,21 +64,25 @@ class ConvParams:
         return self.out_channels // self.groups
 
     @property
+    def layout(self) -> WeightLayout:
+        """How weights lie that kernels read."""
+        depthwise = self.group_in == 1
+        return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, 0 if depthwise else self.panel)
+
+    @property
     def points(self) -> int:
         """Kernel points."""
-        return self.kernel[0] * self.kernel[1] * self.kernel[2]
+        return self.layout.points
 
     @property
     def depth(self) -> int:
         """Length of the reduction."""
-        return self.group_in * self.points
+        return self.layout.depth
 
     @property
     def block_channels(self) -> int:
-        """Input channels of a depth block, balanced over the blocks."""
-        most = max(1, _K_BLOCK // self.points)
-        blocks = -(-self.group_in // most)
-        return -(-self.group_in // blocks)
+        """Input channels of a depth block."""
+        return self.layout.block_channels
 
     @property
     def depth_blocks(self) -> int:
@@ -78,13 +90,13 @@ class ConvParams:
 
     @property
     def channel_panels(self) -> int:
-        """Weight panels of `nr` output channels in a group; the last may be partly zero."""
-        return -(-self.group_out // self.nr)
+        """Weight panels in a group."""
+        return self.layout.panels
 
     @property
     def run_panels(self) -> int:
         """Weight panels that are worked on with one packing of the input."""
-        return min(self.channel_panels, _RUN_CHANNELS // self.nr)
+        return min(self.channel_panels, _RUN_CHANNELS // self.panel)
 
     def panel_width(self, swapped: bool) -> int:
         """Positions in a packed input panel: `nr`, or a tile's rows in whole vectors where they are broadcast."""
@@ -101,7 +113,8 @@ class ConvParams:
         As many as fit next to them, if partial sums needn't be kept: long rows of the output are then written at once.
         """
         if swapped:
-            return 4
+            return (TRANSPOSED_LD - self.panel_width(swapped)) // self.spec.mr + 1
+        row = self.nr * self.bytes
         if self.depth_blocks > 1:
-            return 2
-        return max(2, min(_WIDE_PANELS, _WIDE_BYTES // (self.depth * self.nr * self.bytes)))
+            return max(2, _KEPT_ROW // row)
+        return max(2, min(_WIDE_ROW // row, _WIDE_BYTES // (self.depth * row)))

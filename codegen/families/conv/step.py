@@ -81,7 +81,7 @@ class ConvFamily(Family):
         if value is not None:
             conv, weight = self.conv, value.detach().contiguous()
             self.packed = low.constants.add(
-                ("packed_conv", conv, low.constant_key(op.operands[1])),
+                ("packed_conv", conv.layout, low.constant_key(op.operands[1])),
                 conv.workspace_bytes,
                 lambda: np.ascontiguousarray(conv.pack_weight(weight.numpy())),
             )

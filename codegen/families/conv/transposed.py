@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.weights import WeightView
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -31,7 +31,6 @@ _EPILOGUE = (
     ("mr", I64),
     ("nr", I64),
 )
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,11 @@ class ConvTranspose:
             _emit_store(module, self.elem, self.spec)
             _emit_interleave(module, self.name, self.elem, self.stride, self.spec)
 
+    @property
+    def layout(self) -> tuple[tuple[tuple[_Taps, ...], WeightLayout | None], ...]:
+        """How the packed weights lie: phase after phase, each with its part of the kernel."""
+        return tuple((taps, conv.layout if conv else None) for taps, conv in zip(self._phases, self._convs(), strict=True))
+
     def pack_weight(self, weight: Array) -> Array:
         """Weights [in_channels, out_channels/groups, *kernel] packed phase after phase, one-dimensional."""
         g = self.groups
@@ -144,7 +148,7 @@ class ConvTranspose:
         """Element offset of each phase's packed weights, and the total."""
         out = [0]
         for conv in self._convs():
-            out.append(out[-1] + (int(np.prod(conv.packed_shape)) if conv else 0))
+            out.append(out[-1] + (prod(conv.layout.shape) if conv else 0))
         return out
 
     @property

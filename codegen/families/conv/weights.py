@@ -55,19 +55,19 @@ def emit_pack_weights(p: ConvParams, view: WeightView, depthwise: bool) -> str:
                 f.store(value, f.gep(dst, f.add(f.mul(items.iv, p.points), point.iv), p.elem))
         else:
             group = f.divu(items.iv, p.channel_panels)
-            first = f.mul(f.remu(items.iv, p.channel_panels), p.nr)
+            first = f.mul(f.remu(items.iv, p.channel_panels), p.panel)
             steps = f.mul(f.iota(I64, p.lanes), f.const(view.out_channel, vec(I64, p.lanes)))
             zero = f.const(0.0, vec(p.elem, p.lanes))
-            panel = f.mul(items.iv, p.depth * p.nr)
+            panel = f.mul(items.iv, p.depth * p.panel)
             with f.loop(0, p.group_in, p.block_channels) as block:
                 channels = f.min(f.sub(p.group_in, block.iv), p.block_channels)
                 with f.loop(0, p.points) as point, f.loop(0, channels) as inner:
                     row = f.add(f.add(f.mul(block.iv, p.points), f.mul(point.iv, channels)), inner.iv)
-                    for half in range(0, p.nr, p.lanes):
+                    for half in range(0, p.panel, p.lanes):
                         out_channel = f.add(first, half)
                         mask = f.tail_mask(f.max(f.sub(p.group_out, out_channel), 0), p.lanes)
                         start = f.gep(src, at(group, out_channel, f.add(block.iv, inner.iv), point.iv), p.elem)
                         value = f.gather(f.gep(start, steps, p.elem), mask, zero)
-                        f.store(value, f.gep(dst, f.add(f.add(panel, f.mul(row, p.nr)), half), p.elem))
+                        f.store(value, f.gep(dst, f.add(f.add(panel, f.mul(row, p.panel)), half), p.elem))
     f.done()
     return name

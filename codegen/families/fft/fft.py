@@ -18,9 +18,9 @@ from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, grain_of, while_loop
-from dhlo.codegen.families.loops.transpose import transpose_block
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.transpose import transpose_block
 from dhlo.ir.dialect import attr
 from dhlo.ir.symbols import ceil_div
 from dhlo.ir.types import from_mlir

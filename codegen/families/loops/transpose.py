@@ -1,4 +1,4 @@
-"""Transposition: of blocks in registers, and of a group's values whose memory runs along another dim than its results'."""
+"""Transposition of a group's values whose memory runs along another dim than its results'."""
 
 from __future__ import annotations
 
@@ -8,26 +8,13 @@ from typing import Any
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
-from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, V
+from dhlo.codegen.kernel_ir.transpose import transpose_block
 from dhlo.ir.dialect import attr
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Turned", "transpose_block"]
-
-
-def transpose_block(fn: Fn, rows: Sequence[V]) -> list[V]:
-    """Transposes a square block, held in as many vectors as each has lanes, by swapping off-diagonal blocks of half the
-    lanes, a quarter, and so on down to 1."""
-    out, n = list(rows), len(rows)
-    for s in (1 << b for b in reversed(range(n.bit_length() - 1))):
-        upper = [lane if not lane & s else n + lane - s for lane in range(n)]
-        lower = [lane + s if not lane & s else n + lane for lane in range(n)]
-        for i in range(n):
-            if not i & s:
-                a, b = out[i], out[i + s]
-                out[i], out[i + s] = fn.shuffle(a, b, upper), fn.shuffle(a, b, lower)
-    return out
+__all__ = ["Turned"]
 
 
 @dataclass

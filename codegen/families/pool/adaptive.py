@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.pool.pool import accumulator, load_float
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["AdaptivePool"]
@@ -66,7 +66,7 @@ class _AdaptiveKernel:
     def __init__(self, pool: AdaptivePool, module: KernelModule) -> None:
         self.pool = pool
         self.acc = accumulator(pool.elem)
-        self.lanes = 512 // BITS[self.acc]
+        self.lanes = module.target.lanes(self.acc)
         self.other = float("-inf") if pool.kind == "max" else 0.0
         self.f: Fn = kernel_fn(module, pool.name)
 

@@ -125,7 +125,7 @@ class _PoolKernel:
     def __init__(self, pool: Pool, module: KernelModule) -> None:
         self.pool = pool
         self.acc = accumulator(pool.elem)
-        self.lanes = 512 // BITS[self.acc]
+        self.lanes = module.target.lanes(self.acc)
         self.kernel, self.stride = triple(pool.kernel, 1), triple(pool.stride, 1)
         self.padding, self.dilation = triple(pool.padding, 0), triple(pool.dilation, 1)
         self.points = self.kernel[0] * self.kernel[1] * self.kernel[2]

@@ -1,0 +1,78 @@
+"""How the weights of a convolution lie in memory when kernels read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "WeightLayout"]
+
+Array = npt.NDArray[Any]
+# Depth of a block (KC in BLIS's terms): a panel of positions and one of weights stay near the core. All targets have the same, so
+# that they can share packed weights.
+_K_BLOCK = 288
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """[groups * panels, depth, panel] for weights [groups * group_out, group_in, *kernel].
+
+    Depth runs over blocks of input channels, in a block over kernel points, then channels; `panel` output channels innermost,
+    zeros beyond the group's last. Depthwise weights (`panel` 0) are [groups * group_out, kernel points]. Targets whose layouts
+    are equal read the same memory.
+    """
+
+    groups: int
+    group_in: int
+    group_out: int
+    kernel: tuple[int, ...]
+    panel: int
+
+    @property
+    def points(self) -> int:
+        """Kernel points."""
+        return prod(self.kernel)
+
+    @property
+    def depth(self) -> int:
+        """Length of the reduction."""
+        return self.group_in * self.points
+
+    @property
+    def block_channels(self) -> int:
+        """Input channels of a depth block, balanced over the blocks."""
+        most = max(1, _K_BLOCK // self.points)
+        blocks = -(-self.group_in // most)
+        return -(-self.group_in // blocks)
+
+    @property
+    def panels(self) -> int:
+        """Weight panels in a group; the last may be partly zero."""
+        return -(-self.group_out // self.panel)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the packed weights."""
+        if not self.panel:
+            return (self.groups * self.group_out, self.points)
+        return (self.groups * self.panels, self.depth, self.panel)
+
+    def pack(self, weight: Array) -> Array:
+        """Weights [groups * group_out, group_in, *kernel] in this layout; the dtype stays. Raises ValueError for another shape."""
+        expected = (self.groups * self.group_out, self.group_in, *self.kernel)
+        if weight.shape != expected:
+            raise ValueError(f"weight of shape {weight.shape} given, {expected} expected")
+        if not self.panel:
+            return np.ascontiguousarray(weight.reshape(self.shape))
+        padded = np.zeros((self.groups, self.panels * self.panel, self.group_in, self.points), weight.dtype)
+        padded[:, : self.group_out] = weight.reshape(self.groups, self.group_out, self.group_in, self.points)
+        panels = padded.reshape(self.groups * self.panels, self.panel, self.group_in, self.points)
+        blocks = [
+            panels[:, :, c : c + self.block_channels].transpose(0, 3, 2, 1).reshape(panels.shape[0], -1, self.panel)
+            for c in range(0, self.group_in, self.block_channels)
+        ]
+        return np.ascontiguousarray(np.concatenate(blocks, axis=1))

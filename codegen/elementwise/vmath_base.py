@@ -114,8 +114,8 @@ def pow2(f: Fn, n: V, elem: str) -> V:
 
 
 def round_to_power(f: Fn, x: V, scale: float, down: int = 0) -> tuple[V, V]:
-    """(n, 2^(n - down)), where n is x * scale rounded to the nearest integer, as a float. `n - down` must lie between the exponent of
-    the least normal number less 1, whose power is 0 here, and that of infinity; NaN gives NaN and any power.
+    """(n, 2^(n - down)), where n is x * scale rounded to the nearest integer, as a float. `n - down` must lie between the
+    exponent of the least normal number less 1, whose power is 0 here, and that of infinity; NaN gives NaN and any power.
     """
     bias, shift = (127, 23) if x.elem == F32 else (1023, 52)
     magic = 1.5 * 2.0**shift + bias - down  # the exponent's bits come out as the lowest

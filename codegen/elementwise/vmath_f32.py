@@ -87,8 +87,8 @@ def _exp2(f: Fn, x: V) -> V:
 
 
 def _below(f: Fn, x: V, per: float, least: int) -> V:
-    """2^(x per) for x <= 0 or NaN, exactly 0 below 2^(least + 1/2): a polynomial of about 2^(least + 127) times a power of two that is
-    0 for the least x, so that nothing on the way is subnormal.
+    """2^(x per) for x <= 0 or NaN, exactly 0 below 2^(least + 1/2): a polynomial of about 2^(least + 127) times a power of two
+    that is 0 for the least x, so that nothing on the way is subnormal.
     """
     low = f.const(least / per, x.type)
     x = f.select(f.cmp("gt", low, x), low, x)

@@ -63,8 +63,8 @@ class Spec:
 
     @property
     def few_rows(self) -> int:
-        """The most query rows of a batch and kv head that the decode variant serves: it uses registers less well than a block of the
-        prefill variant does, but leaves none of them idle while such a block would be three quarters full or less."""
+        """The most query rows of a batch and kv head that the decode variant serves: it uses registers less well than a block of
+        the prefill variant does, but leaves none of them idle while such a block would be three quarters full or less."""
         return self.rows * 3 // 4
 
     @property

@@ -60,30 +60,40 @@ def _exp_normal(f: Fn, x: V, down: int = 0, power: int = 0) -> V:
     return f.mul(poly(f, _exp_remainder(f, x, n), _times_power((*_EXP_Q, 1.0, 1.0), down + power)), s)
 
 
-def _exp_any(f: Fn, x: V, low: float, high: float, reduce: Callable[[V], tuple[V, V]]) -> V:
-    """p 2^n of (p, n) = `reduce(x)`, which may be subnormal; 0 up to `low`, without computing anything that underflows to it."""
-    gone, zero = f.cmp("le", x, low), f.const(0.0, x.type)
-    x = f.select(gone, zero, x)
-    p, n = reduce(f.select(f.cmp("lt", f.const(high, x.type), x), f.const(high, x.type), x))
-    return f.select(gone, zero, ldexp(f, p, n))
+def _or_subnormal(f: Fn, x: V, y: V, low: float, high: float, exact: Callable[[V], tuple[V, V]]) -> V:
+    """`y`, but p 2^n of (p, n) = `exact(x)` where low < x < high and the result may be subnormal. That is rare, and computed only
+    where a lane wants it.
+    """
+    rare = f.and_(f.cmp("gt", x, low), f.cmp("lt", x, high))
+
+    def slow() -> list[V]:
+        return [f.select(rare, ldexp(f, *exact(clamp(f, x, low, high))), y)]
+
+    return f.if_else(any_lane(f, rare), slow, lambda: [y], [y.type])[0]
 
 
 @register("exp", ulp=1.0)
 def _exp(f: Fn, x: V) -> V:
-    def reduce(x: V) -> tuple[V, V]:
+    def exact(x: V) -> tuple[V, V]:
         n, i = magic_round(f, x, _LOG2E)
         return poly(f, _exp_remainder(f, x, n), (*_EXP_Q, 1.0, 1.0)), i
 
-    return _exp_any(f, x, -150 * math.log(2), 89.0, reduce)
+    y = _exp_normal(f, clamp(f, x, -126 * math.log(2), 89.0), down=1)
+    return _or_subnormal(f, x, y, -150 * math.log(2), -125.4 * math.log(2), exact)
 
 
 @register("exp2", ulp=1.0)
 def _exp2(f: Fn, x: V) -> V:
-    def reduce(x: V) -> tuple[V, V]:
-        n, i = magic_round(f, x, 1.0)
-        return poly(f, f.sub(x, n), (*_EXP2_Q, 1.0)), i
+    coefs = (*_EXP2_Q, 1.0)
 
-    return _exp_any(f, x, -150.0, 129.0, reduce)
+    def exact(x: V) -> tuple[V, V]:
+        n, i = magic_round(f, x, 1.0)
+        return poly(f, f.sub(x, n), coefs), i
+
+    c = clamp(f, x, -126.0, 128.4)
+    n, s = round_to_power(f, c, 1.0, 1)
+    y = f.mul(poly(f, f.sub(c, n), _times_power(coefs, 1)), s)
+    return _or_subnormal(f, x, y, -150.0, -125.4, exact)
 
 
 def _below(f: Fn, x: V, per: float, least: int) -> V:

@@ -20,6 +20,8 @@ __all__ = [
     "poly",
     "pow2",
     "register",
+    "round_to_power",
+    "square",
     "table",
     "with_sign",
 ]
@@ -111,10 +113,25 @@ def pow2(f: Fn, n: V, elem: str) -> V:
     return f.bitcast(f.shl(f.add(n, bias), shift), elem)
 
 
+def round_to_power(f: Fn, x: V, scale: float, down: int = 0) -> tuple[V, V]:
+    """(n, 2^(n - down)), where n is x * scale rounded to the nearest integer, as a float. `n - down` must lie between the
+    exponent of the least normal number less 1, whose power is 0 here, and that of infinity; NaN gives NaN and any power.
+    """
+    bias, shift = (127, 23) if x.elem == F32 else (1023, 52)
+    magic = 1.5 * 2.0**shift + bias - down  # the exponent's bits come out as the lowest
+    t = f.fma(x, f.const(scale, x.type), f.const(magic, x.type))
+    return f.sub(t, magic), f.bitcast(f.shl(f.bitcast(t, _ity(x)), shift), x.elem)
+
+
+def square(f: Fn, x: V) -> V:
+    """x^2 + 2^-60, for terms that are added to 1: squares of small numbers would be subnormal."""
+    return f.fma(x, x, f.const(2.0**-60, x.type))
+
+
 def ldexp(f: Fn, x: V, n: V) -> V:
-    """x * 2^n for n within twice the exponent range, rounded once. 512-bit vectors have an instruction for it."""
+    """x * 2^n for n within twice the exponent range, rounded once. Registers of 512 bits have an instruction for it."""
     bits = x.lanes * (32 if x.elem == F32 else 64)
-    if bits and bits % 512 == 0:
+    if bits and bits % 512 == 0 and f.target.vector_bits == 512:
         n32 = f.cast(n, I32)
         return f.intrinsic(f"llvm.ldexp.v{x.lanes}{x.elem}.v{x.lanes}i32", x.type, x, n32)
     half = f.shr(n, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from dhlo.codegen.elementwise.vmath_base import (
@@ -20,6 +21,8 @@ from dhlo.codegen.elementwise.vmath_base import (
     poly,
     pow2,
     register,
+    round_to_power,
+    square,
     table,
     with_sign,
 )
@@ -36,71 +39,113 @@ _EXPM1_Q = (0.0001991430166, 0.00139411027, 0.00833327284, 0.04166635353, 0.1666
 _EXP2_Q = (0.0001547658991, 0.00134005378, 0.009618002913, 0.05550327122, 0.2402265135, 0.6931472066)
 
 
-def _exp_reduced(f: Fn, x: V) -> tuple[V, V]:
-    """x = n log 2 + r; returns (exp(r), n)."""
-    n, i = magic_round(f, x, _LOG2E)
-    r = f.fma(n, f.const(-_LN2_HI, x.type), x)
-    r = f.fma(n, f.const(-_LN2_LO, x.type), r)
-    return poly(f, r, (*_EXP_Q, 1.0, 1.0)), i
-
-
-@register("exp", ulp=1.0)
-def _exp(f: Fn, x: V) -> V:
-    p, n = _exp_reduced(f, clamp(f, x, -105.0, 89.0))
-    return ldexp(f, p, n)
-
-
-@register("exp2", ulp=1.0)
-def _exp2(f: Fn, x: V) -> V:
-    x = clamp(f, x, -151.0, 129.0)
-    n, i = magic_round(f, x, 1.0)
-    return ldexp(f, poly(f, f.sub(x, n), (*_EXP2_Q, 1.0)), i)
-
-
 # 2^r for |r| <= 1/2, minimax, 9.4e-8 relative
 _EXP2_SHORT = (0.001340754626, 0.00967209148, 0.05550307577, 0.2402223127, 0.6931472153, 1.0)
 
 
-def exp2_below(f: Fn, x: V) -> V:
-    """2^x for x <= 0: relative error 1e-7, exactly 0 for -inf, NaN for NaN and +inf."""
-    low = f.const(-151.0, x.type)
+def _times_power(coefs: Sequence[float], power: int) -> list[float]:
+    """The coefficients of 2^power times a polynomial, whose value is the same but for the exponent."""
+    return [math.ldexp(c, power) for c in coefs]
+
+
+def _exp_remainder(f: Fn, x: V, n: V) -> V:
+    """x - n log 2."""
+    r = f.fma(n, f.const(-_LN2_HI, x.type), x)
+    return f.fma(n, f.const(-_LN2_LO, x.type), r)
+
+
+def _exp_normal(f: Fn, x: V, down: int = 0, power: int = 0) -> V:
+    """2^power exp(x), as exact as exp, where n = x / log 2, rounded, has -126 <= n - down <= 128; infinite at the latter."""
+    n, s = round_to_power(f, x, _LOG2E, down)
+    return f.mul(poly(f, _exp_remainder(f, x, n), _times_power((*_EXP_Q, 1.0, 1.0), down + power)), s)
+
+
+def _or_subnormal(f: Fn, x: V, y: V, low: float, high: float, exact: Callable[[V], tuple[V, V]]) -> V:
+    """`y`, but p 2^n of (p, n) = `exact(x)` where low < x < high and the result may be subnormal. That is rare, and computed only
+    where a lane wants it.
+    """
+    rare = f.and_(f.cmp("gt", x, low), f.cmp("lt", x, high))
+
+    def slow() -> list[V]:
+        return [f.select(rare, ldexp(f, *exact(clamp(f, x, low, high))), y)]
+
+    return f.if_else(any_lane(f, rare), slow, lambda: [y], [y.type])[0]
+
+
+@register("exp", ulp=1.0)
+def _exp(f: Fn, x: V) -> V:
+    def exact(x: V) -> tuple[V, V]:
+        n, i = magic_round(f, x, _LOG2E)
+        return poly(f, _exp_remainder(f, x, n), (*_EXP_Q, 1.0, 1.0)), i
+
+    y = _exp_normal(f, clamp(f, x, -126 * math.log(2), 89.0), down=1)
+    return _or_subnormal(f, x, y, -150 * math.log(2), -125.4 * math.log(2), exact)
+
+
+@register("exp2", ulp=1.0)
+def _exp2(f: Fn, x: V) -> V:
+    coefs = (*_EXP2_Q, 1.0)
+
+    def exact(x: V) -> tuple[V, V]:
+        n, i = magic_round(f, x, 1.0)
+        return poly(f, f.sub(x, n), coefs), i
+
+    c = clamp(f, x, -126.0, 128.4)
+    n, s = round_to_power(f, c, 1.0, 1)
+    y = f.mul(poly(f, f.sub(c, n), _times_power(coefs, 1)), s)
+    return _or_subnormal(f, x, y, -150.0, -125.4, exact)
+
+
+def _below(f: Fn, x: V, per: float, least: int) -> V:
+    """2^(x per) for x <= 0 or NaN, exactly 0 below 2^(least + 1/2): a polynomial of about 2^(least + 127) times a power of two
+    that is 0 for the least x, so that nothing on the way is subnormal.
+    """
+    low = f.const(least / per, x.type)
     x = f.select(f.cmp("gt", low, x), low, x)
-    n, i = magic_round(f, x, 1.0)
-    return ldexp(f, poly(f, f.sub(x, n), _EXP2_SHORT), i)
+    n, s = round_to_power(f, x, per, least + 127)
+    r = f.sub(x, n) if per == 1.0 else f.fma(x, f.const(per, x.type), f.neg(n))
+    return f.mul(poly(f, r, _times_power(_EXP2_SHORT, least + 127)), s)
+
+
+def exp2_below(f: Fn, x: V, least: int = -126) -> V:
+    """2^x for x <= 0: relative error 1e-7, but exactly 0 below 2^(least + 1/2), an absolute error of as much, and for -inf; NaN for
+    NaN and +inf. Neither result nor steps are subnormal numbers, if x isn't. `least` is -126 to 0.
+    """
+    return _below(f, x, 1.0, least)
 
 
 @register("exp_below")
 def _exp_below(f: Fn, x: V) -> V:
-    """exp(x) for x <= 0 or NaN: relative error 1.8e-7 + 1.4e-8 |x|, for weights that are the smaller the less exact they are."""
-    low = f.const(-105.0, x.type)
-    x = f.select(f.cmp("gt", low, x), low, x)
-    n, i = magic_round(f, x, _LOG2E)
-    return ldexp(f, poly(f, f.fma(x, f.const(_LOG2E, x.type), f.neg(n)), _EXP2_SHORT), i)
+    """exp(x) for x <= 0 or NaN: relative error 1.8e-7 + 1.4e-8 |x|, for weights that are the smaller the less exact they are;
+    exactly 0 below 1.7e-38 = 2^-125.5, an absolute error of as much. Neither result nor steps are subnormal numbers, if x isn't.
+    """
+    return _below(f, x, _LOG2E, -126)
 
 
 def exp_half(f: Fn, x: V) -> V:
-    """exp(x) / 2 without overflow up to where the half overflows."""
-    p, n = _exp_reduced(f, clamp(f, x, -105.0, 90.0))
-    return ldexp(f, p, f.sub(n, 1))
+    """exp(x) / 2 for x >= -80, without overflow up to where the half overflows."""
+    high = f.const(89.7, x.type)
+    return _exp_normal(f, f.select(f.cmp("lt", high, x), high, x), down=2, power=-1)
 
 
 @register("expm1", ulp=1.5)
 def _expm1(f: Fn, x: V) -> V:
     # 2^n (expm1(r) + 1) - 1 with 2^(n-1) throughout, so that n = 128 does not overflow early
     c = clamp(f, x, -20.0, 89.0)
-    n, i = magic_round(f, c, _LOG2E)
-    r = f.fma(n, f.const(-_LN2_HI, x.type), c)
-    r = f.fma(n, f.const(-_LN2_LO, x.type), r)
-    p = f.fma(f.mul(r, r), poly(f, r, _EXPM1_Q), r)
-    s = pow2(f, f.sub(i, 1), x.elem)
+    n, s = round_to_power(f, c, _LOG2E, 1)
+    r = _exp_remainder(f, c, n)
+    tail = f.fma(r, poly(f, r, _EXPM1_Q), f.const(2.0**-60, x.type))  # as `square` does
+    p = f.fma(r, tail, r)
     y = f.fma(s, p, f.sub(s, 0.5))
     return keep_zero(f, x, f.add(y, y))
 
 
 @register("sigmoid", ulp=2.5)
 def _sigmoid(f: Fn, x: V) -> V:
-    # the exponential overflows where the result isn't a normal number any more: 0, as in PyTorch
-    return f.div(f.const(1.0, x.type), f.add(call(f, "exp", f.neg(x)), 1.0))
+    # exp(-x) of less than half an ULP of 1 doesn't show; it overflows where the result isn't a normal number any more: 0, as in
+    # PyTorch
+    e = _exp_normal(f, clamp(f, f.neg(x), -20.0, 88.0), down=-1)
+    return f.div(f.const(1.0, x.type), f.add(e, 1.0))
 
 
 # tanh(x) = x + x z P(z), z = x^2, |x| < 0.625; minimax, 4e-9
@@ -111,10 +156,10 @@ _TANH_P = (-0.005717027938, 0.02065057155, -0.05374349305, 0.1333149122, -0.3333
 def _tanh(f: Fn, x: V) -> V:
     # odd polynomial near zero, else 1 - 2 / (exp(2|x|) + 1), which rounds to 1 from 9.011 on (Cephes)
     a = f.unary("fabs", x)
-    z = f.mul(x, x)
-    near = f.fma(f.mul(a, z), poly(f, z, _TANH_P), a)
+    z = square(f, x)
+    near = f.fma(a, f.mul(z, poly(f, z, _TANH_P)), a)
     a = f.select(f.cmp("lt", f.const(9.2, x.type), a), f.const(9.2, x.type), a)
-    far = f.sub(f.const(1.0, x.type), f.div(f.const(2.0, x.type), f.add(call(f, "exp", f.add(a, a)), 1.0)))
+    far = f.sub(f.const(1.0, x.type), f.div(f.const(2.0, x.type), f.add(_exp_normal(f, f.add(a, a)), 1.0)))
     return with_sign(f, f.select(f.cmp("lt", a, 0.625), near, far), x)
 
 
@@ -122,11 +167,11 @@ def _tanh(f: Fn, x: V) -> V:
 @register("erf", ulp=1.5)
 def _erf(f: Fn, x: V) -> V:
     # N. Juffa's single-precision erf: odd polynomial near zero, 1 - exp(polynomial) elsewhere
-    t, s = f.unary("fabs", x), f.mul(x, x)
+    t, s = f.unary("fabs", x), square(f, x)
     near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)), x, x)
     t4 = f.select(f.cmp("lt", f.const(4.0, x.type), t), f.const(4.0, x.type), t)
     r = poly(f, t4, (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1))
-    far = f.sub(f.const(1.0, x.type), call(f, "exp", f.fma(r, t4, f.neg(t4))))
+    far = f.sub(f.const(1.0, x.type), _exp_normal(f, f.fma(r, t4, f.neg(t4))))
     return f.select(f.cmp("gt", t, 0.927734375), with_sign(f, far, x), keep_zero(f, x, near))
 
 
@@ -232,8 +277,9 @@ def _log1p(f: Fn, x: V) -> V:
     z = f.fma(x, s, f.sub(s, 1.0))
     k = f.cast(e, F32)
     huge = f.cmp("gt", x, 2.0**125)
-    y = f.fma(k, f.const(_LN2_LO, x.type), _log_tail(f, z))
-    y = f.fma(k, f.const(_LN2_HI, x.type), f.add(z, y))
+    half = f.fma(z, f.fma(z, poly(f, z, _LOG_P), f.const(-0.5, x.type)), f.const(2.0**-60, x.type))  # as `square` does
+    y = f.fma(z, half, f.fma(k, f.const(_LN2_LO, x.type), z))
+    y = f.fma(k, f.const(_LN2_HI, x.type), y)
     y = f.select(huge, call(f, "log", x), y)
     nan, ninf = f.const(math.nan, x.type), f.const(-math.inf, x.type)
     y = f.select(f.cmp("gt", x, -1.0), y, f.select(f.cmp("eq", x, -1.0), ninf, nan))
@@ -315,8 +361,8 @@ def _sin_shifted(f: Fn, x: V, quarter: int) -> V:
     """sin(x + quarter * pi/2)."""
     r, q = _reduce_trig(f, x)
     q = f.add(q, quarter)
-    z = f.mul(r, r)
-    s = f.fma(f.mul(r, z), poly(f, z, _SIN_P), r)
+    z = square(f, r)
+    s = f.fma(r, f.mul(z, poly(f, z, _SIN_P)), r)
     c = f.fma(f.mul(z, z), poly(f, z, _COS_P), f.fma(z, f.const(-0.5, x.type), f.const(1.0, x.type)))
     y = f.select(f.cmp("ne", f.and_(q, 1), 0), c, s)
     return f.bitcast(f.xor(f.bitcast(y, I32), f.shl(f.and_(q, 2), 30)), F32)
@@ -335,7 +381,7 @@ def _cos(f: Fn, x: V) -> V:
 @register("tan", ulp=3.0)
 def _tan(f: Fn, x: V) -> V:
     r, q = _reduce_trig(f, x)
-    z = f.mul(r, r)
-    t = f.fma(f.mul(r, z), poly(f, z, _TAN_P), r)
+    z = square(f, r)
+    t = f.fma(r, f.mul(z, poly(f, z, _TAN_P)), r)
     y = f.select(f.cmp("ne", f.and_(q, 1), 0), f.div(f.const(-1.0, x.type), t), t)
     return keep_zero(f, x, y)

@@ -9,7 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dhlo.codegen.elementwise.vmath_base import any_lane, call, clamp, keep_zero, ldexp, magic_round, poly, register, with_sign
+from dhlo.codegen.elementwise.vmath_base import (
+    any_lane,
+    call,
+    keep_zero,
+    ldexp,
+    magic_round,
+    poly,
+    register,
+    round_to_power,
+    square,
+    with_sign,
+)
 from dhlo.codegen.elementwise.vmath_f32 import exp_half
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, V
 
@@ -17,15 +28,31 @@ __all__: list[str] = []
 
 
 # ---------------------------------------------------------------------- f64 exp and log
-@register("exp_below", F64)
+# exp(r) by Taylor to r^13 for |r| <= log(2)/2: 4e-18; log 2 in two parts (fdlibm)
+_EXP64 = [1 / math.factorial(k) for k in range(13, -1, -1)]
+
+
+def _exp_remainder(f: Fn, x: V, n: V) -> V:
+    """x - n log 2."""
+    r = f.fma(n, f.const(-6.93147180369123816490e-01, x.type), x)
+    return f.fma(n, f.const(-1.90821492927058770002e-10, x.type), r)
+
+
 @register("exp", F64)
 def _exp64(f: Fn, x: V) -> V:
-    # Taylor to r^13 on |r| <= log(2)/2: 4e-18; log 2 in two parts (fdlibm)
-    x = clamp(f, x, -746.0, 710.0)
+    gone, zero = f.cmp("lt", x, -1075 * math.log(2)), f.const(0.0, x.type)  # where nothing is to underflow
+    x = f.select(f.cmp("lt", f.const(710.0, x.type), x), f.const(710.0, x.type), f.select(gone, zero, x))
     n, i = magic_round(f, x, math.log2(math.e))
-    r = f.fma(n, f.const(-6.93147180369123816490e-01, x.type), x)
-    r = f.fma(n, f.const(-1.90821492927058770002e-10, x.type), r)
-    return ldexp(f, poly(f, r, [1 / math.factorial(k) for k in range(13, -1, -1)]), i)
+    return f.select(gone, zero, ldexp(f, poly(f, _exp_remainder(f, x, n), _EXP64), i))
+
+
+@register("exp_below", F64)
+def _exp_below64(f: Fn, x: V) -> V:
+    """exp(x) for x <= 0 or NaN; exactly 0 below 3.2e-308, so that neither result nor steps are subnormal numbers."""
+    low = f.const(-1022 * math.log(2), x.type)
+    x = f.select(f.cmp("gt", low, x), low, x)
+    n, s = round_to_power(f, x, math.log2(math.e), 1)
+    return f.mul(poly(f, _exp_remainder(f, x, n), [2 * c for c in _EXP64]), s)
 
 
 @register("log", F64)
@@ -86,13 +113,14 @@ def _from_pio2(f: Fn, x: V) -> V:
 
 
 def _atan_unit(f: Fn, t: V) -> V:
-    z = f.mul(t, t)
-    return f.fma(f.mul(t, z), poly(f, z, _ATAN_P), t)
+    z = square(f, t)
+    return f.fma(t, f.mul(z, poly(f, z, _ATAN_P)), t)
 
 
 @register("atan", ulp=2.5)
 def _atan(f: Fn, x: V) -> V:
-    a, one = f.unary("fabs", x), f.const(1.0, x.type)
+    a, one, most = f.unary("fabs", x), f.const(1.0, x.type), f.const(2.0**60, x.type)
+    a = f.select(f.cmp("gt", a, most), most, a)  # beyond it is pi/2, and 1/x might be subnormal
     big = f.cmp("gt", a, 1.0)
     r = _atan_unit(f, f.div(f.select(big, one, a), f.select(big, a, one)))
     return with_sign(f, f.select(big, _from_pio2(f, r), r), x)
@@ -117,9 +145,9 @@ def _asin_parts(f: Fn, a: V) -> tuple[V, V]:
     """asin(s) where s = a if a <= 1/2, else sqrt((1 - a) / 2); and whether a > 1/2."""
     big = f.cmp("gt", a, 0.5)
     half = f.mul(f.sub(f.const(1.0, a.type), a), 0.5)
-    z = f.select(big, half, f.mul(a, a))
+    z = f.select(big, half, square(f, a))
     s = f.select(big, f.unary("sqrt", half), a)
-    return f.fma(f.mul(s, z), poly(f, z, _ASIN_P), s), big
+    return f.fma(s, f.mul(z, poly(f, z, _ASIN_P)), s), big
 
 
 @register("asin", ulp=2.5)
@@ -138,20 +166,26 @@ def _acos(f: Fn, x: V) -> V:
 
 
 # ---------------------------------------------------------------------- hyperbolic
+def _quarter_over(f: Fn, h: V) -> V:
+    """exp(-x) / 2 of exp(x) / 2; something small where that is too large for it to show."""
+    most = f.const(2.0**60, h.type)
+    return f.div(f.const(0.25, h.type), f.select(f.cmp("gt", h, most), most, h))
+
+
 @register("sinh", ulp=2.5)
 def _sinh(f: Fn, x: V) -> V:
     a = f.unary("fabs", x)
     t = call(f, "expm1", f.select(f.cmp("lt", a, 1.0), a, f.const(1.0, x.type)))
     near = f.mul(f.add(t, f.div(t, f.add(t, 1.0))), 0.5)
     h = exp_half(f, a)
-    far = f.sub(h, f.div(f.const(0.25, x.type), h))
+    far = f.sub(h, _quarter_over(f, h))
     return with_sign(f, f.select(f.cmp("lt", a, 1.0), near, far), x)
 
 
 @register("cosh", ulp=2.5)
 def _cosh(f: Fn, x: V) -> V:
     h = exp_half(f, f.unary("fabs", x))
-    return f.add(h, f.div(f.const(0.25, x.type), h))
+    return f.add(h, _quarter_over(f, h))
 
 
 def _log_twice(f: Fn, a: V) -> V:
@@ -163,8 +197,8 @@ def _log_twice(f: Fn, a: V) -> V:
 def _asinh(f: Fn, x: V) -> V:
     a = f.unary("fabs", x)
     c = f.select(f.cmp("lt", a, 4096.0), a, f.const(4096.0, x.type))
-    z = f.mul(c, c)
-    near = call(f, "log1p", f.add(c, f.div(z, f.add(f.unary("sqrt", f.add(z, 1.0)), 1.0))))
+    root = f.unary("sqrt", f.fma(c, c, f.const(1.0, x.type)))
+    near = call(f, "log1p", f.fma(c, f.div(c, f.add(root, 1.0)), c))
     return with_sign(f, f.select(f.cmp("ge", a, 4096.0), _log_twice(f, a), f.select(f.cmp("uno", a, a), a, near)), x)
 
 
@@ -325,8 +359,9 @@ def _erfc(f: Fn, x: V) -> V:
     a = f.unary("fabs", x)
     a = f.select(f.cmp("gt", a, 10.6), f.const(10.6, x.type), a)
     p = poly(f, f.div(f.sub(a, 3.75), f.add(a, 3.75)), _ERFC_P)
-    y = f.div(f.mul(p, call(f, "exp", f.neg(f.mul(a, a)))), f.add(f.add(a, a), 1.0))
-    return f.select(f.cmp("lt", x, 0.0), f.sub(f.const(2.0, x.type), y), y)
+    y = f.div(f.mul(p, call(f, "exp_below", f.neg(f.mul(a, a)))), f.add(f.add(a, a), 1.0))
+    y = f.select(f.cmp("lt", x, 0.0), f.sub(f.const(2.0, x.type), y), y)
+    return f.select(f.cmp("gt", x, 10.0542), f.const(0.0, x.type), y)  # nothing is to underflow where it is rounded to f32
 
 
 def _erfinv_guess(f: Fn, x: V, far: tuple[float, ...]) -> V:
@@ -451,8 +486,11 @@ def _digamma(f: Fn, x: V) -> V:
 # ---------------------------------------------------------------------- f64 from libm and by composition
 @register("sigmoid", F64)
 def _sigmoid64(f: Fn, x: V) -> V:
-    e = call(f, "exp", f.neg(f.unary("fabs", x)))
-    return f.div(f.select(f.cmp("lt", x, 0.0), e, f.const(1.0, x.type)), f.add(e, 1.0))
+    negative = f.cmp("lt", x, 0.0)
+    least = f.const(-60.0, x.type)  # of less, exp doesn't show beside 1
+    y = f.neg(x)
+    e = call(f, "exp", f.select(negative, x, f.select(f.cmp("gt", least, y), least, y)))
+    return f.div(f.select(negative, e, f.const(1.0, x.type)), f.add(e, 1.0))
 
 
 def _libm(symbol: str, arity: int) -> Callable[..., V]:

@@ -188,9 +188,8 @@ def _logsumexp(b: OpBuilder, x: Value, dim: Any, keepdim: bool = False) -> Value
 
     def f(v: Value) -> Value:
         top = b.reduce(v, "max", dims, keepdim=True)
-        safe = b.select(b.op(ew.IsInf, [top]), 0.0, top)
-        total = b.unary(ew.Log, b.reduce(b.unary(ew.Exp, b.sub(v, safe)), "sum", dims, keepdim=True))
-        y = b.add(total, safe)
+        total = b.reduce(b.unary(ew.ExpBelow, b.sub(v, top)), "sum", dims, keepdim=True)
+        y = b.select(b.op(ew.IsInf, [top]), top, b.add(b.unary(ew.Log, total), top))
         return y if keepdim else b.squeeze(y, dims)
 
     return b.in_f32(f, b.floating(x))

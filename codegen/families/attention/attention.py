@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from dhlo.codegen.families.attention.common import ARG_TYPES, MaskEmitter, Spec
 from dhlo.codegen.families.attention.decode import (
-    MAX_ROWS,
     combine_scratch_bytes,
     decode_scratch_bytes,
     emit_combine,
@@ -67,7 +66,7 @@ class Attention:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of workspace that a launch needs, whatever the sizes: partial results of split keys."""
-        return 4 * _SPLIT_ITEMS * MAX_ROWS * partial_floats(self.spec)
+        return 4 * _SPLIT_ITEMS * self.spec.few_rows * partial_floats(self.spec)
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels once: `<symbol>_prefill`, `<symbol>_decode`, `<symbol>_combine`."""
@@ -122,15 +121,17 @@ class Attention:
             skv,
             _scale_bits(f, scale),
         ]
-        few = f.cmp("le", rows, MAX_ROWS)
+        few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
             args = [*head, splits, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item), decode_scratch_bytes(self.spec))
             with f.when(f.cmp("gt", splits, 1)):
-                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), MAX_ROWS, combine_scratch_bytes(self.spec))
-        with f.when(f.and_(f.cmp("gt", rows, MAX_ROWS), f.cmp("gt", heads, 0))):
+                host.launch(
+                    f"{self.symbol}_combine", args, f.mul(heads, rows), self.spec.few_rows, combine_scratch_bytes(self.spec)
+                )
+        with f.when(f.and_(f.cmp("gt", rows, self.spec.few_rows), f.cmp("gt", heads, 0))):
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(
                 f"{self.symbol}_prefill",

@@ -6,11 +6,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dhlo.codegen.elementwise.vmath_f32 import exp2_below
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
 
-__all__ = ["ARG_TYPES", "LOG2E", "Args", "MaskEmitter", "Spec", "guarded", "keep_where", "load_row", "masked", "store_row"]
+__all__ = [
+    "ARG_TYPES",
+    "LOG2E",
+    "Args",
+    "MaskEmitter",
+    "Spec",
+    "guarded",
+    "keep_where",
+    "load_row",
+    "masked",
+    "store_row",
+    "weight",
+]
 
 # (fn, batch, query head, query row, first key, lane mask) -> a vector of i1, True = attend, or of f32, added
 MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
@@ -47,6 +60,12 @@ class Spec:
     def halves(self) -> int:
         """Vectors of query rows."""
         return self.tiles.vectors
+
+    @property
+    def few_rows(self) -> int:
+        """The most query rows of a batch and kv head that the decode variant serves: it uses registers less well than a block of
+        the prefill variant does, but leaves none of them idle while such a block would be three quarters full or less."""
+        return self.rows * 3 // 4
 
     @property
     def keys(self) -> int:
@@ -119,6 +138,11 @@ def store_row(fn: Fn, x: V, p: V, elem: str, columns: int, c: int) -> None:
         fn.store(y, at)
     else:
         fn.masked_store(y, at, fn.dense([int(i < columns - c) for i in range(fn.lanes)], I1))
+
+
+def weight(fn: Fn, x: V) -> V:
+    """2^x of a score less the maximum; exactly 0 below 2^-99.5, so that products with values from 2^-26 on are normal numbers."""
+    return exp2_below(fn, x, -100)
 
 
 def guarded(fn: Fn, m: V) -> V:

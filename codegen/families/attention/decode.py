@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dhlo.codegen.elementwise.vmath_f32 import exp2_below
 from dhlo.codegen.families.attention.common import (
     LOG2E,
     Args,
@@ -25,12 +24,12 @@ from dhlo.codegen.families.attention.common import (
     offset,
     raised,
     store_row,
+    weight,
 )
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
 __all__ = [
-    "MAX_ROWS",
     "combine_scratch_bytes",
     "decode_scratch_bytes",
     "emit_combine",
@@ -39,7 +38,6 @@ __all__ = [
     "partial_floats",
 ]
 
-MAX_ROWS = 24  # query rows of a batch and kv head that this variant serves
 _GROUP = 4  # rows scored together
 _KEYS = 64  # keys of a block
 
@@ -54,10 +52,10 @@ class _Scratch:
 
     def __init__(self, spec: Spec) -> None:
         self.query = 0
-        self.scores = self.query + MAX_ROWS * spec.qk_pad
-        self.out = self.scores + MAX_ROWS * _KEYS
-        self.maximum = self.out + MAX_ROWS * spec.v_pad
-        stats = -(-MAX_ROWS // spec.lanes) * spec.lanes
+        self.scores = self.query + spec.few_rows * spec.qk_pad
+        self.out = self.scores + spec.few_rows * _KEYS
+        self.maximum = self.out + spec.few_rows * spec.v_pad
+        stats = -(-spec.few_rows // spec.lanes) * spec.lanes
         self.total = self.maximum + stats
         self.alpha = self.total + stats
         self.size = self.alpha + stats
@@ -135,10 +133,11 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
     fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)], noinline=True)
     v, ldv, keys, p, alpha, o = fn.args
     vectors = spec.v_pad // fn.lanes
-    passes = -(-vectors * rows // 24)  # whose accumulators fit in registers
+    most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights
+    passes = -(-vectors * rows // most)
     for i in range(passes):
         columns = [c * fn.lanes for c in range(vectors * i // passes, vectors * (i + 1) // passes)]
-        sets = 2 if rows * len(columns) <= 8 else 1  # independent sums enough to hide the latency of FMA
+        sets = 2 if rows * len(columns) <= most // 3 else 1  # independent sums enough to hide the latency of FMA
         init = [
             fn.mul(fn.load(fn.gep(o, r * spec.v_pad + c, F32), fn.vec(F32)), fn.splat(fn.load(fn.gep(alpha, r, F32), F32)))
             for r in range(rows)
@@ -173,7 +172,7 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
 def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     """Emits `<name>_rows(args, scratch, b, h, row0, rows, lo, hi, partial)` and returns its symbol.
 
-    It attends with at most MAX_ROWS query rows from row0 (row = query * group + head of the group) of one batch and kv
+    It attends with at most `spec.few_rows` query rows from row0 (row = query * group + head of the group) of one batch and kv
     head to keys lo .. hi-1. Rows go to the output, or unscaled with their statistics to `partial` unless that is null.
     """
     symbol = f"{name}_rows"
@@ -292,7 +291,7 @@ def _start(x: _Rows) -> None:
         fn.store(zero, fn.gep(at["query"], i.iv, F32))
     with fn.loop(0, fn.mul(padded, spec.v_pad), fn.lanes) as i:
         fn.store(zero, fn.gep(at["out"], i.iv, F32))
-    for r0 in range(0, MAX_ROWS, fn.lanes):
+    for r0 in range(0, spec.few_rows, fn.lanes):
         for name, value in (("maximum", -math.inf), ("total", 0.0), ("alpha", 0.0)):
             fn.store(fn.const(value, fn.vec(F32)), fn.gep(at[name], r0, F32))
 
@@ -317,10 +316,10 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     old = fn.load(pm, F32)
     new = raised(fn, old, fn.reduce("maxnumf", c.results[0]))
     top = guarded(fn, new)
-    alpha = exp2_below(fn, fn.sub(old, top))
+    alpha = weight(fn, fn.sub(old, top))
     with fn.loop(0, n, fn.lanes, [fn.const(0.0, fn.vec(F32))]) as e:
         p = fn.gep(s, e.iv, F32)
-        x = exp2_below(fn, fn.sub(fn.load(p, fn.vec(F32)), top))
+        x = weight(fn, fn.sub(fn.load(p, fn.vec(F32)), top))
         fn.store(x, p)
         e.yield_(fn.add(e.carried[0], x))
     fn.store(new, pm)
@@ -372,11 +371,11 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
             fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(scratch, c, F32))
         with fn.loop(0, a.parts, 1, [fn.const(0.0, F32)]) as t:
             p = fn.gep(first, fn.mul(t.iv, stride), F32)
-            weight = exp2_below(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
+            share = weight(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
             for c in range(0, spec.v_pad, fn.lanes):
                 to = fn.gep(scratch, c, F32)
-                fn.store(fn.fma(fn.splat(weight), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
-            t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), weight, t.carried[0]))
+                fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
+            t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
         inverse = fn.splat(inverse_sum(fn, t.results[0]))
         out = _Rows(fn, a, spec, {}, b, h, fn.i64(0), rows).address(a.o, a.os, r)
         for c in range(0, spec.value_dim, fn.lanes):

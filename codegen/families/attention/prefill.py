@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from dhlo.codegen.elementwise.vmath_f32 import exp2_below
 from dhlo.codegen.families.attention.common import (
     LOG2E,
     Args,
@@ -24,8 +23,9 @@ from dhlo.codegen.families.attention.common import (
     raised,
     store_row,
     to_f32_rows,
+    weight,
 )
-from dhlo.codegen.families.attention.decode import MAX_ROWS, decode_scratch_bytes, emit_rows
+from dhlo.codegen.families.attention.decode import decode_scratch_bytes, emit_rows
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
@@ -82,7 +82,7 @@ def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
         row0 = fn.mul(block, spec.rows)
         rows = fn.mul(a.group, a.sq)
         n = fn.min(fn.sub(rows, row0), spec.rows)
-        few = fn.cmp("le", n, MAX_ROWS)
+        few = fn.cmp("le", n, spec.few_rows)
         with fn.when(few):
             stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
             fn.call(rows_symbol, [fn.args[0], scratch, b, h, row0, n, fn.i64(0), stop, fn.int_to_ptr(fn.i64(0))])
@@ -286,14 +286,14 @@ def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
         row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
         j.yield_(*[raised(fn, j.carried[half], fn.load(fn.gep(row, half * fn.lanes, F32), fn.vec(F32))) for half in halves])
     top = [guarded(fn, m) for m in j.results]
-    alpha = [exp2_below(fn, fn.sub(m, t)) for m, t in zip(old, top, strict=True)]
+    alpha = [weight(fn, fn.sub(m, t)) for m, t in zip(old, top, strict=True)]
     total = [fn.mul(x, y) for x, y in zip(load("total"), alpha, strict=True)]
     with fn.loop(0, count, 1, total) as e:
         row = fn.gep(at["scores"], fn.mul(e.iv, spec.rows), F32)
         out = []
         for half in halves:
             p = fn.gep(row, half * fn.lanes, F32)
-            x = exp2_below(fn, fn.sub(fn.load(p, fn.vec(F32)), top[half]))
+            x = weight(fn, fn.sub(fn.load(p, fn.vec(F32)), top[half]))
             fn.store(x, p)
             out.append(fn.add(e.carried[half], x))
         e.yield_(*out)

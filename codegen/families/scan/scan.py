@@ -58,7 +58,7 @@ class _Scan(OpKernel):
     def _log_of_sum(self, a: V, b: V) -> V:
         """log(exp(a) + exp(b)); of equal infinities the same."""
         fn = self.fn
-        small = vmath.call(fn, "log1p", vmath.call(fn, "exp", fn.neg(fn.unary("fabs", fn.sub(a, b)))))
+        small = vmath.call(fn, "log1p", vmath.call(fn, "exp_below", fn.neg(fn.unary("fabs", fn.sub(a, b)))))
         return fn.add(fn.max(a, b), fn.select(fn.cmp("eq", a, b), math.log(2), small))
 
     def get(self, p: V, at: Index) -> V:

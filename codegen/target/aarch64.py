@@ -29,4 +29,5 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         masks=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        constraint="w",
     )

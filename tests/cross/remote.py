@@ -1,4 +1,4 @@
-"""Runs model files of another machine: the C++ host of this folder, built for it and run by an emulator, at the end of two pipes."""
+"""Runs model files of another machine: the C++ host of this folder, built for it, in an emulator at the end of two pipes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dhlo.callspec import CallSpec, updates_of
-from dhlo.codegen.backends.cpu.link import cross_compiler, write_model
+from dhlo.codegen.backends.cpu.link import write_model
 from dhlo.codegen.kernel_ir.abi import DTYPES
-from dhlo.codegen.target import Target
 from dhlo.compiler import Artifact
 from dhlo.frontend.program import Program
 from dhlo.model import CompiledModel
 
-__all__ = ["HostDied", "RemoteHost", "RemoteModel", "built", "missing_tools"]
+__all__ = ["ROOT", "HostDied", "Hosts", "RemoteHost", "RemoteModel", "built", "command", "missing_tools"]
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = "qemu-aarch64"
@@ -136,6 +135,10 @@ class RemoteHost:
         return torch.frombuffer(raw, dtype=_TORCH[dtype]).reshape(sizes) if raw else torch.empty(sizes, dtype=_TORCH[dtype])
 
 
+Hosts = Callable[[str], RemoteHost]
+"""Gives the host for a target by its name."""
+
+
 def _text(data: bytes) -> bytes:
     return struct.pack("<q", len(data)) + data
 
@@ -207,14 +210,11 @@ class RemoteModel:
 
     def compiled(self, program: Program) -> CompiledModel:
         """The model as `dhlo.compile` gives it."""
-        call = CallSpec(program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations))
+        call = CallSpec(
+            program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations)
+        )
         tensors = [k for k, s in enumerate(program.inputs) if s.type is not None]
         self._updated = [tensors.index(k) for k in call.updates]
         made = CompiledModel(self, call, self._artifact)  # type: ignore[arg-type]
         made._local.session = _Session(self)  # type: ignore[assignment]
         return made
-
-
-def supports(target: Target) -> bool:
-    """Code for the target links here."""
-    return shutil.which(cross_compiler(target)) is not None

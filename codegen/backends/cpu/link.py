@@ -27,7 +27,16 @@ from dhlo.options import c_compiler
 if TYPE_CHECKING:
     from dhlo.compiler import Artifact
 
-__all__ = ["constants_path", "cross_compiler", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
+__all__ = [
+    "constants_path",
+    "cross_compiler",
+    "extern_addresses",
+    "link_shared",
+    "merged_assembly",
+    "merged_ir",
+    "write_model",
+    "write_object",
+]
 
 # No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
 # writable and executable.
@@ -113,8 +122,12 @@ def _link(arguments: list[str], target: Target) -> None:
     usual = cross_compiler(target)
     foreign = usual != "cc"
     package = f"gcc-{target.triple.partition('-')[0].replace('_', '-')}-linux-gnu"
-    hint = f"install {usual} (Debian's package {package}) or name a C compiler for {target.name} in the environment variable CC; " \
-        "--emit=obj needs none" if foreign else _HINT
+    hint = (
+        f"install {usual} (Debian's package {package}) or name a C compiler for {target.name} in the environment variable CC; "
+        "--emit=obj needs none"
+        if foreign
+        else _HINT
+    )
     try:
         compiler = shlex.split(c_compiler(usual))
     except ValueError as e:

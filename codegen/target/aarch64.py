@@ -32,4 +32,5 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         mask_registers=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        constraint="w",
     )

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dhlo.errors import CompileError
+from dhlo.frontend.compat import aten
 
 __all__ = ["acts_inside", "conversion", "lowered_dtype", "policy"]
 
@@ -108,7 +109,7 @@ class _Conversions(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._to_copy.default
+        self.count += func is aten._to_copy.default
         return func(*args, **(kwargs or {}))
 
 

@@ -158,6 +158,8 @@ REFUSED.update(
     out_dtype="convert the arguments to the wider dtype before the operator",
     associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
     while_loop_stack_output="write it with torch._higher_order_ops.scan",
+    switch="write it with torch.cond",
+    flex_gemm="write the product and what follows it with PyTorch's operators",
 )
 
 

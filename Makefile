@@ -1,16 +1,23 @@
 # make test    installs into .venv what the tests need, then runs linters, type checker and tests
 # make demo    compiles BERT-base once, runs it at ten shapes beside eager, then from C++
-# make clean   removes .venv and everything built
+# make test-torch TORCH=2.14.1   runs what rests on PyTorch with another version of it, in a virtual environment of its own
+# make clean   removes the virtual environments and everything built
 #
 # Needs Python 3.11 or newer (PYTHON=...), a C++ compiler and pip; pip brings CMake and Ninja.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH := 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.map' -o -name CMakeLists.txt)
 
-.PHONY: install test demo clean
+# What can differ between versions of PyTorch: import, rules, decompositions, the program forms of torch.export, whole models.
+TORCH_TESTS := tests/test_torch_versions.py tests/frontend tests/test_ops.py tests/test_extensions.py tests/test_program_forms.py \
+	tests/test_control_flow.py tests/test_state.py tests/test_random.py tests/test_small_models.py tests/test_small_transformers.py \
+	tests/test_opinfo.py
+
+.PHONY: install test test-torch demo clean
 
 install: $(STAMP)
 
@@ -19,17 +26,23 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	@echo "installing into $(VENV): a few minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade pip
-	$(BIN)/python -m pip install -qq torch==2.13.0
+	$(BIN)/python -m pip install -qq torch==$(TORCH)
 	$(BIN)/python -m pip install -qq --editable '.[test]'
 	touch $@
 
 test: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p dhlo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-torch:
+	$(MAKE) install VENV=.venv-torch-$(TORCH)
+	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 -m "not slow" $(TORCH_TESTS)
+	.venv-torch-$(TORCH)/bin/python examples/bert.py --tiny --folder build/demo-torch-$(TORCH)
 
 demo: $(STAMP)
 	$(BIN)/python examples/bert.py --folder build/demo
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build .mypy_cache .pytest_cache .ruff_cache .hypothesis

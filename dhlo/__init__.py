@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         ModelFileError,
         SessionError,
         SignatureError,
+        TorchVersionError,
         UnsupportedError,
     )
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
@@ -31,6 +32,7 @@ __all__ = [
     "Session",
     "SessionError",
     "SignatureError",
+    "TorchVersionError",
     "UnsupportedError",
     "compile",
     "load",
@@ -56,5 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dhlo' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _HOME:
+        import_module("dhlo.frontend.compat")  # first, since it says so if this is no PyTorch that dhlo works with
     value = globals()[name] = getattr(import_module(_HOME.get(name, "dhlo.errors")), name)
     return value

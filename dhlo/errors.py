@@ -12,6 +12,7 @@ __all__ = [
     "ModelFileError",
     "SessionError",
     "SignatureError",
+    "TorchVersionError",
     "UnsupportedError",
 ]
 
@@ -63,6 +64,10 @@ class SignatureError(ModelFileError):
 
 class SessionError(DhloError, RuntimeError):
     """A session can't be used so: it is in use by another call, its state belongs to another thread, or a snapshot doesn't fit."""
+
+
+class TorchVersionError(DhloError, ImportError):
+    """The installed PyTorch isn't one that dhlo works with."""
 
 
 class InternalError(DhloError, AssertionError):

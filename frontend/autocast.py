@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dhlo.errors import CompileError
+from dhlo.frontend.compat import aten
 
 __all__ = ["acts_inside", "conversion", "lowered_dtype", "policy"]
 
@@ -32,15 +33,15 @@ _FLOAT32 = frozenset(
     grid_sampler grid_sampler_2d grid_sampler_3d hinge_embedding_loss huber_loss inverse kl_div l1_loss linalg_cholesky
     linalg_cholesky_ex linalg_cond linalg_cond.p_str linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh
     linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank linalg_matrix_rank.atol_rtol_float
-    linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor linalg_qr linalg_solve linalg_svd linalg_svdvals
-    linalg_tensorinv linalg_tensorsolve lu_solve margin_ranking_loss max_pool3d max_unpool2d max_unpool3d mse_loss multi_margin_loss
-    multilabel_margin_loss multilabel_margin_loss_forward nanquantile nanquantile.scalar nll_loss nll_loss2d orgqr ormqr pinverse
-    poisson_nll_loss polar prod prod.dim_int qr quantile quantile.scalar reflection_pad1d reflection_pad2d replication_pad1d
-    replication_pad2d replication_pad3d smooth_l1_loss soft_margin_loss stft stft.center svd trace triangular_solve
-    triplet_margin_loss view_as_complex
+    linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor linalg_matrix_sqrth linalg_qr linalg_solve linalg_svd
+    linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve margin_ranking_loss max_pool3d max_unpool2d max_unpool3d mse_loss
+    multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward nanquantile nanquantile.scalar nll_loss nll_loss2d orgqr
+    ormqr pinverse poisson_nll_loss polar prod prod.dim_Dimname prod.dim_int qr quantile quantile.scalar reflection_pad1d
+    reflection_pad2d replication_pad1d replication_pad2d replication_pad3d smooth_l1_loss soft_margin_loss stft stft.center svd
+    trace triangular_solve triplet_margin_loss view_as_complex
 """.split()
 )
-_PROMOTE = frozenset(["cat", "stack", "index_copy"])
+_PROMOTE = frozenset(["cat", "stack", "index_copy", "index_copy.dimname"])
 
 # Whether PyTorch runs these in the lower precision as a whole depends on how it was built.
 _UNSETTLED = frozenset(
@@ -108,7 +109,7 @@ class _Conversions(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._to_copy.default
+        self.count += func is aten._to_copy.default
         return func(*args, **(kwargs or {}))
 
 

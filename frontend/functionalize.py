@@ -10,6 +10,7 @@ import torch
 
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import Complex, OpBuilder, Value
+from dhlo.frontend.compat import aten
 from dhlo.frontend.registry import COMPLEX_VIEWS, MAYBE_VIEWS, VIEWS, View
 from dhlo.ir.symbols import as_expr, product
 
@@ -79,7 +80,7 @@ def functional_form(op: Any) -> Any | None:
         return None
     twin = _TWINS.get(f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name)
     if twin is not None:
-        return twin(torch.ops.aten)
+        return twin(aten)
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
     overload = schema.overload_name or "default"
     if packet is None:

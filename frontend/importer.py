@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.autocast import lowered_dtype
+from dhlo.frontend.compat import higher_order
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
@@ -85,7 +86,7 @@ def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype |
         if kind is not None:
             yield f"{t}, which makes a {kind}", source_line(node)
             continue
-        inner = _autocast_of(node.args, autocast) if t is torch.ops.higher_order.wrap_with_autocast else autocast
+        inner = _autocast_of(node.args, autocast) if t is higher_order.wrap_with_autocast else autocast
         for a in pytree.tree_leaves((node.args, node.kwargs)):
             body = operator.attrgetter(str(a.target))(gm) if isinstance(a, torch.fx.Node) and a.op == "get_attr" else None
             if isinstance(body, torch.fx.GraphModule):

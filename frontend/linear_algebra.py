@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import higher_order, present
+
 __all__ = ["LINEAR_ALGEBRA"]
 
-A: Any = torch.ops.aten
 Tensor = torch.Tensor
 
 
@@ -31,7 +33,7 @@ def _columns(body: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...],
         return (k + 1, *dense(body(k, *values)))
 
     start = (torch.zeros((), dtype=torch.int64), *dense(state))
-    return tuple(torch.ops.higher_order.while_loop(more, step, start, dense(given))[1:])
+    return tuple(higher_order.while_loop(more, step, start, dense(given))[1:])
 
 
 def _factored(a: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
@@ -170,13 +172,15 @@ def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> 
     return factor.mT if upper else factor, _apart(info.to(torch.int32), a.shape[:-2])
 
 
-LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = {
-    A.linalg_lu_factor_ex.default: _lu_factor,
-    A._linalg_det.default: _det,
-    A._linalg_slogdet.default: _slogdet,
-    A.linalg_inv_ex.default: _inverse,
-    A._linalg_solve_ex.default: _solve,
-    A.linalg_solve_triangular.default: _solve_triangular,
-    A.linalg_cholesky_ex.default: _cholesky,
-    A.cholesky.default: lambda a, upper=False: _cholesky(a, upper=upper)[0],
-}
+LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
+    {
+        A.linalg_lu_factor_ex.default: _lu_factor,
+        A._linalg_det.default: _det,
+        A._linalg_slogdet.default: _slogdet,
+        A.linalg_inv_ex.default: _inverse,
+        A._linalg_solve_ex.default: _solve,
+        A.linalg_solve_triangular.default: _solve_triangular,
+        A.linalg_cholesky_ex.default: _cholesky,
+        A.cholesky.default: lambda a, upper=False: _cholesky(a, upper=upper)[0],
+    }
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dhlo.frontend.compat import present
+
 __all__ = [
     "COMPLEX",
     "COMPLEX_VIEWS",
@@ -43,10 +45,10 @@ UPDATES: dict[Any, Lowering] = {}
 
 
 def into(table: dict[Any, Lowering], ops: Iterable[Any]) -> Callable[[Lowering], Lowering]:
-    """A decorator that enters a function in a table under all of `ops`."""
+    """A decorator that enters a function in a table under all of `ops` that this version of PyTorch has."""
 
     def register(f: Lowering) -> Lowering:
-        table.update(dict.fromkeys(ops, f))
+        table.update(present(dict.fromkeys(ops, f)))
         return f
 
     return register

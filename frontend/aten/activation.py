@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
-
-A: Any = torch.ops.aten
 
 
 @lowers(A.relu.default)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup
 from dhlo.ir.symbols import product
-
-A: Any = torch.ops.aten
 
 
 # ---------------------------------------------------------------------------------------------------- histograms

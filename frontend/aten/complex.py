@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, into, lowers
 from dhlo.ir.ops import elementwise as ew
 
 __all__ = ["Complex", "parts_of"]
-
-A: Any = torch.ops.aten
 
 
 def on_complex(*ops: Any) -> Callable[[Any], Any]:

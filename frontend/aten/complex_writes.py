@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from dhlo.frontend.aten.complex import Complex, parts_of
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, complex_views, views
-
-A: Any = torch.ops.aten
 
 
 @views(A.view_as_complex.default)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.frontend.aten import (  # whose rules these are made of
@@ -17,11 +16,10 @@ from dhlo.frontend.aten import (  # whose rules these are made of
     parts,  # noqa: F401
 )
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
 
 
 def _same_as(op: Any, *others: Any) -> None:

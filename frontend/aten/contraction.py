@@ -6,17 +6,15 @@ import math
 from typing import Any
 
 import sympy
-import torch
 
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import is_static
-
-A: Any = torch.ops.aten
 
 
 @lowers(A.linear.default)

@@ -16,6 +16,8 @@ from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import higher_order as H
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.locations import location
 from dhlo.frontend.promotion import is_boolean
@@ -26,9 +28,6 @@ from dhlo.ir.ops import control
 from dhlo.ir.ops.elementwise import Eq, Lt
 from dhlo.ir.symbols import as_expr
 from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
-
-A: Any = torch.ops.aten
-H: Any = torch.ops.higher_order
 
 
 # ---------------------------------------------------------------------------------------------------- sizes and values
@@ -159,6 +158,8 @@ REFUSED.update(
     out_dtype="convert the arguments to the wider dtype before the operator",
     associative_scan="write it with torch.cumsum, torch.cumprod or torch._higher_order_ops.scan",
     while_loop_stack_output="write it with torch._higher_order_ops.scan",
+    switch="write it with torch.cond",
+    flex_gemm="write the product and what follows it with PyTorch's operators",
 )
 
 

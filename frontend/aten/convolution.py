@@ -10,13 +10,12 @@ from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.frontend.aten.windows import conv_by_columns, transposed_by_columns
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType
-
-A: Any = torch.ops.aten
 
 
 def many(x: Any, n: int) -> list[int]:

@@ -11,12 +11,11 @@ from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.promotion import promote, scalar_dtype
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
 
 
 def _filled(value: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import prims
 from dhlo.frontend.registry import lowers
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops import elementwise as ew
-
-A: Any = torch.ops.aten
 
 
 def _overloads(*names: str) -> list[Any]:
@@ -398,6 +398,6 @@ def _promote_types(b: OpBuilder, x: torch.dtype, y: torch.dtype) -> torch.dtype:
     return torch.promote_types(x, y)
 
 
-@lowers(torch.ops.prims.convert_element_type.default)
+@lowers(prims.convert_element_type.default)
 def _convert_element_type(b: OpBuilder, x: Value, dtype: torch.dtype) -> Value:
     return b.convert(x, dtype)

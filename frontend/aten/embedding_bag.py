@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.pooling_indices import wanted
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup
 from dhlo.ir.types import DType
-
-A: Any = torch.ops.aten
 
 _SUM, _MEAN, _MAX = range(3)
 

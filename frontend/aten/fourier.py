@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
 from dhlo.frontend.aten import resize  # noqa: F401  (whose padding stft uses)
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import prims as P
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import sequence
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
-P: Any = torch.ops.prims
 
 
 def _shape(b: OpBuilder, x: Operand) -> list[Any]:

@@ -6,18 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.contraction import attention_scores
 from dhlo.frontend.aten.convolution import adaptive_pool, conv, many
 from dhlo.frontend.aten.windows import few, shifted, windows
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import product
-
-A: Any = torch.ops.aten
 
 
 @lowers(A.convolution_backward.default)

@@ -6,19 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sympy
-import torch
 
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.resize import cubic_slopes, cubic_weights
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import product as product_of
-
-A: Any = torch.ops.aten
 
 _ZEROS, _BORDER, _REFLECTION = range(3)
 _LINEAR, _NEAREST, _CUBIC = range(3)

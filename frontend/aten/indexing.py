@@ -10,13 +10,12 @@ import torch
 
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import control, lookup
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr, product
 from dhlo.ir.types import TensorType
-
-A: Any = torch.ops.aten
 
 
 # ---------------------------------------------------------------------------------------------------- lookups

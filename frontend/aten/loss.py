@@ -11,10 +11,9 @@ from dhlo.frontend.aten import activation, contraction  # noqa: F401  (whose rul
 from dhlo.frontend.aten.indexing import gather
 from dhlo.frontend.aten.reduction import mean
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
-
-A: Any = torch.ops.aten
 
 
 def _reduced(b: OpBuilder, loss: Value, how: int) -> Value:

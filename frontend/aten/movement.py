@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import movement as mv
 from dhlo.ir.ops.elementwise import Add
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
 
 
 # ---------------------------------------------------------------------------------------------------- shapes

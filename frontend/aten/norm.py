@@ -9,11 +9,10 @@ import torch
 
 from dhlo.frontend.aten.reduction import mean, variance
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers, updates
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import product
-
-A: Any = torch.ops.aten
 
 
 def _affine(b: OpBuilder, y: Value, weight: Value | None, bias: Value | None, dim: int | None) -> Value:

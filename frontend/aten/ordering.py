@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.frontend.aten.indexing import gather, scatter
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import compute, lookup
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.types import TensorType
-
-A: Any = torch.ops.aten
 
 
 # ---------------------------------------------------------------------------------------------------- sorting and

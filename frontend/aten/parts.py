@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.symbols import as_expr
 
-A: Any = torch.ops.aten
 _LAST = 1 << 62  # an end beyond this means "to the end"
 
 

@@ -13,12 +13,11 @@ from torch.utils._sympy.functions import FloorDiv
 from dhlo.frontend.aten.convolution import adaptive_pool, many, pool
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr, product
-
-A: Any = torch.ops.aten
 
 Places = list[tuple[Value, Value]]  # of each spatial dim, for [windows, taps]: positions, and whether they count
 

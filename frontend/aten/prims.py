@@ -10,13 +10,12 @@ import torch
 from dhlo.frontend.aten import complex, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
 from dhlo.frontend.aten.reduction import variance
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import prims as P
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
 from dhlo.ir.types import DTYPES
-
-A: Any = torch.ops.aten
-P: Any = torch.ops.prims
 
 _SAME = (
     "abs acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 exp2 digamma floor ceil isfinite lgamma log log1p log2 log10 "

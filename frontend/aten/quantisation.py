@@ -11,10 +11,9 @@ import torch
 
 from dhlo.frontend.aten import composite, elementwise  # noqa: F401  (whose rules these are made of)
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import LOWERINGS, lowers
 from dhlo.ir.ops import elementwise as ew
-
-A: Any = torch.ops.aten
 
 
 def _fake(b: OpBuilder, x: Value, scale: Operand, zero: Operand, low: int, high: int) -> list[Value]:

@@ -11,6 +11,7 @@ import torch
 
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Operand, Size, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup, random
@@ -19,7 +20,6 @@ from dhlo.ir.types import DTYPES, DType, TensorType
 
 __all__ = ["drop"]
 
-A: Any = torch.ops.aten
 Make = Callable[[OpBuilder, Sequence[Size], DType], Value]
 
 _DIGITS = {"f16": 11, "bf16": 8, "f32": 24}  # significant bits of a float

@@ -11,12 +11,10 @@ from dhlo.frontend.aten.activation import _relu as relu
 from dhlo.frontend.aten.contraction import _linear as linear
 from dhlo.frontend.aten.random import drop
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import Lowering, lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import sequence
-
-A: Any = torch.ops.aten
-
 
 Direction = Callable[[Value, Sequence[Value], Sequence[Value], bool], Any]
 

@@ -8,11 +8,10 @@ import sympy
 import torch
 
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
-
-A: Any = torch.ops.aten
 
 
 def _summable(b: OpBuilder, x: Value, dtype: torch.dtype | None) -> Value:

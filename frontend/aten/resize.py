@@ -8,17 +8,16 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 import sympy
-import torch
 from torch.utils._sympy import functions as tsf
 
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
 from dhlo.ir.types import DType
 
-A: Any = torch.ops.aten
 Taps: TypeAlias = list[tuple[Value, Value | None]]  # for each element of a resized dim: what it reads, and the weights if not 1
 
 

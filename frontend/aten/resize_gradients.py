@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.resize import (
     ANTIALIASED,
@@ -20,10 +18,9 @@ from dhlo.frontend.aten.resize import (
     padded_places,
 )
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
 
 
 def _sent_back(b: OpBuilder, grad: Value, d: int, own: Any, at: Value) -> Value:

@@ -12,13 +12,12 @@ import torch
 from dhlo.errors import CompileError
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.functionalize import shares_storage
 from dhlo.frontend.registry import lowers, views
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr, product
 from dhlo.ir.types import DTYPES, DType
-
-A: Any = torch.ops.aten
 
 
 # ---------------------------------------------------------------------------------------------------- strides

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
-import torch
 
 from dhlo.frontend.aten.indexing import nonzero, scatter
 from dhlo.frontend.aten.reduction import scan
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import lookup
 from dhlo.ir.types import TensorType
-
-A: Any = torch.ops.aten
 
 
 @lowers(A._unique2.default, A._unique.default)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dhlo.errors import CompileError
@@ -13,10 +12,9 @@ from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.movement import moved, window_index
 from dhlo.frontend.aten.parts import element, position, section_start, slice_bounds
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import aten as A
 from dhlo.frontend.registry import lowers, maybe_views, views
 from dhlo.ir.symbols import as_expr
-
-A: Any = torch.ops.aten
 
 
 def put_slice(b: OpBuilder, base: Value, new: Value, d: int, first: Any, size: Any, step: int = 1) -> Value:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.function import Target
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape, State
@@ -16,7 +17,6 @@ from dhlo.shape_infer.views import strided
 __all__ = ["Link", "in_place", "links", "readers"]
 
 WRITERS = (Scatter, UpdateSlice)
-Target = str | int  # the name of a state, or the number of an argument
 
 
 @dataclass(frozen=True)

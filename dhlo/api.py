@@ -64,11 +64,15 @@ def build(
     from dhlo.codegen.target import parse_targets
     from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
-    from dhlo.frontend.growing import grow_arguments
+    from dhlo.frontend.growing import read_growth, request_growth
+    from dhlo.pipeline import FRONT, run_passes
 
     progress("import")
     program = import_program(exported)
-    grow_arguments(program, options.grow)
+    request_growth(program, options.grow)
+    with program.context:
+        run_passes(program.module, program.weights, FRONT)
+    read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:

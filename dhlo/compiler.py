@@ -23,15 +23,14 @@ from dhlo.codegen.host.layout import lay_out, walk
 from dhlo.codegen.host.program import HostProgram, Layout
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_targets
-from dhlo.frontend.growing import grown_dims
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
+from dhlo.ir.function import grown_dims, ranges_of, updates_of
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.passes.separate_state import separate_state
 from dhlo.pipeline import PASSES, Pass, run_passes
 from dhlo.shape_infer.cost import group_cost
 
@@ -55,15 +54,13 @@ def compile_program(
             if options.dump is not None:
                 options.dump(p.name, str(module))
 
-        updates = _updates(program)
-        separate_state(program.module, updates)
         run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
         main = program.module.body.operations[0]
         block = main.operation.regions[0].blocks[0]
         names = [s.name for s in program.inputs if s.type is not None]
         types = [s.type for s in program.inputs if s.type is not None]
-        grows = grown_dims(block)
+        grows, updates = grown_dims(block), updates_of(block)
         args = [Argument(n, t, grows.get(k), f"cap{k}") for k, (n, t) in enumerate(zip(names, types, strict=True))]
         constants, checks = Constants(), Checks()
         made = [_lower(program, block, target, args, updates, constants, checks) for target in targets]
@@ -122,7 +119,7 @@ def _lower(
     states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
     low = Lowering(program.weights, target, states, constants, checks)
     steps = {op.operation: _Sited(lower_group(low, op)) for op in walk(block) if isinstance(op, Group)}
-    ranges = {n: (r.lo, r.hi) for n, r in program.symbols.items()}
+    ranges = ranges_of(program.module)
     layout = lay_out(block, steps, ranges, updates)
     returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
     contract = Contract(args, ranges, checks, program.user_names)
@@ -139,12 +136,6 @@ def renumber(program: Program) -> None:
         return i - sum(k < i for k in updates)
 
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
-
-
-def _updates(program: Program) -> dict[int, str | int]:
-    """By result number: the state, or the number of the argument, whose new content it is."""
-    arguments = {s.name: k for k, s in enumerate(s for s in program.inputs if s.type is not None)}
-    return {m.index: m.target if m.kind == "buffer" else arguments[m.target] for m in program.mutations}
 
 
 @contextmanager

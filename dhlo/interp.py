@@ -11,7 +11,7 @@ from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 
 from dhlo.errors import ContractError, InternalError
 from dhlo.ir.dialect import OPS, attr, result_types
-from dhlo.ir.mlir import ir
+from dhlo.ir.function import argument_names, ranges_of
 from dhlo.ir.ops import control, lookup, movement, random
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
@@ -33,21 +33,11 @@ def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch
     arguments = list(block.arguments)
     if len(arguments) != len(inputs):
         raise ContractError(f"expected {len(arguments)} inputs, got {len(inputs)}")
-    machine.bind([from_mlir(a) for a in arguments], inputs, _names(main, len(arguments)))
+    machine.bind([from_mlir(a) for a in arguments], inputs, argument_names(block))
     machine.check_ranges(module)
     for a, x in zip(arguments, inputs, strict=True):
         machine.values[a] = x
     return machine.block(block)
-
-
-def _names(main: Any, count: int) -> list[str]:
-    """The arguments' names for error messages."""
-    if "arg_attrs" not in main.attributes:
-        return [f"input {i}" for i in range(count)]
-    return [
-        d["dhlo.name"].value if "dhlo.name" in d else f"input {i}"
-        for i, d in enumerate(map(ir.DictAttr, main.attributes["arg_attrs"]))
-    ]
 
 
 class _Machine:
@@ -101,14 +91,10 @@ class _Machine:
 
     def check_ranges(self, module: Any) -> None:
         """Checks the symbols' ranges in the module's attributes."""
-        attributes = module.operation.attributes
-        if "dhlo.symbols" not in attributes:
-            return
-        for entry in ir.DictAttr(attributes["dhlo.symbols"]):
-            lo, hi = (ir.IntegerAttr(b).value for b in ir.ArrayAttr(entry.attr))
-            value = self.symbols.get(entry.name)
-            if value is not None and (value < lo or (hi >= 0 and value > hi)):
-                raise ContractError(f"{entry.name} = {value} is outside [{lo}, {hi if hi >= 0 else 'inf'}]")
+        for name, (lo, hi) in ranges_of(module).items():
+            value = self.symbols.get(name)
+            if value is not None and not (lo is None or value >= lo) or value is not None and not (hi is None or value <= hi):
+                raise ContractError(f"{name} = {value} is outside [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]")
 
     # ------------------------------------------------------------------------------------------------ ops
     def block(self, block: Any) -> list[torch.Tensor]:

@@ -14,15 +14,17 @@ from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
+from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
 from dhlo.passes.readers_first import readers_first
+from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
 from dhlo.passes.update_parts import update_parts
 from dhlo.shape_infer.verify import misused_symbol
 
-__all__ = ["PASSES", "Pass", "Weights", "run_passes"]
+__all__ = ["FRONT", "PASSES", "Pass", "Weights", "run_passes"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -49,7 +51,12 @@ def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
     return run
 
 
+FRONT: tuple[Pass, ...] = (Pass("grow", plain(grow)),)
+"""What decides about the results that a call gives: it runs before the cache of compiled programs is asked."""
+
 PASSES: tuple[Pass, ...] = (
+    *FRONT,
+    Pass("separate-state", plain(separate_state)),
     Pass("cse", plain(cse)),
     Pass("simplify", plain(simplify)),
     Pass("fold-weights", fold_weights),

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dhlo.errors import CompileError
 from dhlo.ir import mlir
-from dhlo.ir.dialect import OPS, operand_types, result_types, same
+from dhlo.ir.dialect import OPS, is_size, operand_types, result_types, same
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
@@ -145,6 +145,7 @@ class _Verifier:
 
     def module(self, module: Any) -> None:
         self._ranges(module.operation)
+        self._names(module.operation)
         for f in module.body.operations:
             op = f.operation
             if op.name != "func.func" or len(op.regions[0].blocks) != 1:
@@ -207,10 +208,17 @@ class _Verifier:
         if not good:
             self.fail(module, "dhlo.symbols gives each symbol a range [low, high]")
 
+    def _names(self, module: Any) -> None:
+        """Are the user's names of symbols texts?"""
+        names = module.attributes["dhlo.names"] if "dhlo.names" in module.attributes else ir.DictAttr.get({})
+        if not isinstance(names, ir.DictAttr) or not all(isinstance(n.attr, ir.StringAttr) for n in names):
+            self.fail(module, "dhlo.names gives each symbol a name")
+
     def _marks(self, f: Any, block: Any) -> None:
         """Do the marks of results name states, or arguments of the results' types?"""
         results = self._types(f, list(block.operations)[-1].operands)
         arguments = self._types(f, block.arguments)
+        self._growth(f, arguments)
         if "res_attrs" not in f.attributes:
             return
         for t, marks in zip(results, map(ir.DictAttr, f.attributes["res_attrs"]), strict=True):
@@ -220,6 +228,22 @@ class _Verifier:
                 n = marks["dhlo.argument"]
                 if not isinstance(n, ir.IntegerAttr) or not 0 <= n.value < len(arguments) or not same(t, arguments[n.value]):
                     self.fail(f, "dhlo.argument gives the number of an argument of the result's type")
+            if "dhlo.size_of" in marks and not isinstance(marks["dhlo.size_of"], ir.IntegerAttr):
+                self.fail(f, "dhlo.size_of gives the number of an argument")
+
+    def _growth(self, f: Any, arguments: list[TensorType]) -> None:
+        """Do the marks of arguments name a dim along which they grow, behind their first, and a size; and are names texts?"""
+        for t, marks in zip(
+            arguments, map(ir.DictAttr, f.attributes["arg_attrs"] if "arg_attrs" in f.attributes else ()), strict=False
+        ):
+            if "dhlo.name" in marks and not isinstance(marks["dhlo.name"], ir.StringAttr):
+                self.fail(f, "dhlo.name is a text")
+            if "dhlo.grow" in marks and not isinstance(marks["dhlo.grow"], ir.IntegerAttr):
+                self.fail(f, "dhlo.grow gives the number of a dim")
+            if "dhlo.grows" in marks or "dhlo.filled" in marks:
+                d, filled = (marks[n] if n in marks else None for n in ("dhlo.grows", "dhlo.filled"))
+                if not isinstance(d, ir.IntegerAttr) or not 0 < d.value < t.rank or not is_size(filled):
+                    self.fail(f, "dhlo.grows gives the number of a dim, and dhlo.filled how much of it is filled")
 
 
 def _list(types: list[TensorType]) -> str:

@@ -27,6 +27,7 @@ from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, fi
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.frontend.state import state_names, storage_span, tensor_of
 from dhlo.ir.dialect import TypeError_
+from dhlo.ir.function import mark_results, set_ranges, set_user_names
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import complexes, control, movement
 from dhlo.ir.symbols import as_expr, show, symbol
@@ -83,11 +84,11 @@ class Importer:
             [ir.DictAttr.get({"dhlo.name": ir.StringAttr.get(s.name)}) for s in inputs if s.type is not None]
         )
         symbols = self._symbols(types)
-        i64 = ir.IntegerType.get_signless(64)
-        bound: Any = lambda x: ir.IntegerAttr.get(i64, -1 if x is None else x)
-        module.operation.attributes["dhlo.symbols"] = ir.DictAttr.get(
-            {n: ir.ArrayAttr.get([bound(r.lo), bound(r.hi)]) for n, r in symbols.items()}
-        )
+        set_ranges(module, {n: (r.lo, r.hi) for n, r in symbols.items()})
+        names = self._user_names(symbols)
+        set_user_names(module, names)
+        arguments = {s.name: k for k, s in enumerate(s for s in inputs if s.type is not None)}
+        mark_results(block, {m.index: m.target if m.kind == "buffer" else arguments[m.target] for m in mutations})
         return Program(
             self.context,
             module,
@@ -97,7 +98,7 @@ class Importer:
             self.ep.call_spec.in_spec,
             output_structure(self.ep),
             symbols,
-            self._user_names(symbols),
+            names,
             mutations,
         )
 

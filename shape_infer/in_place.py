@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.function import Target
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape, State
 from dhlo.ir.types import from_mlir
-from dhlo.ir.updates import Target
 from dhlo.shape_infer.views import strided
 
 __all__ = ["Link", "in_place", "links", "readers"]

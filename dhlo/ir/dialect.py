@@ -33,6 +33,7 @@ __all__ = [
     "build",
     "defining",
     "dims_of",
+    "is_size",
     "number",
     "operand_types",
     "result_types",
@@ -172,7 +173,8 @@ class Op(OpView):
     def mentions(self) -> set[str]:
         """The symbols in the size expressions of its attributes."""
         found: set[str] = set()
-        for f in ext.partition_fields(self._fields)[1]:
+        fields: Any = type(self)._fields  # type: ignore[attr-defined]
+        for f in ext.partition_fields(fields)[1]:
             if f.constraint in _OF_SIZES and f.name in self.attributes:
                 given = attr(self, f.name)
                 for text in [given] if isinstance(given, str) else given:
@@ -241,12 +243,13 @@ def _is_int(a: Any) -> bool:
     return isinstance(a, ir.IntegerAttr) and str(a.type) == "i64"
 
 
-def _is_size(a: Any) -> bool:
+def is_size(a: Any) -> bool:
+    """Is an attribute a size expression as text?"""
     return isinstance(a, ir.StringAttr) and isinstance(parse(a.value), sympy.Expr)
 
 
 def _is_number(a: Any) -> bool:
-    return isinstance(a, ir.StringAttr) and (number(a.value) is not None or a.value in ("true", "false") or _is_size(a))
+    return isinstance(a, ir.StringAttr) and (number(a.value) is not None or a.value in ("true", "false") or is_size(a))
 
 
 def _is_condition(a: Any) -> bool:
@@ -264,7 +267,7 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's cl
     ir.FloatAttr: ("a number with a point", lambda a: isinstance(a, ir.FloatAttr) and str(a.type) == "f64"),
     Flag: ("true or false", lambda a: isinstance(a, ir.BoolAttr)),
     Ints: ("a list of whole numbers", _every(_is_int)),
-    Sizes: ("a list of sizes as text", _every(_is_size)),
+    Sizes: ("a list of sizes as text", _every(is_size)),
     Number: ("a number or size as text", _is_number),
     Numbers: ("a list of numbers or sizes as text", _every(_is_number)),
     Scalar: ("a text", lambda a: isinstance(a, ir.StringAttr)),  # whether it is a value depends on the dtype

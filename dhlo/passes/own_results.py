@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.dialect import Kind, build, defining
+from dhlo.ir.function import updates_of
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.complexes import Interleave
 from dhlo.ir.ops.elementwise import Copy
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
-from dhlo.ir.updates import updates_of
 
 __all__ = ["own_results"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.updates import updates_of
+from dhlo.ir.function import updates_of
 from dhlo.shape_infer.in_place import links, readers
 
 __all__ = ["readers_first"]

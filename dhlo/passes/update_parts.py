@@ -10,12 +10,12 @@ from typing import Any
 import sympy
 
 from dhlo.ir.dialect import attr, build, defining, exprs
+from dhlo.ir.function import Target, updates_of
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Concat, Full, Reshape, Slice, State
 from dhlo.ir.symbols import show
 from dhlo.ir.types import TensorType, from_mlir
-from dhlo.ir.updates import Target, updates_of
 from dhlo.passes.cse import erase_dead
 
 __all__ = ["update_parts"]

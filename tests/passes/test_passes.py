@@ -21,6 +21,7 @@ from dhlo.pipeline import PASSES, Pass, run_passes
 from tests.goldens import Golden
 
 HERE = Path(__file__).parent
+OTHER_RESULTS = {"grow"}  # passes that change what the function gives
 TESTED = [p for p in PASSES if not p.name.endswith("-again")]
 
 
@@ -35,11 +36,11 @@ def test_pass(tested: Pass, golden: Golden) -> None:
         before, weights = str(module), weights_of(module)
         args = [from_mlir(a) for a in module.body.operations[0].regions[0].blocks[0].arguments]
         calls = [inputs(args, n) for n in (1, 2, 5)]
-        want = [interp.run(module, x, weights) for x in calls]
+        want = [interp.run(module, x, weights) for x in calls] if tested.name not in OTHER_RESULTS else []
         run_passes(module, weights, (tested,))
         assert str(module) != before
         golden(HERE / f"{tested.name}.golden.mlir", str(module))
-        for x, results in zip(calls, want, strict=True):
+        for x, results in zip(calls, want, strict=bool(want)):
             for a, b in zip(interp.run(module, x, weights), results, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         again = str(mlir.ir.Module.parse(str(module)))

@@ -8,11 +8,11 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from dhlo.ir.dialect import Kind, defining
+from dhlo.ir.function import updates_of
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
 from dhlo.ir.types import from_mlir
-from dhlo.ir.updates import updates_of
 
 __all__ = ["Graph", "Unit", "bits", "kind_of"]
 

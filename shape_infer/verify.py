@@ -1,6 +1,6 @@
 """Symbols are values: each has one definition, which comes before everything that mentions it.
 
-An argument's type defines the symbols of its sizes; ops with a `symbol` define that one, and a branch the sizes in which its
+An argument's type defines the symbols of its sizes, how much of it is filled that of a buffer's part; ops with a `symbol` define that one, and a branch the sizes in which its
 regions differ. What a region defines ends with it.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dhlo.ir.function import filled_sizes
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.types import from_mlir
 
@@ -28,7 +29,7 @@ def misused_symbol(module: Any) -> Misuse | None:
     """The first misuse of a symbol in the functions of a module whose ops are verified; None if there is none."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
-            known = _sizes(block.arguments)
+            known = _sizes(block.arguments) | {s.name for e in filled_sizes(block).values() for s in e.free_symbols}
             found = next(_block(block, known, set(known)), None)
             if found is not None:
                 return found

@@ -16,7 +16,7 @@ ROOT = Path(dhlo.__file__).parent
 
 # By package, from the bottom up: what it may import besides itself and what everything may. A module of the package `dhlo`
 # itself that isn't listed belongs to the tools and the API on top of the compiler.
-EVERYWHERE = {"dhlo.errors", "dhlo._runtime", "dhlo.options"}
+EVERYWHERE = {"dhlo.errors", "dhlo._runtime", "dhlo.options", "dhlo.torch_version"}
 IR = {"dhlo.ir"}
 FACTS = IR | {"dhlo.shape_infer"}
 KERNEL_IR = FACTS | {"dhlo.codegen.target", "dhlo.codegen.kernel_ir"}

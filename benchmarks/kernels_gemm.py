@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, kernel_fn, load_args
 from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
 from tests.targets import TARGET, TILES
 
@@ -100,6 +100,7 @@ class Bench:
         q = {x: host.pointer(x) for x in ("a", "b", "ws")}
         eargs = fn.int_to_ptr(p["eargs"])
         matmul = Matmul(F32, TILES)
+        matmul.emit_kernels(module, packed=packed)
         host.launch("peak", [], p["items"], 1, 4096)
         host.launch("read", [q["b"]], p["pages"], 1, 4096)
         matmul.emit_launch(
@@ -207,7 +208,7 @@ def main() -> None:
         print(f"{threads} threads: {peak / 1e9:.0f} GFLOP/s of fused multiply-adds")
         for k, n in weights:
             w = rng.standard_normal((k, n)).astype(np.float32) / 16
-            b = w if args.dynamic else pack_b(w, False, TILES.nr(F32))
+            b = w if args.dynamic else pack_b(w, False, TILES.panel(F32))
             tw = torch.from_numpy(np.ascontiguousarray(w.T))
             ws = aligned(workspace_bytes(1, n, k, F32, TILES))
             bw = bench.bandwidth(threads, k * n * 4)

@@ -28,6 +28,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         vector_bits=128,
         registers=32,
         masks=False,
+        strides=1,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
     )

@@ -38,6 +38,7 @@ class Target:
     registers     how many of them there are
     masks         loads and stores of single lanes are instructions
     extras        what some code uses besides, by the features' names
+    strides       multiples of a run-time stride, counted from 0, that an address may add to its base
     dots          dot-product instructions by the type of the elements that they multiply
     """
 
@@ -49,6 +50,7 @@ class Target:
     vector_bits: int
     registers: int
     masks: bool
+    strides: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
 from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
-from tests.targets import TARGET
 
 __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address"]
 
@@ -89,7 +88,7 @@ class TestHost:
     def build(self) -> Program:
         """Finishes the host function and compiles the module."""
         self.fn.done()
-        jit = Jit([compile_object(lower_to_llvm_ir(self.module.text(), TARGET), TARGET)])
+        jit = Jit([compile_object(lower_to_llvm_ir(self.module.text(), self.module.target), self.module.target)])
         return Program(jit, jit.address(self.fn.name), tuple(self.names))
 
 

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pytest
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import parse_target
 from tests.codegen.harness import Program, TestHost, aligned
 from tests.targets import TARGET, TILES
@@ -23,20 +24,23 @@ from tests.targets import TARGET, TILES
 Array = npt.NDArray[Any]
 SIZES = (0, 1, 2, 3, 7, 13, 14, 15, 16, 17, 29, 31, 32, 33, 64, 100, 257)
 DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16}
-PLAIN = tile_spec(parse_target(TARGET.name.partition("+")[0]))
-SPECS = [PLAIN, *({TILES} - {PLAIN})]
+LEVEL = parse_target(TARGET.name.partition("+")[0])
+"""The target without extensions."""
+PLAIN = tile_spec(LEVEL)
+SPECS = [TILES]
+if TARGET.is_x86 and TARGET.vector_bits == 512:  # the lower level runs as well
+    SPECS.append(tile_spec(parse_target("x86-64-v3")))
 STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
 NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
 
 
-def emit_epilogue(module: KernelModule, elem: str, *, bias_relu: bool) -> str:
+def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool) -> str:
     """eargs: c, m, n, bias. Stores the tile to dense c[batch][m][n], or its biased and clamped values."""
     name = "bias_relu" if bias_relu else "store"
     fn = Fn(module, name, EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = fn.args
     c, m, n, bias = (fn.load(fn.gep(eargs, i, I64), I64) for i in range(4))
     c, bias = fn.int_to_ptr(c), fn.int_to_ptr(bias)
-    lanes = TILES.lanes(elem)
     zero = fn.const(0.0, vec(elem, lanes))
     with fn.loop(0, mr) as i, fn.loop(0, nr, lanes) as j:
         mask = fn.tail_mask(fn.sub(nr, j.iv), lanes)
@@ -60,8 +64,10 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
     eargs = fn.alloca(4, I64)
     for i, x in enumerate(("c", "m", "n", "bias")):
         fn.store(p[x], fn.gep(eargs, i, I64))
-    epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), bias_relu=bias_relu))
-    Matmul(elem, spec, narrow=not bias_relu).emit_launch(
+    epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu))
+    matmul = Matmul(elem, spec, narrow=not bias_relu)
+    matmul.emit_kernels(module, packed=packed)
+    matmul.emit_launch(
         host,
         a=pointer["a"],
         b=pointer["b"],
@@ -96,14 +102,14 @@ def run(
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == a.dtype)
     bt0, bt1, m, k = a.shape
-    n, nr = b.shape[-1], spec.nr(elem)
+    n = b.shape[-1]
     dtype = np.dtype(DTYPES[accumulator(elem)])
     c = aligned(max(1, bt0 * bt1 * m * n) * dtype.itemsize).view(dtype)
     sb = element_strides(b)
     distinct = (bt0 if sb[0] else 1) * (bt1 if sb[1] else 1)
     ws = aligned(workspace_bytes(distinct, n, k, elem, spec) + 64)
     if packed:
-        b = pack_b(b, False, nr, pairs=elem == BF16)
+        b = pack_b(b, False, spec.panel(elem), pairs=elem == BF16)
         unit = b.itemsize * (2 if elem == BF16 else 1)
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
@@ -156,24 +162,27 @@ def cases(count: int, seed: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("elem", [F32, F64])
-def test_every_row_count_and_random_sizes(elem: str, packed: bool) -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_row_count_and_random_sizes(spec: TileSpec, elem: str, packed: bool) -> None:
     rng = np.random.default_rng(1)
     sizes = [*((m, n, 33) for m in range(1, 32) for n in (31, 161)), *cases(60, 1), *itertools.product((0, 1, 15), repeat=3)]
     for i, (m, n, k) in enumerate(sizes):
         a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, n), elem)
-        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3), a, b)
+        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3, spec=spec), a, b)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(257, 257, 257), (700, 100, 1500), (3, 1030, 2048), (129, 33, 4096), (29, 480, 768)])
-def test_larger_sizes_on_any_split(m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_larger_sizes_on_any_split(spec: TileSpec, m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(2)
     a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
     for threads, seed in ((1, None), (2, None), (7, None), (2, 5), (3, 6)):
-        check(run(a, b, packed=True, num_threads=threads, seed=seed), a, b)
-    check(run(a, b, packed=False, num_threads=2), a, b)
+        check(run(a, b, packed=True, num_threads=threads, seed=seed, spec=spec), a, b)
+    check(run(a, b, packed=False, num_threads=2, spec=spec), a, b)
 
 
-def test_strided_and_transposed_operands() -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_strided_and_transposed_operands(spec: TileSpec) -> None:
     rng = np.random.default_rng(3)
     for i, (m, n, k) in enumerate([*cases(40, 3), (20, 200, 40), (100, 300, 64)]):
         a_forms = [
@@ -189,31 +198,34 @@ def test_strided_and_transposed_operands() -> None:
             tensor(rng, (1, 1, k, 2 * n))[..., ::2],
         ]
         a, b = a_forms[i % 5], b_forms[i % 3]
-        check(run(a, b, packed=False, seed=i), a, b)
-        check(run(a, b, packed=True), a, b)
+        check(run(a, b, packed=False, seed=i, spec=spec), a, b)
+        check(run(a, b, packed=True, spec=spec), a, b)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_batches_and_broadcast(packed: bool) -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_batches_and_broadcast(spec: TileSpec, packed: bool) -> None:
     rng = np.random.default_rng(4)
     for i, (m, n, k) in enumerate([(5, 40, 17), (1, 33, 64), (16, 16, 16), (31, 200, 3), (1, 0, 4), (40, 170, 20)]):
         for b0, b1 in ((3, 2), (1, 4), (2, 1), (0, 3), (3, 0)):
             a = tensor(rng, (b1, b0, m, k)).swapaxes(0, 1)
             for shape in ((b0, b1), (1, b1), (b0, 1), (1, 1)):
                 b = np.broadcast_to(tensor(rng, (*shape, k, n)), (b0, b1, k, n))
-                check(run(a, b, packed=packed, seed=i), a, b)
+                check(run(a, b, packed=packed, seed=i, spec=spec), a, b)
             a_shared = np.broadcast_to(tensor(rng, (1, 1, m, k)), (b0, b1, m, k))
-            check(run(a_shared, b, packed=packed, num_threads=2), a_shared, b)
+            check(run(a_shared, b, packed=packed, num_threads=2, spec=spec), a_shared, b)
 
 
-def test_epilogue_sees_every_element_once() -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_epilogue_sees_every_element_once(spec: TileSpec) -> None:
     rng = np.random.default_rng(5)
     for i, (m, n, k) in enumerate([*cases(25, 5), (15, 33, 0), (300, 65, 8)]):
         a, b, bias = tensor(rng, (2, 1, m, k)), tensor(rng, (2, 1, k, n)), tensor(rng, (n,))
-        check(run(a, b, packed=i % 2 == 0, bias=bias, seed=i, num_threads=2), a, b, bias)
+        check(run(a, b, packed=i % 2 == 0, bias=bias, seed=i, num_threads=2, spec=spec), a, b, bias)
 
 
-def test_non_finite_values_pass() -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_non_finite_values_pass(spec: TileSpec) -> None:
     rng = np.random.default_rng(6)
     for m, n, k in ((3, 40, 20), (20, 200, 33), (20, 33, 1024)):
         a, b = tensor(rng, (1, 1, m, k)), np.abs(tensor(rng, (1, 1, k, n))) + 1
@@ -221,22 +233,23 @@ def test_non_finite_values_pass() -> None:
         with np.errstate(invalid="ignore"):
             want = a.astype(np.float64) @ b.astype(np.float64)
         for packed in (True, False):
-            got = run(a, b, packed=packed)
+            got = run(a, b, packed=packed, spec=spec)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
 
 
-def test_few_rows_stream_b_in_place() -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_few_rows_stream_b_in_place(spec: TileSpec) -> None:
     rng = np.random.default_rng(10)
     for m, n, k, batch in itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3)):
         a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2 : n + 2]
-        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3), a, b)
-        check(run(a, b, packed=False, num_threads=2), a, b)
+        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3, spec=spec), a, b)
+        check(run(a, b, packed=False, num_threads=2, spec=spec), a, b)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [*SPECS, *({PLAIN} - {*SPECS})], ids=str)
 @pytest.mark.parametrize("packed", [True, False])
-def test_bf16(packed: bool, spec: TileSpec) -> None:
+def test_bf16(spec: TileSpec, packed: bool) -> None:
     rng = np.random.default_rng(9)
     sizes = [*((m, 40, k) for m in range(1, 30, 2) for k in (32, 35)), *cases(30, 9), (300, 300, 257), (1, 0, 3)]
     for i, (m, n, k) in enumerate(sizes):
@@ -254,16 +267,17 @@ def test_bf16(packed: bool, spec: TileSpec) -> None:
         check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec), a, b)
 
 
-def test_splits_and_threads_do_not_change_bits() -> None:
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_splits_and_threads_do_not_change_bits(spec: TileSpec) -> None:
     rng = np.random.default_rng(7)
-    for k in (300, 1024):
-        a, b = tensor(rng, (1, 1, 61, k)), tensor(rng, (1, 1, k, 190))
-        whole = run(a, b, packed=True)
+    for m, n, k in ((61, 190, 300), (61, 190, 1024), *((m, n, 400) for m in (13, 15, 19, 29, 31) for n in (10, 24, 70))):
+        a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
+        whole = run(a, b, packed=True, spec=spec)
         for seed in range(4):
-            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed, num_threads=1 + 3 * seed), whole)
-            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed), whole)
-        few = run(a[:, :, :3], b, packed=False)
-        np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5), few)
+            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed, num_threads=1 + 3 * seed, spec=spec), whole)
+            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed, spec=spec), whole)
+        few = run(a[:, :, :3], b, packed=False, spec=spec)
+        np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5, spec=spec), few)
 
 
 def test_pack_b_layout() -> None:
@@ -276,6 +290,16 @@ def test_pack_b_layout() -> None:
         want = padded.reshape(2, k, panels, 32).swapaxes(1, 2)
         np.testing.assert_array_equal(pack_b(w, False, 32), want)
         np.testing.assert_array_equal(pack_b(np.ascontiguousarray(w.swapaxes(1, 2)), True, 32), want)
+
+
+def test_all_targets_read_the_same_panels() -> None:
+    for target in ("x86-64-v3", "x86-64-v4", "x86-64-v4+bf16", "aarch64", "aarch64+bf16"):
+        spec = tile_spec(parse_target(target))
+        assert [spec.panel(elem) for elem in (F32, F64, BF16)] == [32, 16, 32]
+        assert workspace_bytes(2, 33, 5, BF16, spec) == 2 * 2 * 3 * 32 * 4
+        for elem in (F32, F64, BF16):
+            assert spec.columns(elem, 1) == spec.panel(elem) and spec.panel(elem) % spec.nr(elem) == 0
+            assert spec.tile_elements(elem) == spec.rows(elem) * spec.nr(elem)
 
 
 def test_workspace_bytes_of_symbols() -> None:

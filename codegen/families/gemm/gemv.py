@@ -12,12 +12,20 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 __all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_elements"]
 
 STREAM_ROWS = 12
-# Rows of one pass over k.
-_GROUP = 4
-# Vectors of columns that a pass over k covers for 1 to 4 rows: they read long pieces of B and fill the registers.
-_WIDE = (16, 8, 8, 4)
-_NARROW = 4
+# Vectors of columns that a pass over k covers at least, and rows at most.
+_NARROW, _GROUP = 4, 4
 _ROWS_AHEAD = 4
+
+
+def _vectors(rows: int, spec: TileSpec) -> int:
+    """Vectors of columns that a pass over k covers for so many rows: a power of two for which sums take no more than three
+    quarters of the registers, so that it reads long pieces of B."""
+    return 1 << (spec.target.registers * 3 // 4 // rows).bit_length() - 1
+
+
+def _group(spec: TileSpec) -> int:
+    """The most rows of a pass over k: as many as leave it wide enough."""
+    return max(rows for rows in range(1, _GROUP + 1) if _vectors(rows, spec) >= _NARROW)
 
 
 def narrow_columns(elem: str, spec: TileSpec) -> int:
@@ -27,7 +35,7 @@ def narrow_columns(elem: str, spec: TileSpec) -> int:
 
 def stream_scratch_elements(elem: str, spec: TileSpec) -> int:
     """Scratch, in elements, without the panel of B that the last columns are packed to (k * nr more)."""
-    return _GROUP * _WIDE[0] * spec.lanes(elem)
+    return _group(spec) * _vectors(1, spec) * spec.lanes(elem)
 
 
 def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec) -> str:
@@ -108,6 +116,11 @@ class _Item:
                 ],
             )
 
+    def rows_of(self, run: V, runs: V) -> tuple[V, V]:
+        """First row and number of rows of one of several runs of nearly equal length."""
+        first, after = (self.fn.divu(self.fn.mul(x, self.m), runs) for x in (run, self.fn.add(run, 1)))
+        return first, self.fn.sub(after, first)
+
     def last_columns(self, start: V, end: V) -> None:
         """The columns that no pass takes: packed to scratch, then multiplied by the micro-kernel."""
         fn, elem, nr = self.fn, self.elem, self.spec.nr(self.elem)
@@ -116,12 +129,16 @@ class _Item:
         with fn.loop(start, end, nr) as p:
             width = fn.min(fn.sub(end, p.iv), nr)
             fn.call(
-                emit_pack_b_panel(fn.module, elem, self.spec),
+                emit_pack_b_panel(fn.module, elem, self.spec.alone),
                 [fn.gep(self.b, p.iv, elem), self.b_stride, fn.i64(1), width, self.k, panel],
             )
-            ukr = fn.load(fn.gep(table, fn.sub(self.m, 1), PTR), PTR)
-            fn.call_ptr(ukr, [self.a, self.a_stride, panel, self.k, self.tile, fn.i64(0)])
-            self.finish(nr, 0, self.m, p.iv, width)
+            runs = fn.ceildivu(self.m, self.spec.rows(elem))
+            with fn.loop(0, runs) as run:
+                first, rows = self.rows_of(run.iv, runs)
+                ukr = fn.load(fn.gep(table, fn.sub(rows, 1), PTR), PTR)
+                a = fn.gep(self.a, fn.mul(self.a_stride, first), elem)
+                fn.call_ptr(ukr, [a, self.a_stride, panel, self.k, self.tile, fn.i64(0)])
+                self.finish(nr, first, rows, p.iv, width)
 
 
 def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
@@ -145,19 +162,19 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs)
-        for rows in range(1, _GROUP + 1):
+        for rows in range(1, _group(spec) + 1):
             with fn.when(fn.cmp("eq", m, rows)):
                 _emit_few_rows(item, rows, begin, end)
-        with fn.when(fn.cmp("gt", m, _GROUP)):
+        with fn.when(fn.cmp("gt", m, _group(spec))):
             _emit_row_groups(item, begin, end)
     fn.done()
     return name
 
 
 def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
-    """Up to _GROUP rows: wide passes, then narrow ones."""
+    """Rows of a single pass: wide ones, then narrow ones."""
     fn = item.fn
-    for vectors in dict.fromkeys((_WIDE[rows - 1], _NARROW)):
+    for vectors in dict.fromkeys((_vectors(rows, item.spec), _NARROW)):
         step = vectors * item.spec.lanes(item.elem)
         count = fn.divu(fn.sub(end, begin), step)
         with fn.loop(0, count) as p:
@@ -169,16 +186,15 @@ def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
 
 
 def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
-    """More rows: groups of 2 to _GROUP go over the same columns in turn, and B comes from the cache for all but one."""
-    fn, m = item.fn, item.m
+    """More rows: groups of nearly equal size go over the same columns in turn, and B comes from the cache for all but one."""
+    fn, most = item.fn, _group(item.spec)
     step = _NARROW * item.spec.lanes(item.elem)
-    groups = fn.ceildivu(m, _GROUP)
+    groups = fn.ceildivu(item.m, most)
     count = fn.divu(fn.sub(end, begin), step)
     with fn.loop(0, count) as p, fn.loop(0, groups) as g:
         column = fn.add(begin, fn.mul(p.iv, step))
-        first, after = (fn.divu(fn.mul(x, m), groups) for x in (g.iv, fn.add(g.iv, 1)))
-        size = fn.sub(after, first)
-        for rows in range(_GROUP // 2, _GROUP + 1):
+        first, size = item.rows_of(g.iv, groups)
+        for rows in range((most + 1) // 2, most + 1):
             with fn.when(fn.cmp("eq", size, rows)):
                 item.multiply(rows, first, column, _NARROW)
         item.finish(step, first, size, column, step)

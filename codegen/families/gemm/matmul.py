@@ -17,14 +17,10 @@ from dhlo.codegen.families.gemm.microkernel import (
     unit,
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
-__all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
-
-# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr,
-#               int64_t nr)
-EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64), ("nr", I64))
+__all__ = ["Matmul", "workspace_bytes"]
 
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
@@ -34,9 +30,9 @@ _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
 _L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 8
 # Work, in FMA cycles of one core, that pays for waking another one.
 _WAKE_CYCLES = 20_000
-# Cost model, in cycles: of a call of micro-kernel and epilogue, per k step of rows of A packed (one a row, but no less), per k step
-# of a panel of B streamed (packed) or transposed on the way.
-_CALL_CYCLES, _PACK_LEAST, _STREAM_CYCLES = 100, 8, 16
+# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
+# streamed (packed) or transposed on the way.
+_CALL_CYCLES, _VECTOR_CYCLES, _STREAM_CYCLES = 16, 3, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
@@ -56,9 +52,14 @@ Num = V | int
 
 def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) -> Size:
     """Workspace of a product whose B is packed at run time: `batch` matrices of n x k, as ints or sympy expressions."""
-    nr, step = spec.nr(elem), depth(elem)
-    panels, steps = (n + (nr - 1)) // nr, (k + (step - 1)) // step
-    return batch * panels * steps * (nr * BITS[unit(elem)] // 8)
+    columns, step = spec.panel(elem), depth(elem)
+    panels, steps = (n + (columns - 1)) // columns, (k + (step - 1)) // step
+    return batch * panels * steps * spec.row_bytes(elem)
+
+
+def _call_cycles(spec: TileSpec) -> int:
+    """Cost of the calls for some rows of a panel of B."""
+    return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
 
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
-    spec.rows(elem) rows from row m0 and nr <= spec.nr(elem) columns from column n0 of the linear batch index `batch`;
+    spec.rows(elem) rows from row m0 and nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`;
     every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end). Neither the
@@ -79,7 +80,8 @@ class Matmul:
 
     def kernel(self, *, rows: bool, packed: bool) -> str:
         """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
-        return f"matmul_{self.elem}{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+        form = f"{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+        return f"matmul_{self.elem}{form}{self.spec.suffix}"
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
@@ -116,7 +118,7 @@ class Matmul:
         workspace: V | None = None,
         packed: bool,
     ) -> None:
-        """Emits size arithmetic, variant choice and launches.
+        """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted.
 
         `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
         (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
@@ -124,11 +126,10 @@ class Matmul:
         `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
         before a tile's products, prefetches what the epilogue will write and read.
         """
-        self.emit_kernels(host.module, packed=packed)
         fn = host.fn
         mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
         sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
-        panels = fn.ceildivu(nv, self.spec.nr(self.elem))
+        panels = fn.ceildivu(nv, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(batch0, batch1), panels)
         in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
         plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
@@ -204,7 +205,8 @@ class Matmul:
         chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
         chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, _STREAM_CYCLES), _CALL_CYCLES), chunk), self.spec.nr(self.elem))
+        panel_cycles = fn.add(fn.mul(k, _STREAM_CYCLES), _call_cycles(self.spec))
+        cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
         scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
         host.launch(
@@ -251,11 +253,11 @@ class Matmul:
         s0, s1, sk, sn = strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
-        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.nr(self.elem))
+        size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
         count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
         host.launch(
-            f"pack_b_{self.elem}",
+            emit_pack_b_kernel(host.module, self.elem, self.spec),
             [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
             count,
             fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1),
@@ -284,10 +286,10 @@ class _Plan:
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
-            work = fn.mul(rows, spec.vectors)
+            work = fn.mul(rows, spec.vectors * spec.per_panel)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
-            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
-            pack = fn.mul(fn.max(rows, _PACK_LEAST), k)
+            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _call_cycles(spec)))
+            pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
             halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))
@@ -316,10 +318,9 @@ class _Plan:
     def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
         """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
         fn, spec, elem = self.fn, self.spec, self.elem
-        nr = spec.nr(elem)
-        elements = fn.const(spec.rows(elem) * nr + spec.lanes(elem), I64)
+        elements = fn.const(spec.tile_elements(elem) + spec.lanes(elem), I64)
         if not packed:
-            elements = fn.add(elements, fn.mul(self.k, nr))
+            elements = fn.add(elements, fn.mul(self.k, spec.panel(elem)))
         if not rows:
             elements = fn.add(elements, fn.mul(self.rows, self.k))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
@@ -343,9 +344,8 @@ class _RowSplit:
 
 def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
     """Items are (batch, row block, column panel); runs of column panels of one row block share its packed rows of A."""
-    spec, elem, nr = matmul.spec, matmul.elem, matmul.spec.nr(matmul.elem)
-    part = unit(elem)
-    row_bytes = nr * BITS[part] // 8
+    spec, elem = matmul.spec, matmul.elem
+    columns, row_bytes, part = spec.panel(elem), spec.row_bytes(elem), unit(elem)
     table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
     fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
     a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
@@ -353,11 +353,11 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     )
     _, begin, end, _, tile = fn.args
     steps = units(fn, k, elem)
-    b_pack = fn.gep(tile, spec.rows(elem) * nr, part)
-    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, nr), part)
-    ukrs = fn.address_of(table)
+    b_pack = fn.gep(tile, spec.tile_elements(elem), part)
+    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, columns), part)
     touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
-    panels = fn.max(fn.ceildivu(n, nr), 1)
+    calls = _TileCalls(matmul, fn, fn.address_of(table), steps, tile, epilogue, touch, touches, eargs)
+    panels = fn.max(fn.ceildivu(n, columns), 1)
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
         before = fn.mul(run.iv, panels)
         p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
@@ -369,44 +369,83 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
         if not rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                emit_pack_a_panel(
-                    fn,
-                    elem,
-                    spec,
-                    fn.gep(a_block, fn.mul(offset, sm), elem),
-                    sm,
-                    sk,
-                    mr,
-                    k,
-                    fn.gep(a_pack, fn.mul(offset, steps), part),
-                )
+                to = fn.gep(a_pack, fn.mul(offset, steps), part)
+                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k, to)
         ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
         slice_bytes = fn.mul(steps, ahead_step)
         with fn.loop(p0, p1) as p:
-            n0 = fn.mul(p.iv, nr)
-            width = fn.min(fn.sub(n, n0), nr)
+            n0 = fn.mul(p.iv, columns)
+            width = fn.min(fn.sub(n, n0), columns)
             if packed:
                 panel = fn.gep(b_batch, fn.mul(n0, steps), part)
-                # One row panel: stream ahead in this panel of B. More: they fetch the next panel between them, a slice
-                # each; the thread's next chunk starts there.
+                # One tile: stream ahead in this panel of B. More: they fetch the next panel between them, a slice each; the
+                # thread's next chunk starts there.
                 alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
                 alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-                ahead = fn.select(fn.cmp("eq", split.panels, 1), alone, fn.mul(steps, row_bytes))
+                ahead = fn.select(calls.single(split), alone, fn.mul(steps, row_bytes))
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
-            variants = ukrs
-            if matmul.narrow:
-                half = fn.cmp("le", width, spec.lanes(elem))
-                variants = fn.gep(ukrs, fn.select(half, fn.i64(spec.rows(elem)), 0), PTR)
+            variants = calls.variants(width) if spec.per_panel == 1 else None
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                ukr = fn.load(fn.gep(variants, fn.sub(mr, 1), PTR), PTR)
                 operand = [fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, steps), part)]
-                place = [batch, fn.add(split.first, offset), n0, mr, width]
-                with fn.when(touches):
-                    fn.call_ptr(touch, [eargs, tile, fn.i64(nr), *place])
-                fetch = fn.gep(panel, fn.add(ahead, fn.mul(i.iv, slice_bytes)), I8)
-                fn.call_ptr(ukr, [*operand, panel, steps, tile, fn.i64(0), fetch, ahead_step])
-                fn.call_ptr(epilogue, [eargs, tile, fn.i64(nr), *place])
+                fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
+                row = [batch, fn.add(split.first, offset)]
+                if variants is not None:
+                    calls.emit(variants, operand, panel, [*row, n0, mr, width], spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
+                else:
+                    calls.emit_across(operand, panel, row, n0, mr, width, fetch, ahead_step)
     fn.done()
+
+
+@dataclass(frozen=True)
+class _TileCalls:
+    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
+
+    matmul: Matmul
+    fn: Fn
+    table: V
+    steps: V
+    tile: V
+    epilogue: V
+    touch: V
+    touches: V  # whether there is such a function
+    eargs: V
+
+    def single(self, split: _RowSplit) -> V:
+        """Whether one tile takes all rows and columns of an item."""
+        fn, spec = self.fn, self.matmul.spec
+        few = spec.rows(self.matmul.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.matmul.elem)
+        return fn.cmp("le", split.size, few)
+
+    def variants(self, width: V) -> V:
+        """The micro-kernels by number of rows, for a tile of `width` columns."""
+        if not self.matmul.narrow:
+            return self.table
+        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
+        narrow = fn.cmp("le", width, spec.lanes(elem))
+        return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
+
+    def emit(self, variants: V, a: Sequence[V], b: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
+        """One tile at `place` (batch, row, column, rows, columns) of C."""
+        fn = self.fn
+        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
+        place = [self.eargs, self.tile, fn.i64(ld), *place]
+        with fn.when(self.touches):
+            fn.call_ptr(self.touch, place)
+        fn.call_ptr(ukr, [*a, b, self.steps, self.tile, fn.i64(0), fetch, fetch_step])
+        fn.call_ptr(self.epilogue, place)
+
+    def emit_across(self, a: Sequence[V], panel: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V) -> None:
+        """The tiles of some rows across a panel that is wider than they are. What lies `fetch` bytes from its start they prefetch
+        between them, at `fetch_step` bytes a step of k."""
+        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
+        columns, part = spec.panel(elem), unit(elem)
+        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
+        share = fn.divu(fn.mul(fetch_step, ld), columns)
+        with fn.loop(0, width, ld) as t:
+            b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
+            later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
+            at = fn.gep(panel, fn.add(fetch, later), I8)
+            self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

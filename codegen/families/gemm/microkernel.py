@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
@@ -45,19 +45,34 @@ def depth(elem: str) -> int:
 class TileSpec:
     """How a target's vector registers are tiled (MR x NR in BLIS's terms): `mr` rows by `vectors` vectors.
 
-    A panel of B is [k][nr(elem)], a panel of A [k][mr] with exactly as many rows as the micro-kernel variant that reads
-    it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with leading dimension nr(elem).
-    For bf16, panels hold pairs: [ceil(k / 2)][nr or mr][2], an odd k padded with 0; tiles are f32. Without a dot product
-    of pairs, they are widened to f32.
+    A panel of B is [k][panel(elem)] on every target, so that all read the same packed weights: as wide as a tile, or as
+    `per_panel` tiles side by side. A panel of A is [k][mr] with exactly as many rows as the micro-kernel variant that
+    reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with its columns as leading
+    dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with 0; tiles are f32.
+    Without a dot product of pairs, they are widened to f32.
     """
 
     target: Target
     mr: int
     vectors: int
+    per_panel: int
+
+    def __str__(self) -> str:
+        return f"{self.target.name} {self.name}"
 
     @property
     def name(self) -> str:
-        return f"{self.mr}x{self.nr(F32)}"
+        return f"{self.mr}x{self.nr(F32)}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """What tells symbols of kernels for wider panels from those for panels of a tile."""
+        return "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
+
+    @property
+    def alone(self) -> TileSpec:
+        """The same tiles with panels of their own width, for what is packed and read in one place."""
+        return replace(self, per_panel=1)
 
     @property
     def bf16_dot(self) -> DotProduct | None:
@@ -69,21 +84,54 @@ class TileSpec:
 
     def rows(self, elem: str) -> int:
         """The most rows of a tile: widening bf16 takes registers."""
-        return self.mr - 2 if elem == BF16 and not self.bf16_dot else self.mr
+        return self.mr - 2 if self.widens(elem) else self.mr
+
+    def widens(self, elem: str) -> bool:
+        """Whether pairs are taken apart and multiplied as f32."""
+        return elem == BF16 and not self.bf16_dot
 
     def nr(self, elem: str) -> int:
-        """Columns of a B panel and of a tile."""
+        """Columns of a tile."""
         return self.vectors * self.lanes(elem)
 
+    def panel(self, elem: str) -> int:
+        """Columns of a panel of B."""
+        return self.nr(elem) * self.per_panel
 
-_LEAST_COLUMNS = 16
+    def columns(self, elem: str, mr: int) -> int:
+        """Columns of a tile of `mr` rows over packed panels, and its leading dimension."""
+        return self.panel(elem) if mr <= self.whole_panel_rows(elem) else self.nr(elem)
+
+    def tile_elements(self, elem: str) -> int:
+        """Room for the largest tile."""
+        return max(mr * self.columns(elem, mr) for mr in range(1, self.rows(elem) + 1))
+
+    def row_bytes(self, elem: str) -> int:
+        """Bytes of a panel of B at one step of k."""
+        return self.panel(elem) * BITS[unit(elem)] // 8
+
+    def accumulators(self, elem: str) -> int:
+        """Registers left for sums beside a row of B and two more vectors; bf16 that is widened has two of each row of B."""
+        return self.target.registers - self.vectors * (1 + self.widens(elem)) - 2
+
+    def whole_panel_rows(self, elem: str) -> int:
+        """The most rows for which a tile spans a panel, where panels are wider than tiles: sums of few rows leave registers
+        for more columns, and B then streams through in one pass."""
+        if self.per_panel == 1:
+            return 0
+        return self.accumulators(elem) // (self.vectors * self.per_panel * (1 + self.widens(elem)))
+
+
+# Columns of f32 of a tile, at least, and of a panel of B on every target.
+_LEAST_COLUMNS, _PANEL_COLUMNS = 16, 32
 
 
 def tile_spec(target: Target) -> TileSpec:
     """The largest tile whose accumulators, a row of B and two more vectors fit the target's registers: at least two vectors and 16
     columns of f32 wide, so that an element of A serves several multiply-adds."""
     vectors = max(2, _LEAST_COLUMNS // target.lanes(F32))
-    return TileSpec(target, (target.registers - vectors - 2) // vectors, vectors)
+    mr = (target.registers - vectors - 2) // vectors
+    return TileSpec(target, mr, vectors, _PANEL_COLUMNS // (vectors * target.lanes(F32)))
 
 
 # Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
@@ -107,10 +155,10 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -
     """Emits `ukr_{elem}_{mr}(a, b, k, tile, accumulate)` once and returns its symbol.
 
     tile[mr][nr] = sum_k a[k][mr] * b[k][nr], added to the tile's content if `accumulate` != 0; `k` may be 0. `elem` is
-    f32, f64 or bf16, for which `k` counts pairs. Panels need element alignment only. The function is internal and not
-    inlined; it prefetches B some way ahead.
+    f32, f64 or bf16, for which `k` counts pairs. Panels are as wide as a tile and need element alignment only. The
+    function is internal and not inlined; it prefetches B some way ahead.
     """
-    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec), (("a", PTR),), spec)
+    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone), (("a", PTR),), spec)
 
 
 def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
@@ -119,7 +167,7 @@ def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSp
     `lda` is in elements; bf16 has no such variant.
     """
     return _emit_default_ahead(
-        module, elem, emit_microkernel_ahead(module, elem, mr, spec, rows=True), (("a", PTR), ("lda", I64)), spec
+        module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone, rows=True), (("a", PTR), ("lda", I64)), spec
     )
 
 
@@ -128,11 +176,12 @@ def emit_microkernel_ahead(
 ) -> str:
     """Emits a micro-kernel with two more arguments, `ahead` and `ahead_step`, once and returns its symbol.
 
-    At step kk of k it prefetches a row of B's size at ahead + kk * ahead_step bytes: so that the calls that share a
-    panel of B can fetch the next panel between them. The other arguments are as in the variant without (symbol less
-    `_ahead`). `narrow`: only a panel's first vector of columns is computed, the rest of the tile isn't written.
+    Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has. At step kk of k
+    it prefetches as many bytes as it reads of B at ahead + kk * ahead_step bytes: so that the calls that share a panel of
+    B can fetch the next panel between them. The other arguments are as in the variant without (symbol less `_ahead`).
+    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written.
     """
-    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}_ahead"
+    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else (("a", PTR),)
@@ -162,7 +211,7 @@ def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple
     if name not in module.functions:
         fn = Fn(module, name, (*head, *_ARGS), noinline=True)
         b = fn.args[len(head)]
-        fn.call(inner, [*fn.args, fn.gep(b, PREFETCH_BYTES, I8), fn.i64(spec.nr(elem) * BITS[unit(elem)] // 8)])
+        fn.call(inner, [*fn.args, fn.gep(b, PREFETCH_BYTES, I8), fn.i64(spec.alone.row_bytes(elem))])
         fn.done()
     return name
 
@@ -172,7 +221,7 @@ def emit_microkernel_table(
 ) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` (of
     `ahead` alone) as many narrow ones follow."""
-    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_ahead' if ahead else ''}"
+    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix + '_ahead' if ahead else ''}"
     if name not in module.globals:
         if ahead:
             symbols = [
@@ -201,17 +250,17 @@ def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> No
 
 
 def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:
-    """Base pointer and multiple of `lda` of each row: x86 addresses base + {0, 1, 2} * lda, so few registers serve all.
+    """Base pointer and multiple of `lda` of each row: where addresses may add multiples of it, few registers serve all.
 
     The bases pass through an empty inline assembly: otherwise LLVM derives them from one another again in the loop and
     spills.
     """
     out = []
     for i in range(mr):
-        if i % 3 == 0:
+        if i % fn.target.strides == 0:
             start = fn.gep(a, fn.mul(lda, i), elem)
             base = fn.op(PTR, f'llvm.inline_asm "", "=r,0" {start.name} : (!llvm.ptr) -> !llvm.ptr')
-        out.append((base, i % 3))
+        out.append((base, i % fn.target.strides))
     return out
 
 
@@ -230,6 +279,15 @@ def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
     return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
 
 
+def _interleaved_sums(elem: str, mr: int, accumulators: int, spec: TileSpec) -> int:
+    """In how many sets of `accumulators` the steps of k are summed: more than one where a single set can't keep the FMA units busy
+    and registers allow. Panels of products that are split have at least half a tile's rows and always one set, so that no split
+    changes a sum's order."""
+    if mr >= (spec.rows(elem) + 1) // 2:
+        return 1
+    return max(1, min(-(-_MIN_ACCUMULATORS // accumulators), spec.accumulators(elem) // accumulators))
+
+
 def _emit_body(
     fn: Fn,
     elem: str,
@@ -242,27 +300,42 @@ def _emit_body(
 ) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on."""
     b, k, tile, accumulate, ahead, ahead_step = rest
-    lanes, nv, nr, part = spec.lanes(elem), 1 if narrow else spec.vectors, spec.nr(elem), unit(elem)
+    lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
+    nv = 1 if narrow else ld // lanes
     ty, n = vec(accumulator(elem), lanes), mr * nv
-    fetched = [*range(0, nr * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
-    sets = max(1, -(-_MIN_ACCUMULATORS // n))
+    fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
+    sets = _interleaved_sums(elem, mr, n, spec)
     unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets))
     zero = fn.const(0.0, ty)
-    cells = [fn.gep(tile, i * nr + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
+    cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
 
     def step(u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
-        bs = [fn.load(fn.gep(b_k, u * nr + v * lanes, part), vec(part, lanes)) for v in range(nv)]
+        def row(i: int) -> V:
+            base, offset = a_k[i]
+            return fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+
+        def vector(v: int) -> V:
+            return fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes))
+
         out = list(acc)
-        for i, (base, offset) in enumerate(a_k):
-            x = fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+        if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
+            xs = [row(i) for i in range(mr)]
             for v in range(nv):
-                out[i * nv + v] = _multiply_add(fn, elem, spec, x, bs[v], acc[i * nv + v])
+                y = vector(v)
+                for i, x in enumerate(xs):
+                    out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+            return out
+        ys = [vector(v) for v in range(nv)]
+        for i in range(mr):
+            x = row(i)
+            for v, y in enumerate(ys):
+                out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
     first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n, [ty] * n)
     main = fn.mul(fn.divu(k, unroll), unroll)
     with fn.loop(0, main, unroll, first + [zero] * (n * (sets - 1))) as loop:
-        b_k, a_k = fn.gep(b, fn.mul(loop.iv, nr), part), a_at(loop.iv)
+        b_k, a_k = fn.gep(b, fn.mul(loop.iv, panel), part), a_at(loop.iv)
         acc = list(loop.carried)
         fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
         for u in range(unroll):
@@ -276,7 +349,7 @@ def _emit_body(
     for s in range(1, sets):
         sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
     with fn.loop(main, k, 1, sums) as tail:
-        tail.yield_(*step(0, tail.carried, fn.gep(b, fn.mul(tail.iv, nr), part), a_at(tail.iv)))
+        tail.yield_(*step(0, tail.carried, fn.gep(b, fn.mul(tail.iv, panel), part), a_at(tail.iv)))
     for p, x in zip(cells, tail.results, strict=True):
         fn.store(x, p)
     fn.done()

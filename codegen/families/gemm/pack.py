@@ -124,9 +124,9 @@ def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, 
 def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits `pack_b_panel_{elem}(src, k_stride, n_stride, width, k, dst)` once and returns its symbol.
 
-    Packs `width` columns of B, 1 to nr, to a panel [k][nr] padded with zeros. Strides are in elements.
+    Packs `width` columns of B, 1 to panel(elem), to a panel padded with zeros. Strides are in elements.
     """
-    name = f"pack_b_panel_{elem}"
+    name = f"pack_b_panel_{elem}{spec.suffix}"
     if name in module.functions:
         return name
     pack = emit_pack_rows(module, elem, spec)
@@ -134,23 +134,23 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         module, name, [("src", PTR), ("k_stride", I64), ("n_stride", I64), ("width", I64), ("k", I64), ("dst", PTR)], noinline=True
     )
     src, k_stride, n_stride, width, k, dst = fn.args
-    lanes, nr = spec.lanes(elem), spec.nr(elem)
+    lanes, columns = spec.lanes(elem), spec.panel(elem)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
     def copy_rows() -> list[V]:
-        masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(spec.vectors)]
+        masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(columns // lanes)]
         with fn.loop(0, units(fn, k, elem)) as loop:
             for v, mask in enumerate(masks):
 
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
                     return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
 
-                to = fn.gep(dst, fn.add(fn.mul(loop.iv, nr), v * lanes), unit(elem))
+                to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
                 fn.store(_load_unit(fn, elem, load, loop.iv, k), to)
         return []
 
     def transpose() -> list[V]:
-        for first in range(0, nr, lanes):
+        for first in range(0, columns, lanes):
             left = fn.max(fn.min(fn.sub(width, first), lanes), 0)
             fn.call(
                 pack,
@@ -161,7 +161,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                     left,
                     k,
                     fn.gep(dst, first, unit(elem)),
-                    fn.i64(nr),
+                    fn.i64(columns),
                 ],
             )
         return []
@@ -172,21 +172,21 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
 
 
 def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
-    """Emits the kernel `pack_b_{elem}` that packs B of run-time strides into panels; returns its symbol.
+    """Emits the kernel `pack_b_{elem}` (and `spec.suffix`) that packs B of run-time strides into panels; returns its symbol.
 
     Items are (batch 0, batch 1, panel). Arguments: source, its strides (batch 0, batch 1, k, n) in elements, size of
     batch 1, n, k, destination; the packed batches are dense.
     """
-    name = f"pack_b_{elem}"
+    name = f"pack_b_{elem}{spec.suffix}"
     if name in module.functions:
         return name
     pack = emit_pack_b_panel(module, elem, spec)
     fn = kernel_fn(module, name)
     src, s0, s1, sk, sn, batch1, n, k, dst = load_args(fn, [PTR, *[I64] * 7, PTR])
-    nr = spec.nr(elem)
-    panels, panel = fn.max(fn.ceildivu(n, nr), 1), fn.mul(units(fn, k, elem), nr)
+    columns = spec.panel(elem)
+    panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(units(fn, k, elem), columns)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
-        batch, n0 = fn.divu(loop.iv, panels), fn.mul(fn.remu(loop.iv, panels), nr)
+        batch, n0 = fn.divu(loop.iv, panels), fn.mul(fn.remu(loop.iv, panels), columns)
         base = fn.add(fn.mul(fn.divu(batch, batch1), s0), fn.mul(fn.remu(batch, batch1), s1))
         fn.call(
             pack,
@@ -194,7 +194,7 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                 fn.gep(src, fn.add(base, fn.mul(n0, sn)), elem),
                 sk,
                 sn,
-                fn.min(fn.sub(n, n0), nr),
+                fn.min(fn.sub(n, n0), columns),
                 k,
                 fn.gep(dst, fn.mul(loop.iv, panel), unit(elem)),
             ],
@@ -203,10 +203,10 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     return name
 
 
-def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *, pairs: bool = False) -> npt.NDArray[np.generic]:
-    """Packs a weight (..., K, N), or (..., N, K) if `transposed`, into panels (..., ceil(N/nr), K, nr), zero-padded.
+def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, pairs: bool = False) -> npt.NDArray[np.generic]:
+    """Packs a weight (..., K, N), or (..., N, K) if `transposed`, into panels of P = `columns` (..., ceil(N/P), K, P), zero-padded.
 
-    With `pairs` (bf16, passed as any 16-bit type) the result is (..., ceil(N/nr), ceil(K/2), nr, 2), K padded to even.
+    With `pairs` (bf16, passed as any 16-bit type) the result is (..., ceil(N/P), ceil(K/2), P, 2), K padded to even.
     """
     x = torch.from_numpy(np.require(weight, requirements=["C", "W"]))
     if not transposed:
@@ -215,21 +215,21 @@ def pack_b(weight: npt.NDArray[np.generic], transposed: bool, nr: int, *, pairs:
     if x.shape[-1] % step:
         x = torch.cat([x, torch.zeros((*x.shape[:-1], 1), dtype=x.dtype)], dim=-1)
     n, k = x.shape[-2], x.shape[-1] // step
-    lead, panels, full = x.shape[:-2], -(-n // nr), n // nr
-    out = torch.empty((*lead, panels, k, nr, step), dtype=x.dtype)
-    out[..., :full, :, :, :] = x[..., : full * nr, :].reshape(*lead, full, nr, k, step).transpose(-2, -3)
+    lead, panels, full = x.shape[:-2], -(-n // columns), n // columns
+    out = torch.empty((*lead, panels, k, columns, step), dtype=x.dtype)
+    out[..., :full, :, :, :] = x[..., : full * columns, :].reshape(*lead, full, columns, k, step).transpose(-2, -3)
     if full < panels:
         out[..., full, :, :, :] = 0
-        tail = n - full * nr
-        out[..., full, :, :tail, :] = x[..., full * nr :, :].reshape(*lead, tail, k, step).transpose(-2, -3)
+        tail = n - full * columns
+        out[..., full, :, :tail, :] = x[..., full * columns :, :].reshape(*lead, tail, k, step).transpose(-2, -3)
     return out.numpy() if pairs else out.squeeze(-1).numpy()
 
 
-def pack_matrix(m: torch.Tensor, nr: int) -> Any:
-    """Packs [K, N]; the usual case of a transposed weight is packed from its own rows."""
+def pack_matrix(m: torch.Tensor, columns: int) -> Any:
+    """Packs [K, N] into panels of `columns`; the usual case of a transposed weight is packed from its own rows."""
     pairs = m.dtype == torch.bfloat16
     if pairs:
         m = m.view(torch.int16)
     if m.stride(0) == 1 and m.stride(1) != 1:
-        return pack_b(m.t().numpy(), True, nr, pairs=pairs)
-    return pack_b(m.contiguous().numpy(), False, nr, pairs=pairs)
+        return pack_b(m.t().numpy(), True, columns, pairs=pairs)
+    return pack_b(m.contiguous().numpy(), False, columns, pairs=pairs)

@@ -1,47 +1,21 @@
-"""The elementwise part of a step of recurrent layers, and what stores and clears rows around it."""
+"""The elementwise part of a step of recurrent layers."""
 
 from __future__ import annotations
 
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs
 from dhlo.codegen.elementwise.index import Index
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS
 from dhlo.codegen.families.kernel import vectors
-from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.ir.types import DType
 
-__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell", "emit_store_rows", "emit_zero"]
+__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell"]
 
 CHUNK = 256  # elements of a row that one item of a cell kernel covers
 CELL_GRAIN = 4
 GATES = {"lstm": 4, "gru": 3}
 POINTERS = {"lstm": 4, "gru": 5}
-
-
-def _emitter(fn: Fn) -> Emitter:
-    """Loads and stores in register form, for a kernel whose arguments are known by position."""
-    return Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
-
-
-def emit_store_rows(module: KernelModule, dtype: DType) -> str:
-    """Emits (once) an epilogue of matrix products that stores tiles to a dense matrix; arguments: address, columns."""
-    name = f"store_rows_{dtype}"
-    if name not in module.functions:
-        fn = Fn(module, name, EPILOGUE_ARGS)
-        eargs, tile, ld, _, m0, n0, mr, nr = fn.args
-        em = _emitter(fn)
-        y, n = fn.int_to_ptr(fn.load(eargs, I64)), fn.load(fn.gep(eargs, 1, I64), I64)
-        with fn.loop(0, mr) as lp:
-            row, to = fn.gep(tile, fn.mul(lp.iv, ld), dtype.register), fn.add(fn.mul(fn.add(m0, lp.iv), n), n0)
-
-            def body(c: Index) -> None:
-                x = fn.load(fn.gep(row, c.base, dtype.register), fn.vec(dtype.register))
-                em.store(x, y, dtype, em.plus(Index(to), c))
-
-            vectors(em, 0, nr, body)
-        fn.done()
-    return name
 
 
 def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
@@ -55,7 +29,7 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    em = _emitter(fn)
+    em = Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
     *p, hidden = load_args(fn, [*[PTR] * POINTERS.get(kind, 3), I64])
     chunks = fn.ceildivu(hidden, CHUNK)
     with fn.loop(fn.args[1], fn.args[2]) as item:
@@ -92,17 +66,4 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
 
         vectors(em, lo, hi, {"lstm": lstm, "gru": gru}.get(kind, plain))
     fn.done()
-    return name
-
-
-def emit_zero(module: KernelModule) -> str:
-    """Emits (once) a kernel that clears bytes: (to), item = one byte."""
-    name = "zero_flat"
-    if name not in module.functions:
-        fn = kernel_fn(module, name)
-        (to,) = load_args(fn, [PTR])
-        n, first, zero = fn.sub(fn.args[2], fn.args[1]), fn.gep(to, fn.args[1], I8), fn.const(0, I8)
-        operands = f"{first.name}, {zero.name}, {n.name}"
-        fn.raw(f'"llvm.intr.memset"({operands}) <{{isVolatile = false}}> : (!llvm.ptr, i8, i64) -> ()')
-        fn.done()
     return name

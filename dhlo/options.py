@@ -41,6 +41,6 @@ def cache_dir() -> str | None:
     return os.environ.get("DHLO_CACHE_DIR") or None
 
 
-def c_compiler() -> str:
-    """CC: the command that links model files; `cc` if unset or empty."""
-    return os.environ.get("CC") or "cc"
+def c_compiler(usual: str = "cc") -> str:
+    """CC: the command that links model files; `usual` if unset or empty."""
+    return os.environ.get("CC") or usual

@@ -31,4 +31,5 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         strides=1,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        constraint="w",
     )

@@ -40,6 +40,7 @@ class Target:
     extras        what some code uses besides, by the features' names
     strides       multiples of a run-time stride, counted from 0, that an address may add to its base
     dots          dot-product instructions by the type of the elements that they multiply
+    constraint    how inline assembly asks for a vector register
     """
 
     name: str
@@ -53,6 +54,7 @@ class Target:
     strides: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:
         """Elements of an MLIR type in a vector register."""

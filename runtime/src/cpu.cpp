@@ -1,16 +1,21 @@
-// Which processor features this machine offers, by LLVM's names (X86.td); bits from the CPUID tables of Intel's and
-// AMD's manuals.
+// Which processor features this machine offers, by LLVM's names (X86.td, AArch64Features.td): bits from the CPUID tables of
+// Intel's and AMD's manuals, and from Linux's arm64/elf_hwcaps.
 #include "cpu.hpp"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 
 #include "dhlo/runtime.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace dhlo {
@@ -129,18 +134,93 @@ bool cpu_supports(std::string_view name) noexcept {
     if (feature.name == name) return has(feature);
   return false;
 }
+#elif defined(__aarch64__)
+namespace {
+
+// All of `hwcap` and `hwcap2` must be set in what the kernel says.
+struct Feature {
+  std::string_view name;
+  uint64_t hwcap, hwcap2;
+};
+
+constexpr uint64_t bit(int n) { return uint64_t{1} << n; }
+
+constexpr Feature kFeatures[] = {
+    {"fp-armv8", bit(0), 0},
+    {"neon", bit(1), 0},
+    {"aes", bit(3) | bit(4), 0},
+    {"sha2", bit(5) | bit(6), 0},
+    {"crc", bit(7), 0},
+    {"lse", bit(8), 0},
+    {"fullfp16", bit(9) | bit(10), 0},
+    {"rdm", bit(12), 0},
+    {"jsconv", bit(13), 0},
+    {"complxnum", bit(14), 0},
+    {"rcpc", bit(15), 0},
+    {"sha3", bit(17) | bit(21), 0},
+    {"sm4", bit(18) | bit(19), 0},
+    {"dotprod", bit(20), 0},
+    {"sve", bit(22), 0},
+    {"fp16fml", bit(23), 0},
+    {"sve2", 0, bit(1)},
+    {"i8mm", 0, bit(13)},
+    {"bf16", 0, bit(14)},
+};
+
+}  // namespace
+
+bool cpu_supports(std::string_view name) noexcept {
+  for (const Feature& feature : kFeatures)
+    if (feature.name == name)
+      return (getauxval(AT_HWCAP) & feature.hwcap) == feature.hwcap &&
+             (getauxval(AT_HWCAP2) & feature.hwcap2) == feature.hwcap2;
+  return false;
+}
 #else
 // No table for this architecture yet: a model that names features is refused rather than trusted.
 bool cpu_supports(std::string_view) noexcept { return false; }
 #endif
 
+namespace {
+
+// The first line of a file about a cache of the first processor, as Linux shows it; false if there is none.
+bool read_line(int index, const char* name, char (&line)[32]) {
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  char path[96];
+  std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, name);
+  const std::unique_ptr<std::FILE, Close> file(std::fopen(path, "re"));
+  return file != nullptr && std::fgets(line, sizeof line, file.get()) != nullptr;
+}
+
+// Bytes of the first processor's data cache of a level; 0 where Linux doesn't say.
+int64_t cache_bytes(int level) {
+  char text[32];
+  for (int index = 0; read_line(index, "level", text); ++index) {
+    if (std::atoi(text) != level || !read_line(index, "type", text) || text[0] == 'I') continue;  // Instruction
+    long long size = 0;
+    char unit = 0;
+    if (!read_line(index, "size", text) || std::sscanf(text, "%lld%c", &size, &unit) < 1) return 0;
+    return static_cast<int64_t>(size) << (unit == 'K' ? 10 : unit == 'M' ? 20 : 0);
+  }
+  return 0;
+}
+
+// The C library knows it on x86, the system alone on ARM.
+int64_t find_l2_bytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  if (const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE); bytes > 0) return bytes;
+#endif
+  return cache_bytes(2);
+}
+
+}  // namespace
+
 int64_t l2_cache_bytes() noexcept {
   constexpr int64_t kUsual = 1 << 20, kLeast = 128 << 10, kMost = 64 << 20;
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  static const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  if (bytes > 0) return std::clamp(bytes, kLeast, kMost);
-#endif
-  return kUsual;
+  static const int64_t bytes = find_l2_bytes();
+  return bytes > 0 ? std::clamp(bytes, kLeast, kMost) : kUsual;
 }
 
 std::string missing_cpu_features(std::string_view features) {

@@ -52,6 +52,13 @@ constexpr unsigned kMachine = EM_RISCV;
 #error "dhlo: architecture without an ELF machine number here"
 #endif
 
+std::string machine_name(unsigned machine) {
+  return machine == EM_X86_64    ? "x86-64"
+         : machine == EM_AARCH64 ? "aarch64"
+         : machine == EM_RISCV   ? "riscv64"
+                                 : "ELF machine " + std::to_string(machine);
+}
+
 // Exactly one version of each is read: code and runtime must agree on every struct.
 void check_version(const std::string& label, const char* what, uint32_t got, uint32_t expected) {
   if (got == expected) return;
@@ -228,8 +235,8 @@ void check_elf(const uint8_t* image, int64_t bytes, const std::string& label) {
       header.e_type != ET_DYN)
     throw Error(DHLO_FORMAT, label + ": its code is not a 64-bit ELF shared object");
   if (header.e_machine != kMachine)
-    throw Error(DHLO_CPU, label + ": built for ELF machine " + std::to_string(header.e_machine) + ", this machine is " +
-                              std::to_string(kMachine));
+    throw Error(DHLO_CPU, label + ": built for " + machine_name(header.e_machine) + ", this machine is " +
+                              machine_name(kMachine));
 }
 
 }  // namespace dhlo

@@ -7,6 +7,7 @@
  *
  * With -DTOY_ADD_ONE: x: float32 (n), y: float32 (n) = x + 1 instead. TOY_CPU_FEATURES and TOY_VERSION override fields.
  */
+#include <sched.h>
 #include <stddef.h>
 
 #include "dhlo/abi.h"
@@ -83,7 +84,7 @@ static void hold(const int64_t* args, int64_t begin, int64_t end, int64_t worker
   (void)end;
   (void)worker;
   (void)scratch;
-  while (__atomic_load_n((int64_t*)args[0], __ATOMIC_ACQUIRE) == 0) __builtin_ia32_pause();
+  while (__atomic_load_n((int64_t*)args[0], __ATOMIC_ACQUIRE) == 0) sched_yield();
 }
 
 enum { kRankX, kDtypeX, kWidth, kRows, kDtypeMode, kMode, kAssert, kIndex };

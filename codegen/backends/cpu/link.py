@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import os
+import platform
 import shlex
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ import llvmlite.binding as llvm
 from dhlo.codegen.backends.cpu.llvm import optimise
 from dhlo.codegen.host.program import HOST_PROGRAM
 from dhlo.codegen.kernel_ir import abi
+from dhlo.codegen.target import Target, native
 from dhlo.container import atomic_write, write_bytes
 from dhlo.errors import CompileError
 from dhlo.model_file import features_text, write_model_file
@@ -26,7 +28,16 @@ from dhlo.options import c_compiler
 if TYPE_CHECKING:
     from dhlo.compiler import Artifact
 
-__all__ = ["constants_path", "extern_addresses", "link_shared", "merged_assembly", "merged_ir", "write_model", "write_object"]
+__all__ = [
+    "constants_path",
+    "cross_compiler",
+    "extern_addresses",
+    "link_shared",
+    "merged_assembly",
+    "merged_ir",
+    "write_model",
+    "write_object",
+]
 
 # No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
 # writable and executable.
@@ -55,7 +66,7 @@ def write_model(artifact: Artifact, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
-        link_shared(artifact.objects, image, artifact.metadata["externs"])
+        link_shared(artifact.objects, image, artifact.metadata["externs"], artifact.target)
         constants = (chunk.data for chunk in artifact.constants.chunks())
         metadata = artifact.metadata
         write_model_file(path, image.read_bytes(), constants, json.dumps(metadata), features_text(metadata["levels"]))
@@ -81,13 +92,13 @@ def _loadable(library: str) -> str:
     if not library.endswith((".o", ".a")):
         return library
     path = Path(tempfile.mkdtemp(prefix="dhlo-")) / "extern.so"
-    _link(["-shared", "-o", str(path), "-Wl,--whole-archive", library, "-Wl,--no-whole-archive"])
+    _link(["-shared", "-o", str(path), "-Wl,--whole-archive", library, "-Wl,--no-whole-archive"], native())
     return str(path)
 
 
-def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str]) -> None:
-    """Links objects, and the libraries of the C functions that they call, to a shared object that exports `dhlo_model_v1` only.
-    Functions of no library are left to the process that loads it. Raises CompileError like write_model."""
+def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str], target: Target) -> None:
+    """Links objects of a target, and the libraries of the C functions that they call, to a shared object that exports
+    `dhlo_model_v1` only. Functions of no library are left to the process that loads it. Raises CompileError like write_model."""
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         names = []
         for i, data in enumerate(objects):
@@ -98,22 +109,38 @@ def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str]) ->
         libraries = sorted(set(externs.values()) - {""})
         names += [*libraries, *(f"-Wl,-rpath,{Path(x).parent}" for x in libraries if not x.endswith((".o", ".a")))]
         late = ["-Wl,-z,undefs"] if "" in externs.values() else []
-        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *late])
+        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *late], target)
 
 
-def _link(arguments: list[str]) -> None:
+def cross_compiler(target: Target) -> str:
+    """The C compiler that links for the target where CC names none: `cc`, or for another architecture than this machine's the one
+    that Debian, Fedora and others name after the target."""
+    arch = target.triple.partition("-")[0]
+    return "cc" if arch == platform.machine() else f"{arch}-linux-gnu-gcc"
+
+
+def _link(arguments: list[str], target: Target) -> None:
+    usual = cross_compiler(target)
+    foreign = usual != "cc"
+    package = f"gcc-{target.triple.partition('-')[0].replace('_', '-')}-linux-gnu"
+    hint = (
+        f"install {usual} (Debian's package {package}) or name a C compiler for {target.name} in the environment variable CC; "
+        "--emit=obj needs none"
+        if foreign
+        else _HINT
+    )
     try:
-        compiler = shlex.split(c_compiler())
+        compiler = shlex.split(c_compiler(usual))
     except ValueError as e:
-        raise CompileError(f"CC is no command: {e}", hint=_HINT) from None
+        raise CompileError(f"CC is no command: {e}", hint=hint) from None
     if not compiler:
-        raise CompileError("CC is blank", hint=_HINT)
+        raise CompileError("CC is blank", hint=hint)
     try:
         result = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
     except OSError as e:
-        raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=_HINT) from None
+        raise CompileError(f"the C compiler '{compiler[0]}' can't be run: {e.strerror}", hint=hint) from None
     if result.returncode != 0:
-        raise CompileError(f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=_HINT)
+        raise CompileError(f"linking with '{compiler[0]}' failed:\n{(result.stderr or result.stdout).strip()}", hint=hint)
 
 
 def constants_path(path: Path) -> Path:

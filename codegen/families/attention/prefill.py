@@ -233,9 +233,8 @@ def _add_mask(fn: Fn, spec: Spec, at: dict[str, V], b: V, key0: V, count: V) -> 
                 lanes = fn.tail_mask(fn.sub(count, c.iv))
                 mask = spec.emit_mask(fn, b, head, query, fn.add(key0, c.iv), lanes)
                 if mask.elem == I1:
-                    bits = fn.cast(
-                        fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}"), I32, signed=False
-                    )
+                    bits = fn.op(f"i{fn.lanes}", f"llvm.bitcast {mask.name} : {mask.type} to i{fn.lanes}")
+                    bits = fn.op(I32, f"arith.extui {bits.name} : {bits.type} to {I32}")  # no cast: i4 is no element type
                     fn.store(bits, fn.gep(fn.gep(at["bias"], c.iv, I32), r.iv, I32))
                 else:
                     fn.store(fn.mul(mask, LOG2E), fn.gep(fn.gep(at["bias"], fn.mul(r.iv, spec.keys), F32), c.iv, F32))

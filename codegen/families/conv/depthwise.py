@@ -217,7 +217,10 @@ class _Rows:
 
     def fence(self, x: V) -> V:
         """Keeps a row's sums before the next row's loads: LLVM would load all rows first, and spill."""
-        return self.f.op(x.type, f'llvm.inline_asm has_side_effects "", "=v,0,~{{memory}}" {x.name} : ({x.type}) -> {x.type}')
+        register = self.f.target.constraint
+        return self.f.op(
+            x.type, f'llvm.inline_asm has_side_effects "", "={register},0,~{{memory}}" {x.name} : ({x.type}) -> {x.type}'
+        )
 
     def looped(self, sums: Sequence[V], plane: V, w: V, _: Sequence[V] | None, column: V) -> list[V]:
         """Kernel rows in a loop, and columns too if many."""

@@ -43,7 +43,7 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec) -> str:
     mask = fn.tail_mask(fn.max(rows, 0), lanes)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
-    def transposed(high: int = lanes // 4) -> list[V]:
+    def transposed(high: int = max(1, lanes // 4)) -> list[V]:
         """By the height of blocks: padding isn't transposed where a next step overwrites it."""
 
         def block() -> list[V]:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, kernel_fn, load_args
 from tests.codegen.harness import Launch, Param, Program, TestHost, address, aligned
 from tests.targets import TARGET, TILES
 
@@ -100,6 +100,7 @@ class Bench:
         q = {x: host.pointer(x) for x in ("a", "b", "ws")}
         eargs = fn.int_to_ptr(p["eargs"])
         matmul = Matmul(F32, TILES)
+        matmul.emit_kernels(module, packed=packed)
         host.launch("peak", [], p["items"], 1, 4096)
         host.launch("read", [q["b"]], p["pages"], 1, 4096)
         matmul.emit_launch(

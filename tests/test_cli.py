@@ -15,13 +15,14 @@ from torch.export import Dim
 from typer.testing import CliRunner
 
 import dhlo
+from dhlo import _runtime
 from dhlo.api import build
 from dhlo.cli import app
 from dhlo.codegen.kernel_ir.abi import SECTION
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.container import check_target
 from dhlo.errors import ContractError
-from dhlo.model_file import open_sections, write_model_file
+from dhlo.model_file import features_text, open_sections, write_model_file
 from dhlo.pipeline import PASSES
 
 
@@ -194,6 +195,26 @@ def test_inspect(model: Path, program: Path) -> None:
     assert "all sections verified" in default and "signature: none" in default
 
 
+def test_compile_for_several_machines(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for each level in one file; what each needs, and which one this machine takes, can be seen without executing any."""
+    monkeypatch.delenv("DHLO_TARGET", raising=False)
+    path = tmp_path / "model.so"
+    call("compile", program, "--target", "x86-64-v3,x86-64-v4+bf16", "-o", path)
+    out = " ".join(call("inspect", path)[0].split())
+    best = "x86-64-v4+bf16" if _runtime.cpu_supports("avx512vl") else "x86-64-v3"
+    assert "CPU: x86-64-v3, " in out and "avx512vl" in out and f"CPU: {best}, taken by this machine" in out
+    assert f"kernels, launch sites of {best}" in re.sub(r"\d+ ", "", call("inspect", path, "--kernels")[0])
+    assert json.loads(dhlo.load(path).metadata)["levels"][0]["name"] == "x86-64-v3"
+    monkeypatch.setenv("DHLO_TARGET", "x86-64-v3")
+    assert "CPU: x86-64-v3, taken by this machine" in call("inspect", path)[0]
+    assert "7x6" in call("run", path, "--shape", "x=7x6")[0]
+    monkeypatch.setenv("DHLO_TARGET", "aarch64")
+    assert "this machine can run none of them" in call("inspect", path)[0]
+    assert "DHLO_TARGET asks for 'aarch64'; the model has the levels" in call("run", path, "--shape", "x=7x6", code=1)[1]
+    assert "has no AVX2" in call("compile", program, "--target", "x86-64-v2", code=1)[1]
+    assert "has no AVX2" in call("compile", program, "--target", "x86-64-v2", "--emit", "asm", code=1)[1]
+
+
 def test_inspect_executes_nothing(program: Path, tmp_path: Path) -> None:
     """A file whose code writes a file as soon as it is mapped; and one whose metadata would command the terminal."""
     source = tmp_path / "constructor.c"
@@ -203,12 +224,12 @@ def test_inspect_executes_nothing(program: Path, tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "code")], check=True)
     artifact = build(torch.export.load(program), dhlo.Options(name="\x1b]0;title\x07", cache=""))[1]
     path = tmp_path / "model.so"
-    code, features = (tmp_path / "code").read_bytes(), artifact.metadata["cpu_features"]
+    code, features = (tmp_path / "code").read_bytes(), features_text(artifact.metadata["levels"])
     write_model_file(path, code, [], json.dumps(artifact.metadata), features)
     out = call("inspect", path)[0] + call("inspect", path, "--groups", "--kernels", "--buffers")[0] + call("verify", path)[0]
     assert re.search(r"x: float32\[s\d+, 6\]", out) and "\x1b" not in out
     assert not (tmp_path / "ran").exists()
-    for key, value in (("inputs", 3), ("groups", [{}]), ("symbols", {"s": []}), ("states", {"a": None})):
+    for key, value in (("inputs", 3), ("groups", [{}]), ("symbols", {"s": []}), ("states", {"a": None}), ("levels", [])):
         write_model_file(path, code, [], json.dumps(artifact.metadata | {key: value}), features)
         assert "malformed metadata" in call("inspect", path, code=1)[1], key
     for text in ("", "[" * 100000, "{}", "7", "\0"):

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
-from dhlo.codegen.kernel_ir.builder import KernelModule, V
-from dhlo.ir.types import from_mlir
+from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
+from dhlo.ir.types import DType, from_mlir
 
-__all__ = ["Epilogue", "epilogue_args", "lower_epilogue"]
+__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue"]
 
 
 @dataclass
@@ -65,3 +65,24 @@ def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index
 def epilogue_args(host: Any, e: Epilogue) -> tuple[V, V]:
     """The epilogue's address and its filled argument array."""
     return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])
+
+
+def emit_store_rows(module: KernelModule, dtype: DType) -> str:
+    """Emits (once) an epilogue that stores tiles to a dense matrix; arguments: address, columns."""
+    name = f"store_rows_{dtype}"
+    if name in module.functions:
+        return name
+    fn = Fn(module, name, EPILOGUE_ARGS)
+    eargs, tile, ld, _, m0, n0, mr, nr = fn.args
+    em = Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
+    y, n = fn.int_to_ptr(fn.load(eargs, I64)), fn.load(fn.gep(eargs, 1, I64), I64)
+    with fn.loop(0, mr) as lp:
+        row, to = fn.gep(tile, fn.mul(lp.iv, ld), dtype.register), fn.add(fn.mul(fn.add(m0, lp.iv), n), n0)
+
+        def body(c: Index) -> None:
+            x = fn.load(fn.gep(row, c.base, dtype.register), fn.vec(dtype.register))
+            em.store(x, y, dtype, em.plus(Index(to), c))
+
+        vectors(em, 0, nr, body)
+    fn.done()
+    return name

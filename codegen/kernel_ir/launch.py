@@ -7,9 +7,12 @@ from typing import Protocol
 
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 
-__all__ = ["KERNEL_ARGS", "HostContext", "kernel_fn", "load_args"]
+__all__ = ["EPILOGUE_ARGS", "KERNEL_ARGS", "HostContext", "kernel_fn", "load_args"]
 
 KERNEL_ARGS = (("args", PTR), ("begin", I64), ("end", I64), ("worker", I64), ("scratch", PTR))
+
+EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64), ("nr", I64))
+"""Of an epilogue, which takes `mr` x `nr` finished elements of a product at row m0 and column n0, the tile's rows `ld` apart."""
 
 
 class HostContext(Protocol):

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pytest
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import EPILOGUE_ARGS, Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import parse_target
 from tests.codegen.harness import Program, TestHost, aligned
 from tests.targets import TARGET, TILES
@@ -64,7 +65,9 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
     for i, x in enumerate(("c", "m", "n", "bias")):
         fn.store(p[x], fn.gep(eargs, i, I64))
     epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu))
-    Matmul(elem, spec, narrow=not bias_relu).emit_launch(
+    matmul = Matmul(elem, spec, narrow=not bias_relu)
+    matmul.emit_kernels(module, packed=packed)
+    matmul.emit_launch(
         host,
         a=pointer["a"],
         b=pointer["b"],

@@ -1,28 +1,35 @@
-"""What instructions code is made of: those of AVX-512 f, bw, dq and vl, whatever else the CPU has; other CPUs are refused."""
+"""What instructions code is made of: those of its target and no others; what it needs of a CPU; code for several targets."""
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
 
 import pytest
 import torch
 from torch.export import Dim, export
 
 import dhlo
+from dhlo import _runtime
 from dhlo.api import _load_artifact
 from dhlo.callspec import read_call
-from dhlo.codegen.backends.cpu.llvm import BASELINE, TargetSpec, code_features, emit_assembly, host_target
+from dhlo.codegen.backends.cpu.llvm import code_features, emit_assembly
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
+from dhlo.codegen.kernel_ir.split import split_module
+from dhlo.codegen.target import Target, parse_target, parse_targets
+from dhlo.codegen.target.x86 import LEVELS, level_of
 from dhlo.compiler import Artifact, compile_program
 from dhlo.frontend import import_program
 from dhlo.options import Options
 
 F = torch.nn.functional
-HASWELL = "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse3,+ssse3,+sse4.1,+sse4.2"
-SKYLAKE = HASWELL + ",+cx16,+sahf,+crc32,+prfchw,+xsave,+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
+V3, V4 = parse_target("x86-64-v3"), parse_target("x86-64-v4")
 # Of AVX-512's later extensions, of the crypto ones, and of cd.
 FOREIGN = re.compile(
     r"v?(gf2p8|aes|pclmul|sha\d)\w*|vpmadd52\w*|vp(lzcnt|conflict|popcnt|shld|shrd|dpbusd|dpwssd|multishift)\w*"
-    r"|vp(ermb|ermi2b|ermt2b|ermi2b|compress[bw]|expand[bw]|shufbitqmb)|(?!vcvtps2ph)v\w+ph|vp2intersect\w*|adcx|adox|rdrand"
+    r"|vp(ermb|ermi2b|ermt2b|ermi2b|compress[bw]|expand[bw]|shufbitqmb)|(?!vcvtps2ph|vcvtph2ps)v\w+ph|vp2intersect\w*|adcx|adox"
+    r"|rdrand"
 )
 
 
@@ -51,78 +58,262 @@ class Function(torch.nn.Module):
         return self.function(x)
 
 
-def artifact(target: TargetSpec | None = None, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Artifact]:
+@cache
+def compiled(targets: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Artifact]:
     torch.manual_seed(0)
     module = Mixed(dtype).eval()
     n = torch.zeros(2, 5, 32, dtype=torch.uint8)
     exported = export(module, (torch.randn(2, 5, 32), n), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},) * 2)
-    return module, compile_program(import_program(exported), Options(), target=target)
+    return module, compile_program(import_program(exported), Options(target=targets))
 
 
-def spec(cpu: str, features: str) -> TargetSpec:
-    return TargetSpec(host_target().triple, cpu, features)
+def assembly(artifact: Artifact, target: Target) -> str:
+    (texts,) = (texts for t, texts in artifact.levels if t.name == target.name)
+    return "\n".join(emit_assembly(ir, target) for ir in texts)
 
 
-@pytest.mark.parametrize("lacks", ["avx512f", "avx512bw", "avx512dq", "avx512vl"])
-def test_cpu_without_a_part_of_avx512_is_refused(lacks: str) -> None:
-    features = ",".join(f for f in SKYLAKE.split(",") if f != f"+{lacks}")
-    with pytest.raises(dhlo.CompileError, match=f"'skylake-avx512'.* lacks {lacks}\n.*compile on a CPU that has it"):
-        artifact(spec("skylake-avx512", features))
+def instructions(text: str) -> set[str]:
+    return set(re.findall(r"^\s+([a-z]\w+)", text, re.MULTILINE))
 
 
-def test_other_cpus_are_refused() -> None:
-    with pytest.raises(dhlo.CompileError, match="'haswell'.* lacks avx512f, avx512bw, avx512dq, avx512vl"):
-        artifact(spec("haswell", HASWELL))
-    with pytest.raises(dhlo.CompileError, match="'neoverse-n1'.* is not x86-64|lacks"):
-        artifact(TargetSpec("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon"))
+def runs_here(target: Target) -> bool:
+    return all(map(_runtime.cpu_supports, (*target.features, *target.extras)))
 
 
-def test_required_features_are_those_that_the_code_uses() -> None:
-    """Two CPUs, one list; what one has beyond the other is neither asked for nor used."""
-    module, here = artifact()
-    _, there = artifact(spec("skylake-avx512", SKYLAKE))
-    models = [_load_artifact(here), _load_artifact(there)]
-    assert [m.cpu_features for m in models] == [",".join(BASELINE)] * 2
+needs_v4 = pytest.mark.skipif(not runs_here(V4), reason="a CPU without AVX-512")
+
+
+def check(module: torch.nn.Module, artifact: Artifact) -> str:
+    """That the artifact's results are right on this machine; returns the level that was taken."""
+    model = _load_artifact(artifact)
     args = torch.randn(3, 7, 32), torch.randint(0, 255, (3, 7, 32), dtype=torch.uint8)
     with torch.no_grad():
         want = module(*args)
-    for model in models:
-        got = dhlo.CompiledModel(model, read_call(here.metadata["call"], model.inputs, model.outputs))(*args)
-        for g, w in zip(got, want, strict=True):
-            torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)
+    bfloat = module.linear.weight.dtype == torch.bfloat16
+    got = dhlo.CompiledModel(model, read_call(artifact.metadata["call"], model.inputs, model.outputs))(*args)
+    for n, (g, w) in enumerate(zip(got, want, strict=True)):
+        if n != 1 or not bfloat:  # which of nearly equal elements are largest is left open
+            torch.testing.assert_close(g, w, rtol=2e-2 if bfloat else 1e-3, atol=2e-2 if bfloat else 1e-4)
+    return model.level
 
 
-@pytest.mark.parametrize("features", [SKYLAKE, host_target().features], ids=["skylake", "here"])
-def test_rounding_to_bf16_calls_nothing(features: str) -> None:
+# ---------------------------------------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x86-64-v2", "the target 'x86-64-v2' has no AVX2, which kernels need\n.*targets are native, x86-64-v3"),
+        ("x86-64", "has no AVX2"),
+        ("", "the target '' isn't known"),
+        ("haswell", "the target 'haswell' isn't known"),
+        ("x86-64-v3+bf16", "the target 'x86-64-v3' has no extension 'bf16'"),
+        ("x86-64-v4+dotprod", "no extension 'dotprod'"),
+        ("aarch64+vnni", "no extension 'vnni'"),
+        ("native+bf16", "the target 'native\\+bf16' isn't known"),
+        ("x86-64-v3,x86-64-v3", "named twice"),
+        ("x86-64-v4+vnni+bf16,x86-64-v4+bf16+vnni", "named twice"),
+        ("x86-64-v3,aarch64", "'x86-64-v3' and 'aarch64' are different architectures\n.*a model file for each"),
+        ("x86-64-v3,", "the target '' isn't known"),
+    ],
+)
+def test_names_that_are_no_targets(name: str, text: str) -> None:
+    with pytest.raises(dhlo.CompileError, match=text):
+        parse_targets(name)
+
+
+def test_targets_are_data() -> None:
+    assert [t.name for t in parse_targets("x86-64-v3, x86-64-v4+vnni+bf16")] == ["x86-64-v3", "x86-64-v4+bf16+vnni"]
+    assert (V3.lanes("f32"), V3.registers, V4.lanes("f64"), V4.registers) == (8, 16, 8, 32)
+    assert parse_target("x86-64-v4+amx-int8").extras == {"amx-tile", "amx-int8"}
+    assert parse_target("aarch64").lanes("f32") == 4 and not parse_target("aarch64").masks
+    assert len({t.tag for t in parse_targets("x86-64-v3,x86-64-v4,x86-64-v4+bf16,x86-64-v4+amx-bf16")}) == 4
+
+
+def test_levels_of_cpus() -> None:
+    """The CPU at hand has the highest level all of whose features it has; below the third it has none."""
+    v4 = set(LEVELS["x86-64-v4"])
+    assert level_of(v4 | {"avx512bf16"}) == ("x86-64-v4", ["bf16"])
+    for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"):
+        assert level_of((v4 - {f}) | {"avx512bf16"}) == ("x86-64-v3", [])
+    for f in ("avx2", "fma", "f16c"):
+        assert level_of(v4 - {f}) is None
+
+
+# ---------------------------------------------------------------------------------------------------- instructions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_code_for_v3_is_made_of_its_instructions(dtype: torch.dtype) -> None:
+    module, made = compiled("x86-64-v3", dtype)
+    text = assembly(made, V3)
+    assert "%ymm" in text
+    assert not re.findall(r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])|%k\d", text)
+    assert not {w for w in instructions(text) if FOREIGN.fullmatch(w)}
+    assert made.metadata["levels"][0]["cpu_features"] == ",".join(V3.features)
+    assert check(module, made) == "x86-64-v3"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_code_for_v4_is_made_of_its_instructions(dtype: torch.dtype) -> None:
+    module, made = compiled("x86-64-v4", dtype)
+    text = assembly(made, V4)
+    assert not {w for w in instructions(text) if FOREIGN.fullmatch(w)}
+    assert text.count("%zmm") > 10 * text.count("%ymm")  # whatever the CPU at hand prefers
+    assert not {w for w in instructions(text) if "bf16" in w}
+    assert made.metadata["levels"][0]["cpu_features"] == ",".join(V4.features)
+    if runs_here(V4):
+        assert check(module, made) == "x86-64-v4"
+
+
+@pytest.mark.parametrize("name", ["x86-64-v4+bf16+vnni", "x86-64-v4+amx-bf16+amx-int8+bf16+vnni"])
+def test_required_features_are_those_that_the_code_uses(name: str) -> None:
+    """What the target has beyond that is neither asked for nor used."""
+    module, plain = compiled(name)
+    assert plain.metadata["levels"][0]["cpu_features"] == ",".join(V4.features)
+    assert not {w for w in instructions(assembly(plain, parse_target(name))) if "bf16" in w}
+    _, rounded = compiled(name, torch.bfloat16)
+    assert rounded.metadata["levels"][0]["cpu_features"] == ",".join([*V4.features, "avx512bf16"])
+    if runs_here(V4):
+        assert check(module, plain) == name
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "x86-64-v4+bf16"])
+def test_rounding_to_bf16_calls_nothing(name: str) -> None:
     """Code that rounds single elements to bf16 runs whether or not the CPU has an instruction for that."""
+    torch.manual_seed(0)
     module = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
     function = lambda x: F.pad(module(x.bfloat16()).float(), (1, 1), mode="reflect")
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
         exported = export(Function(function), (x,), dynamic_shapes=({0: Dim.AUTO},))
         want = function(x)
-    made = compile_program(import_program(exported), Options(), target=spec("skylake-avx512", features))
-    assert not re.search(r"__(trunc|extend)\w+", "\n".join(emit_assembly(ir, made.target) for ir in made.llvm_ir))
-    model = _load_artifact(made)
-    got = dhlo.CompiledModel(model, read_call(made.metadata["call"], model.inputs, model.outputs))(x)
-    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    made = compile_program(import_program(exported), Options(target=name))
+    assert not re.search(r"__(trunc|extend)\w+", assembly(made, parse_target(name)))
+    if runs_here(parse_target(name)):
+        model = _load_artifact(made)
+        got = dhlo.CompiledModel(model, read_call(made.metadata["call"], model.inputs, model.outputs))(x)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
-def test_no_other_instructions_occur() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        _, made = artifact(dtype=dtype)
-        text = "\n".join(emit_assembly(ir, made.target) for ir in made.llvm_ir)
-        words = set(re.findall(r"^\s+([a-z]\w+)", text, re.MULTILINE))
-        assert not {w for w in words if FOREIGN.fullmatch(w)}
-        assert text.count("%zmm") > 10 * text.count("%ymm")  # whatever the CPU at hand prefers
-        assert dtype == torch.bfloat16 or "bf16" not in text
-
-
-def test_extra_features_are_those_that_the_code_names() -> None:
-    target = spec("znver4", SKYLAKE + ",+avx512bf16,+avx512vnni")
+def test_features_are_those_that_the_code_names() -> None:
+    target = parse_target("x86-64-v4+bf16+vnni")
     dot = "declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)\n"
-    assert code_features(dot, target) == [*BASELINE, "avx512bf16"]
-    assert code_features("  %1 = load bfloat, ptr %0\n", target) == [*BASELINE, "avx512bf16"]
-    assert code_features('@name = constant [4 x i8] c"@llvm.x86.avx512vnni.x"\n', target) == [*BASELINE]
-    with pytest.raises(dhlo.CompileError, match="needs avx512bf16, which the CPU 'skylake-avx512' lacks"):
-        code_features(dot, spec("skylake-avx512", SKYLAKE))
+    assert code_features(dot, target) == [*V4.features, "avx512bf16"]
+    assert code_features("  %1 = load bfloat, ptr %0\n", target) == [*V4.features, "avx512bf16"]
+    assert code_features('@name = constant [4 x i8] c"@llvm.x86.avx512vnni.x"\n', target) == [*V4.features]
+    with pytest.raises(dhlo.CompileError, match="needs avx512bf16, which the target 'x86-64-v4' lacks"):
+        code_features(dot, V4)
+
+
+# ---------------------------------------------------------------------------------------------------- symbols
+def two_kernels() -> KernelModule:
+    """A host that launches `outer`, which calls `inner`, an inlined function and one from elsewhere; both read a table."""
+    module = KernelModule(V3)
+    module.declare("sinf", [F32], F32)
+    helper = Fn(module, "helper", [("x", F32)], F32, inline=True)
+    helper.ret(helper.call("sinf", [helper.args[0]], F32))
+    helper.done()
+    module.add_constant("table", "(dense<[1.0, 2.0]> : tensor<2xf32>) : !llvm.array<2 x f32>")
+    for name, other in (("inner", None), ("outer", "inner"), ("apart", None)):
+        f = Fn(module, name, [("p", PTR)])
+        x = f.load(f.address_of("table"), F32) if name != "apart" else f.load(f.args[0], F32)
+        f.store(f.call("helper", [x], F32), f.args[0])
+        if other is not None:
+            f.call(other, [f.args[0]])
+        f.done()
+    host = Fn(module, "main", [("p", PTR)], I64, internal=False)
+    host.store(host.address_of("outer"), host.args[0])
+    host.store(host.address_of("apart"), host.args[0])
+    host.ret(host.i64(0))
+    host.done()
+    return module
+
+
+def test_symbols_end_with_the_targets_tag() -> None:
+    """All but what others know by its name; those who build kernels say plain names."""
+    module = two_kernels()
+    assert "outer" in module.functions and "table" in module.globals
+    assert set(re.findall(r"@([\w.]+)", module.text())) == {
+        "outer.v3", "inner.v3", "apart.v3", "helper.v3", "table.v3", "main", "sinf",
+    }  # fmt: skip
+
+
+def test_parts_hold_what_calls_each_other() -> None:
+    parts = split_module(two_kernels(), 3)
+    defined = [set(re.findall(r"llvm\.func (?:internal )?@([\w.]+)\([^\n]*\{$", p, re.MULTILINE)) for p in parts]
+    assert "main" in defined[0]
+    assert [d & {"outer.v3", "inner.v3"} for d in defined if d & {"outer.v3", "inner.v3"}] == [{"outer.v3", "inner.v3"}]
+    for part, names in zip(parts, defined, strict=True):
+        assert ("llvm.func internal @helper.v3" in part) == bool(names & {"outer.v3", "apart.v3"})
+        assert ("@table.v3(dense" in part) == ("outer.v3" in names)
+        known = names | set(re.findall(r"(?:llvm\.func|constant) (?:internal )?@([\w.]+)\(", part))
+        assert set(re.findall(r"@([\w.]+)", part)) <= known
+
+
+# ---------------------------------------------------------------------------------------------------- several targets
+PAIR = "x86-64-v3,x86-64-v4+bf16"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_program_for_several_machines(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last level that runs here is taken, or the one that the environment names; each has its own instructions."""
+    module, made = compiled(PAIR, dtype)
+    levels = made.metadata["levels"]
+    assert [x["name"] for x in levels] == PAIR.split(",")
+    assert levels[0]["cpu_features"] == ",".join(V3.features)
+    assert levels[1]["cpu_features"] == ",".join([*V4.features, *(["avx512bf16"] if dtype == torch.bfloat16 else [])])
+    assert all(len(x["groups"]) == len(made.metadata["groups"]) for x in levels)
+    low, high = assembly(made, V3), assembly(made, parse_target("x86-64-v4+bf16"))
+    assert "%zmm" not in low and "%zmm" in high
+    monkeypatch.setenv("DHLO_TARGET", "x86-64-v3")
+    assert check(module, made) == "x86-64-v3"
+    monkeypatch.setenv("DHLO_TARGET", "")
+    best = parse_target("x86-64-v4+bf16") if dtype == torch.bfloat16 else V4
+    assert check(module, made) == ("x86-64-v4+bf16" if runs_here(best) else "x86-64-v3")
+    monkeypatch.setenv("DHLO_TARGET", "native")
+    assert check(module, made) == ("x86-64-v4+bf16" if runs_here(best) else "x86-64-v3")
+    monkeypatch.setenv("DHLO_TARGET", "x86-64-v5")
+    with pytest.raises(
+        dhlo.CompileError, match="DHLO_TARGET asks for 'x86-64-v5'; the model has the levels 'x86-64-v3', 'x86-64-v4"
+    ):
+        _load_artifact(made)
+
+
+def test_levels_in_a_model_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DHLO_TARGET", raising=False)
+    x = torch.randn(5, 33)
+    module = torch.nn.Sequential(torch.nn.Linear(33, 17), torch.nn.GELU()).eval()
+    exported = export(module, (x,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    path = tmp_path / "model.so"
+    dhlo.compile(exported, target=PAIR).save(path)
+    for name in ("x86-64-v3", *(["x86-64-v4+bf16"] if runs_here(V4) else [])):
+        monkeypatch.setenv("DHLO_TARGET", name)
+        model = dhlo.load(path)
+        assert model.native.level == name
+        assert model.native.launches == next(x["launches"] for x in json.loads(model.metadata)["levels"] if x["name"] == name)
+        torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
+    monkeypatch.setenv("DHLO_TARGET", "x86-64-v4")
+    with pytest.raises(dhlo.DhloError, match="DHLO_TARGET asks for 'x86-64-v4'"):
+        dhlo.load(path)
+
+
+def test_levels_share_constants_of_equal_layout() -> None:
+    """Weights that are packed alike, and what isn't packed, are stored once; what is packed for each is stored for each."""
+    torch.manual_seed(0)
+    linear, table = torch.nn.Linear(32, 96), torch.randn(32)
+
+    def constants(targets: str) -> bytes:
+        exported = export(Function(lambda x: linear(x + table)), (torch.randn(5, 32),), dynamic_shapes=({0: Dim.DYNAMIC},))
+        made = compile_program(import_program(exported), Options(target=targets))
+        assert {x["name"] for x in made.metadata["levels"]} == set(targets.split(","))
+        return b"".join(c.tobytes() for c in made.constants.chunks())
+
+    one = constants("x86-64-v4")
+    assert constants("x86-64-v4,x86-64-v4+vnni") == one
+    assert len(one) <= len(constants("x86-64-v3,x86-64-v4")) < 2 * len(one)
+
+
+def test_code_that_cant_run_here_is_refused_where_it_would_run() -> None:
+    exported = export(Function(lambda x: x + 1), (torch.randn(3),))
+    for name in ("aarch64", "aarch64,aarch64+bf16"):
+        with pytest.raises(dhlo.CompileError, match="code for 'aarch64' can't run in this process.*\n.*dhlo compile --target"):
+            dhlo.compile(exported, target=name)
+    made = compile_program(import_program(exported), Options(target="aarch64"))
+    assert made.objects[0][18:20] == b"\xb7\0"  # EM_AARCH64

@@ -107,6 +107,62 @@ void test_descriptor_is_checked() {
   CHECK(status(abi, 24) == DHLO_FORMAT);
 }
 
+int32_t run_nothing(dhlo_abi_call*, const dhlo_tensor*) { return 7; }
+
+void test_levels() {
+  const char* variable = "DHLO_TARGET";
+  dhlo_abi_level levels[3] = {*dhlo_model_v1.levels, *dhlo_model_v1.levels, *dhlo_model_v1.levels};
+  dhlo_abi_model abi = dhlo_model_v1;
+  abi.levels = levels;
+  abi.num_levels = 3;
+  levels[0].name = "low";
+  levels[1].name = "mid+a+b";
+  levels[1].num_launches = 1;
+  levels[2].name = "high";
+  levels[2].cpu_features = "nosuch,other";
+  levels[2].run = run_nothing;
+  auto taken = [&abi]() -> std::string {
+    dhlo_model* model = nullptr;
+    const dhlo_status status =
+        dhlo_model_from_descriptor(&abi, &constants, 24, nullptr, nullptr, nullptr, &model);
+    if (status != DHLO_OK) return dhlo_status_name(status) + std::string(": ") + dhlo_last_error();
+    const std::unique_ptr<dhlo_model, void (*)(dhlo_model*)> owner(model, dhlo_model_release);
+    CHECK(dhlo_model_num_launches(model) == (std::string(dhlo_model_level(model)) == "low" ? 3 : 1));
+    CHECK(*dhlo_model_cpu_features(model) == 0);
+    dhlo_session* session = nullptr;
+    CHECK(dhlo_session_create(model, nullptr, &session) == DHLO_OK);
+    Call call(5);
+    CHECK(call.run(session) == DHLO_OK && call.right(session));
+    dhlo_session_destroy(session);
+    return dhlo_model_level(model);
+  };
+  unsetenv(variable);
+  CHECK(taken() == "mid+a+b");  // the last that this machine can run
+  setenv(variable, "native", 1);
+  CHECK(taken() == "mid+a+b");
+  setenv(variable, "low", 1);
+  CHECK(taken() == "low");
+  setenv(variable, "high, low", 1);
+  CHECK(taken() == "low");
+  setenv(variable, "mid+b+a", 1);
+  CHECK(taken() == "mid+a+b");
+  setenv(variable, "high", 1);
+  CHECK(taken() == "cpu: model descriptor: this processor lacks nosuch, other for 'high'");
+  setenv(variable, "none", 1);
+  CHECK(taken() == "invalid argument: model descriptor: DHLO_TARGET asks for 'none'; the model has the levels 'low', "
+                   "'mid+a+b', 'high'");
+  unsetenv(variable);
+  levels[0].cpu_features = levels[1].cpu_features = "nosuch";
+  CHECK(taken().find("lacks nosuch, other for 'high'; nosuch for 'mid+a+b'; nosuch for 'low'") != std::string::npos);
+  abi.num_levels = 0;
+  CHECK(taken().find("no levels") != std::string::npos);
+  abi.num_levels = DHLO_ABI_MAX_LEVELS + 1;
+  CHECK(taken().find("no levels, or too many") != std::string::npos);
+  abi.num_levels = 3;
+  abi.levels = nullptr;
+  CHECK(taken().find("no levels") != std::string::npos);
+}
+
 void test_bound_and_callback_outputs() {
   const dhlo::Model model = make_model();
   struct Given {
@@ -295,6 +351,7 @@ int main(int argc, char** argv) {
   test_run_and_plan();
   test_errors_leave_session_usable();
   test_descriptor_is_checked();
+  test_levels();
   test_bound_and_callback_outputs();
   test_cap();
   test_state();

@@ -8,10 +8,10 @@ import numpy as np
 import sympy
 import torch
 
+from dhlo.codegen.families.epilogue import emit_store_rows
 from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
-from dhlo.codegen.families.gemm.store import emit_store_rows
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, V
@@ -27,8 +27,9 @@ class Factor:
     """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
     `transposed` matrices are stored [n, k]."""
 
-    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool, at: sympy.Expr | int = 0) -> None:
-        v = op.operands[i]
+    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool) -> None:
+        """Raises CompileError where elements of this dtype have no kernel."""
+        self.low, v = low, op.operands[i]
         self.type, self.view = from_mlir(v), low.view(group, v)
         elem = self.type.dtype.name
         if elem not in ("f32", "f64", "bf16"):
@@ -37,15 +38,19 @@ class Factor:
         self.n, self.k = self.type.shape[-2:] if transposed else tuple(reversed(self.type.shape[-2:]))
         self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
         value = low.constant_value(v)
+        self.value = value if value is not None and value.numel() else None
+        self.key = ("packed_b", low.constant_key(v), transposed, low.tiles.panel(elem)) if self.value is not None else None
         self.packed: int | None = None
-        self.at = at  # of this factor's part of the group's workspace
-        self.workspace: sympy.Expr = sympy.Integer(0)
-        if value is None or not value.numel():
-            self.workspace = aligned(self.bytes)
-        else:
-            key = ("packed_b", low.constant_key(v), transposed, self.matmul.spec.panel(elem))
+
+    def emit_kernels(self, at: sympy.Expr | int = 0) -> None:
+        """Adds kernels and constants to the module; `at` is where this factor's part of the group's workspace begins, in bytes."""
+        low, value = self.low, self.value
+        self.matmul.emit_kernels(low.module, packed=value is not None)
+        self.store = emit_store_rows(low.module, self.type.dtype)
+        self.at, self.workspace = at, aligned(self.bytes) if value is None else sympy.Integer(0)
+        if value is not None:
             count = value.numel() // (value.shape[-1] * value.shape[-2])
-            self.packed = low.constants.add(key, count * int(self.bytes), lambda: self._pack(value))
+            self.packed = low.constants.add(self.key, count * int(self.bytes), lambda: self._pack(value))
 
     def _pack(self, value: torch.Tensor) -> Any:
         mats = value.detach().reshape(-1, *value.shape[-2:])
@@ -70,7 +75,6 @@ class Factor:
         if which is not None and self.step is not None:
             b = fn.gep(b, fn.mul(which, self.step), unit(elem) if self.packed is not None else elem)
         zero = fn.i64(0)
-        epilogue = fn.address_of(emit_store_rows(host.module, self.type.dtype))
         self.matmul.emit_launch(
             host,
             a=a,
@@ -80,7 +84,7 @@ class Factor:
             k=k,
             a_strides=[zero, zero, k, fn.i64(1)],
             b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides],
-            epilogue=epilogue,
+            epilogue=fn.address_of(self.store),
             epilogue_args=host.array([out, n]),
             workspace=self.memory,
             packed=self.packed is not None,

@@ -17,14 +17,10 @@ from dhlo.codegen.families.gemm.microkernel import (
     unit,
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
-__all__ = ["EPILOGUE_ARGS", "Matmul", "workspace_bytes"]
-
-# void epilogue(const int64_t* eargs, elem* tile, int64_t ld, int64_t batch, int64_t m0, int64_t n0, int64_t mr,
-#               int64_t nr)
-EPILOGUE_ARGS = (("eargs", PTR), ("tile", PTR), ("ld", I64), ("batch", I64), ("m0", I64), ("n0", I64), ("mr", I64), ("nr", I64))
+__all__ = ["Matmul", "workspace_bytes"]
 
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
@@ -34,9 +30,9 @@ _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
 _L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 8
 # Work, in FMA cycles of one core, that pays for waking another one.
 _WAKE_CYCLES = 20_000
-# Cost model, in cycles: of a call of micro-kernel and epilogue, per k step of rows of A packed (one a row, but no less), per k step
-# of a panel of B streamed (packed) or transposed on the way.
-_CALL_CYCLES, _PACK_LEAST, _STREAM_CYCLES = 100, 8, 16
+# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
+# streamed (packed) or transposed on the way.
+_CALL_CYCLES, _VECTOR_CYCLES, _STREAM_CYCLES = 16, 3, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
@@ -59,6 +55,11 @@ def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) ->
     columns, step = spec.panel(elem), depth(elem)
     panels, steps = (n + (columns - 1)) // columns, (k + (step - 1)) // step
     return batch * panels * steps * spec.row_bytes(elem)
+
+
+def _call_cycles(spec: TileSpec) -> int:
+    """Cost of the calls for some rows of a panel of B."""
+    return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Matmul:
         workspace: V | None = None,
         packed: bool,
     ) -> None:
-        """Emits size arithmetic, variant choice and launches.
+        """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted.
 
         `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
         (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
@@ -125,7 +126,6 @@ class Matmul:
         `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
         before a tile's products, prefetches what the epilogue will write and read.
         """
-        self.emit_kernels(host.module, packed=packed)
         fn = host.fn
         mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
         sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
@@ -205,7 +205,8 @@ class Matmul:
         chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
         chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, _STREAM_CYCLES), _CALL_CYCLES), chunk), self.spec.nr(self.elem))
+        panel_cycles = fn.add(fn.mul(k, _STREAM_CYCLES), _call_cycles(self.spec))
+        cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
         scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
         host.launch(
@@ -285,10 +286,10 @@ class _Plan:
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
-            work = fn.mul(rows, spec.vectors)
+            work = fn.mul(rows, spec.vectors * spec.per_panel)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
-            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _CALL_CYCLES))
-            pack = fn.mul(fn.max(rows, _PACK_LEAST), k)
+            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _call_cycles(spec)))
+            pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
             halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))

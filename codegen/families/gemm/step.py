@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ __all__ = ["GemmFamily"]
 
 
 class GemmFamily(Family):
-    """A matrix product with its epilogue."""
+    """A matrix product [batch..., m, k] x [batch..., k, n] or [..., k] x [k, n] with its epilogue. A constant right side is packed
+    beforehand."""
 
     anchor = Kind.MATMUL.value
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        op = anchor_of(group, Kind.MATMUL)
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = op = anchor_of(group, Kind.MATMUL)
         self.a_type, self.b_type = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         elem = self.a_type.dtype.name
@@ -40,31 +42,39 @@ class GemmFamily(Family):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
         rest = self.b_type.shape[-1] % low.tiles.nr(elem)
         self.matmul = Matmul(elem, low.tiles, narrow=not rest.is_Integer or 0 < int(rest) <= low.tiles.lanes(elem))
-        self.a = low.view(group, op.operands[0])
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
-        self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
-        value = low.constant_value(op.operands[1])
-        self.packed: int | None = None
-        self.workspace: sympy.Expr = sympy.Integer(0)
-        if value is not None:
-            self._pack(low, op.operands[1], value)
-        else:
-            self.b = low.view(group, op.operands[1])
-            k, n = self.b_type.shape[-2:]
-            self.workspace = exact_floors(workspace_bytes(product(self.b_type.shape[:-2]), n, k, elem, low.tiles))
+        self.a = low.view(group, op.operands[0])
+        self.weight = low.constant_value(op.operands[1])
+        self.b = None if self.weight is not None else low.view(group, op.operands[1])
+        self.batch = [] if self.flat else _batch_dims(self.out.shape[:-2], self.a.strides[:-2], self._b_batch_strides(), op)
 
-    def _pack(self, low: Lowering, v: Any, value: torch.Tensor) -> None:
+    def emit_kernels(self) -> None:
+        low = self.low
+        self.epilogue = low.once(
+            self.group, "epilogue", lambda: lower_epilogue(low.module, self.group, self.op, low.checks, self._place)
+        )
+        self.matmul.emit_kernels(low.module, packed=self.weight is not None)
+        if self.weight is not None:
+            self.packed = self._pack(self.weight)
+        else:
+            k, n = self.b_type.shape[-2:]
+            batch = product(self.b_type.shape[:-2])
+            self.workspace = exact_floors(workspace_bytes(batch, n, k, self.matmul.elem, self.matmul.spec))
+
+    def _pack(self, value: torch.Tensor) -> int:
+        """Offset of the packed constant."""
+        spec, elem = self.matmul.spec, self.matmul.elem
         k, n = value.shape[-2:]
         batch = value.numel() // (k * n) if k * n else 0
-        nbytes, columns = int(workspace_bytes(1, n, k, self.matmul.elem, low.tiles)), low.tiles.panel(self.matmul.elem)
+        columns = spec.panel(elem)
 
         def data() -> Any:
             mats = value.detach().reshape(batch, k, n)
             packed = [pack_matrix(m, columns) for m in mats]
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
 
-        self.packed = low.constants.add(("packed_b", low.constant_key(v), columns), batch * nbytes, data)
-        self.packed_stride = nbytes * 8 // BITS[unit(self.matmul.elem)]
+        nbytes = batch * int(workspace_bytes(1, n, k, elem, spec))
+        return self.low.constants.add(("packed_b", self.low.constant_key(self.op.operands[1]), columns), nbytes, data)
 
     def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:
         shape = self.out.shape
@@ -77,23 +87,17 @@ class GemmFamily(Family):
         m = product(shape[:-1]) if self.flat else shape[-2]
         k = self.a_type.shape[-1]
         row = _row_stride(self.a) if self.flat else self.a.strides[-2]
-        batch, a_batch, b_batch = [sympy.Integer(1)] * 2, [zero] * 2, [zero] * 2
-        if not self.flat:
-            groups = _batch_dims(
-                shape[:-2], self.a.strides[:-2], self._packed_strides() if self.packed is not None else self.b.strides[:-2]
-            )
-            for i, (n, sa, sb) in enumerate(groups):
-                batch[2 - len(groups) + i], a_batch[2 - len(groups) + i], b_batch[2 - len(groups) + i] = n, sa, sb
+        one = (sympy.Integer(1), zero, zero)
+        batch, a_batch, b_batch = zip(*([one] * (2 - len(self.batch)) + self.batch), strict=True)
         strides = [host.size(s) for s in (*a_batch, row, self.a.strides[-1])]
-        b_strides = [host.size(s) for s in b_batch]
-        if self.packed is None:
-            b_strides += [host.size(s) for s in self.b.strides[-2:]]
+        b_strides = [host.size(s) for s in (*b_batch, *(() if self.b is None else self.b.strides[-2:]))]
         epilogue, eargs = epilogue_args(host, self.epilogue)
         touch = self.epilogue.touch
+        b = view_pointer(host, self.b) if self.b is not None else host.constant(self.packed)
         self.matmul.emit_launch(
             host,
             a=view_pointer(host, self.a),
-            b=host.constant(self.packed) if self.packed is not None else view_pointer(host, self.b),
+            b=b,
             m=host.size(m),
             n=host.size(shape[-1]),
             k=host.size(k),
@@ -103,16 +107,20 @@ class GemmFamily(Family):
             epilogue=epilogue,
             epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
-            workspace=None if self.packed is not None else host.workspace(),
-            packed=self.packed is not None,
+            workspace=None if self.b is None else host.workspace(),
+            packed=self.b is None,
         )
 
-    def _packed_strides(self) -> list[sympy.Expr]:
-        n, out = sympy.Integer(self.packed_stride), []
-        for s in reversed(self.b_type.shape[:-2]):
-            out.append(n)
-            n = n * s
-        return list(reversed(out))
+    def _b_batch_strides(self) -> Sequence[sympy.Expr]:
+        """Of the right side's batch dims: in elements of its view, or in panel units where it is packed."""
+        if self.b is not None:
+            return self.b.strides[:-2]
+        k, n = (int(s) for s in self.b_type.shape[-2:])
+        units = int(workspace_bytes(1, n, k, self.matmul.elem, self.matmul.spec)) * 8 // BITS[unit(self.matmul.elem)]
+        out = [sympy.Integer(units)]
+        for s in reversed(self.b_type.shape[1:-2]):
+            out.append(out[-1] * s)
+        return out[::-1]
 
 
 def _row_stride(view: View) -> sympy.Expr:
@@ -123,9 +131,12 @@ def _row_stride(view: View) -> sympy.Expr:
     return view.shape[-1]
 
 
-def _batch_dims(sizes: Any, a: Any, b: Any) -> list[tuple[Any, Any, Any]]:
-    """Joins batch dims that step regularly on both sides; the kernels take two."""
-    out: list[tuple[Any, Any, Any]] = []
+_Batch = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
+
+
+def _batch_dims(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequence[sympy.Expr], op: Any) -> list[_Batch]:
+    """Size and strides on both sides of the batch dims, those joined that step regularly on both; the kernels take two."""
+    out: list[_Batch] = []
     for n, sa, sb in zip(sizes, a, b, strict=True):
         if n == 1:
             continue
@@ -134,5 +145,5 @@ def _batch_dims(sizes: Any, a: Any, b: Any) -> list[tuple[Any, Any, Any]]:
         else:
             out.append((n, sa, sb))
     if len(out) > 2:
-        raise CompileError("a batched product whose batch dims step in more than two irregular ways has no kernel yet")
+        raise CompileError("a product whose batch dims step in more than two irregular ways has no kernel yet", where=where(op))
     return out

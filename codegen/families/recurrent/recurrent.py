@@ -6,7 +6,7 @@ from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import vectors
-from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.ir.types import DType
 
@@ -16,11 +16,6 @@ CHUNK = 256  # elements of a row that one item of a cell kernel covers
 CELL_GRAIN = 4
 GATES = {"lstm": 4, "gru": 3}
 POINTERS = {"lstm": 4, "gru": 5}
-
-
-def _emitter(fn: Fn) -> Emitter:
-    """Loads and stores in register form, for a kernel whose arguments are known by position."""
-    return Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
 
 
 def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
@@ -34,7 +29,7 @@ def emit_cell(module: KernelModule, kind: str, dtype: DType) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    em = _emitter(fn)
+    em = Emitter(fn, KernelArgs(fn, fn.args[0]), set(), lambda _: 0)
     *p, hidden = load_args(fn, [*[PTR] * POINTERS.get(kind, 3), I64])
     chunks = fn.ceildivu(hidden, CHUNK)
     with fn.loop(fn.args[1], fn.args[2]) as item:

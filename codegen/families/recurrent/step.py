@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.copy.flat import emit_copy
+from typing import Any
+
+from dhlo.codegen.families.copy.flat import emit_copy, emit_copy_flat
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.gemm.factor import Factor
-from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.families.recurrent.recurrent import CELL_GRAIN, CHUNK, emit_cell
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.sequence import Gru, Lstm, Rnn
@@ -21,23 +23,28 @@ class RecurrentFamily(Family):
     anchor = Kind.OPAQUE.value
     ops = (Gru, Lstm, Rnn)
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        self.op, self.group = anchor_of(group, Kind.OPAQUE), group
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.OPAQUE)
         names = {Lstm: "lstm", Gru: "gru"}
         self.kind = names.get(type(self.op)) or str(attr(self.op, "activation"))
         self.views = [low.view(group, v) for v in self.op.operands]
-        self.w = Factor(low, group, self.op, 1, transposed=True)
         self.gates = from_mlir(self.op.operands[0])
-        self.product = aligned(self.gates.with_shape(self.gates.shape[1:]).bytes)  # of one step
-        self.workspace = self.w.workspace + self.product
-        self.projection: Factor | None = None
-        self.hidden = self.w.k
-        if self.kind == "lstm" and len(self.views) == 5:
-            self.projection = Factor(low, group, self.op, 4, transposed=True, at=self.workspace)
-            self.hidden = self.projection.k
+        self.w = Factor(low, group, self.op, 1, transposed=True)
+        projects = self.kind == "lstm" and len(self.views) == 5
+        self.projection = Factor(low, group, self.op, 4, transposed=True) if projects else None
+        self.hidden = self.w.k if self.projection is None else self.projection.k
+
+    def emit_kernels(self) -> None:
+        self.cell = emit_cell(self.low.module, self.kind, self.gates.dtype)
+        emit_copy_flat(self.low.module)
+        product = aligned(self.gates.with_shape(self.gates.shape[1:]).bytes)  # of one step
+        self.w.emit_kernels()
+        self.workspace = self.w.workspace + product
+        if self.projection is not None:
+            self.projection.emit_kernels(at=self.workspace)
             self.before_projection = self.workspace + self.projection.workspace
-            self.workspace = self.before_projection + self.product  # of which a fourth is used
+            self.workspace = self.before_projection + product  # of which a fourth is used
 
     def emit_launch(self, host: GroupHost) -> None:
         fn, dtype = host.fn, self.gates.dtype
@@ -48,7 +55,6 @@ class RecurrentFamily(Family):
         results = [host.pointer(self.group.results[yields.index(r)]) for r in self.op.results]
         product = fn.gep(host.workspace(), host.size(self.w.workspace), "i8")
         state, gate_elems = fn.mul(batch, size), fn.mul(batch, self.w.sizes[0])
-        cell = emit_cell(host.module, self.kind, dtype)
         items = fn.mul(batch, fn.ceildivu(hidden, CHUNK))
         h0 = inputs[3 if self.kind == "gru" else 2]
         if self.kind == "lstm":
@@ -62,7 +68,9 @@ class RecurrentFamily(Family):
             self.w.multiply(host, lp.carried[0], batch, product)
             to = out if self.projection is None else projected
             rest = [inputs[2], lp.carried[0]] if self.kind == "gru" else results[2:]
-            host.launch(cell, [fn.gep(inputs[0], fn.mul(t, gate_elems), dtype.name), product, *rest, to, hidden], items, CELL_GRAIN)
+            host.launch(
+                self.cell, [fn.gep(inputs[0], fn.mul(t, gate_elems), dtype.name), product, *rest, to, hidden], items, CELL_GRAIN
+            )
             if self.projection is not None:
                 self.projection.multiply(host, projected, batch, out)
             lp.yield_(out)

@@ -2,7 +2,7 @@
 
 A block of keys is scored by dot products for up to 4 query rows at a time, normalised row by row, and multiplied with V
 into O[row][column]. Long key ranges may be split over work items, whose partial results (maximum, total, unscaled
-output row) a second kernel combines ("flash decoding").
+output row) a second kernel combines ("flash decoding", Dao, Haziza, Massa and Sizov 2023).
 """
 
 from __future__ import annotations
@@ -72,33 +72,36 @@ def _symbols(spec: Spec, rows: int) -> tuple[str, str]:
 
 
 def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_dot..(k, ldk, keys, q, s)`: s[row][key] = q[row] . k[key] for `rows` rows; keys in steps of lanes / rows."""
+    """`attn_dot..(k, ldk, keys, q, s)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make up a
+    vector; as many such sets are computed at once as leave half of the registers for operands."""
     name = _symbols(spec, rows)[0]
     if name in module.functions:
         return
     fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR)], noinline=True)
     k, ldk, keys, q, s = fn.args
     step = fn.lanes // rows
+    sets = max(1, fn.target.registers // 2 // fn.lanes)
     last = fn.sub(keys, 1)
-    with fn.loop(0, keys, step) as lp:
+    with fn.loop(0, keys, step * sets) as lp:
         # keys beyond the last repeat it: their scores are masked later
-        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.elem) for i in range(step)]
+        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.elem) for i in range(step * sets)]
         acc: list[V] = []
         for c in range(0, spec.qk_pad, fn.lanes):
             qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
-            for i in range(step):
-                x = load_row(fn, at[i], spec.elem, spec.head_dim, c)
+            for i, row in enumerate(at):
+                x = load_row(fn, row, spec.elem, spec.head_dim, c)
                 if rows > 1:
-                    _prefetch_next(fn, at[i], ldk, c, spec.elem)
+                    _prefetch_next(fn, row, ldk, c, spec.elem)
                 for r in range(rows):
                     if c == 0:
                         acc.append(fn.mul(x, qs[r]))
                     else:
                         acc[i * rows + r] = fn.fma(x, qs[r], acc[i * rows + r])
-        sums = _sum_each(fn, [acc[i * rows + r] for r in range(rows) for i in range(step)])
-        for r in range(rows):
-            part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
-            fn.store(part, fn.gep(fn.gep(s, r * _KEYS, F32), lp.iv, F32))
+        for first in range(0, step * sets, step):
+            sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
+            for r in range(rows):
+                part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
+                fn.store(part, fn.gep(fn.gep(s, r * _KEYS, F32), fn.add(lp.iv, first), F32))
     fn.done()
 
 

@@ -13,8 +13,8 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.attention.attention import EXTRA_ARGS, Attention
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import GroupKernel, where
-from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
-from dhlo.codegen.kernel_ir.builder import Fn, KernelModule, V
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.movement import Transpose
@@ -23,6 +23,38 @@ from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import dense_strides
 
 __all__ = ["AttentionFamily"]
+
+
+class Mask:
+    """The mask of a group as its kernels compute it, a vector of keys at a time.
+
+    digest     tells masks that are computed differently apart
+    slots      what kernels read for it, in the order in which it lies behind their own arguments
+    lookups    number of an index check -> the op that it is about
+    """
+
+    def __init__(self, low: Lowering, group: Any, value: Any) -> None:
+        kernel = GroupKernel(KernelModule(low.module.target), group, low.checks)
+        self.value, self.members, self.check_of = value, kernel.em.members, kernel.em.check_of
+        self.slots: list[Slot] = []
+        self.lookups = kernel.lookups
+        self._emitters: dict[Fn, Emitter] = {}
+        draft = Fn(KernelModule(low.module.target), "mask", [("args", PTR), *((n, I64) for n in "bhqk")])
+        b, h, q, k0 = draft.args[1:]
+        draft.ret(self.emit(draft, b, h, q, k0, draft.tail_mask(k0)))
+        draft.done()
+        self.digest = hashlib.sha1(draft.module.functions["mask"].encode()).hexdigest()[:10]
+
+    def emit(self, fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+        """A `MaskEmitter`."""
+        if fn not in self._emitters:
+            args = KernelArgs(fn, fn.args[0], EXTRA_ARGS, self.slots)
+            self._emitters[fn] = Emitter(fn, args, self.members, self.check_of)
+        em = self._emitters[fn]
+        with em.scope(lanes):
+            x = em.value(self.value, [Index(b), Index(h), Index(q), Index(k0, 1, multiple=fn.lanes)])
+        self.slots = em.args.slots
+        return x if x.lanes else fn.splat(x)
 
 
 @dataclass
@@ -39,61 +71,37 @@ class AttentionFamily(Family):
 
     anchor = Kind.ATTENTION.value
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        op = anchor_of(group, Kind.ATTENTION)
-        self.op, self.group, self.low = op, group, low
-        q, _, v = (from_mlir(x) for x in list(op.operands)[:3])
+    def __init__(self, low: Lowering, group: Any) -> None:
+        """Raises CompileError for head sizes that aren't static and for elements that have no kernel."""
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.ATTENTION)
+        operands = list(self.op.operands)
+        q, _, v = (from_mlir(x) for x in operands[:3])
         if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[3]) and is_static(v.shape[3])):
             raise CompileError(
                 f"attention of {q} with values {v} has no kernel yet",
-                where=where(op),
+                where=where(self.op),
                 hint="head sizes must be static and elements f32, f16 or bf16",
             )
-        self.views = [low.view(group, x) for x in list(op.operands)[:3]]
-        self.mask = op.operands[3] if len(op.operands) > 3 else None
-        self.slots: list[Slot] = []
-        self._args: dict[int, KernelArgs] = {}
-        draft = Attention(
-            int(q.shape[3]),
-            int(v.shape[3]),
-            q.dtype.name,
-            attr(op, "causal"),
-            self._emit_mask if self.mask is not None else None,
-            "attention_tmp",
-            tiles=low.tiles,
-        )
-        made = low.once(group, "attention", lambda: self._make(draft))
-        self.attention, self.slots = made.attention, made.slots
-        self.workspace = sympy.Integer(self.attention.workspace_bytes)
+        self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(v.shape[3]), q.dtype.name
+        self.views = [low.view(group, x) for x in operands[:3]]
+        self.mask = operands[3] if len(operands) > 3 else None
 
-    def _make(self, draft: Attention) -> _Kernels:
-        kernel = GroupKernel(KernelModule(self.low.module.target), self.group, self.low.checks)
-        self.members, self.check_of = kernel.em.members, kernel.em.check_of
-        attention = self._named(draft)
-        return _Kernels(attention, self.slots, kernel.lookups)
+    def emit_kernels(self) -> None:
+        self.kernels = self.low.once(self.group, "attention", self._emit)
+        self.workspace = sympy.Integer(self.kernels.attention.workspace_bytes)
 
-    def _named(self, draft: Attention) -> Attention:
-        """Emits the kernels under a name made from their content, so that layers share them."""
-        scratch = KernelModule(self.low.module.target)
-        draft.emit_kernels(scratch)
-        own = {n: t for n, t in scratch.functions.items() if n.startswith(draft.name)}
-        name = "attention_" + hashlib.sha1("".join(s.body for s in own.values()).encode()).hexdigest()[:10]
-        for n, t in scratch.functions.items():
-            self.low.module.functions.setdefault(n.replace(draft.name, name), t.renamed(draft.name, name))
-        for n, t in scratch.globals.items():
-            self.low.module.globals.setdefault(n, t)
-        return Attention(draft.head_dim, draft.value_dim, draft.elem, draft.is_causal, draft.emit_mask, name, tiles=draft.tiles)
-
-    def _emit_mask(self, fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
-        args = self._args.setdefault(id(fn), KernelArgs(fn, fn.args[0], EXTRA_ARGS))
-        for s in self.slots:  # the same arguments in the same order in every kernel
-            args.get(s)
-        em = Emitter(fn, args, self.members, self.check_of)
-        with em.scope(lanes):
-            x = em.value(self.mask, [Index(b), Index(h), Index(q), Index(k0, 1, multiple=fn.lanes)])
-        self.slots = args.slots
-        return x if x.lanes else fn.splat(x)
+    def _emit(self) -> _Kernels:
+        """Emits the kernels under a name that tells their mask, so that layers share them."""
+        low = self.low
+        name, slots, lookups, emit_mask = "attention", list[Slot](), dict[int, Any](), None
+        if self.mask is not None:
+            mask = Mask(low, self.group, self.mask)
+            name, slots, lookups, emit_mask = f"attention_{mask.digest}", mask.slots, mask.lookups, mask.emit
+        causal = bool(attr(self.op, "causal"))
+        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, emit_mask, name, tiles=low.tiles)
+        attention.emit_kernels(low.module)
+        return _Kernels(attention, slots, lookups)
 
     def emit_launch(self, host: GroupHost) -> None:
         q, k, v = self.views
@@ -108,7 +116,7 @@ class AttentionFamily(Family):
         b, hq, sq = q.shape[:3]
         hkv, skv = k.shape[1:3]
         group = FloorDiv(hq, hkv) if hkv != hq else sympy.Integer(1)
-        self.attention.emit_launch(
+        self.kernels.attention.emit_launch(
             host,
             q=view_pointer(host, q),
             k=view_pointer(host, k),
@@ -125,5 +133,5 @@ class AttentionFamily(Family):
             v_strides=[s(x) for x in v.strides[:3]],
             o_strides=[s(x) for x in strides[:3]],
             scale=float(attr(self.op, "scale")),
-            extra_args=[host.slot(x) for x in self.slots],
+            extra_args=[host.slot(x) for x in self.kernels.slots],
         )

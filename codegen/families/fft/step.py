@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import sympy
 
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.fft.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
-from dhlo.codegen.families.lowering import GroupHost, anchor_of
+from dhlo.codegen.families.kernel import Launch
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.sequence import Fft
 from dhlo.ir.symbols import is_static
@@ -24,24 +26,30 @@ class FftFamily(Family):
     anchor = Kind.OPAQUE.value
     ops = (Fft,)
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        op = anchor_of(group, Kind.OPAQUE)
-        x, dims = from_mlir(op.operands[0]), attr(op, "dims")
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.OPAQUE)
+        x, self.dims = from_mlir(self.op.operands[0]), attr(self.op, "dims")
         self.real = x.dtype.register
-        self.lengths = [x.shape[d] for d in dims]
-        self.passes = [low.once(group, f"pass{i}", lambda i=i: lower_fft(low, group, op, i)) for i in range(len(dims))]  # type: ignore[misc]
-        self.tables: list[int | None] = [None] * len(dims)
-        self.workspace: sympy.Expr = sympy.Integer(0)
-        self.offsets: list[sympy.Expr] = []
-        for i, n in enumerate(self.lengths):
+        self.lengths = [x.shape[d] for d in self.dims]
+
+    def emit_kernels(self) -> None:
+        low = self.low
+        self.passes = [low.once(self.group, f"pass{i}", partial(self._pass, i)) for i in range(len(self.dims))]
+        self.tables: list[int | None] = []  # constants, by their offset
+        self.offsets: list[sympy.Expr] = []  # of tables in the workspace
+        for n in self.lengths:
             self.offsets.append(self.workspace)
             size = fft_table_bytes(n, self.real)
             if is_static(n):
                 key, make = ("fft_table", self.real, int(n)), partial(fft_table, int(n), self.real)
-                self.tables[i] = low.constants.add(key, int(size), make)
+                self.tables.append(low.constants.add(key, int(size), make))
             else:
+                self.tables.append(None)
                 self.workspace = self.workspace + aligned(size)
+
+    def _pass(self, number: int) -> Launch:
+        return lower_fft(self.low, self.group, self.op, number)
 
     def emit_launch(self, host: GroupHost) -> None:
         for x, n, offset, constant in zip(self.passes, self.lengths, self.offsets, self.tables, strict=True):

@@ -22,7 +22,7 @@ from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import across, combine, identity_of
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows
 from dhlo.codegen.families.loops.loops import MIN_WORK
-from dhlo.codegen.kernel_ir.builder import I64, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.compute import Reduce
 from dhlo.ir.symbols import FloorDiv, ceil_div, is_static, least, product
@@ -36,6 +36,7 @@ MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many
 
 UNROLL = 4  # independent accumulators along a row
 COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
+LINE = 64  # bytes of a cache line
 KEEP_COST = 6  # values cheaper than this are computed again in every pass
 
 
@@ -317,10 +318,12 @@ class _Reduction:
                 out.setdefault(self.last - 1, []).append((("pointer", result), from_mlir(v).dtype, True))
         return out
 
-    def _fetch(self, stage: int, idx: Sequence[Index]) -> None:
-        """Prefetches, to the second cache, what belongs to the elements at `idx`."""
+    def _fetch(self, stage: int, idx: Sequence[Index], way: int) -> None:
+        """Prefetches, to the second cache, what belongs to the elements at `idx`, once a cache line."""
         fn, em = self.fn, self.em
         for slot, dtype, write in self._fetched.get(stage, ()) if em.mask is None else ():
+            if way * fn.lanes * BITS[memory_type(dtype)] // 8 % LINE:
+                continue
             at = fn.i64(em.flatten(idx, self.shape).base)
             at = at if write else fn.add(at, fn.i64(em.size(product(self.inner_sizes))))
             fn.prefetch(fn.gep(em.args.get(slot), at, memory_type(dtype)), 2, write=write)
@@ -348,7 +351,7 @@ class _Reduction:
                 em.store(em.value(v, idx), p, from_mlir(v).dtype, em.flatten(idx, self.shape))
             for v in keeps:
                 em.store(em.value(v, idx), self._scratch(v), _scratch_type(v), self._scratch_at(idx))
-            self._fetch(stage, idx)
+            self._fetch(stage, idx, way)
             return out
 
         accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element)

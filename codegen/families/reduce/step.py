@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sympy
 
 from dhlo.codegen.families.family import Family, LaunchFamily, launch
@@ -23,8 +25,8 @@ class ReductionFamily(Family):
     anchor = Kind.REDUCTION.value
 
     def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        self.whole, self.split = low.once(group, "kernel", lambda: lower_reduction(low.module, group, low.checks))
+        low = self.low
+        self.whole, self.split = low.once(self.group, "kernel", lambda: lower_reduction(low.module, self.group, low.checks))
         if self.split is not None:
             self.workspace = least(self.whole.count, sympy.Integer(MAX_SPLIT)) * self.split.parts * self.split.cell_bytes
 
@@ -32,27 +34,39 @@ class ReductionFamily(Family):
         if self.split is None:
             launch(host, self.whole)
             return
-        fn, workspace = host.fn, host.workspace()
-        launches = [
-            (x, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
-            for x in (self.whole, self.split.partial, self.split.gather)
-        ]  # sizes stand outside of branches
-
-        def part(k: int, *first: V) -> None:
-            x, slots, count, grain, scratch = launches[k]
-            host.launch(x.kernel, [*first, *slots], count, grain, scratch)
+        fn, split, workspace = host.fn, self.split, host.workspace()
+        whole, partial, gather = (Sizes.of(host, x) for x in (self.whole, split.partial, split.gather))  # outside of branches
 
         def apart() -> list[V]:
-            part(1, workspace)
-            part(2, workspace)
+            partial.launch(host, workspace)
+            gather.launch(host, workspace)
             return []
 
         def at_once() -> list[V]:
-            part(0)
+            whole.launch(host)
             return []
 
-        few = fn.cmp("le", launches[0][2], MAX_SPLIT)
-        fn.if_else(fn.and_(few, fn.cmp("ge", host.size(self.split.parts), 2)), apart, at_once, [])
+        few = fn.cmp("le", whole.count, MAX_SPLIT)
+        fn.if_else(fn.and_(few, fn.cmp("ge", host.size(split.parts), 2)), apart, at_once, [])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A launch whose sizes are values of the host function."""
+
+    kernel: str
+    slots: list[V]
+    count: V
+    grain: V
+    scratch: V
+
+    @staticmethod
+    def of(host: GroupHost, x: Launch) -> Sizes:
+        return Sizes(x.kernel, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+
+    def launch(self, host: GroupHost, *first: V) -> None:
+        """Launches with `first` before the kernel's other arguments."""
+        host.launch(self.kernel, [*first, *self.slots], self.count, self.grain, self.scratch)
 
 
 class ArgReduceFamily(LaunchFamily):

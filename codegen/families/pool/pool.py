@@ -29,12 +29,9 @@ def load_float(f: Fn, p: V, mask: V, other: float, elem: str) -> V:
     return f.select(mask, f.cast(f.bitcast(bits, elem), F32), f.const(other, vec(F32, lanes)))
 
 
-def store_float(f: Fn, x: V, p: V, mask: V, elem: str) -> None:
-    """A masked store of a vector of f32 or f64, rounded to `elem`."""
-    if BITS[elem] >= 32:
-        f.masked_store(x, p, mask)
-    else:
-        f.masked_store(f.bitcast(f.cast(x, elem), "i16"), p, mask)
+def store_float(f: Fn, x: V, p: V, n: V, elem: str) -> None:
+    """Stores the first `n` lanes of a vector of f32 or f64, rounded to `elem`."""
+    f.store_first(x if BITS[elem] >= 32 else f.bitcast(f.cast(x, elem), "i16"), p, n)
 
 
 def accumulator(elem: str) -> str:
@@ -151,11 +148,11 @@ class _PoolKernel:
             with f.loop(0, outs[2], self.lanes) as chunk:
                 origin = (z, y, f.sub(f.mul(chunk.iv, self.stride[2]), self.padding[2]))
                 value, index = self.window(src, origin)
-                mask = f.tail_mask(f.sub(outs[2], chunk.iv), self.lanes)
+                left = f.sub(outs[2], chunk.iv)
                 at = f.add(row, chunk.iv)
-                store_float(f, self.divide(value, origin), f.gep(out, at, self.pool.elem), mask, self.pool.elem)
+                store_float(f, self.divide(value, origin), f.gep(out, at, self.pool.elem), left, self.pool.elem)
                 if self.pool.indices:
-                    f.masked_store(f.cast(index, I64), f.gep(indices, at, I64), mask)
+                    f.store_first(f.cast(index, I64), f.gep(indices, at, I64), left)
         f.done()
 
     def window(self, src: V, origin: tuple[V, V, V]) -> tuple[V, V]:

@@ -1,7 +1,8 @@
 """Symbols are values: each has one definition, which comes before everything that mentions it.
 
-An argument's type defines the symbols of its sizes, how much of it is filled that of a buffer's part; ops with a `symbol` define that one, and a branch the sizes in which its
-regions differ. What a region defines ends with it.
+An argument's type defines the symbols of its sizes, and its mark how much of it is filled, where it is the filled part of
+a buffer; ops with a `symbol` define that one, and a branch the sizes in which its regions differ. What a region defines ends
+with it.
 """
 
 from __future__ import annotations

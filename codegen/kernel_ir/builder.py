@@ -586,6 +586,23 @@ class Fn:
             f" : {x.type}, {mask.type} into !llvm.ptr"
         )
 
+    def store_first(self, x: V, p: V, n: V) -> None:
+        """Stores a vector's lanes below `n` (i64, may exceed the lane count), whole vectors without a mask where that is dear."""
+        mask = self.tail_mask(n, x.lanes)
+        if self.target.mask_registers:
+            self.masked_store(x, p, mask)
+            return
+
+        def whole() -> list[V]:
+            self.store(x, p)
+            return []
+
+        def part() -> list[V]:
+            self.masked_store(x, p, mask)
+            return []
+
+        self.if_else(self.cmp("ge", n, x.lanes), whole, part, [])
+
     def gather(self, ptrs: V, mask: V, other: V) -> V:
         a = max(1, BITS[other.elem] // 8)
         return self.op(

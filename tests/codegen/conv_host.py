@@ -40,11 +40,10 @@ def emit_store(module: KernelModule, elem: str, *, bias_relu: bool = False) -> s
         m = f.add(m0, r.iv)
         row = f.add(f.mul(f.add(f.mul(batch, channels), m), positions), n0)
         with f.loop(0, nr, lanes) as c:
-            mask = f.tail_mask(f.sub(nr, c.iv), lanes)
-            v = f.masked_load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), mask, f.const(0.0, vec(elem, lanes)))
+            v = f.load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), vec(elem, lanes))
             if bias_relu:
                 v = f.max(f.add(v, f.load(f.gep(f.int_to_ptr(bias), m, elem), elem)), 0.0)
-            f.masked_store(v, f.gep(f.int_to_ptr(out), f.add(row, c.iv), elem), mask)
+            f.store_first(v, f.gep(f.int_to_ptr(out), f.add(row, c.iv), elem), f.sub(nr, c.iv))
     f.done()
     return "epilogue"
 

@@ -32,11 +32,8 @@ def build(pool: Pool | AdaptivePool, rank: int) -> Program:
     host = TestHost(module)
     pointers = {"x": host.pointer("x"), "out": host.pointer("out"), "indices": host.pointer("indices")}
     planes, spatial = host.size("planes"), [host.size(f"n{i}") for i in range(rank)]
-    if isinstance(pool, AdaptivePool):
-        outs = [host.size(f"o{i}") for i in range(rank)]
-        pool.emit_launch(host, **pointers, planes=planes, spatial=spatial, out_spatial=outs)
-    else:
-        pool.emit_launch(host, **pointers, planes=planes, spatial=spatial)
+    outs = [host.size(f"o{i}") for i in range(rank)]
+    pool.emit_launch(host, **pointers, planes=planes, spatial=spatial, out_spatial=outs)
     return host.build()
 
 
@@ -46,8 +43,7 @@ def arguments(pool: Pool | AdaptivePool, x: torch.Tensor, outs: list[int]) -> tu
     indices = torch.full(out.shape, -7, dtype=torch.int64)
     params: dict[str, Any] = {"x": x.data_ptr(), "out": out.data_ptr(), "indices": indices.data_ptr()}
     params |= {"planes": x.shape[0] * x.shape[1], **{f"n{i}": n for i, n in enumerate(x.shape[2:])}}
-    if isinstance(pool, AdaptivePool):
-        params |= {f"o{i}": n for i, n in enumerate(outs)}
+    params |= {f"o{i}": n for i, n in enumerate(outs)}
     return [out, indices], params
 
 

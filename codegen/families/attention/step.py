@@ -43,7 +43,7 @@ class Mask:
         b, h, q, k0 = draft.args[1:]
         draft.ret(self.emit(draft, b, h, q, k0, draft.tail_mask(k0)))
         draft.done()
-        self.digest = hashlib.sha1(draft.module.functions["mask"].encode()).hexdigest()[:10]
+        self.digest = hashlib.sha1(draft.module.functions["mask"].body.encode()).hexdigest()[:10]
 
     def emit(self, fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
         """A `MaskEmitter`."""

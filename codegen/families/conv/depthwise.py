@@ -356,16 +356,17 @@ class _Columns:
     def load(self, line: V) -> list[V]:
         """`line` is where the first kernel column's first lane lies."""
         rows, f, lanes, elem = self.rows, self.rows.f, self.rows.lanes, self.rows.p.elem
-        if self.step > 2:
-            steps = f.dense([i * self.step for i in range(lanes)], I32)
-            return [f.gather(f.gep(f.gep(line, k, elem), steps, elem), self.masks[k], rows.zero) for k in self.offsets]
-        loaded = {
-            s: f.load(f.gep(line, s, elem), rows.zero.type)
-            if mask is None
-            else f.masked_load(f.gep(line, s, elem), mask, rows.zero)
-            for s, mask in self.masks.items()
-        }
-        if self.step == 1:
+        loaded = {}
+        for start, mask in self.masks.items():
+            p = f.gep(line, start, elem)
+            if mask is None:
+                loaded[start] = f.load(p, rows.zero.type)
+            elif self.step > 2:
+                steps = f.dense([i * self.step for i in range(lanes)], I32)
+                loaded[start] = f.gather(f.gep(p, steps, elem), mask, rows.zero)
+            else:
+                loaded[start] = f.masked_load(p, mask, rows.zero)
+        if self.step != 2:
             return [loaded[k] for k in self.offsets]
         even = {s: (loaded[s], loaded[s + lanes]) for s in {k // 2 * 2 for k in self.offsets}}
         return [f.shuffle(*even[k // 2 * 2], range(k % 2, 2 * lanes, 2)) for k in self.offsets]

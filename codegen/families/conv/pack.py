@@ -280,9 +280,10 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
             lane = chunk.iv
             ow = f.sub(f.add(p0, lane), row_start)
             x0 = f.sub(f.mul(ow, step), p.padding[2][0])
-            keep = f.tail_mask(f.sub(width, lane), lanes)
+            room = f.sub(width, lane)
+            keep = f.tail_mask(room, lanes)
 
-            def point(k: Sequence[V]) -> None:
+            def point(k: Sequence[V], store_mask: V | None) -> None:
                 c = [f.add(o, f.mul(k[d], p.dilation[d])) for d, o in enumerate((z0, y0, x0))]
                 inside = f.and_(_in_range(f, c[0], geo.id), _in_range(f, c[1], geo.ih))
                 # A column limit of 0 masks every lane where the row is outside.
@@ -291,6 +292,13 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 offset = f.add(f.add(f.mul(c[0], geo.sxd), f.mul(c[1], geo.sxh)), c[2])
                 number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
                 dst = f.gep(panel, f.add(f.mul(f.mul(number, channels), width), lane), p.elem)
-                _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, [(0, mask, keep)], True)
+                _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, [(0, mask, store_mask)], True)
 
-            _kernel_points(p, f, point)
+            def points(store_mask: V | None) -> list[V]:
+                _kernel_points(p, f, lambda k: point(k, store_mask))
+                return []
+
+            if f.target.mask_registers:
+                points(keep)
+            else:
+                f.if_else(f.cmp("ge", room, lanes), lambda: points(None), lambda: points(keep), [])

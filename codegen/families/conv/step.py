@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import sympy
 
+from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
+from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.families.kernel import where
-from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
+from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.symbols import is_static
@@ -28,9 +30,9 @@ class ConvFamily(Family):
 
     anchor = Kind.CONVOLUTION.value
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        op = anchor_of(group, Kind.CONVOLUTION)
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = op = anchor_of(group, Kind.CONVOLUTION)
         self.x, w = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         if self.x.dtype.name not in ("f32", "f64") or not w.is_static or not is_static(self.x.shape[1]):
@@ -40,77 +42,56 @@ class ConvFamily(Family):
                 hint="channels and kernel must be static, elements f32 or f64",
             )
         self.view = low.view(group, op.operands[0])
+        self.weight = low.constant_value(op.operands[1])
+        # Weights that are packed at each call are read by this target alone.
+        self.conv = _parameters(op, low.tiles if self.weight is not None else low.tiles.alone)
+        self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
+        if isinstance(self.conv, ConvTranspose):
+            self.phases = aligned(self.out.bytes)
+        self.workspace = self.phases + (0 if self.weight is not None else self.conv.workspace_bytes)
 
-        def get(n: str) -> Any:
-            return attr(op, n)
+    def emit_kernels(self) -> None:
+        low, op, conv = self.low, self.op, self.conv
+        conv.emit_kernels(low.module)
+        self.epilogue: Epilogue = low.once(
+            self.group, "epilogue", lambda: lower_epilogue(low.module, self.group, op, low.checks, self._place)
+        )
+        if self.weight is not None:
+            weight = self.weight.detach().contiguous()
+            key = ("packed_conv", conv.layout, low.constant_key(op.operands[1]))
+            self.packed = low.constants.add(key, conv.workspace_bytes, lambda: conv.pack_weight(weight.numpy()))
 
-        channels, kernel, groups = int(self.x.shape[1]), tuple(int(s) for s in w.shape[2:]), get("groups")
-        self.conv: Conv | ConvTranspose
-        self.workspace = sympy.Integer(0)
-        if get("transposed"):
-            self.conv = ConvTranspose(
-                channels,
-                int(w.shape[1]) * groups,
-                kernel,
-                tuple(get("stride")),
-                tuple(get("padding")),
-                tuple(get("output_padding")),
-                tuple(get("dilation")),
-                groups,
-                self.x.dtype.name,
-                spec=low.tiles,
-            )
-            self.workspace = aligned(self.out.bytes)
-        else:
-            self.conv = Conv(
-                channels,
-                int(w.shape[0]),
-                kernel,
-                tuple(get("stride")),
-                tuple(op.pads),
-                tuple(get("dilation")),
-                groups,
-                self.x.dtype.name,
-                spec=low.tiles,
-            )
-        self.phases = self.workspace
-        self.conv.emit_kernels(low.module)
-        self.epilogue = low.once(group, "epilogue", lambda: lower_epilogue(low.module, group, op, low.checks, self._place))
-        value = low.constant_value(op.operands[1])
-        self.packed: int | None = None
-        if value is not None:
-            conv, weight = self.conv, value.detach().contiguous()
-            self.packed = low.constants.add(
-                ("packed_conv", conv.layout, low.constant_key(op.operands[1])),
-                conv.workspace_bytes,
-                lambda: np.ascontiguousarray(conv.pack_weight(weight.numpy())),
-            )
-        else:
-            self.w = low.view(group, op.operands[1])
-            self.workspace = self.workspace + self.conv.workspace_bytes
-
-    def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:
+    def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere
         return [batch, row, *em.split(column, self.out.shape[2:])]
 
     def emit_launch(self, host: GroupHost) -> None:
         sizes = [host.size(s) for s in (self.x.shape[0], *self.x.shape[2:])]
-        if self.packed is not None:
-            w = host.constant(self.packed)
-        else:
-            w = host.fn.gep(host.workspace(), host.size(self.phases), "i8")
-            self.conv.emit_pack(host, weight=view_pointer(host, self.w), packed=w)
+        w, x = self._weights(host), view_pointer(host, self.view)
         epilogue, eargs = epilogue_args(host, self.epilogue)
-        x = view_pointer(host, self.view)
         if isinstance(self.conv, ConvTranspose):
-            self.conv.emit_launch(
-                host,
-                x=x,
-                w=w,
-                sizes=sizes,
-                epilogue=epilogue,
-                epilogue_args=eargs,
-                workspace=host.workspace() if self.phases != 0 else x,
-            )
+            memory = host.workspace() if self.phases != 0 else x
+            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs, workspace=memory)
         else:
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs)
+
+    def _weights(self, host: GroupHost) -> V:
+        """Address of the packed weights."""
+        if self.weight is not None:
+            return host.constant(self.packed)
+        packed = host.fn.gep(host.workspace(), host.size(self.phases), "i8")
+        view = self.low.view(self.group, self.op.operands[1])
+        self.conv.emit_pack(host, weight=view_pointer(host, view), packed=packed)
+        return packed
+
+
+def _parameters(op: Any, spec: TileSpec) -> Conv | ConvTranspose:
+    """The static parameters of a dhlo.convolution."""
+    x, w = (from_mlir(v) for v in op.operands)
+    groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))
+    channels, kernel, elem = int(x.shape[1]), tuple(int(s) for s in w.shape[2:]), x.dtype.name
+    if not attr(op, "transposed"):
+        return Conv(channels, int(w.shape[0]), kernel, stride, tuple(op.pads), dilation, groups, elem, spec=spec)
+    padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
+    outs = int(w.shape[1]) * groups
+    return ConvTranspose(channels, outs, kernel, stride, padding, output_padding, dilation, groups, elem, spec=spec)

@@ -290,11 +290,9 @@ def _emit_store(module: KernelModule, elem: str, spec: TileSpec) -> None:
     eargs, tile, ld, batch, m0, n0, mr, nr = f.args
     out, positions, channels = (f.load(f.gep(eargs, i, I64), I64) for i in range(3))
     first = f.gep(f.int_to_ptr(out), f.add(f.mul(f.add(f.mul(batch, channels), m0), positions), n0), elem)
-    zero = f.const(0.0, vec(elem, lanes))
     with f.loop(0, mr) as r, f.loop(0, nr, lanes) as c:
-        mask = f.tail_mask(f.sub(nr, c.iv), lanes)
-        value = f.masked_load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), mask, zero)
-        f.masked_store(value, f.gep(first, f.add(f.mul(r.iv, positions), c.iv), elem), mask)
+        value = f.load(f.gep(tile, f.add(f.mul(r.iv, ld), c.iv), elem), vec(elem, lanes))
+        f.store_first(value, f.gep(first, f.add(f.mul(r.iv, positions), c.iv), elem), f.sub(nr, c.iv))
     f.done()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
-__all__ = ["BLOCK_BYTES", "emit_copy_flat"]
+__all__ = ["BLOCK_BYTES", "emit_copy", "emit_copy_flat"]
 
 _BYTES_GRAIN = 1 << 16
 BLOCK_BYTES = 1 << 14
+_LINE_BYTES = 64  # moved at once: a cache line
 
 
 def emit_copy_flat(module: KernelModule) -> str:
@@ -21,16 +20,16 @@ def emit_copy_flat(module: KernelModule) -> str:
     fn = kernel_fn(module, name)
     src, dst, size = load_args(fn, [PTR, PTR, I64])
     lo, hi = fn.mul(fn.args[1], BLOCK_BYTES), fn.min(fn.mul(fn.args[2], BLOCK_BYTES), size)
-    full = fn.add(lo, fn.and_(fn.sub(hi, lo), -64))
-    with fn.loop(lo, full, 64) as lp:
-        fn.store(fn.load(fn.gep(src, lp.iv, I8), vec(I8, 64)), fn.gep(dst, lp.iv, I8))
+    full = fn.add(lo, fn.and_(fn.sub(hi, lo), -_LINE_BYTES))
+    with fn.loop(lo, full, _LINE_BYTES) as lp:
+        fn.store(fn.load(fn.gep(src, lp.iv, I8), vec(I8, _LINE_BYTES)), fn.gep(dst, lp.iv, I8))
     with fn.loop(full, hi) as lp:
         fn.store(fn.load(fn.gep(src, lp.iv, I8), I8), fn.gep(dst, lp.iv, I8))
     fn.done()
     return name
 
 
-def emit_copy(host: Any, src: V, dst: V, nbytes: V) -> None:
+def emit_copy(host: HostContext, src: V, dst: V, nbytes: V) -> None:
     """Copies dense memory."""
     fn = host.fn
     host.launch(emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), _BYTES_GRAIN // BLOCK_BYTES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
-from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import F64, I32, I64, PTR, V
 from dhlo.ir.dialect import Kind, attr
@@ -24,14 +25,18 @@ class ExternFamily(Family):
     anchor = Kind.OPAQUE.value
     ops = (Extern,)
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
         op = anchor_of(group, Kind.OPAQUE)
-        self.symbol, self.numbers = attr(op, "symbol"), attr(op, "numbers")
+        self.symbol: str = attr(op, "symbol")
+        self.numbers: list[str] = attr(op, "numbers")
         self.views = [low.view(group, v) for v in op.operands]
         self.types, self.results = [from_mlir(v) for v in op.operands], list(group.results)
-        self.check = low.checks.add("ASSERT", f"'{self.symbol}' at {where(op)} returned an error")
-        low.module.declare(self.symbol, [PTR, PTR, PTR], I32)
+        self.error = f"'{self.symbol}' at {where(op)} returned an error"
+
+    def emit_kernels(self) -> None:
+        self.check = self.low.checks.add("ASSERT", self.error)
+        self.low.module.declare(self.symbol, [PTR, PTR, PTR], I32)
 
     def emit_launch(self, host: GroupHost) -> None:
         fn = host.fn

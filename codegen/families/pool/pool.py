@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -29,12 +29,9 @@ def load_float(f: Fn, p: V, mask: V, other: float, elem: str) -> V:
     return f.select(mask, f.cast(f.bitcast(bits, elem), F32), f.const(other, vec(F32, lanes)))
 
 
-def store_float(f: Fn, x: V, p: V, mask: V, elem: str) -> None:
-    """A masked store of a vector of f32 or f64, rounded to `elem`."""
-    if BITS[elem] >= 32:
-        f.masked_store(x, p, mask)
-    else:
-        f.masked_store(f.bitcast(f.cast(x, elem), "i16"), p, mask)
+def store_float(f: Fn, x: V, p: V, n: V, elem: str) -> None:
+    """Stores the first `n` lanes of a vector of f32 or f64, rounded to `elem`."""
+    f.store_first(x if BITS[elem] >= 32 else f.bitcast(f.cast(x, elem), "i16"), p, n)
 
 
 def accumulator(elem: str) -> str:
@@ -62,7 +59,7 @@ class Pool:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    ceil_mode: bool = False
+    ceil_mode: bool = field(default=False, repr=False)  # how `output_size` rounds; kernels are told the size
     count_include_pad: bool = True
     divisor_override: int | None = None
     indices: bool = False
@@ -98,17 +95,21 @@ class Pool:
         if self.name not in module.functions:
             _PoolKernel(self, module).emit()
 
-    def emit_launch(self, host: HostContext, *, x: V, out: V, planes: V, spatial: Sequence[V], indices: V | None = None) -> None:
-        """Pools `planes` dense planes of sizes `spatial` at x to `out` (and i64 `indices`), if that is not empty."""
-        f, one = host.fn, host.fn.i64(1)
-        sizes = [*([one] * (3 - len(spatial))), *spatial]
-        outs = [*([one] * (3 - len(spatial)))]
-        for n, k, s, p, d in zip(spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True):
-            room = f.add(n, 2 * p - d * (k - 1) - 1)
-            o = f.add(f.floordiv(f.add(room, s - 1 if self.ceil_mode else 0), s), 1)
-            if self.ceil_mode:
-                o = f.min(o, f.add(f.floordiv(f.add(n, p - 1), s), 1))
-            outs.append(f.max(o, 0))
+    def emit_launch(
+        self,
+        host: HostContext,
+        *,
+        x: V,
+        out: V,
+        planes: V,
+        spatial: Sequence[V],
+        out_spatial: Sequence[V],
+        indices: V | None = None,
+    ) -> None:
+        """Pools `planes` dense planes of sizes `spatial` at x to `out` (and i64 `indices`) of sizes `out_spatial`, if that is not
+        empty."""
+        f, ones = host.fn, [host.fn.i64(1)] * (3 - len(spatial))
+        sizes, outs = [*ones, *spatial], [*ones, *out_spatial]
         count = f.mul(f.mul(planes, outs[0]), outs[1])
         points = 1
         for k in self.kernel:
@@ -151,11 +152,11 @@ class _PoolKernel:
             with f.loop(0, outs[2], self.lanes) as chunk:
                 origin = (z, y, f.sub(f.mul(chunk.iv, self.stride[2]), self.padding[2]))
                 value, index = self.window(src, origin)
-                mask = f.tail_mask(f.sub(outs[2], chunk.iv), self.lanes)
+                left = f.sub(outs[2], chunk.iv)
                 at = f.add(row, chunk.iv)
-                store_float(f, self.divide(value, origin), f.gep(out, at, self.pool.elem), mask, self.pool.elem)
+                store_float(f, self.divide(value, origin), f.gep(out, at, self.pool.elem), left, self.pool.elem)
                 if self.pool.indices:
-                    f.masked_store(f.cast(index, I64), f.gep(indices, at, I64), mask)
+                    f.store_first(f.cast(index, I64), f.gep(indices, at, I64), left)
         f.done()
 
     def window(self, src: V, origin: tuple[V, V, V]) -> tuple[V, V]:

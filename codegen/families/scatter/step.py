@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dhlo.codegen.families.copy.flat import emit_copy
-from dhlo.codegen.families.family import Family, launch
-from dhlo.codegen.families.lowering import GroupHost, anchor_of, view_pointer
+from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.kernel import Launch
+from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.families.scatter.scatter import lower_scatter
 from dhlo.codegen.families.scatter.update_slice import lower_update_slice
 from dhlo.ir.dialect import Kind
@@ -14,21 +17,23 @@ from dhlo.ir.types import from_mlir
 __all__ = ["WriteFamily"]
 
 
-class WriteFamily(Family):
+class WriteFamily(LaunchFamily):
     """The operand copied to the result, unless that is the operand's own memory; then the source combined into it."""
 
     anchor = Kind.OPAQUE.value
     ops = (Scatter, UpdateSlice)
 
-    def emit_kernels(self) -> None:
-        low, group = self.low, self.group
-        op = anchor_of(group, Kind.OPAQUE)
-        lower = lower_scatter if isinstance(op, Scatter) else lower_update_slice
-        self.x, self.result = low.view(group, op.operands[0]), group.results[0]
-        self.bytes = from_mlir(op.results[0]).bytes
-        self.writes = low.once(group, "kernel", lambda: lower(low, group, op))
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.OPAQUE)
+        self.view, self.bytes = low.view(group, self.op.operands[0]), from_mlir(self.op.results[0]).bytes
+
+    def lower(self) -> Launch:
+        lower = lower_scatter if isinstance(self.op, Scatter) else lower_update_slice
+        return lower(self.low, self.group, self.op)
 
     def emit_launch(self, host: GroupHost) -> None:
-        if not host.is_written_over(self.result):
-            emit_copy(host, view_pointer(host, self.x), host.pointer(self.result), host.size(self.bytes))
-        launch(host, self.writes)
+        result = self.group.results[0]
+        if not host.is_written_over(result):
+            emit_copy(host, view_pointer(host, self.view), host.pointer(result), host.size(self.bytes))
+        super().emit_launch(host)

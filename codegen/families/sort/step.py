@@ -2,63 +2,84 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dhlo.codegen.families.family import LaunchFamily
-from dhlo.codegen.families.kernel import Launch
-from dhlo.codegen.families.lowering import anchor_of
+from dhlo.codegen.families.kernel import Launch, where
+from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.codegen.families.sort.lexsort import lower_lexsort
 from dhlo.codegen.families.sort.search import lower_histogram, lower_search_sorted
 from dhlo.codegen.families.sort.sort import lower_sort, lower_topk
+from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.lookup import Histogram, LexSort, SearchSorted, Sort, TopK
+from dhlo.ir.types import from_mlir
 
-__all__ = ["HistogramFamily", "SearchSortedFamily", "LexSortFamily", "SortFamily", "TopKFamily"]
+__all__ = ["HistogramFamily", "LexSortFamily", "SearchSortedFamily", "SortFamily", "TopKFamily"]
 
 
-class HistogramFamily(LaunchFamily):
+class _OpaqueFamily(LaunchFamily):
+    """Groups that hold one op and nothing else."""
+
+    anchor = Kind.OPAQUE.value
+
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.OPAQUE)
+
+
+class HistogramFamily(_OpaqueFamily):
     """Counts of values in bins."""
 
-    anchor = Kind.OPAQUE.value
     ops = (Histogram,)
 
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        x = from_mlir(self.op.operands[0])
+        if not x.dtype.is_float:
+            raise CompileError(f"histogram of {x.dtype} has no kernel yet", where=where(self.op), hint="count floats")
+
     def lower(self) -> Launch:
-        return lower_histogram(self.low, self.group, anchor_of(self.group, Kind.OPAQUE))
+        return lower_histogram(self.low, self.group, self.op)
 
 
-class SearchSortedFamily(LaunchFamily):
+class SearchSortedFamily(_OpaqueFamily):
     """Places in an ordered line."""
 
-    anchor = Kind.OPAQUE.value
     ops = (SearchSorted,)
 
+    def __init__(self, low: Lowering, group: Any) -> None:
+        super().__init__(low, group)
+        edges, x = (from_mlir(v) for v in self.op.operands)
+        if edges.dtype != x.dtype:
+            raise CompileError(f"search of {x.dtype} among {edges.dtype} has no kernel yet", where=where(self.op))
+
     def lower(self) -> Launch:
-        return lower_search_sorted(self.low, self.group, anchor_of(self.group, Kind.OPAQUE))
+        return lower_search_sorted(self.low, self.group, self.op)
 
 
-class LexSortFamily(LaunchFamily):
+class LexSortFamily(_OpaqueFamily):
     """The order of rows."""
 
-    anchor = Kind.OPAQUE.value
     ops = (LexSort,)
 
     def lower(self) -> Launch:
-        return lower_lexsort(self.low, self.group, anchor_of(self.group, Kind.OPAQUE))
+        return lower_lexsort(self.low, self.group, self.op)
 
 
-class SortFamily(LaunchFamily):
+class SortFamily(_OpaqueFamily):
     """Ordered lines."""
 
-    anchor = Kind.OPAQUE.value
     ops = (Sort,)
 
     def lower(self) -> Launch:
-        return lower_sort(self.low, self.group, anchor_of(self.group, Kind.OPAQUE))
+        return lower_sort(self.low, self.group, self.op)
 
 
-class TopKFamily(LaunchFamily):
+class TopKFamily(_OpaqueFamily):
     """The first of ordered lines."""
 
-    anchor = Kind.OPAQUE.value
     ops = (TopK,)
 
     def lower(self) -> Launch:
-        return lower_topk(self.low, self.group, anchor_of(self.group, Kind.OPAQUE))
+        return lower_topk(self.low, self.group, self.op)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,7 +45,7 @@ def compile_program(
     Raises CompileError where there is no such target, or it lacks what the program needs.
     """
     target = target or parse_target(options.target)
-    with program.context, _deep_recursion(program.module):
+    with program.context:
 
         def after(p: Pass, module: Any) -> None:
             progress(f"pass {p.name}")
@@ -117,18 +115,6 @@ def _updates(program: Program) -> dict[int, str | int]:
     """By result number: the state, or the number of the argument, whose new content it is."""
     arguments = {s.name: k for k, s in enumerate(s for s in program.inputs if s.type is not None)}
     return {m.index: m.target if m.kind == "buffer" else arguments[m.target] for m in program.mutations}
-
-
-@contextmanager
-def _deep_recursion(module: Any) -> Iterator[None]:
-    """Values are computed by recursion over what they are made of: room for the longest chain that the module can hold."""
-    ops = sum(1 for f in module.body.operations for block in f.operation.regions[0].blocks for _ in block.operations)
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, 1000 + 20 * ops))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 class _Sited:

@@ -101,16 +101,23 @@ def _behind(a: sympy.Expr, b: sympy.Expr) -> bool:
 
 def strided(v: Any, is_buffer: Callable[[Any], bool]) -> View | None:
     """`v` as a view of a buffer, through reshapes, transposes, slices and broadcasts; None if it isn't one."""
-    if is_buffer(v):
-        shape = from_mlir(v).shape
-        return View(v, sympy.Integer(0), shape, dense_strides(shape))
-    op = defining(v)
-    if not isinstance(op, (Reshape, Transpose, Slice, Broadcast)):
-        return None
-    x = strided(op.operands[0], is_buffer)
-    if x is None:
-        return None
+    chain: list[Any] = []
+    while not is_buffer(v):
+        op = defining(v)
+        if not isinstance(op, (Reshape, Transpose, Slice, Broadcast)):
+            return None
+        chain.append(op)
+        v = op.operands[0]
     shape = from_mlir(v).shape
+    view: View | None = View(v, sympy.Integer(0), shape, dense_strides(shape))
+    while chain and view is not None:
+        view = _seen_through(chain.pop(), view)
+    return view
+
+
+def _seen_through(op: Any, x: View) -> View | None:
+    """The result of a view of x; None if its elements don't lie at regular distances."""
+    shape = from_mlir(op.results[0]).shape
     if isinstance(op, Transpose):
         return View(x.base, x.offset, shape, tuple(x.strides[p] for p in attr(op, "perm")))
     if isinstance(op, Slice):

@@ -81,14 +81,45 @@ class Emitter(IndexMath):
 
     # ------------------------------------------------------------------ values
     def value(self, v: Any, idx: Sequence[Index]) -> V:
-        """The elements of `v` at `idx`, in register form."""
-        key = (v, tuple(i.key for i in idx))
+        """The elements of `v` at `idx`, in register form.
+
+        Chains of elementwise ops may be of any length, so they are walked with a stack of their own: ops whose operands are being
+        computed, each with the operands so far. Views recurse; the fusion pass bounds how many follow each other.
+        """
+        at = tuple(i.key for i in idx)
+        pending: list[tuple[Any, Any, list[V]]] = []
+        while True:
+            x = self._known(v, at)
+            op = self._elementwise(v) if x is None else None
+            if op is not None:
+                pending.append((v, op, []))
+            else:
+                if x is None:
+                    x = self._memo[-1][v, at] = self._compute(v, idx)
+                while pending and len(pending[-1][2]) == len(pending[-1][1].operands) - 1:
+                    v, op, args = pending.pop()
+                    x = self._memo[-1][v, at] = self._apply(op, [*args, x])
+                if not pending:
+                    return x
+                pending[-1][2].append(x)
+            v = pending[-1][1].operands[len(pending[-1][2])]
+
+    def _known(self, v: Any, at: tuple[object, ...]) -> V | None:
+        """What was computed before in this scope or one around it."""
         for memo in self._memo:
-            if key in memo:
-                return memo[key]
-        r = self._compute(v, idx)
-        self._memo[-1][key] = r
-        return r
+            if (v, at) in memo:
+                return memo[v, at]
+        return None
+
+    def _elementwise(self, v: Any) -> Any:
+        """The elementwise op that makes v here; None if v comes about in another way."""
+        op = None if v in self.leaves else defining(v)
+        return op if op is not None and op.kind is Kind.ELEMENTWISE and op.operation in self.members else None
+
+    def _apply(self, op: Any, args: list[V]) -> V:
+        if any(a.lanes for a in args):
+            args = [a if a.lanes else self.fn.splat(a) for a in args]
+        return emit_op(self.fn, op, args)
 
     def _compute(self, v: Any, idx: Sequence[Index]) -> V:
         if v in self.leaves:
@@ -96,11 +127,6 @@ class Emitter(IndexMath):
         op = defining(v)
         if op is None or op.operation not in self.members:
             return self.load(v, idx)
-        if op.kind is Kind.ELEMENTWISE:
-            args = [self.value(x, idx) for x in op.operands]
-            if any(a.lanes for a in args):
-                args = [a if a.lanes else self.fn.splat(a) for a in args]
-            return emit_op(self.fn, op, args)
         if isinstance(op, Reshape):
             src = op.operands[0]
             if self._is_buffer(src):

@@ -97,25 +97,24 @@ class _Reduction:
         self.cached: dict[Any, int] = {}
         inside = {v: op for op in self.k.ops for v in op.results}
 
-        def cost(v: Any) -> int:
-            op = inside.get(v)
-            if op is None or isinstance(op, Reduce):
-                return 1
-            return int(op.work) + (sum(cost(x) for x in op.operands) if op.kind is Kind.ELEMENTWISE else 1)
-
-        def walk(v: Any, stage: int) -> None:
-            op = inside.get(v)
-            if op is None or isinstance(op, Reduce):
-                return
-            if first.setdefault(v, stage) < stage and self.whole(v) and op.kind is Kind.ELEMENTWISE and cost(v) >= KEEP_COST:
-                self.cached[v] = first[v]
-                return
-            for x in op.operands:
-                walk(x, stage)
-
+        costs: dict[Any, int] = {}
+        for op in self.k.ops:  # operands first
+            parts = [costs.get(x, 1) for x in op.operands] if op.kind is Kind.ELEMENTWISE else [1]
+            for v in op.results:
+                costs[v] = 1 if isinstance(op, Reduce) else min(KEEP_COST, op.work + sum(parts))
         for stage in range(self.last + 1):
-            for v in self._roots(stage):
-                walk(v, stage)
+            todo, seen = self._roots(stage)[::-1], set[Any]()
+            while todo:
+                v = todo.pop()
+                op = inside.get(v)
+                if v in seen or op is None or isinstance(op, Reduce):
+                    continue
+                seen.add(v)
+                again = first.setdefault(v, stage) < stage
+                if again and self.whole(v) and op.kind is Kind.ELEMENTWISE and costs[v] >= KEEP_COST:
+                    self.cached[v] = first[v]
+                else:
+                    todo += reversed(op.operands)
 
     # ------------------------------------------------------------------ emission
     def lower(self) -> Launch:

@@ -26,14 +26,17 @@ def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:
 
 def _is_repeated(g: Graph, v: Any) -> bool:
     """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element many times."""
-    for u in g.users(v):
-        user = g.ops[u]
-        if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
-            return True
-        if isinstance(user, Take) and user.operands[0] == v and not reads_fewer(user):
-            return True
-        if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit and _is_repeated(g, user.results[0]):
-            return True
+    todo = [v]
+    while todo:
+        v = todo.pop()
+        for u in g.users(v):
+            user = g.ops[u]
+            if isinstance(user, Broadcast) and from_mlir(user.results[0]).numel != from_mlir(v).numel:
+                return True
+            if isinstance(user, Take) and user.operands[0] == v and not reads_fewer(user):
+                return True
+            if isinstance(user, (Reshape, Transpose, Slice, Broadcast)) and u not in g.unit:
+                todo.append(user.results[0])
     return False
 
 

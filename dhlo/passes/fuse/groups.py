@@ -53,13 +53,17 @@ def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
 
     def needs(n: int) -> list[Any]:
         """Items that must come before op n, looking through pulled ops."""
-        if n in needs_cache:
-            return needs_cache[n]
-        out: list[Any] = []
-        for p in g.sources[n]:
-            out += [item_of[p]] if p in item_of else needs(p)
-        needs_cache[n] = out = _dedupe(out)
-        return out
+        todo = [n]
+        while todo:
+            k = todo[-1]
+            missing = [p for p in g.sources[k] if p not in item_of and p not in needs_cache]
+            if k not in needs_cache and not missing:
+                needs_cache[k] = _dedupe([x for p in g.sources[k] for x in ([item_of[p]] if p in item_of else needs_cache[p])])
+            if missing:
+                todo += missing
+            else:
+                todo.pop()
+        return needs_cache[n]
 
     def visit(item: Any) -> None:
         stack = [(item, iter(_dedupe([x for n in (item.ops if isinstance(item, Unit) else [item]) for x in needs(n)])))]
@@ -141,15 +145,20 @@ def _is_on_demand(g: Graph, p: int, v: Any) -> bool:
 
 
 def _copy(g: Graph, p: int, end: Any, copies: dict[int, Any]) -> Any:
-    if p not in copies:
-        src = g.ops[p]
-        new = [
-            _copy(g, q, end, copies) if q is not None and _is_on_demand(g, q, v) else g.stored.get(v, v)
-            for v, q in ((v, g.producer(v)) for v in g.operands[p])
-        ]
-        with ir.InsertionPoint(end.operation):
-            c = src.operation.clone()
-        for k, v in enumerate(new):
-            c.operation.operands[k] = v
-        copies[p] = c.operation.results[0]
+    todo = [p]
+    while todo:
+        n = todo[-1]
+        operands = [(v, g.producer(v)) for v in g.operands[n]]
+        made_of = {v: q for v, q in operands if q is not None and _is_on_demand(g, q, v)}
+        missing = [q for q in made_of.values() if q not in copies]
+        if missing:
+            todo.append(missing[0])
+            continue
+        todo.pop()
+        if n not in copies:
+            with ir.InsertionPoint(end.operation):
+                c = g.ops[n].operation.clone()
+            for k, (v, _) in enumerate(operands):
+                c.operation.operands[k] = copies[made_of[v]] if v in made_of else g.stored.get(v, v)
+            copies[n] = c.operation.results[0]
     return copies[p]

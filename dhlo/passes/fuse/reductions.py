@@ -121,12 +121,17 @@ def _leave_to_lookups(g: Graph, taken: set[int], axes: dict[Any, tuple[int | Non
 
 def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
     """What computing v outside of the unit reads from it."""
-    p = g.producer(v)
     out: list[Any] = []
-    for x in g.ops[p].operands if p is not None else []:
+    todo = [v]
+    while todo:
+        x = todo.pop()
         q = g.producer(x)
-        if q in taken:
-            out += _needed_again(g, x, taken) if kind_of(g.ops[q]).pullable and g.ops[q].work <= 1 else [x]
+        if x is not v and q not in taken:
+            continue
+        if x is v or kind_of(g.ops[q]).pullable and g.ops[q].work <= 1:
+            todo += reversed(g.ops[q].operands if q is not None else [])
+        elif x not in out:
+            out.append(x)
     return out
 
 
@@ -134,7 +139,9 @@ def _absorb_producers(
     g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any], full: tuple[int, ...]
 ) -> None:
     """Elementwise producers of the whole domain that others read too are computed (and stored) here."""
-    for v in op.operands:
+    todo = [(op, v) for v in reversed(op.operands)]
+    while todo:
+        op, v = todo.pop()
         p = g.producer(v)
         if p is None or p in taken or p in g.unit or getattr(g.ops[p], "kind", None) is not Kind.ELEMENTWISE:
             continue
@@ -147,7 +154,7 @@ def _absorb_producers(
             continue
         taken.add(p)
         axes[v] = full
-        _absorb_producers(g, g.ops[p], taken, axes, domain, full)
+        todo += [(g.ops[p], x) for x in reversed(g.ops[p].operands)]
 
 
 def _open(g: Graph, ops: Sequence[int]) -> list[Any]:

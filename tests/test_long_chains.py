@@ -1,0 +1,72 @@
+"""Programs whose ops follow each other in long chains compile within Python's own limit of recursion, and run right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dhlo.ir.dialect import build
+from dhlo.ir.ops import compute
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import movement as mv
+from dhlo.ir.types import from_mlir
+from tests.programs import Module, Part, plain, t
+
+LONG = 3000
+
+
+def additions(x: Any, count: int) -> Any:
+    """x + x0 + x0 + ..., whose values grow to count * x0."""
+    start = x
+    for _ in range(count):
+        x = build(ew.Add, [x, start]).results[0]
+    return x
+
+
+def pointwise(x: Any) -> list[Any]:
+    return [additions(x, LONG)]
+
+
+def reduced(x: Any) -> list[Any]:
+    """A chain before and after a sum of rows."""
+    y = additions(x, LONG)
+    s = build(compute.Reduce, [y], {"how": "sum", "dims": [1]}).results[0]
+    wide = build(mv.Broadcast, [s], {"dims": [0]}, results=[from_mlir(x)]).results[0]
+    return [additions(build(ew.Sub, [y, wide]).results[0], LONG // 4), y]
+
+
+def turned(x: Any) -> list[Any]:
+    """Views and arithmetic by turns."""
+    for _ in range(LONG // 10):
+        x = build(ew.Neg, [build(mv.Reverse, [x], {"dims": [1]}).results[0]]).results[0]
+    return [x]
+
+
+def joined(x: Any) -> list[Any]:
+    """Joins of slices of joins."""
+    ty = from_mlir(x)
+    for _ in range(60):
+        wide = build(mv.Concat, [x, x, x, x, x], {"dim": 1}).results[0]
+        x = build(mv.Slice, [wide], {"starts": ["0", "1"], "steps": [1, 1]}, results=[ty]).results[0]
+        x = build(ew.Neg, [x]).results[0]
+    return [x]
+
+
+@pytest.mark.parametrize("body", [pointwise, reduced, turned, joined])
+def test_long_chains(body: Callable[[Any], list[Any]]) -> None:
+    limit = sys.getrecursionlimit()
+    module = Module([Part([(t("f32", "n", "m"), plain)], body)])
+    try:
+        sys.setrecursionlimit(1000)  # Python's own
+        model, _ = module.compile()
+    finally:
+        sys.setrecursionlimit(limit)
+    for n, m in ((1, 1), (3, 17), (5, 40)):
+        x = torch.rand(n, m)
+        got = model(x)
+        for g, w in zip([got] if isinstance(got, torch.Tensor) else got, module.interpret([x]), strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-3)

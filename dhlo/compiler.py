@@ -1,0 +1,242 @@
+"""From an imported program to object code: passes, lowering, host program, machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dhlo.callspec import CallSpec, write_call
+from dhlo.codegen.backends.artifact import Artifact
+from dhlo.codegen.backends.cpu.descriptor import Descriptor, Level
+from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_to_llvm_ir
+from dhlo.codegen.families.constants import Constants
+from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.kernel import Checks
+from dhlo.codegen.families.lowering import Lowering
+from dhlo.codegen.families.registry import lower_group
+from dhlo.codegen.host.contract import Argument, Contract
+from dhlo.codegen.host.layout import lay_out, walk
+from dhlo.codegen.host.program import HostProgram, Layout
+from dhlo.codegen.kernel_ir.split import split_module
+from dhlo.codegen.target import Target, parse_targets
+from dhlo.frontend.program import Program
+from dhlo.ir.dialect import attr
+from dhlo.ir.function import grown_dims, ranges_of, updates_of
+from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.extern import Extern
+from dhlo.ir.symbols import is_static, spell
+from dhlo.ir.types import TensorType, from_mlir
+from dhlo.options import Options
+from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.shape_infer.cost import group_cost
+
+__all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
+
+PRODUCER = "dhlo 0.1.0"
+
+
+def compile_program(
+    program: Program, options: Options, progress: Callable[[str], None] = lambda _: None, targets: Sequence[Target] = ()
+) -> Artifact:
+    """Compiles an imported program for `targets`, by default those of the options. `progress` is told what is being done.
+
+    Raises CompileError where there is no such target, or one lacks what the program needs.
+    """
+    targets = targets or parse_targets(options.target)
+    with program.context:
+
+        def after(p: Pass, module: Any) -> None:
+            progress(f"pass {p.name}")
+            if options.dump is not None:
+                options.dump(p.name, str(module))
+
+        run_passes(program.module, program.weights, PASSES, after)
+        progress("lower")
+        main = program.module.body.operations[0]
+        block = main.operation.regions[0].blocks[0]
+        names = [s.name for s in program.inputs if s.type is not None]
+        types = [s.type for s in program.inputs if s.type is not None]
+        grows, updates = grown_dims(block), updates_of(block)
+        args = [Argument(n, t, grows.get(k), f"cap{k}") for k, (n, t) in enumerate(zip(names, types, strict=True))]
+        constants, checks = Constants(), Checks()
+        made = [_lower(program, block, target, args, updates, constants, checks) for target in targets]
+        renumber(program)
+        returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
+        outputs = _output_names(program, [from_mlir(v) for v in returns])
+        inputs = list(zip(names, types, strict=True))
+        metadata = {
+            "name": options.name,
+            "inputs": _values(program, inputs),
+            "outputs": _values(program, outputs),
+            **_metadata(program, block, made),
+        }
+        states = made[0].low.states
+        descriptor = Descriptor(
+            options.name,
+            PRODUCER,
+            metadata,
+            [],
+            inputs,
+            outputs,
+            checks,
+            constants.bytes,
+            states.rows,
+            states.block_bytes,
+            updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
+            names=program.user_names,
+        )
+        planned = str(program.module)
+    progress("generate code")
+    llvm_ir, objects, parts = _objects(made, descriptor)
+    return Artifact(objects, constants, planned, metadata, llvm_ir, parts)
+
+
+@dataclass
+class _Lowered:
+    """A program lowered for one target: its kernels and host program, its memory, and the families of its groups."""
+
+    target: Target
+    low: Lowering
+    layout: Layout
+    steps: dict[Any, _Sited]
+    run: str  # the host program's symbol
+
+
+def _lower(
+    program: Program,
+    block: Any,
+    target: Target,
+    args: Sequence[Argument],
+    updates: dict[int, str | int],
+    constants: Constants,
+    checks: Checks,
+) -> _Lowered:
+    """Lowers a planned module's block for a target. What doesn't depend on it is shared by all: equal constants and checks."""
+    states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
+    low = Lowering(program.weights, target, states, constants, checks)
+    steps = {op.operation: _Sited(lower_group(low, op)) for op in walk(block) if isinstance(op, Group)}
+    ranges = ranges_of(program.module)
+    layout = lay_out(block, steps, ranges, updates)
+    returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
+    contract = Contract(args, ranges, checks, program.user_names)
+    host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
+    host.emit_run(block)
+    return _Lowered(target, low, layout, steps, host.fn.name)
+
+
+def renumber(program: Program) -> None:
+    """Results that are new content of state or of an argument are not outputs of the binary; the others move up."""
+    updates = [m.index for m in program.mutations]
+
+    def number(i: int) -> int:
+        return i - sum(k < i for k in updates)
+
+    program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
+
+
+class _Sited:
+    """A group's family that remembers which of the host program's launches are its own."""
+
+    def __init__(self, family: Family) -> None:
+        self._family, self.launches = family, [0, 0]
+
+    @property
+    def workspace(self) -> Any:
+        return self._family.workspace
+
+    def emit(self, host: HostProgram) -> None:
+        first = len(host.layout.launches)
+        self._family.emit_launch(host)
+        self.launches = [first, len(host.layout.launches)]
+
+
+def _objects(made: Sequence[_Lowered], descriptor: Descriptor) -> tuple[list[str], list[bytes], list[Target]]:
+    """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
+    Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
+    first part."""
+    parts = [(text, m.target) for m in made for text in split_module(m.low.module, 4)]
+    targets = [target for _, target in parts]
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda part: lower_to_llvm_ir(*part), parts))
+        levels: list[Level] = []
+        for m, row in zip(made, descriptor.metadata["levels"], strict=True):
+            used = {f for text, t in zip(texts, targets, strict=True) if t is m.target for f in code_features(text, t)}
+            row["cpu_features"] = ",".join([*m.target.features, *sorted(used - set(m.target.features))])
+            segments = max(s for s, _ in m.layout.plans) + 2
+            levels.append(Level(row["name"], row["cpu_features"], m.run, m.layout.launches, segments))
+        descriptor.levels = levels
+        texts[0] += descriptor.text()
+        return texts, list(pool.map(compile_object, texts, targets)), targets
+
+
+def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:
+    names = {s.index: s.name for s in program.outputs if s.index is not None}
+    return [(names.get(i, f"output{i}"), t) for i, t in enumerate(types)]
+
+
+def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict[str, Any]]:
+    """Inputs or outputs as the runtime describes them."""
+    return [
+        {
+            "name": n,
+            "dtype": str(t.dtype.torch).removeprefix("torch."),
+            "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
+            "dims": [spell(s, program.user_names) for s in t.shape],
+        }
+        for n, t in values
+    ]
+
+
+def _metadata(program: Program, block: Any, made: Sequence[_Lowered]) -> dict[str, Any]:
+    """What tools show of a model. Of a group: its arithmetic and bytes; of each level: the kernels, the launches of each group as
+    [first, end), and the arena."""
+    groups = [op for op in walk(block) if isinstance(op, Group)]
+    low = made[0].low
+    call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
+    return {
+        "producer": PRODUCER,
+        "call": write_call(call),
+        "constants_bytes": low.constants.bytes,
+        "state_bytes": low.states.block_bytes,
+        "externs": {
+            attr(op, "symbol"): attr(op, "library")
+            for g in groups
+            for op in g.operation.regions[0].blocks[0].operations
+            if isinstance(op, Extern)
+        },
+        "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
+        "states": {
+            n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
+            for n, _, size, _ in low.states.rows
+        },
+        "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
+        "groups": [_group(program, op) for op in groups],
+        "levels": [
+            {
+                "name": m.target.name,
+                "cpu_features": "",  # known when there is code
+                "launches": list(m.layout.launches),
+                "groups": [m.steps[op.operation].launches for op in groups],
+                "arena": [
+                    {"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
+                    for _, plan in m.layout.plans
+                    for b in plan.buffers
+                ],
+            }
+            for m in made
+        ],
+    }
+
+
+def _group(program: Program, op: Any) -> dict[str, Any]:
+    cost = group_cost(op)
+    return {
+        "anchor": attr(op, "anchor"),
+        "ops": [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1],
+        "results": [str(from_mlir(v)) for v in op.results],
+        "flops": spell(cost.flops, program.user_names),
+        "bytes": spell(cost.bytes, program.user_names),
+        "weight_bytes": spell(cost.weight_bytes, program.user_names),
+    }

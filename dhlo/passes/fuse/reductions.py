@@ -128,8 +128,9 @@ def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
         q = g.producer(x)
         if x is not v and q not in taken:
             continue
-        if x is v or kind_of(g.ops[q]).pullable and g.ops[q].work <= 1:
-            todo += reversed(g.ops[q].operands if q is not None else [])
+        op = None if q is None else g.ops[q]
+        if x is v or (op is not None and kind_of(op).pullable and op.work <= 1):
+            todo += reversed([] if op is None else op.operands)
         elif x not in out:
             out.append(x)
     return out

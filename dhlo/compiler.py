@@ -17,22 +17,22 @@ from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_
 from dhlo.codegen.families.constants import Constants
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.codegen.families.registry import lower_group
-from dhlo.codegen.host.contract import Argument, Contract
-from dhlo.codegen.host.layout import lay_out, walk
+from dhlo.codegen.families.registry import lower_groups
+from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_target
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
-from dhlo.ir.function import grown_dims, ranges_of
+from dhlo.ir.function import bodies, grown_dims, walk
 from dhlo.ir.function import updates_of as updates_in
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
+from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.pipeline import BUFFERS, PASSES, Pass, run_passes
 from dhlo.shape_infer.cost import group_cost
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
@@ -74,28 +74,23 @@ def compile_program(
         states = [m.target for m in program.mutations if m.kind == "buffer"]
         run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
-        main = program.module.body.operations[0]
-        block = main.operation.regions[0].blocks[0]
+        block = bodies(program.module)[0]
         low = Lowering(program.weights, target, {n: program.weights[n] for n in states})
-        steps = {op.operation: _Sited(lower_group(low, op)) for op in walk(block) if isinstance(op, Group)}
-        ranges, updates = ranges_of(program.module), updates_in(block)
-        layout = lay_out(block, steps, ranges, updates)
+        steps = [_Sited(family) for family in lower_groups(low, block)]
+        run_passes(program.module, program.weights, BUFFERS, after)
         renumber(program)
+        host = emit_host_program(low, program.module, block, steps)
+        updates, grows = updates_in(block), grown_dims(block)
         names = [s.name for s in program.inputs if s.type is not None]
         types = [s.type for s in program.inputs if s.type is not None]
-        grows = grown_dims(block)
-        args = [Argument(n, t, grows.get(k), f"cap{k}") for k, (n, t) in enumerate(zip(names, types, strict=True))]
         returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
-        contract = Contract(args, ranges, low.checks, program.user_names)
-        host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
-        host.emit_run(block)
         outputs = _output_names(program, [from_mlir(v) for v in returns])
         inputs = list(zip(names, types, strict=True))
         metadata = {
             "name": options.name,
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
-            **_metadata(program, block, layout, low, steps),
+            **_metadata(program, block, host.launches, low, steps),
         }
         descriptor = Descriptor(
             options.name,
@@ -104,9 +99,9 @@ def compile_program(
             inputs,
             outputs,
             low.checks,
-            layout.launches,
+            host.launches,
             low.constants.bytes,
-            max(s for s, _ in layout.plans) + 2,
+            max((attr(op, "segment") for op in walk(block) if isinstance(op, Arena)), default=0) + 2,
             low.states.rows,
             low.states.block_bytes,
             updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
@@ -151,9 +146,9 @@ class _Sited:
         return self._family.workspace
 
     def emit(self, host: HostProgram) -> None:
-        first = len(host.layout.launches)
+        first = len(host.launches)
         self._family.emit_launch(host)
-        self.launches = [first, len(host.layout.launches)]
+        self.launches = [first, len(host.launches)]
 
 
 def _objects(low: Lowering, descriptor: Descriptor, target: Target) -> tuple[list[str], list[bytes]]:
@@ -185,7 +180,7 @@ def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict
     ]
 
 
-def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: dict[Any, _Sited]) -> dict[str, Any]:
+def _metadata(program: Program, block: Any, launches: list[str], low: Lowering, steps: list[_Sited]) -> dict[str, Any]:
     """What tools show of a model; of a group also its arithmetic and bytes and its launches, as [first, end)."""
     groups = []
     for op in walk(block):
@@ -200,7 +195,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
                     "flops": spell(cost.flops, program.user_names),
                     "bytes": spell(cost.bytes, program.user_names),
                     "weight_bytes": spell(cost.weight_bytes, program.user_names),
-                    "launches": steps[op.operation].launches,
+                    "launches": steps[attr(op, "number")].launches,
                 }
             )
     updates = updates_of(program.inputs, program.mutations)
@@ -208,7 +203,7 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
     return {
         "producer": PRODUCER,
         "call": write_call(call),
-        "launches": list(layout.launches),
+        "launches": list(launches),
         "constants_bytes": low.constants.bytes,
         "state_bytes": low.states.block_bytes,
         "externs": {
@@ -226,8 +221,8 @@ def _metadata(program: Program, block: Any, layout: Any, low: Lowering, steps: d
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "groups": groups,
         "arena": [
-            {"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
-            for _, plan in layout.plans
-            for b in plan.buffers
+            {"name": attr(op, "name_"), "bytes": attr(op, "bytes"), "first": attr(op, "first"), "last": attr(op, "last")}
+            for op in walk(block)
+            if isinstance(op, Alloc)
         ],
     }

@@ -10,7 +10,9 @@ import torch
 
 from dhlo.errors import InternalError
 from dhlo.ir import mlir
+from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
@@ -21,9 +23,11 @@ from dhlo.passes.own_results import own_results
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
+from dhlo.passes.split_counts import split_counts
+from dhlo.passes.stage_inputs import stage_inputs
 from dhlo.passes.update_parts import update_parts
 
-__all__ = ["FRONT", "PASSES", "Pass", "Weights", "run_passes"]
+__all__ = ["BUFFERS", "FRONT", "PASSES", "Pass", "Weights", "run_passes"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -68,7 +72,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
+    Pass("split-counts", plain(split_counts)),
+    Pass("check-contract", plain(check_contract)),
+    Pass("stage-inputs", plain(stage_inputs)),
 )
+BUFFERS: tuple[Pass, ...] = (Pass("assign-buffers", plain(assign_buffers)),)
+"""What follows once families have said how much memory their groups need."""
 
 
 def run_passes(

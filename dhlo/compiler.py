@@ -32,10 +32,10 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.pipeline import BUFFERS, PASSES, Pass, run_passes
+from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, Pass, Stage, run_passes
 from dhlo.shape_infer.cost import group_cost
 
-__all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
+__all__ = ["Artifact", "PRODUCER", "compile_program", "plan_program", "renumber"]
 
 PRODUCER = "dhlo 0.1.0"
 
@@ -64,20 +64,11 @@ def compile_program(
     Raises CompileError where there is no such target, or it lacks what the program needs.
     """
     target = target or parse_target(options.target)
+    low, families = plan_program(program, options, progress, target)
     with program.context, _deep_recursion(program.module):
-
-        def after(p: Pass, module: Any) -> None:
-            progress(f"pass {p.name}")
-            if options.dump is not None:
-                options.dump(p.name, str(module))
-
-        states = [m.target for m in program.mutations if m.kind == "buffer"]
-        run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
         block = bodies(program.module)[0]
-        low = Lowering(program.weights, target, {n: program.weights[n] for n in states})
-        steps = [_Sited(family) for family in lower_groups(low, block)]
-        run_passes(program.module, program.weights, BUFFERS, after)
+        steps = [_Sited(family) for family in families]
         renumber(program)
         host = emit_host_program(low, program.module, block, steps)
         updates, grows = updates_in(block), grown_dims(block)
@@ -111,6 +102,27 @@ def compile_program(
     progress("generate code")
     llvm_ir, objects = _objects(low, descriptor, target)
     return Artifact(objects, low.constants, planned, metadata, llvm_ir, target)
+
+
+def plan_program(
+    program: Program, options: Options, progress: Callable[[str], None], target: Target
+) -> tuple[Lowering, list[Family]]:
+    """Runs all passes, and lowers the groups for `target`: the program's module is the planned one afterwards. Returns the kernels
+    and the groups' families, by number."""
+
+    def after(stage: Pass | Stage, module: Any) -> None:
+        progress(f"pass {stage.name}")
+        if options.dump is not None:
+            options.dump(stage.name, str(module))
+
+    with program.context, _deep_recursion(program.module):
+        run_passes(program.module, program.weights, PASSES, after)
+        states = [m.target for m in program.mutations if m.kind == "buffer"]
+        low = Lowering(program.weights, target, {n: program.weights[n] for n in states})
+        families = lower_groups(low, bodies(program.module)[0])
+        after(LOWER_GROUPS, program.module)
+        run_passes(program.module, program.weights, BUFFERS, after)
+    return low, families
 
 
 def renumber(program: Program) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
-from dhlo.errors import InternalError
-from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.errors import CompileError
+from dhlo.ir.dialect import Kind, attr, build, defining, is_size
 from dhlo.ir.function import Bounds, bodies, ranges_of, updates_of, walk
 from dhlo.ir.memory import set_memory
 from dhlo.ir.mlir import ir
@@ -97,6 +97,8 @@ class _Assignment:
             if spare:
                 places.append((op, "spare", spare))
             if isinstance(op, Group) and "workspace" in op.operation.attributes:
+                if not is_size(op.operation.attributes["workspace"]):
+                    raise CompileError("the workspace of a group is a size as text")
                 size = parse(attr(op, "workspace"))
                 places.append((op, "workspace_memory", [self._buffer(f"workspace{n}", size, n, n)]))
         number: dict[Buffer, int] = {b: n for n, b in enumerate(b for e in sorted(self.epochs) for b in self.epochs[e])}
@@ -179,7 +181,9 @@ def _aliases(ops: list[Any]) -> tuple[dict[Any, Any], dict[Any, sympy.Expr]]:
                 users = [getattr(u.owner.operation.opview, "kind", Kind.CONTROL) for u in v.uses]
                 if users and all(kind.pullable for kind in users):
                     continue  # only a step on the way to another view
-                raise InternalError(f"{op.OPERATION_NAME} outside a group is not a plain view")
+                raise CompileError(
+                    f"{op.OPERATION_NAME} outside a group is not a plain view, and has no memory", hint="run `fuse` first"
+                )
             bases[v], offsets[v] = view.base, view.offset
     return bases, offsets
 

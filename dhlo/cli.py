@@ -33,14 +33,14 @@ class _Group(TyperGroup):
 
 def _pass_flags() -> list[Any]:
     """A flag for every pass, made when the command is used: the passes need the compiler."""
-    from dhlo.pipeline import PASSES
+    from dhlo.pipeline import REWRITES
 
     def flags(**_: bool) -> None:
         """Takes the flags."""
 
     annotations = {
         p.name.replace("-", "_"): Annotated[bool, typer.Option(f"--{p.name}", help=f"{p.summary}.", expose_value=False)]
-        for p in PASSES
+        for p in REWRITES
     }
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(n, keyword, default=False, annotation=a) for n, a in annotations.items()]
@@ -63,9 +63,9 @@ class _OptCommand(TyperCommand):
         return super().get_params(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        from dhlo.pipeline import PASSES
+        from dhlo.pipeline import REWRITES
 
-        names = {f"--{p.name}": [p.name] for p in PASSES} | {"--pipeline": [p.name for p in PASSES]}
+        names = {f"--{p.name}": [p.name] for p in REWRITES} | {"--pipeline": [p.name for p in REWRITES]}
         ctx.meta["passes"] = [n for a in args for n in names.get(a, [])]
         return super().parse_args(ctx, args)
 
@@ -96,6 +96,15 @@ RequireKey = Annotated[
     typer.Option("--require-key", metavar="PUBLIC.pem", help="Refuse a model file that isn't signed with this key."),
 ]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
+
+
+def _list_stages(wanted: bool) -> None:
+    if wanted:
+        from dhlo.pipeline import STAGES
+
+        for stage in STAGES:
+            typer.echo(f"{stage.name:16}{stage.summary}")
+        raise typer.Exit
 
 
 def _version(wanted: bool) -> None:
@@ -335,6 +344,12 @@ def opt_command(
     verify_only: Annotated[bool, typer.Option("--verify-only", help="Parse and verify, print nothing.")] = False,
     locations: Locations = False,
     pipeline: Annotated[bool, typer.Option("--pipeline", help="All passes in the compiler's order.")] = False,
+    list_stages: Annotated[
+        bool,
+        typer.Option(
+            "--list", callback=_list_stages, is_eager=True, help="Print all stages of the compiler, in order, and what each does."
+        ),
+    ] = False,
 ) -> None:
     """Run passes over a module's text, in the order given."""
     from dhlo.commands.opt import opt_file

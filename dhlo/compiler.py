@@ -15,24 +15,24 @@ from dhlo.codegen.families.constants import Constants
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.lowering import Lowering
-from dhlo.codegen.families.registry import lower_group
-from dhlo.codegen.host.contract import Argument, Contract
-from dhlo.codegen.host.layout import lay_out, walk
-from dhlo.codegen.host.program import HostProgram, Layout
+from dhlo.codegen.families.registry import lower_groups
+from dhlo.codegen.host.operations import emit_host_program
+from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
-from dhlo.ir.function import grown_dims, ranges_of, updates_of
+from dhlo.ir.function import bodies, grown_dims, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
+from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, Pass, Stage, run_passes
 from dhlo.shape_infer.cost import group_cost
 
-__all__ = ["Artifact", "PRODUCER", "compile_program", "renumber"]
+__all__ = ["Artifact", "PRODUCER", "compile_program", "plan_program", "renumber"]
 
 PRODUCER = "dhlo 0.1.0"
 
@@ -45,34 +45,22 @@ def compile_program(
     Raises CompileError where there is no such target, or one lacks what the program needs.
     """
     targets = targets or parse_targets(options.target)
+    levels = plan_program(program, options, progress, targets)
     with program.context:
-
-        def after(p: Pass, module: Any) -> None:
-            progress(f"pass {p.name}")
-            if options.dump is not None:
-                options.dump(p.name, str(module))
-
-        run_passes(program.module, program.weights, PASSES, after)
         progress("lower")
-        main = program.module.body.operations[0]
-        block = main.operation.regions[0].blocks[0]
-        names = [s.name for s in program.inputs if s.type is not None]
-        types = [s.type for s in program.inputs if s.type is not None]
-        grows, updates = grown_dims(block), updates_of(block)
-        args = [Argument(n, t, grows.get(k), f"cap{k}") for k, (n, t) in enumerate(zip(names, types, strict=True))]
-        constants, checks = Constants(), Checks()
-        made = [_lower(program, block, target, args, updates, constants, checks) for target in targets]
         renumber(program)
+        made = [_Lowered(level, emit_host_program(level.low, level.module, level.block, level.groups)) for level in levels]
+        block, low = levels[0].block, levels[0].low
+        updates, grows = updates_of(block), grown_dims(block)
+        inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
         returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
         outputs = _output_names(program, [from_mlir(v) for v in returns])
-        inputs = list(zip(names, types, strict=True))
         metadata = {
             "name": options.name,
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
-            **_metadata(program, block, made),
+            **_metadata(program, made),
         }
-        states = made[0].low.states
         descriptor = Descriptor(
             options.name,
             PRODUCER,
@@ -80,50 +68,67 @@ def compile_program(
             [],
             inputs,
             outputs,
-            checks,
-            constants.bytes,
-            states.rows,
-            states.block_bytes,
+            low.checks,
+            low.constants.bytes,
+            low.states.rows,
+            low.states.block_bytes,
             updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
             names=program.user_names,
         )
-        planned = str(program.module)
+        planned = "\n".join([str(level.module) for level in levels])
     progress("generate code")
     llvm_ir, objects, parts = _objects(made, descriptor)
-    return Artifact(objects, constants, planned, metadata, llvm_ir, parts)
+    return Artifact(objects, low.constants, planned, metadata, llvm_ir, parts)
+
+
+@dataclass
+class Planned:
+    """A program planned for one target: its module, with kernels for its groups, whose families know their numbers."""
+
+    target: Target
+    module: Any
+    low: Lowering
+    groups: list[_Sited]
+
+    @property
+    def block(self) -> Any:
+        return bodies(self.module)[0]
 
 
 @dataclass
 class _Lowered:
-    """A program lowered for one target: its kernels and host program, its memory, and the families of its groups."""
+    """A planned program and its host program."""
 
-    target: Target
-    low: Lowering
-    layout: Layout
-    steps: dict[Any, _Sited]
-    run: str  # the host program's symbol
+    planned: Planned
+    host: HostProgram
+
+    @property
+    def segments(self) -> int:
+        """Of the arena, and one of each of what came before."""
+        return max((attr(op, "segment") for op in walk(self.planned.block) if isinstance(op, Arena)), default=0) + 2
 
 
-def _lower(
-    program: Program,
-    block: Any,
-    target: Target,
-    args: Sequence[Argument],
-    updates: dict[int, str | int],
-    constants: Constants,
-    checks: Checks,
-) -> _Lowered:
-    """Lowers a planned module's block for a target. What doesn't depend on it is shared by all: equal constants and checks."""
-    states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
-    low = Lowering(program.weights, target, states, constants, checks)
-    steps = {op.operation: _Sited(lower_group(low, op)) for op in walk(block) if isinstance(op, Group)}
-    ranges = ranges_of(program.module)
-    layout = lay_out(block, steps, ranges, updates)
-    returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
-    contract = Contract(args, ranges, checks, program.user_names)
-    host = HostProgram(low, args, list(block.arguments), contract, layout, steps, returns)
-    host.emit_run(block)
-    return _Lowered(target, low, layout, steps, host.fn.name)
+def plan_program(program: Program, options: Options, progress: Callable[[str], None], targets: Sequence[Target]) -> list[Planned]:
+    """Runs all passes, and lowers the groups for each target. What doesn't depend on it is shared by all: equal constants and
+    checks. The program's own module is the planned one of the first target afterwards."""
+
+    def after(stage: Pass | Stage, module: Any) -> None:
+        progress(f"pass {stage.name}")
+        if options.dump is not None:
+            options.dump(stage.name, str(module))
+
+    with program.context:
+        run_passes(program.module, program.weights, PASSES, after)
+        states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
+        modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
+        constants, checks, out = Constants(), Checks(), list[Planned]()
+        for target, module in zip(targets, modules, strict=True):
+            low = Lowering(program.weights, target, states, constants, checks)
+            families = lower_groups(low, bodies(module)[0])
+            after(LOWER_GROUPS, module)
+            run_passes(module, program.weights, BUFFERS, after)
+            out.append(Planned(target, module, low, list(map(_Sited, families))))
+    return out
 
 
 def renumber(program: Program) -> None:
@@ -147,25 +152,25 @@ class _Sited:
         return self._family.workspace
 
     def emit(self, host: HostProgram) -> None:
-        first = len(host.layout.launches)
+        first = len(host.launches)
         self._family.emit_launch(host)
-        self.launches = [first, len(host.layout.launches)]
+        self.launches = [first, len(host.launches)]
 
 
 def _objects(made: Sequence[_Lowered], descriptor: Descriptor) -> tuple[list[str], list[bytes], list[Target]]:
     """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
     Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
     first part."""
-    parts = [(text, m.target) for m in made for text in split_module(m.low.module, 4)]
+    parts = [(text, m.planned.target) for m in made for text in split_module(m.planned.low.module, 4)]
     targets = [target for _, target in parts]
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(lambda part: lower_to_llvm_ir(*part), parts))
         levels: list[Level] = []
         for m, row in zip(made, descriptor.metadata["levels"], strict=True):
-            used = {f for text, t in zip(texts, targets, strict=True) if t is m.target for f in code_features(text, t)}
-            row["cpu_features"] = ",".join([*m.target.features, *sorted(used - set(m.target.features))])
-            segments = max(s for s, _ in m.layout.plans) + 2
-            levels.append(Level(row["name"], row["cpu_features"], m.run, m.layout.launches, segments))
+            target = m.planned.target
+            used = {f for text, t in zip(texts, targets, strict=True) if t is target for f in code_features(text, t)}
+            row["cpu_features"] = ",".join([*target.features, *sorted(used - set(target.features))])
+            levels.append(Level(row["name"], row["cpu_features"], m.host.fn.name, m.host.launches, m.segments))
         descriptor.levels = levels
         texts[0] += descriptor.text()
         return texts, list(pool.map(compile_object, texts, targets)), targets
@@ -189,11 +194,11 @@ def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict
     ]
 
 
-def _metadata(program: Program, block: Any, made: Sequence[_Lowered]) -> dict[str, Any]:
+def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
     """What tools show of a model. Of a group: its arithmetic and bytes; of each level: the kernels, the launches of each group as
     [first, end), and the arena."""
-    groups = [op for op in walk(block) if isinstance(op, Group)]
-    low = made[0].low
+    first = made[0].planned
+    low, groups = first.low, [op for op in walk(first.block) if isinstance(op, Group)]
     call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
     return {
         "producer": PRODUCER,
@@ -215,14 +220,14 @@ def _metadata(program: Program, block: Any, made: Sequence[_Lowered]) -> dict[st
         "groups": [_group(program, op) for op in groups],
         "levels": [
             {
-                "name": m.target.name,
+                "name": m.planned.target.name,
                 "cpu_features": "",  # known when there is code
-                "launches": list(m.layout.launches),
-                "groups": [m.steps[op.operation].launches for op in groups],
+                "launches": list(m.host.launches),
+                "groups": [g.launches for g in m.planned.groups],
                 "arena": [
-                    {"name": b.name, "bytes": str(b.bytes), "first": b.first, "last": b.last}
-                    for _, plan in m.layout.plans
-                    for b in plan.buffers
+                    {"name": attr(op, "name_"), "bytes": attr(op, "bytes"), "first": attr(op, "first"), "last": attr(op, "last")}
+                    for op in walk(m.planned.block)
+                    if isinstance(op, Alloc)
                 ],
             }
             for m in made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 
 from dhlo.errors import ContractError, InternalError
-from dhlo.ir.dialect import OPS, attr, result_types
+from dhlo.ir.dialect import OPS, Kind, attr, result_types
 from dhlo.ir.function import argument_names, ranges_of
-from dhlo.ir.ops import control, lookup, movement, random
+from dhlo.ir.ops import control, host, lookup, movement, random
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -116,7 +117,13 @@ class _Machine:
         if cls is None:
             raise InternalError(f"{name} is no dhlo op")
         args = [self.values[v] for v in op.operands]
-        if cls is control.Assert:
+        if cls is host.Check:
+            self._check(op)
+        elif cls.kind is Kind.HOST or cls is host.Capacity:
+            pass  # memory, and what a call brings beside its tensors' elements
+        elif cls is host.Size:
+            self.define(attr(op, "symbol"), args[0].shape[attr(op, "dim")])
+        elif cls is control.Assert:
             if not self.sizes(parse(attr(op, "condition")), exact=True):
                 raise ContractError(f"{attr(op, 'message')}: {attr(op, 'condition')} fails for {self.symbols}")
         elif cls is control.AssertTensor:
@@ -127,6 +134,12 @@ class _Machine:
             self.define(attr(op, "symbol"), int(value) if isinstance(value, bool) else value)
         else:
             self._results(op, self._compute(op, cls, args))
+
+    def _check(self, op: Any) -> None:
+        """Raises ContractError unless a check of the contract holds."""
+        holds = {"equal": operator.eq, "min": operator.ge, "max": operator.le}[attr(op, "how")]
+        if not holds(*(self.sizes(parse(attr(op, name)), exact=True) for name in ("got", "expected"))):
+            raise ContractError(attr(op, "text"))
 
     def _compute(self, op: Any, cls: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
         if cls is movement.Weight or cls is movement.State:
@@ -146,6 +159,8 @@ class _Machine:
         out: list[torch.Tensor] = op.reference(args, self.sizes)
         if cls is control.Nonzero or cls is lookup.Unique:
             self.define(attr(op, "symbol"), out[0].shape[0])
+        elif cls in (host.CountNonzero, host.FindUnique):
+            self.define(attr(op, "symbol"), op.count(args))
         return out
 
     def _enter(self, block: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,16 +1,45 @@
-"""The passes from the imported program to the planned module, in order: the compiler's contents page."""
+"""The whole way from a torch.export program to a model file, in order: the compiler's contents page.
+
+    import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
+    grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
+    separate-state    weight -> state, for what the program changes
+    cse .. cse-again  rewrites that hold for all sizes
+    update-parts, own-results            what is written in place; memory of its own for every result
+    fuse              dhlo.group: ops that are computed together
+    readers-first     order of reads and writes of one memory
+    split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
+    check-contract    dhlo.check_type, size, solve, check, assume: what a call checks, and where symbols come from
+    stage-inputs      dhlo.stage, update_argument, update_state: copies in and out
+    lower-groups      each group's `family` and the bytes of `workspace` that it needs; kernels       (from here on for one target)
+    assign-buffers    dhlo.alloc, arrange, arena, plan, and `memory` beside each op: the planned module
+    host-program      the planned module's ops, one after the other -> the function dhlo_run
+    split-module, llvm-ir, machine-code  kernels and host program -> objects
+    link              objects, constants, metadata -> model file
+
+Each pass can be run on text by `dhlo opt`, and what stands after each can be dumped (`Options.dump`). What `--emit=planned` prints
+is what the host program is made of: nothing stands beside it but the families of its groups, by number, which write their launches.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dhlo.codegen.backends.cpu.link import write_model
+from dhlo.codegen.backends.cpu.llvm import compile_object, lower_to_llvm_ir
+from dhlo.codegen.families.registry import lower_groups
+from dhlo.codegen.host.operations import emit_host_program
+from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.errors import InternalError
+from dhlo.frontend import import_program
 from dhlo.ir import mlir
+from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
@@ -21,12 +50,26 @@ from dhlo.passes.own_results import own_results
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
+from dhlo.passes.split_counts import split_counts
+from dhlo.passes.stage_inputs import stage_inputs
 from dhlo.passes.update_parts import update_parts
 from dhlo.shape_infer.verify import misused_symbol
 
-__all__ = ["FRONT", "PASSES", "Pass", "Weights", "run_passes"]
+__all__ = ["BUFFERS", "FRONT", "LOWER_GROUPS", "PASSES", "REWRITES", "STAGES", "Pass", "Stage", "Weights", "run_passes"]
 
 Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step that makes something else of the module, by the function that does it."""
+
+    name: str
+    run: Callable[..., Any]
+
+    @property
+    def summary(self) -> str:
+        return _first_sentence(self.run)
 
 
 @dataclass(frozen=True)
@@ -38,7 +81,11 @@ class Pass:
 
     @property
     def summary(self) -> str:
-        return (self.run.__doc__ or "").split(".")[0].strip()
+        return _first_sentence(self.run)
+
+
+def _first_sentence(f: Callable[..., Any]) -> str:
+    return " ".join(re.split(r"\.\s|\.$|;", f.__doc__ or "")[0].split())
 
 
 def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
@@ -69,7 +116,29 @@ PASSES: tuple[Pass, ...] = (
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
+    Pass("split-counts", plain(split_counts)),
+    Pass("check-contract", plain(check_contract)),
+    Pass("stage-inputs", plain(stage_inputs)),
 )
+BUFFERS: tuple[Pass, ...] = (Pass("assign-buffers", plain(assign_buffers)),)
+"""What follows once families have said how much memory their groups need."""
+
+REWRITES = (*PASSES, *BUFFERS)
+"""All that `dhlo opt` can run on text."""
+
+LOWER_GROUPS = Stage("lower-groups", lower_groups)
+STAGES: tuple[Pass | Stage, ...] = (
+    Stage("import", import_program),
+    *PASSES,
+    LOWER_GROUPS,
+    *BUFFERS,
+    Stage("host-program", emit_host_program),
+    Stage("split-module", split_module),
+    Stage("llvm-ir", lower_to_llvm_ir),
+    Stage("machine-code", compile_object),
+    Stage("link", write_model),
+)
+"""Everything, in order. `dhlo.compiler` takes the steps."""
 
 
 def run_passes(

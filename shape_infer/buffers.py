@@ -16,7 +16,7 @@ import sympy
 
 from dhlo.ir.symbols import ceil_div, evaluate
 
-__all__ = ["ALIGN", "Arrangement", "Buffer", "Plan", "aligned", "plan_arena"]
+__all__ = ["ALIGN", "Arrangement", "Buffer", "Plan", "aligned", "peaks", "plan_arena"]
 
 ALIGN = 64
 # Arrangements of a plan, each of which costs a call a little time; what counts as near the best; buffers so many that each
@@ -54,7 +54,7 @@ class Arrangement:
 
 @dataclass
 class Plan:
-    """An arena; `peaks` say which buffers exist at once (see _peaks)."""
+    """An arena; `peaks` say which buffers exist at once (see `peaks`)."""
 
     buffers: list[Buffer]
     arrangements: list[Arrangement]
@@ -103,7 +103,7 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
         k = max(range(len(made)), key=lambda i: len(near[i] & open_))
         kept.append(made[k])
         open_ -= near[k]
-    return Plan(list(buffers), kept, _peaks(buffers))
+    return Plan(list(buffers), kept, peaks(buffers))
 
 
 def _arrange(buffers: Sequence[Buffer], env: Mapping[str, int]) -> Arrangement:
@@ -142,7 +142,7 @@ def _below(order: Sequence[Buffer], at: Mapping[Buffer, int]) -> dict[Buffer, li
     return below
 
 
-def _peaks(buffers: Sequence[Buffer]) -> list[tuple[list[Buffer], list[Buffer]]]:
+def peaks(buffers: Sequence[Buffer]) -> list[tuple[list[Buffer], list[Buffer]]]:
     """The moments when buffers are alive that never are together with more: what came since the moment before, and what went."""
     out: list[tuple[list[Buffer], list[Buffer]]] = []
     came: list[Buffer] = []

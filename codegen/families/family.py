@@ -31,6 +31,11 @@ class Family(ABC):
         self.low, self.group = low, group
 
     @classmethod
+    def name(cls) -> str:
+        """What the planned module calls it."""
+        return cls.__name__.removesuffix("Family").lower()
+
+    @classmethod
     def matches(cls, group: Any) -> bool:
         """Whether the family is the one for a fused group."""
         if attr(group, "anchor") != cls.anchor:

@@ -21,12 +21,13 @@ from dhlo.codegen.families.scan.step import ScanFamily
 from dhlo.codegen.families.scatter.step import WriteFamily
 from dhlo.codegen.families.sort.step import HistogramFamily, LexSortFamily, SearchSortedFamily, SortFamily, TopKFamily
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.dialect import Kind, attr, to_attr
+from dhlo.ir.function import walk
 from dhlo.ir.ops.complexes import Imag, Interleave, Real
-from dhlo.ir.ops.control import Yield
+from dhlo.ir.ops.control import Group, Yield
 from dhlo.ir.types import from_mlir
 
-__all__ = ["FAMILIES", "lower_group"]
+__all__ = ["FAMILIES", "lower_group", "lower_groups"]
 
 
 FAMILIES: tuple[type[Family], ...] = (
@@ -67,3 +68,19 @@ def lower_group(low: Lowering, group: Any) -> Family:
             return lowered
     op = anchor_of(group, Kind(attr(group, "anchor")))
     raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
+
+
+def lower_groups(low: Lowering, block: Any) -> list[Family]:
+    """The families of a function's groups, all kernels emitted. Groups say their number in the list, what family theirs is, and how
+    many bytes of memory their launches need. Raises CompileError where there is no kernel for one."""
+    families: list[Family] = []
+    for op in walk(block):
+        if isinstance(op, Group):
+            family = lower_group(low, op)
+            marks = {"number": len(families), "family": family.name()}
+            if family.workspace != 0:
+                marks["workspace"] = family.workspace
+            for name, value in marks.items():
+                op.operation.attributes[name] = to_attr(value)
+            families.append(family)
+    return families

@@ -1,207 +1,109 @@
-"""The contract as machine code: checks of the arguments, and the values of the symbols that their sizes define."""
+"""The contract in the host program: the planned module's checks of arguments, and the symbols that their sizes define."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import sympy
 
-from dhlo.codegen.families.kernel import Checks
-from dhlo.codegen.host.checked import CheckedFn
-from dhlo.codegen.host.sizes import SizeEmitter
+from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, V
-from dhlo.errors import CompileError
-from dhlo.ir.symbols import is_static, product, spell, symbol, symbols_of
-from dhlo.ir.types import TensorType
+from dhlo.ir.dialect import attr
+from dhlo.ir.function import argument_type
+from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
+from dhlo.ir.symbols import parse, product
+from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import dense_strides
 
-__all__ = ["Argument", "Contract"]
+__all__ = ["emit_contract"]
 
 
-Require = Callable[[V, int, V, V], None]  # (condition, check, expected, got)
+def emit_contract(host: HostProgram, op: Any) -> None:
+    """Writes one op of the contract."""
+    if isinstance(op, CheckType):
+        _check_type(host, op)
+    elif isinstance(op, Size):
+        k, d = _argument(host, op), attr(op, "dim")
+        given = host.fn.load(host.fn.gep(host.size_arrays[k], d, I64), I64)
+        host.sizes.symbols[attr(op, "symbol")] = host.fn.define(given, 0, abi.MAX_DIM)
+    elif isinstance(op, Capacity):
+        _capacity(host, op)
+    elif isinstance(op, Solve):
+        host.sizes.symbols[attr(op, "unknown")] = host.sizes.emit(parse(attr(op, "value")))
+    elif isinstance(op, Check):
+        _check(host, op)
+    elif isinstance(op, CheckBuffer):
+        _check_buffer(host, op)
+    elif isinstance(op, Assume):
+        low, high = (parse(attr(op, name)) for name in ("low", "high"))
+        lo, hi = (int(x) if x.is_Integer else None for x in (low, high))
+        host.fn.assume(host.sizes.symbols[attr(op, "of")], lo, hi)
 
 
-@dataclass(frozen=True)
-class Argument:
-    """An argument of the compiled function."""
-
-    name: str
-    type: TensorType
-    grows: int | None = None  # the dim along which the caller's buffer has room
-    capacity: str = ""  # the symbol of that dim's size in the buffer
-
-    @property
-    def memory(self) -> TensorType:
-        """What lies in memory: the tensor, or the buffer that it is the first part of."""
-        if self.grows is None:
-            return self.type
-        return self.type.with_shape([symbol(self.capacity) if d == self.grows else s for d, s in enumerate(self.type.shape)])
+def _argument(host: HostProgram, op: Any) -> int:
+    """The number of the argument that an op is about."""
+    return host.arguments.index(op.operands[0])
 
 
-class Contract:
-    """Emits checks into a host function. `require` ends the call where a condition doesn't hold."""
+def _check_type(host: HostProgram, op: CheckType) -> None:
+    k, name, fn = attr(op, "input"), attr(op, "name_"), host.fn
+    t = argument_type(host.block, k)
+    code, dtype = t.dtype.code, str(t.dtype.torch).removeprefix("torch.")
+    for kind, want, text in (("rank", t.rank, f"'{name}' must have rank {t.rank}"), ("dtype", code, f"'{name}' must be {dtype}")):
+        got = fn.cast(host.tensor_field(k, kind, I32), I64)
+        host.require(fn.cmp("eq", got, want), host.low.checks.add(kind.upper(), text, k), fn.i64(want), got)
+    host.size_arrays[k] = host.tensor_field(k, "sizes", PTR)
 
-    def __init__(
-        self,
-        args: Sequence[Argument],
-        ranges: Mapping[str, tuple[int | None, int | None]],
-        checks: Checks,
-        names: Mapping[str, str],
-    ) -> None:
-        self.args, self.ranges, self.checks, self.names = args, ranges, checks, names
 
-    def emit(self, fn: CheckedFn, inputs: V, sizes: SizeEmitter, require: Require) -> list[V]:
-        """Emits everything; returns the pointers to the arguments' size arrays. Symbols land in `sizes.symbols`."""
-        arrays = []
-        for i, a in enumerate(self.args):
-            base = fn.gep(inputs, i * abi.TENSOR_BYTES, "i8")
-            rank = fn.cast(fn.load(fn.gep(base, abi.TENSOR["rank"], "i8"), I32), I64)
-            self._check(
-                fn,
-                require,
-                fn.cmp("eq", rank, a.type.rank),
-                "rank",
-                i,
-                f"'{a.name}' must have rank {a.type.rank}",
-                a.type.rank,
-                rank,
-            )
-            code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
-            want = a.type.dtype.code
-            self._check(
-                fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code
-            )
-            arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
-        dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]
-        loaded = {(i, d): fn.define(fn.load(fn.gep(arrays[i], d, I64), I64), 0, abi.MAX_DIM) for i, d, _ in dims}
-        source: dict[str, tuple[int, int]] = {}
-        for i, d, e in dims:  # a size that is just a symbol defines it
-            if e.is_Symbol and e.name not in sizes.symbols:
-                sizes.symbols[e.name] = loaded[i, d]
-                source[e.name] = (i, d)
-        self._solve(fn, dims, loaded, sizes, source)
-        for name, at in source.items():
-            self._range(fn, name, at, loaded[at], sizes.symbols[name], require)
-        for i, d, e in dims:
-            if not (e.is_Symbol and source.get(e.name) == (i, d)):
-                self._check(
-                    fn,
-                    require,
-                    fn.cmp("eq", loaded[i, d], sizes.emit(e)),
-                    "equal",
-                    i,
-                    self._equal_text(i, d, e, source),
-                    sizes.emit(e),
-                    loaded[i, d],
-                )
-        for i, a in enumerate(self.args):
-            if a.grows is not None:
-                self._buffer(fn, i, inputs, sizes, require)
-        return arrays
+def _check(host: HostProgram, op: Check) -> None:
+    """A comparison; left out where the intervals of its sides prove it. What it proves is known from here on."""
+    fn, how = host.fn, attr(op, "how")
+    got, expected = (host.sizes.emit(parse(attr(op, name))) for name in ("got", "expected"))
+    (lo, hi), (least, most) = fn.interval(got), fn.interval(expected)
+    if (how == "min" and lo >= most) or (how == "max" and hi <= least):
+        return
+    number = host.low.checks.add(how.upper(), attr(op, "text"), attr(op, "input"))
+    host.require(fn.cmp({"equal": "eq", "min": "ge", "max": "le"}[how], got, expected), number, expected, got)
+    if how != "equal" and least == most:
+        fn.assume(got, lo=least if how == "min" else None, hi=least if how == "max" else None)
 
-    def _buffer(self, fn: CheckedFn, i: int, inputs: V, sizes: SizeEmitter, require: Require) -> None:
-        """Finds the capacity of a growing argument's buffer in its strides, which must be those of the buffer."""
-        a = self.args[i]
-        assert a.grows is not None
-        strides = fn.load(fn.gep(inputs, i * abi.TENSOR_BYTES + abi.TENSOR["strides"], "i8"), PTR)
-        is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
-        filled, inner = sizes.emit(a.type.shape[a.grows]), sizes.emit(product(a.type.shape[a.grows + 1 :]))
 
-        def from_strides() -> list[V]:
-            given = fn.div(fn.load(fn.gep(strides, (a.grows or 0) - 1, I64), I64), fn.max(inner, 1))
-            return [fn.min(fn.max(given, -1), abi.MAX_DIM)]  # beyond that it isn't a buffer, as is found below
+def _capacity(host: HostProgram, op: Capacity) -> None:
+    """What the stride before the dim that grows says; without strides, what is filled."""
+    k, d, fn = _argument(host, op), attr(op, "dim"), host.fn
+    t = argument_type(host.block, k)
+    strides = host.tensor_field(k, "strides", PTR)
+    filled, inner = host.sizes.emit(t.shape[d]), host.sizes.emit(product(t.shape[d + 1 :]))
 
-        sizes.symbols[a.capacity] = fn.if_else(is_null, lambda: [filled], from_strides, [I64])[0]
+    def from_strides() -> list[V]:
+        given = fn.div(fn.load(fn.gep(strides, d - 1, I64), I64), fn.max(inner, 1))
+        return [fn.min(fn.max(given, -1), abi.MAX_DIM)]  # beyond that it isn't a buffer, as is found below
 
-        def regular() -> list[V]:
-            data = fn.load(fn.gep(inputs, i * abi.TENSOR_BYTES + abi.TENSOR["data"], "i8"), PTR)
-            same = fn.and_(fn.cmp("ge", sizes.symbols[a.capacity], filled), fn.cmp("ne", fn.ptr_to_int(data), 0))
-            for d, (size, want) in enumerate(zip(a.type.shape, dense_strides(a.memory.shape), strict=True)):
-                s = fn.load(fn.gep(strides, d, I64), I64)
-                same = fn.and_(same, fn.or_(fn.cmp("eq", sizes.emit(size), 1), fn.cmp("eq", s, sizes.emit(want))))
-            return [same]
+    host.sizes.symbols[attr(op, "symbol")] = fn.if_else(_is_null(host, strides), lambda: [filled], from_strides, [I64])[0]
 
-        sizes.push()
-        ok = fn.if_else(is_null, lambda: [fn.const(True, "i1")], regular, ["i1"])[0]
-        sizes.pop()
-        zero = fn.i64(0)
-        text = f"'{a.name}' must be the first part, along dim {a.grows}, of a dense buffer"
-        require(ok, self.checks.add("ASSERT", text, i), zero, zero)
 
-    def _solve(
-        self,
-        fn: CheckedFn,
-        dims: list[tuple[int, int, sympy.Expr]],
-        loaded: dict[tuple[int, int], V],
-        sizes: SizeEmitter,
-        source: dict[str, tuple[int, int]],
-    ) -> None:
-        """Symbols that appear only inside expressions: a*s + b = size gives s, and the later equality check confirms it."""
-        missing = {s for _, _, e in dims for s in symbols_of(e)} - set(sizes.symbols)
-        while missing:
-            found = False
-            for i, d, e in dims:
-                unknown = symbols_of(e) & missing
-                if len(unknown) != 1:
-                    continue
-                (name,) = unknown
-                s = next(x for x in e.free_symbols if x.name == name)
-                a, b = e.coeff(s, 1), e.coeff(s, 0)
-                if not (a.is_Integer and int(a) != 0 and (e - a * s - b).expand() == 0):
-                    continue
-                sizes.symbols[name] = fn.floordiv(fn.sub(loaded[i, d], sizes.emit(b)), int(a))
-                source[name] = (i, d)
-                missing.discard(name)
-                found = True
-            if not found:
-                raise CompileError(
-                    f"sizes {', '.join(sorted(missing))} can't be found from the inputs' shapes",
-                    hint="give one input a dim of exactly this size",
-                )
+def _is_null(host: HostProgram, p: V) -> V:
+    return host.fn.cmp("eq", host.fn.ptr_to_int(p), 0)
 
-    def _range(self, fn: CheckedFn, name: str, at: tuple[int, int], size: V, value: V, require: Require) -> None:
-        """The range of a symbol that a dim gives: where the dim is a multiple of the symbol and some more, as the dim's range."""
-        i, d = at
-        lo, hi = self.ranges.get(name, (0, None))
-        e = self.args[i].type.shape[d]
-        s = symbol(name)
-        a, b = e.coeff(s, 1), e.coeff(s, 0)
-        text = f"'{self.args[i].name}' dim {d} ({spell(e, self.names)})"
-        if e.is_Symbol or not (a.is_Integer and a > 0 and b.is_Integer):
-            if not e.is_Symbol:
-                text = f"{self.names.get(name, name)}, by {text},"
-            self._bounds(fn, i, text, (lo, hi), value, require)
-            return
-        bounds = tuple(None if x is None else int(a * x + b) for x in (lo, hi))
-        self._bounds(fn, i, text, bounds, size, require)
-        fn.assume(value, lo, hi)
 
-    def check_number(self, fn: CheckedFn, name: str, i: int, value: V, require: Require) -> None:
-        """The range of a symbol that the number in argument i gives (-1: a number from elsewhere)."""
-        text = f"'{self.args[i].name}'" if i >= 0 else self.names.get(name, name)
-        self._bounds(fn, i, text, self.ranges.get(name, (0, None)), value, require)
+def _check_buffer(host: HostProgram, op: CheckBuffer) -> None:
+    """The strides are those of the whole buffer, which is as long as its first part at least."""
+    k, d, fn = _argument(host, op), attr(op, "dim"), host.fn
+    t, memory = argument_type(host.block, k), from_mlir(op.operands[0])
+    strides = host.tensor_field(k, "strides", PTR)
+    filled: sympy.Expr = t.shape[d]
 
-    def _bounds(self, fn: CheckedFn, i: int, text: str, bounds: tuple[int | None, ...], value: V, require: Require) -> None:
-        lo, hi = bounds
-        least, most = fn.interval(value)
-        if lo is not None and lo > least:
-            self._check(fn, require, fn.cmp("ge", value, lo), "min", i, f"{text} must be at least {lo}", lo, value)
-        if hi is not None and hi < most:
-            self._check(fn, require, fn.cmp("le", value, hi), "max", i, f"{text} must be at most {hi}", hi, value)
-        fn.assume(value, lo, hi)
+    def regular() -> list[V]:
+        data = host.tensor_field(k, "data", PTR)
+        has_room = fn.cmp("ge", host.sizes.emit(memory.shape[d]), host.sizes.emit(filled))
+        same = fn.and_(has_room, fn.cmp("ne", fn.ptr_to_int(data), 0))
+        for dim, (size, want) in enumerate(zip(t.shape, dense_strides(memory.shape), strict=True)):
+            s = fn.load(fn.gep(strides, dim, I64), I64)
+            same = fn.and_(same, fn.or_(fn.cmp("eq", host.sizes.emit(size), 1), fn.cmp("eq", s, host.sizes.emit(want))))
+        return [same]
 
-    def _equal_text(self, i: int, d: int, e: sympy.Expr, source: Mapping[str, tuple[int, int]]) -> str:
-        text = f"'{self.args[i].name}' dim {d}"
-        if is_static(e):
-            return f"{text} must be {e}"
-        parts = [
-            f"{self.names.get(s, s)} = '{self.args[source[s][0]].name}' dim {source[s][1]}"
-            for s in sorted(symbols_of(e))
-            if s in source
-        ]
-        return f"{text} must be {spell(e, self.names)}" + (f", where {', '.join(parts)}" if parts else "")
-
-    def _check(self, fn: CheckedFn, require: Require, ok: V, kind: str, i: int, text: str, expected: V | int, got: V) -> None:
-        require(ok, self.checks.add(kind.upper(), text, i), fn.i64(expected), got)
+    host.sizes.push()
+    ok = fn.if_else(_is_null(host, strides), lambda: [fn.const(True, "i1")], regular, ["i1"])[0]
+    host.sizes.pop()
+    host.require(ok, host.low.checks.add("ASSERT", attr(op, "text"), attr(op, "input")), fn.i64(0), fn.i64(0))

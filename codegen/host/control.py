@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
+from dhlo.codegen.host.memory import Memory
+from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I1, I8, I64, PTR, V
+from dhlo.ir.memory import base, buffers_of
 from dhlo.ir.ops.control import Cond, While, new_symbols, yielded
 from dhlo.ir.symbols import symbols_of
 from dhlo.ir.types import from_mlir
 
-if TYPE_CHECKING:
-    from dhlo.codegen.host.program import HostProgram
+__all__ = ["emit_cond", "emit_while"]
 
-__all__ = ["Spare", "emit_cond", "emit_while"]
-
-
-class Spare:
-    """Arena key of the second buffer of a loop's result: an iteration reads one and writes the other."""
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    def __hash__(self) -> int:
-        return hash(self.result)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spare) and self.result == other.result
+Block = Callable[[Any, Mapping[Any, V]], None]  # writes a block's operations; gives values the memory that they shall have
 
 
-def emit_cond(host: HostProgram, op: Cond) -> None:
+def emit_cond(host: HostProgram, memory: Memory, op: Cond, emit_block: Block) -> None:
     """Runs one region. Its results are written where the surrounding program wants them; a result whose size only the branch
     knows stays where the branch computed it. A planning call goes through both."""
     fn = host.fn
     names = new_symbols(op, host.sizes.symbols)
     late = [any(not symbols_of(s).isdisjoint(names) for s in from_mlir(v).shape) for v in op.results]
-    host.place_results([v for v, is_late in zip(op.results, late, strict=True) if not is_late], op)
+    memory.place_results([v for v, is_late in zip(op.results, late, strict=True) if not is_late], op)
     homes = [None if is_late else host.pointer(v) for v, is_late in zip(op.results, late, strict=True)]
     places = {v: fn.alloca(1, PTR, 8) for v, is_late in zip(op.results, late, strict=True) if is_late}
     sizes = {n: fn.alloca(1, I64, 8) for n in names}
@@ -46,7 +36,7 @@ def emit_cond(host: HostProgram, op: Cond) -> None:
         fn.label(label)
         host.sizes.push()
         given = yielded(region)
-        host.block(region.blocks[0], {host.base(v): p for v, p in zip(given, homes, strict=True) if p is not None})
+        emit_block(region.blocks[0], {base(v): p for v, p in zip(given, homes, strict=True) if p is not None})
         for v, x in zip(op.results, given, strict=True):
             if v in places:
                 fn.store(host.pointer(x), places[v], 8)
@@ -62,7 +52,7 @@ def emit_cond(host: HostProgram, op: Cond) -> None:
     for name, cell in sizes.items():
         host.sizes.symbols[name] = fn.load(cell, I64)
     for v, place in places.items():
-        _settle(host, op, v, fn.load(place, PTR))
+        _settle(host, memory, op, v, fn.load(place, PTR))
 
 
 def _decision(host: HostProgram, v: Any) -> V:
@@ -73,9 +63,9 @@ def _decision(host: HostProgram, v: Any) -> V:
     return host.unless_planning(lambda: host.fn.cmp("ne", host.fn.load(p, I8), 0), host.fn.const(True, I1))
 
 
-def _settle(host: HostProgram, op: Cond, v: Any, at: V) -> None:
+def _settle(host: HostProgram, memory: Memory, op: Cond, v: Any, at: V) -> None:
     """A value of only now known size stays where it is, or is copied to where the surrounding program wants it."""
-    host.place_results([v], op)
+    memory.place_results([v], op)
     if v in host.pointers:
         _copy(host, at, host.pointers[v], host.size(from_mlir(v).bytes))
         host.check_status()
@@ -87,13 +77,13 @@ def _copy(host: HostProgram, source: V, to: V, nbytes: V) -> None:
     host.launch(emit_copy_flat(host.module), [source, to, nbytes], host.fn.ceildivu(nbytes, BLOCK_BYTES), 8)
 
 
-def emit_while(host: HostProgram, op: While) -> None:
+def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: Block) -> None:
     """Repeats the body. Each carried value has two buffers that swap roles; the first is the result's own. A planning call goes
     through it once."""
     fn = host.fn
-    host.place_results(list(op.results), op)
+    memory.place_results(list(op.results), op)
     homes = [host.pointer(v) for v in op.results]
-    spares = [host.arena_pointer(Spare(v)) for v in op.results]
+    spares = [host.arena_pointer(b) for b in buffers_of(op, "spare")]
     nbytes = [host.size(from_mlir(v).bytes) for v in op.results]
     read, write = ([fn.alloca(1, PTR, 8) for _ in op.results] for _ in range(2))
     for x, home, spare, size, r, w in zip(op.operands, homes, spares, nbytes, read, write, strict=True):
@@ -107,15 +97,15 @@ def emit_while(host: HostProgram, op: While) -> None:
     fn.label(labels[0])
     current = [fn.load(r, PTR) for r in read]
     host.sizes.push()
-    host.block(test, dict(zip(test.arguments, current, strict=True)))
+    emit_block(test, dict(zip(test.arguments, current, strict=True)))
     again = _decision(host, yielded(op.regions[0])[0])
     host.sizes.pop()
     fn.branch(again, labels[1], labels[2])
     fn.label(labels[1])
     following = [fn.load(w, PTR) for w in write]
     host.sizes.push()
-    bound = {host.base(v): p for v, p in zip(yielded(op.regions[1]), following, strict=True)}
-    host.block(body, dict(zip(body.arguments, current, strict=True)) | bound)
+    bound = {base(v): p for v, p in zip(yielded(op.regions[1]), following, strict=True)}
+    emit_block(body, dict(zip(body.arguments, current, strict=True)) | bound)
     host.check_sizes()
     host.sizes.pop()
     for old, new, r, w in zip(current, following, read, write, strict=True):

@@ -95,13 +95,13 @@ def compile_file(
 
 
 def _module_text(exported: torch.export.ExportedProgram, planned: bool, locations: bool) -> str:
-    """The module as imported, or after all passes."""
+    """The module as imported, or as the host program is made of it."""
     from dhlo.commands.opt import module_text
+    from dhlo.compiler import plan_program
     from dhlo.frontend import import_program
-    from dhlo.pipeline import run_passes
 
-    program = import_program(exported)
+    program, options = import_program(exported), Options()
+    if planned:
+        plan_program(program, options, lambda _: None, parse_targets(options.target)[:1])
     with program.context:
-        if planned:
-            run_passes(program.module, program.weights)
         return module_text(program.module, locations)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dhlo.errors import CompileError
 from dhlo.ir.context import context
-from dhlo.pipeline import PASSES, Pass, run_passes
+from dhlo.pipeline import REWRITES, Pass, run_passes
 from dhlo.texts import MOST_CHARACTERS, read_module
 
 __all__ = ["module_text", "opt_file"]
@@ -28,7 +28,7 @@ def opt_file(
     Weights have no data here, so passes that compute with them leave them alone. Raises CompileError for text that
     doesn't parse or verify, and for names of unknown passes.
     """
-    by_name = {p.name: p for p in PASSES}
+    by_name = {p.name: p for p in REWRITES}
     unknown = [n for n in (*passes, *print_after) if n not in by_name and n != "all"]
     if unknown:
         raise CompileError(f"there is no pass '{unknown[0]}'; passes: {', '.join(by_name)}")

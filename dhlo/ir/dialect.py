@@ -21,6 +21,7 @@ __all__ = [
     "Flag",
     "Ints",
     "Kind",
+    "Nested",
     "Number",
     "Numbers",
     "Op",
@@ -60,6 +61,10 @@ class Ints(ir.ArrayAttr):  # type: ignore[misc]
     """An attribute that is a list of whole numbers."""
 
 
+class Nested(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of lists of whole numbers."""
+
+
 class Sizes(ir.ArrayAttr):  # type: ignore[misc]
     """An attribute that is a list of size expressions as text."""
 
@@ -97,6 +102,7 @@ class Kind(enum.Enum):
     SYMBOL = "symbol"
     CONTROL = "control"
     GROUP = "group"
+    HOST = "host"
 
     @property
     def pullable(self) -> bool:
@@ -150,7 +156,7 @@ class Op(OpView):
 
     @classmethod
     def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None, **kwargs: Any) -> None:
-        if name is not None and traits is None and cls.kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP):
+        if name is not None and traits is None and cls.kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP, Kind.HOST):
             traits = [ext.Pure]
         super().__init_subclass__(name=name, traits=traits, **kwargs)
         if name is not None:
@@ -267,6 +273,7 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's cl
     ir.FloatAttr: ("a number with a point", lambda a: isinstance(a, ir.FloatAttr) and str(a.type) == "f64"),
     Flag: ("true or false", lambda a: isinstance(a, ir.BoolAttr)),
     Ints: ("a list of whole numbers", _every(_is_int)),
+    Nested: ("a list of lists of whole numbers", _every(_every(_is_int))),
     Sizes: ("a list of sizes as text", _every(is_size)),
     Number: ("a number or size as text", _is_number),
     Numbers: ("a list of numbers or sizes as text", _every(_is_number)),

@@ -3,17 +3,21 @@ which results are the new content of what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
 
+from dhlo.ir.dialect import Kind
 from dhlo.ir.mlir import ir
 from dhlo.ir.symbols import parse, show
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = [
+    "Bounds",
     "Target",
     "argument_names",
+    "argument_type",
     "bodies",
     "filled_mark",
     "filled_sizes",
@@ -21,6 +25,7 @@ __all__ = [
     "mark_argument",
     "mark_results",
     "mark_sizes",
+    "memory_type",
     "ranges_of",
     "requested_growth",
     "set_ranges",
@@ -28,6 +33,7 @@ __all__ = [
     "sizes_of",
     "updates_of",
     "user_names",
+    "walk",
 ]
 
 Target = str | int  # the name of a state, or the number of an argument
@@ -38,6 +44,26 @@ _NONE = (-(1 << 63), (1 << 63) - 1)  # what no bound is written as
 def bodies(module: Any) -> list[Any]:
     """The functions' blocks; that of @main is the first."""
     return [block for f in module.body.operations for block in f.operation.regions[0].blocks]
+
+
+def walk(block: Any) -> Iterator[Any]:
+    """Operations of a block and of the regions of its control-flow ops, in execution order; terminators left out."""
+    for op in list(block.operations)[:-1]:
+        yield op
+        if getattr(op, "kind", None) is Kind.CONTROL:
+            for region in op.regions:
+                yield from walk(region.blocks[0])
+
+
+def memory_type(block: Any, k: int) -> TensorType:
+    """What lies in memory of argument k: the tensor, or the buffer that it is the first part of."""
+    return from_mlir(block.arguments[k])
+
+
+def argument_type(block: Any, k: int) -> TensorType:
+    """What a call gives for argument k; of one that grows, what its buffer holds."""
+    t, grows, filled = from_mlir(block.arguments[k]), grown_dims(block), filled_sizes(block)
+    return t.with_shape([filled[k] if k in filled and d == grows[k] else s for d, s in enumerate(t.shape)])
 
 
 # ------------------------------------------------------------------------------------------------ of the module

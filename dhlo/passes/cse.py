@@ -25,5 +25,5 @@ def erase_dead(block: Any) -> None:
             for inner in region.blocks:
                 erase_dead(inner)
         kind = getattr(op, "kind", Kind.CONTROL)
-        if kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP) and not any(True for v in op.results for _ in v.uses):
+        if kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP, Kind.HOST) and not any(True for v in op.results for _ in v.uses):
             op.operation.erase()

@@ -1,0 +1,122 @@
+"""Arguments in the host program: those with gaps between elements are copied to dense memory, and new content goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
+from dhlo.codegen.families.copy.strided import emit_copy_strided
+from dhlo.codegen.host.memory import Memory
+from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir.builder import I64, PTR, V
+from dhlo.ir.dialect import attr
+from dhlo.ir.memory import base
+from dhlo.ir.ops.host import Stage, UpdateArgument, UpdateState
+from dhlo.ir.types import from_mlir
+from dhlo.shape_infer.buffers import aligned
+from dhlo.shape_infer.views import dense_strides
+
+__all__ = ["Arguments"]
+
+STAGING_SEGMENT = 1
+
+
+class Arguments:
+    """Writes how arguments are read and written."""
+
+    def __init__(self, host: HostProgram, memory: Memory) -> None:
+        self.host, self.memory, self.fn = host, memory, host.fn
+        self.homes: list[V] = []  # by argument: the caller's memory
+        self.dense: dict[int, V] = {}  # by staged argument: has it no gaps?
+
+    def stage(self, ops: Sequence[Stage]) -> None:
+        """Finds the arguments' memory; copies those with gaps between elements, while dense ones are used where they are."""
+        host, fn = self.host, self.fn
+        staged = {attr(op, "input"): from_mlir(op.operands[0]) for op in ops}
+        total: V | None = None
+        offsets: dict[int, V] = {}
+        for k, t in staged.items():
+            self.dense[k] = self._is_dense(k)
+            nbytes = self.memory.limited(host.size(aligned(t.bytes)))
+            offsets[k] = total if total is not None else fn.const(0, I64)
+            need = fn.select(self.dense[k], fn.const(0, I64), nbytes)
+            total = need if total is None else fn.add(total, need)
+        self.homes = [host.tensor_field(k, "data", PTR) for k in range(len(host.arguments))]
+        host.pointers.update(zip(host.arguments, self.homes, strict=True))
+        if total is None:
+            return
+        host.check_sizes()
+        plain, copy, join = host.label("dense"), host.label("stage"), host.label("staged")
+        cells = {k: fn.alloca(1, PTR, 8) for k in staged}
+        for k, cell in cells.items():
+            fn.store(self.homes[k], cell, 8)
+        fn.branch(fn.cmp("eq", total, 0), plain, copy)
+        fn.label(copy)
+        base = self.memory.ask(STAGING_SEGMENT, total)
+        host.sizes.push()
+        for k, cell in cells.items():
+            with fn.when(fn.not_(self.dense[k])):
+                to = fn.gep(base, offsets[k], "i8")
+                self._copy_gaps(k, self.homes[k], to, copies_out=False)
+                fn.store(to, cell, 8)
+        host.sizes.pop()
+        host.check_status()
+        fn.jump(join)
+        fn.label(plain)
+        fn.jump(join)
+        fn.label(join)
+        for k, cell in cells.items():
+            host.pointers[host.arguments[k]] = fn.load(cell, PTR, 8)
+
+    def _is_dense(self, k: int) -> V:
+        """Do the strides that the call gives, if any, leave no gaps?"""
+        host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
+        strides = host.tensor_field(k, "strides", PTR)
+        n = host.size(t.numel)
+
+        def inspect() -> list[V]:
+            empty = fn.cmp("eq", n, 0)
+            same = fn.const(True, "i1")
+            for d, (size, want) in enumerate(zip(t.shape, dense_strides(t.shape), strict=True)):
+                s = fn.load(fn.gep(strides, d, I64), I64)
+                same = fn.and_(same, fn.or_(fn.cmp("eq", host.sizes.emit(size), 1), fn.cmp("eq", s, host.sizes.emit(want))))
+            return [fn.or_(empty, same)]
+
+        host.sizes.push()
+        is_null = fn.cmp("eq", fn.ptr_to_int(strides), 0)
+        flag = fn.if_else(is_null, lambda: [fn.const(True, "i1")], inspect, ["i1"])[0]
+        host.sizes.pop()
+        return flag
+
+    def _copy_gaps(self, k: int, source: V, to: V, *, copies_out: bool, count: Callable[[V], V] = lambda rows: rows) -> None:
+        """Copies argument k, which has gaps between elements, to dense memory or back."""
+        host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
+        kernel = emit_copy_strided(host.module, t.dtype.bytes, copies_out)
+        sizes, strides = (host.tensor_field(k, field, PTR) for field in ("sizes", "strides"))
+        last = host.sizes.emit(t.shape[-1])
+        rows = fn.div(host.sizes.emit(t.numel), fn.max(last, 1))
+        host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank)], count(rows), 1 << 12)
+
+    # ------------------------------------------------------------------ new content
+    def update(self, op: UpdateArgument | UpdateState) -> None:
+        """Stores new content of a state or an argument that wasn't written in place."""
+        host, v = self.host, base(op.operands[0])
+        if isinstance(op, UpdateArgument):
+            self._update_argument(attr(op, "input"), v)
+        elif not host.is_written_over(v):
+            name = attr(op, "name_")
+            self._copy_flat(host.pointer(v), host.state(name), self.fn.i64(host.low.states.bytes(name)))
+
+    def _copy_flat(self, source: V, to: V, size: V) -> None:
+        self.host.launch(emit_copy_flat(self.host.module), [source, to, size], self.fn.ceildivu(size, BLOCK_BYTES), 8)
+
+    def _update_argument(self, k: int, v: Any) -> None:
+        """An argument with gaps is written element by element, even if its dense copy was written in place."""
+        host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
+        source, size, zero = host.pointer(v), host.size(t.bytes), fn.i64(0)
+        dense = self.dense.get(k, fn.const(True, "i1"))
+        if not host.is_written_over(v):
+            self._copy_flat(source, self.homes[k], fn.select(dense, size, zero))
+        if k in self.dense:
+            self._copy_gaps(k, source, self.homes[k], copies_out=True, count=lambda rows: fn.select(dense, zero, rows))

@@ -1,0 +1,195 @@
+"""The planned module's operations in the host program, in order: the function `dhlo_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from dhlo.codegen.families.kernel import where
+from dhlo.codegen.families.lowering import Lowering
+from dhlo.codegen.families.scatter.nonzero import emit_nonzero
+from dhlo.codegen.families.sort.unique import emit_unique, unique_scratch
+from dhlo.codegen.host.arguments import Arguments
+from dhlo.codegen.host.contract import emit_contract
+from dhlo.codegen.host.control import emit_cond, emit_while
+from dhlo.codegen.host.memory import Memory
+from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir.builder import F64, I8, I32, I64, PTR, V
+from dhlo.errors import CompileError
+from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.memory import base
+from dhlo.ir.ops.control import Assert, AssertTensor, Cond, Group, Item, While
+from dhlo.ir.ops.host import (
+    CONTRACT,
+    Arena,
+    CountNonzero,
+    FillNonzero,
+    FillUnique,
+    FindUnique,
+    Plan,
+    Stage,
+    UpdateArgument,
+    UpdateState,
+)
+from dhlo.ir.ops.random import RandomKey
+from dhlo.ir.symbols import parse
+from dhlo.ir.types import from_mlir
+
+__all__ = ["emit_host_program"]
+
+
+def emit_host_program(low: Lowering, module: Any, block: Any, families: Sequence[Any]) -> HostProgram:
+    """Writes `dhlo_run` of a planned module's main function. `families` are its groups', by number."""
+    host = HostProgram(low, module, block, families)
+    _Operations(host).function()
+    return host
+
+
+class _Operations:
+    """Writes one operation after the other."""
+
+    def __init__(self, host: HostProgram) -> None:
+        self.host, self.fn = host, host.fn
+        self.memory = Memory(host)
+        self.arguments = Arguments(host, self.memory)
+
+    def function(self) -> None:
+        """The whole function. Arguments and state are updated after all checks, so that a failed call changes nothing."""
+        host, fn = self.host, self.fn
+        self.block(host.block, {})
+        for check, cell in host.cells.items():
+            flag = fn.load(fn.gep(cell, 2, I64), I64)
+            host.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
+        updates = [op for op in host.block.operations if isinstance(op, (UpdateArgument, UpdateState))]
+        for op in updates:
+            self.arguments.update(op)
+        if updates:
+            host.check_status()
+        fn.ret(fn.const(0, I32))
+        fn.done()
+
+    def block(self, block: Any, bound: Mapping[Any, V]) -> None:
+        """All operations of a block; `bound` gives memory to values that a surrounding op owns."""
+        self.host.pointers.update(bound)
+        for op in list(block.operations)[:-1]:
+            self._operation(op)
+
+    def _operation(self, op: Any) -> None:
+        host = self.host
+        rule = _RULES.get(type(op))
+        if isinstance(op, CONTRACT):
+            emit_contract(host, op)
+        elif isinstance(op, Cond):
+            emit_cond(host, self.memory, op, self.block)
+        elif isinstance(op, While):
+            emit_while(host, self.memory, op, self.block)
+        elif rule is not None:
+            rule(self, op)
+        elif not (op.kind.pullable or op.kind in (Kind.WEIGHT, Kind.HOST)):
+            raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
+
+    # ------------------------------------------------------------------ groups, checks
+    def _group(self, op: Group) -> None:
+        inside = list(op.operation.regions[0].blocks[0].operations)[:-1]
+        self.memory.check_dims([v for x in inside for v in (*x.operands, *x.results)], op)
+        self.memory.place_results(list(op.results), op)
+        self.host.group(op)
+        self.host.check_status()
+
+    def _assert(self, op: Assert) -> None:
+        host, zero = self.host, self.fn.i64(0)
+        number = host.low.checks.add("ASSERT", attr(op, "message"))
+        host.require(host.sizes.truth(parse(attr(op, "condition"))), number, zero, zero)
+
+    def _assert_tensor(self, op: AssertTensor) -> None:
+        host, fn, zero = self.host, self.fn, self.fn.i64(0)
+        x = host.unless_planning(partial(fn.load, host.pointer(op.operands[0]), I8), fn.const(1, I8))
+        host.require(fn.cmp("ne", x, 0), host.low.checks.add("ASSERT", attr(op, "message")), zero, zero)
+
+    # ------------------------------------------------------------------ memory
+    def _plan(self, op: Plan) -> None:
+        """After the contract: what a planning call tells, and the arguments' memory."""
+        self.memory.plan()
+        self.arguments.stage([x for x in op.operation.block.operations if isinstance(x, Stage)])
+
+    def _arena(self, op: Arena) -> None:
+        self.memory.lay_out(attr(op, "segment"))
+
+    # ------------------------------------------------------------------ what defines symbols
+    def _item(self, op: Item) -> None:
+        """Reads a number. A planning call knows those that were passed as arguments of rank 0, if their data was given."""
+        host, fn, v = self.host, self.fn, op.operands[0]
+        t, p = from_mlir(v), host.pointer(v)
+        if base(v) not in host.arguments or from_mlir(base(v)).rank:
+            host.end_plan(host.planning)
+        else:
+            host.end_plan(fn.cmp("eq", fn.ptr_to_int(p), 0))
+        raw = fn.load(p, {"i1": I8, "ui8": I8}.get(t.dtype.name, t.dtype.name))
+        x = fn.cast(raw, F64) if t.dtype.is_float else fn.cast(raw, I64, signed=t.dtype.name not in ("i1", "ui8"))
+        host.sizes.symbols[attr(op, "symbol")] = x
+
+    def _count_nonzero(self, op: CountNonzero) -> None:
+        host, t, cell = self.host, from_mlir(op.operands[0]), self.fn.alloca(1, I64, 8)
+        count, _ = emit_nonzero(host.module, t.dtype, t.rank)
+        n = host.size(t.numel)
+        host.launch(count, [host.pointer(op.operands[0]), n, cell], 1, 1)
+        self._define(op, cell, n)
+
+    def _fill_nonzero(self, op: FillNonzero) -> None:
+        host, t = self.host, from_mlir(op.operands[0])
+        _, fill = emit_nonzero(host.module, t.dtype, t.rank)
+        self.memory.place_results(list(op.results), op)
+        x, y, dims = host.pointer(op.operands[0]), host.pointer(op.results[0]), [host.size(s) for s in t.shape]
+        host.launch(fill, [x, host.size(t.numel), y, *dims], 1, 1)
+        host.check_status()
+
+    def _find_unique(self, op: FindUnique) -> None:
+        host, fn, t = self.host, self.fn, from_mlir(op.operands[0])
+        find, _ = emit_unique(host.module, t.dtype)
+        self.memory.place_results(list(op.results), op)
+        cell, n = fn.alloca(1, I64, 8), host.size(t.numel)
+        x, inverse = host.pointer(op.operands[0]), host.pointer(op.results[0])
+        host.launch(find, [x, n, inverse, cell], 1, 1, host.size(unique_scratch(t.dtype, t.numel, fn.lanes)))
+        self._define(op, cell, n)
+
+    def _fill_unique(self, op: FillUnique) -> None:
+        host, t = self.host, from_mlir(op.operands[0])
+        _, fill = emit_unique(host.module, t.dtype)
+        self.memory.place_results(list(op.results), op)
+        x, inverse, values, counts = map(host.pointer, [*op.operands, *op.results])
+        host.launch(fill, [x, host.size(t.numel), inverse, host.size(parse(attr(op, "number"))), values, counts], 1, 1)
+        host.check_status()
+
+    def _define(self, op: Any, cell: V, most: V) -> None:
+        """The op's symbol has its value in `cell` now, not above `most`."""
+        host, fn = self.host, self.fn
+        host.check_status()
+        host.end_plan(host.planning)
+        host.sizes.symbols[attr(op, "symbol")] = fn.define(fn.load(cell, I64), 0, fn.interval(most)[1])
+
+    def _random_key(self, op: RandomKey) -> None:
+        """Takes a draw from the session's generator."""
+        host, fn, generator = self.host, self.fn, self.host.service("random", PTR)
+        self.memory.place_results(list(op.results), op)
+        key, draws = host.pointer(op.results[0]), fn.gep(generator, 1, I64)
+        with fn.when(fn.not_(host.planning)), fn.wrapping():
+            number = fn.load(draws, I64)
+            fn.store(fn.load(generator, I64), key)
+            fn.store(number, fn.gep(key, 1, I64))
+            fn.store(fn.add(number, 1), draws)
+
+
+_RULES: dict[type, Any] = {
+    Group: _Operations._group,
+    Item: _Operations._item,
+    CountNonzero: _Operations._count_nonzero,
+    FillNonzero: _Operations._fill_nonzero,
+    FindUnique: _Operations._find_unique,
+    FillUnique: _Operations._fill_unique,
+    RandomKey: _Operations._random_key,
+    Assert: _Operations._assert,
+    AssertTensor: _Operations._assert_tensor,
+    Plan: _Operations._plan,
+    Arena: _Operations._arena,
+}

@@ -224,7 +224,7 @@ def test_a_full_disk_loses_nothing(mixed: tuple[dhlo.CompiledModel, Path], tmp_p
     compiler = mixed[0]._artifact
     assert compiler is not None
     with tempfile.TemporaryDirectory() as folder:
-        link_shared(compiler.objects, Path(folder) / "code.so", {}, compiler.target)
+        link_shared(compiler.objects, Path(folder) / "code.so", {}, compiler.targets[0])
         code = (Path(folder) / "code.so").read_bytes()
 
     def save(path: Path) -> None:

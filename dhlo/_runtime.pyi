@@ -166,7 +166,7 @@ def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
 def cpu_supports(feature: str, /) -> bool: ...
 def choose_level(features: str, /) -> int:
     """The number of the level, of a model file's text of features, that a run here would take. Raises RuntimeError if this machine
-    can run none of them, ValueError if DHLO_TARGET names another."""
+    can run none of them, or DHLO_TARGET names another."""
 
 def section_digest(data: ReadableBuffer, /) -> bytes:
     """The digest of a file section with this content: SHA-256 of the SHA-256 digests of its pieces of 1 MiB."""

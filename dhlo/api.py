@@ -110,8 +110,6 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
         if getattr(e, "status", "") != "cpu":
             raise
         raise CompileError(str(e), hint=_ELSEWHERE) from None
-    except ValueError as e:  # the number of threads or the level in the environment
-        raise CompileError(str(e)) from None
 
 
 def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:

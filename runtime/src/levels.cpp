@@ -50,7 +50,7 @@ std::vector<bool> allowed(const std::vector<Level>& levels, const std::string& l
       may[i] = found = true;
     }
     if (!found)
-      throw Error(DHLO_INVALID_ARGUMENT, label + ": " + kVariable + " asks for '" + wanted + "'; the model has the levels " + names_of(levels));
+      throw Error(DHLO_CPU, label + ": " + kVariable + " asks for '" + wanted + "'; the model has the levels " + names_of(levels));
   }
   return may;
 }

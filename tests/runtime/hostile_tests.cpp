@@ -262,7 +262,7 @@ void test_null_arguments() {
   dhlo_session_counters(none, nullptr);
   CHECK(counters.runs == 0 && dhlo_session_model(none) == nullptr && dhlo_session_snapshot_bytes(none) == 0);
   CHECK(*dhlo_session_error(none) == 0 && *dhlo_model_name(no_model) == 0 && *dhlo_model_metadata(no_model) == 0);
-  CHECK(*dhlo_model_producer(no_model) == 0 && *dhlo_model_cpu_features(no_model) == 0);
+  CHECK(*dhlo_model_producer(no_model) == 0 && *dhlo_model_level(no_model) == 0 && *dhlo_model_cpu_features(no_model) == 0);
   CHECK(dhlo_model_num_inputs(no_model) == 0 && dhlo_model_input(no_model, 0) == nullptr);
   CHECK(dhlo_model_num_outputs(no_model) == 0 && dhlo_model_output(no_model, 0) == nullptr);
   CHECK(dhlo_model_num_states(no_model) == 0 && dhlo_model_state(no_model, 0) == nullptr);

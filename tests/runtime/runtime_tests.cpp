@@ -12,6 +12,7 @@
 
 #include "checks.hpp"
 #include "dhlo/runtime.hpp"
+#include "machine.hpp"
 
 namespace {
 
@@ -149,7 +150,7 @@ void test_levels() {
   setenv(variable, "high", 1);
   CHECK(taken() == "cpu: model descriptor: this processor lacks nosuch, other for 'high'");
   setenv(variable, "none", 1);
-  CHECK(taken() == "invalid argument: model descriptor: DHLO_TARGET asks for 'none'; the model has the levels 'low', "
+  CHECK(taken() == "cpu: model descriptor: DHLO_TARGET asks for 'none'; the model has the levels 'low', "
                    "'mid+a+b', 'high'");
   unsetenv(variable);
   levels[0].cpu_features = levels[1].cpu_features = "nosuch";
@@ -161,6 +162,18 @@ void test_levels() {
   abi.num_levels = 3;
   abi.levels = nullptr;
   CHECK(taken().find("no levels") != std::string::npos);
+}
+
+// In the ranges that abi.h gives, which compiled code relies on; and the same at every call.
+void test_machine_facts() {
+  const int64_t* facts = dhlo::machine_facts();
+  const int64_t ranges[DHLO_MACHINE_FIELDS][2] = {
+      {8 << 10, 1 << 20}, {128 << 10, 64 << 20}, {0, int64_t{4} << 30}, {1, 1024}, {0, 1000}};
+  for (int i = 0; i < DHLO_MACHINE_FIELDS; ++i) CHECK(ranges[i][0] <= facts[i] && facts[i] <= ranges[i][1]);
+#if defined(__x86_64__)
+  CHECK((facts[DHLO_MACHINE_BF16_PERCENT] > 0) == (dhlo_cpu_supports("avx512bf16") == 1));
+#endif
+  CHECK(dhlo::machine_facts() == facts);
 }
 
 void test_bound_and_callback_outputs() {
@@ -352,6 +365,7 @@ int main(int argc, char** argv) {
   test_errors_leave_session_usable();
   test_descriptor_is_checked();
   test_levels();
+  test_machine_facts();
   test_bound_and_callback_outputs();
   test_cap();
   test_state();

@@ -28,6 +28,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         registers=32,
         masks=False,
         strides=1,
+        l1_ways=4,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
     )

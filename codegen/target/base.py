@@ -38,6 +38,7 @@ class Target:
     masks         loads and stores of single lanes are instructions
     extras        what some code uses besides, by the features' names
     strides       multiples of a run-time stride, counted from 0, that an address may add to its base
+    l1_ways       of the first-level data cache of the CPUs that blocking is tuned for
     dots          dot-product instructions by the type of the elements that they multiply
     """
 
@@ -49,6 +50,7 @@ class Target:
     registers: int
     masks: bool
     strides: int
+    l1_ways: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
 

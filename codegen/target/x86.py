@@ -43,6 +43,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         registers=32 if wide else 16,
         masks=True,
         strides=3,  # base + index * {1, 2, 4, 8}
+        l1_ways=12 if wide else 8,
         extras=features,
         dots=dots,
     )

@@ -41,6 +41,7 @@ class Target:
     mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
     extras        what some code uses besides, by the features' names
     strides       multiples of a run-time stride, counted from 0, that an address may add to its base
+    l1_ways       of the first-level data cache of the CPUs that blocking is tuned for
     dots          dot-product instructions by the type of the elements that they multiply
     constraint    how inline assembly asks for a vector register
     """
@@ -55,6 +56,7 @@ class Target:
     masks: bool
     strides: int
     mask_registers: bool
+    l1_ways: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     constraint: str = field(default="v", repr=False)

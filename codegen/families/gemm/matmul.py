@@ -25,9 +25,9 @@ __all__ = ["Matmul", "workspace_bytes"]
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
-# Addresses this far apart share a set of the first-level cache; ways of a set that rows of A read in place may take. B passes
-# through all sets, a line each while a row's line is in use.
-_L1_WAY_BYTES, _L1_WAYS_FOR_A = 4096, 8
+# Addresses this far apart share a set of the first-level cache. Of a set's ways, rows of A read in place may take two thirds: B
+# passes through all sets, a line each while a row's line is in use.
+_L1_WAY_BYTES = 4096
 # Work, in FMA cycles of one core, that pays for waking another one.
 _WAKE_CYCLES = 20_000
 # Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
@@ -233,7 +233,7 @@ class Matmul:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
-        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * _L1_WAYS_FOR_A)
+        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * (self.spec.target.l1_ways * 2 // 3))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(

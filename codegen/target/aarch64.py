@@ -29,5 +29,6 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         masks=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        lane_factors=True,
         constraint="w",
     )

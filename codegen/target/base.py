@@ -38,6 +38,7 @@ class Target:
     masks         loads and stores of single lanes are instructions
     extras        what some code uses besides, by the features' names
     dots          dot-product instructions by the type of the elements that they multiply
+    lane_factors  a multiply-add takes a factor from any lane of a register
     constraint    how inline assembly asks for a vector register
     """
 
@@ -50,6 +51,7 @@ class Target:
     masks: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    lane_factors: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:

@@ -32,7 +32,7 @@ ARITHMETIC, LOADS, STORES = 4, 3, 2
 ITERATIONS = 1000
 BAR = 0.90
 DOCUMENT = measure.ROOT / "docs" / "performance.md"
-MARKS = "<!-- mca -->", "<!-- /mca -->"
+MARKS = "<!-- mca:begin -->", "<!-- mca:end -->"
 D = Dim.DYNAMIC
 
 

@@ -33,5 +33,6 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         l1_ways=4,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        lane_factors=True,
         constraint="w",
     )

@@ -43,6 +43,7 @@ class Target:
     strides       multiples of a run-time stride, counted from 0, that an address may add to its base
     l1_ways       of the first-level data cache of the CPUs that blocking is tuned for
     dots          dot-product instructions by the type of the elements that they multiply
+    lane_factors  a multiply-add takes a factor from any lane of a register
     constraint    how inline assembly asks for a vector register
     """
 
@@ -59,6 +60,7 @@ class Target:
     l1_ways: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    lane_factors: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:

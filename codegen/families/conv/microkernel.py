@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -67,8 +68,7 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         for line in range(0, row_bytes, 64):
             f.prefetch(f.gep(next_row, line, "i8"), 2)
         vb = [f.load(f.gep(pb, h * lanes, elem), ty) for h in halves]
-        for i in range(mr):
-            x = f.splat(f.load(f.gep(pa, i, elem), elem), lanes)
+        for i, x in enumerate(broadcast_each(f, pa, mr, elem, lanes)):
             for h in halves:
                 at = i * spec.vectors + h
                 acc[at] = f.fma(x, vb[h], acc[at])

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 import dhlo
-from tests.frontend.helpers import export
+from dhlo.frontend.compat import VERSION
+from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, export
 
 A: Any = torch.ops.aten
 AUTO = torch.export.Dim.AUTO
@@ -95,6 +96,7 @@ AVERAGES: dict[str, Any] = {
 }
 
 
+@EXPORTED_FOR_ALL_SIZES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_average_pool(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor) -> Any:
@@ -218,7 +220,7 @@ class Transformer(torch.nn.Module):
         return F.cross_entropy(self.last(x).flatten(0, 1), label)
 
 
-@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+@pytest.mark.parametrize("kind", [pytest.param("convolutional", marks=EXPORTED_FOR_ALL_SIZES), "transformer"])
 def test_joint_graph(kind: str) -> None:
     if kind == "convolutional":
         model: torch.nn.Module = Convolutional()
@@ -254,6 +256,7 @@ def test_gradients_inside_a_program() -> None:
         torch.testing.assert_close(compiled(y)[0], Step()(y)[0])
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="torch 2.12 can't export it")
 def test_gradients_that_torch_export_loses() -> None:
     class Inner(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> Any:

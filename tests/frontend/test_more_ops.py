@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import dhlo
-from tests.frontend.helpers import check, export
+from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, check, export
 
 rn = torch.randn
 
@@ -132,7 +132,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=EXPORTED_FOR_ALL_SIZES) if n == "soft targets" else n for n in CASES])
 def test_case(name: str) -> None:
     f, sets = CASES[name]
     check(f, *sets)

@@ -107,7 +107,7 @@ def test_every_operator_over_graphs_is_decided() -> None:
     assert not known & set(REFUSED)
     for name, op in operators.items():
         graph = torch.fx.Graph()
-        graph.output(graph.call_function(op))
+        graph.output(graph.call_function(op, (None,) * 9))  # of some, torch names certain arguments in the code that it writes
         if name not in known:
             problems = list(unknown_ops(torch.fx.GraphModule(torch.nn.Module(), graph), Decompositions()))
             assert len(problems) == 1 and name in problems[0][0]

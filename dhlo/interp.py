@@ -11,6 +11,7 @@ from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 
 from dhlo.errors import ContractError, InternalError
 from dhlo.ir.dialect import OPS, attr, result_types
+from dhlo.ir.handles import Block, Module
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import control, lookup, movement, random
 from dhlo.ir.symbols import parse, show, symbol
@@ -19,7 +20,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = ["run"]
 
 
-def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+def run(module: Module, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
     """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name; random
     numbers are those of a session just seeded with `seed`.
 
@@ -99,7 +100,7 @@ class _Machine:
                 raise InternalError(f"can't solve {', '.join(show(e) for e, _, _ in rest)}")
             open_ = rest
 
-    def check_ranges(self, module: Any) -> None:
+    def check_ranges(self, module: Module) -> None:
         """Checks the symbols' ranges in the module's attributes."""
         attributes = module.operation.attributes
         if "dhlo.symbols" not in attributes:
@@ -111,7 +112,7 @@ class _Machine:
                 raise ContractError(f"{entry.name} = {value} is outside [{lo}, {hi if hi >= 0 else 'inf'}]")
 
     # ------------------------------------------------------------------------------------------------ ops
-    def block(self, block: Any) -> list[torch.Tensor]:
+    def block(self, block: Block) -> list[torch.Tensor]:
         """Runs a block; what its terminator returns or yields."""
         for op in block.operations:
             name = op.operation.name
@@ -162,7 +163,7 @@ class _Machine:
             self.define(attr(op, "symbol"), out[0].shape[0])
         return out
 
-    def _enter(self, block: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _enter(self, block: Block, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs a block on values for its arguments; symbols that it defines are new in each turn of a loop."""
         self.values.update(zip(block.arguments, args, strict=True))
         outer = dict(self.symbols)

@@ -10,6 +10,7 @@ import torch
 
 from dhlo.errors import InternalError
 from dhlo.ir import mlir
+from dhlo.ir.handles import Module
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse
 from dhlo.passes.fold_weights import fold_weights
@@ -32,17 +33,17 @@ class Pass:
     """A named rewrite of a module in place. Passes that need constant data take the weights and may add to them."""
 
     name: str
-    run: Callable[[Any, Weights], None]
+    run: Callable[[Module, Weights], None]
 
     @property
     def summary(self) -> str:
         return (self.run.__doc__ or "").split(".")[0].strip()
 
 
-def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
+def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], None]:
     """A pass that needs no weights."""
 
-    def run(module: Any, weights: Weights) -> None:
+    def run(module: Module, weights: Weights) -> None:
         f(module)
 
     run.__doc__ = f.__doc__
@@ -66,7 +67,7 @@ PASSES: tuple[Pass, ...] = (
 
 
 def run_passes(
-    module: Any, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
+    module: Module, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
 ) -> None:
     """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
 
@@ -80,7 +81,7 @@ def run_passes(
             after(p, module)
 
 
-def _verify(module: Any, what: str) -> None:
+def _verify(module: Module, what: str) -> None:
     """Raises InternalError, which says what is wrong and where."""
     try:
         module.operation.verify()

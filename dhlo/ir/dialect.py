@@ -110,6 +110,7 @@ if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
     Outs: TypeAlias = Any
 
     class OpView:
+        _fields: ClassVar[list[Any]]
         OPERATION_NAME: ClassVar[str]
         _ODS_OPERAND_SEGMENTS: ClassVar[list[int] | None]
         _ODS_RESULT_SEGMENTS: ClassVar[list[int] | None]

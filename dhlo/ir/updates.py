@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from dhlo.ir.handles import Block
 from dhlo.ir.mlir import ir
 
 __all__ = ["Target", "mark_updates", "updates_of"]
@@ -28,7 +29,7 @@ def _mark(target: Target | None) -> Any:
     return ir.DictAttr.get({"dhlo.argument": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), target)})
 
 
-def updates_of(block: Any) -> dict[int, Target]:
+def updates_of(block: Block) -> dict[int, Target]:
     """Which results of the function with this body are the new content of what; empty for other blocks."""
     attributes = block.owner.attributes
     if "res_attrs" not in attributes:

@@ -4,9 +4,9 @@ and says which results of the function are the new content of what."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dhlo.ir.dialect import attr, build
+from dhlo.ir.handles import Module
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.movement import State, Weight
 from dhlo.ir.types import from_mlir
@@ -15,7 +15,7 @@ from dhlo.ir.updates import Target, mark_updates
 __all__ = ["separate_state"]
 
 
-def separate_state(module: Any, updates: Mapping[int, Target]) -> None:
+def separate_state(module: Module, updates: Mapping[int, Target]) -> None:
     """Replaces `weight` by `state` for the names among `updates` (by result number), in all functions, and marks the results of
     the first."""
     names = set(updates.values())

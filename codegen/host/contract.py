@@ -71,7 +71,7 @@ class Contract:
             code = fn.cast(fn.load(fn.gep(base, abi.TENSOR["dtype"], "i8"), I32), I64)
             want = a.type.dtype.code
             self._check(
-                fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {str(a.type.dtype.torch)[6:]}", want, code
+                fn, require, fn.cmp("eq", code, want), "dtype", i, f"'{a.name}' must be {a.type.dtype.torch_name}", want, code
             )
             arrays.append(fn.load(fn.gep(base, abi.TENSOR["sizes"], "i8"), PTR))
         dims = [(i, d, e) for i, a in enumerate(self.args) for d, e in enumerate(a.type.shape)]

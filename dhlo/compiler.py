@@ -186,7 +186,7 @@ def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict
     return [
         {
             "name": n,
-            "dtype": str(t.dtype.torch).removeprefix("torch."),
+            "dtype": t.dtype.torch_name,
             "sizes": [int(s) if is_static(s) else -1 for s in t.shape],
             "dims": [spell(s, program.user_names) for s in t.shape],
         }

@@ -13,6 +13,7 @@ from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 from dhlo.errors import ContractError, InternalError
 from dhlo.ir.dialect import OPS, Kind, attr, result_types
 from dhlo.ir.function import argument_names, ranges_of
+from dhlo.ir.handles import Block, Module
 from dhlo.ir.ops import control, host, lookup, movement, random
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
@@ -20,7 +21,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = ["run"]
 
 
-def run(module: Any, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+def run(module: Module, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
     """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name; random
     numbers are those of a session just seeded with `seed`.
 
@@ -90,7 +91,7 @@ class _Machine:
                 raise InternalError(f"can't solve {', '.join(show(e) for e, _, _ in rest)}")
             open_ = rest
 
-    def check_ranges(self, module: Any) -> None:
+    def check_ranges(self, module: Module) -> None:
         """Checks the symbols' ranges in the module's attributes."""
         for name, (lo, hi) in ranges_of(module).items():
             value = self.symbols.get(name)
@@ -98,7 +99,7 @@ class _Machine:
                 raise ContractError(f"{name} = {value} is outside [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]")
 
     # ------------------------------------------------------------------------------------------------ ops
-    def block(self, block: Any) -> list[torch.Tensor]:
+    def block(self, block: Block) -> list[torch.Tensor]:
         """Runs a block; what its terminator returns or yields."""
         for op in block.operations:
             name = op.operation.name
@@ -163,7 +164,7 @@ class _Machine:
             self.define(attr(op, "symbol"), op.count(args))
         return out
 
-    def _enter(self, block: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _enter(self, block: Block, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs a block on values for its arguments; symbols that it defines are new in each turn of a loop."""
         self.values.update(zip(block.arguments, args, strict=True))
         outer = dict(self.symbols)

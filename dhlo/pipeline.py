@@ -37,6 +37,7 @@ from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.errors import InternalError
 from dhlo.frontend import import_program
 from dhlo.ir import mlir
+from dhlo.ir.handles import Module
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.check_contract import check_contract
@@ -77,7 +78,7 @@ class Pass:
     """A named rewrite of a module in place. Passes that need constant data take the weights and may add to them."""
 
     name: str
-    run: Callable[[Any, Weights], None]
+    run: Callable[[Module, Weights], None]
 
     @property
     def summary(self) -> str:
@@ -88,10 +89,10 @@ def _first_sentence(f: Callable[..., Any]) -> str:
     return " ".join(re.split(r"\.\s|\.$|;", f.__doc__ or "")[0].split())
 
 
-def plain(f: Callable[[Any], None]) -> Callable[[Any, Weights], None]:
+def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], None]:
     """A pass that needs no weights."""
 
-    def run(module: Any, weights: Weights) -> None:
+    def run(module: Module, weights: Weights) -> None:
         f(module)
 
     run.__doc__ = f.__doc__
@@ -142,7 +143,7 @@ STAGES: tuple[Pass | Stage, ...] = (
 
 
 def run_passes(
-    module: Any, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
+    module: Module, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
 ) -> None:
     """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
 
@@ -156,7 +157,7 @@ def run_passes(
             after(p, module)
 
 
-def _verify(module: Any, what: str) -> None:
+def _verify(module: Module, what: str) -> None:
     """Raises InternalError, which says what is wrong and where."""
     try:
         module.operation.verify()

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from dhlo.errors import CompileError
 from dhlo.ir import mlir
 from dhlo.ir.dialect import OPS, is_size, operand_types, result_types, same
+from dhlo.ir.handles import Block, Module
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
@@ -143,7 +144,7 @@ class _Verifier:
         place = str(op.location).removeprefix("loc(").removesuffix(")").replace('"-":', f"{self.name}:")
         raise CompileError(f"{place}: {op.name}: {what}" if place != "unknown" else f"{self.name}: {op.name}: {what}")
 
-    def module(self, module: Any) -> None:
+    def module(self, module: Module) -> None:
         self._ranges(module.operation)
         self._names(module.operation)
         for f in module.body.operations:
@@ -163,7 +164,7 @@ class _Verifier:
         except ValueError as e:
             self.fail(op, str(e))
 
-    def _block(self, owner: Any, block: Any, end: str) -> None:
+    def _block(self, owner: Any, block: Block, end: str) -> None:
         self._types(owner, block.arguments)
         ops = [op.operation for op in block.operations]
         if not ops or ops[-1].name != end:
@@ -214,7 +215,7 @@ class _Verifier:
         if not isinstance(names, ir.DictAttr) or not all(isinstance(n.attr, ir.StringAttr) for n in names):
             self.fail(module, "dhlo.names gives each symbol a name")
 
-    def _marks(self, f: Any, block: Any) -> None:
+    def _marks(self, f: Any, block: Block) -> None:
         """Do the marks of results name states, or arguments of the results' types?"""
         results = self._types(f, list(block.operations)[-1].operands)
         arguments = self._types(f, block.arguments)

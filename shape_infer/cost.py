@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from dhlo.ir.dialect import Kind, defining
+from dhlo.ir.handles import Value
 from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["Cost", "element_work", "group_cost"]
@@ -50,7 +51,7 @@ def group_cost(group: Any) -> Cost:
     return Cost(flops, total + sum((from_mlir(v).bytes for v in ops[-1].operands), sympy.Integer(0)), weights)
 
 
-def _elements_read(v: Any, uses: dict[Any, list[tuple[Any, int]]]) -> sympy.Expr:
+def _elements_read(v: Value, uses: dict[Any, list[tuple[Any, int]]]) -> sympy.Expr:
     """Of a value's elements, those that its users look at: of a slice its own, of a table as many as are looked up."""
     everything = from_mlir(v).numel
     total: sympy.Expr = sympy.Integer(0)

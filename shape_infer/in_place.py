@@ -8,6 +8,7 @@ from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.function import Target
+from dhlo.ir.handles import Block, Value
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape, State
@@ -24,11 +25,11 @@ class Link:
     """A group whose result is `old` with parts overwritten."""
 
     group: Any
-    old: Any
+    old: Value
     new: Any
 
 
-def links(block: Any, result: int, target: Target) -> list[Link] | None:
+def links(block: Block, result: int, target: Target) -> list[Link] | None:
     """The writes that lead from the content that the target had to the function's result, last one first; None if the result
     comes about in another way."""
     v = list(block.operations)[-1].operands[result]
@@ -46,14 +47,14 @@ def links(block: Any, result: int, target: Target) -> list[Link] | None:
     return found
 
 
-def _is_content(v: Any, block: Any, target: Target) -> bool:
+def _is_content(v: Value, block: Block, target: Target) -> bool:
     op = defining(v)
     if isinstance(target, int):
         return op is None and bool(v == block.arguments[target])
     return isinstance(op, State) and bool(attr(op, "name_") == target)
 
 
-def _link(group: Any, v: Any) -> Link | None:
+def _link(group: Any, v: Value) -> Link | None:
     """The write that a group is, if it writes onto a whole dense value from outside and reads no more of it."""
     if not isinstance(group, Group) or attr(group, "anchor") != Kind.OPAQUE.value:
         return None
@@ -62,7 +63,7 @@ def _link(group: Any, v: Any) -> Link | None:
     if len(writers) != 1 or len(group.results) != 1:
         return None
 
-    def outside(x: Any) -> bool:
+    def outside(x: Value) -> bool:
         return defining(x) is None or bool(defining(x).operation.block != body)
 
     view = strided(writers[0].operands[0], outside)
@@ -72,7 +73,7 @@ def _link(group: Any, v: Any) -> Link | None:
     return Link(group, view.base, v) if len(reads) == 1 else None
 
 
-def readers(op: Any, v: Any) -> bool:
+def readers(op: Any, v: Value) -> bool:
     """Does the op, or anything in its regions, read v or a view of it?"""
     return any(_same_memory(x, v) for x in _reads(op))
 
@@ -85,7 +86,7 @@ def _reads(op: Any) -> Iterator[Any]:
                 yield from _reads(inner)
 
 
-def _same_memory(x: Any, v: Any) -> bool:
+def _same_memory(x: Value, v: Value) -> bool:
     """Is x the value v, the same state, or a view outside groups of it?"""
     while not x == v:
         op = defining(x)
@@ -99,7 +100,7 @@ def _same_memory(x: Any, v: Any) -> bool:
     return True
 
 
-def in_place(block: Any, updates: Mapping[int, Target]) -> dict[Any, Any]:
+def in_place(block: Block, updates: Mapping[int, Target]) -> dict[Any, Any]:
     """For values that may be written over what they replace: that value. All of a result's writes, or none."""
     ops = list(block.operations)
     out: dict[Any, Any] = {}

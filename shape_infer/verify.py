@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dhlo.ir.function import filled_sizes
+from dhlo.ir.handles import Block, Module
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.types import from_mlir
 
@@ -26,7 +27,7 @@ class Misuse:
     text: str
 
 
-def misused_symbol(module: Any) -> Misuse | None:
+def misused_symbol(module: Module) -> Misuse | None:
     """The first misuse of a symbol in the functions of a module whose ops are verified; None if there is none."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
@@ -37,7 +38,7 @@ def misused_symbol(module: Any) -> Misuse | None:
     return None
 
 
-def _block(block: Any, known: set[str], taken: set[str]) -> Iterator[Misuse]:
+def _block(block: Block, known: set[str], taken: set[str]) -> Iterator[Misuse]:
     """Misuses in a block before which `known` have values; `taken` are all that the function has defined so far. Adds to both."""
     for op in block.operations:
         if getattr(op, "kind", None) is None:  # func.return

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 
 from dhlo.ir.dialect import attr, defining, exprs
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.ir.symbols import evaluate, is_static, symbols_of
 from dhlo.ir.types import from_mlir
@@ -21,7 +22,7 @@ __all__ = ["View", "dense_strides", "reshape_groups", "strided"]
 class View:
     """Element i of the view is element `offset + sum(i * strides)` of the dense buffer `base`."""
 
-    base: Any
+    base: Value
     offset: sympy.Expr
     shape: tuple[sympy.Expr, ...]
     strides: tuple[sympy.Expr, ...]
@@ -99,7 +100,7 @@ def _behind(a: sympy.Expr, b: sympy.Expr) -> bool:
     return True
 
 
-def strided(v: Any, is_buffer: Callable[[Any], bool]) -> View | None:
+def strided(v: Value, is_buffer: Callable[[Value], bool]) -> View | None:
     """`v` as a view of a buffer, through reshapes, transposes, slices and broadcasts; None if it isn't one."""
     chain: list[Any] = []
     while not is_buffer(v):

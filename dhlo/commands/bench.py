@@ -124,7 +124,7 @@ def _open(path: Path, modules: Sequence[str]) -> _Model:
     values: list[Value] = [
         {
             "name": s.name,
-            "dtype": str(s.type.dtype.torch).removeprefix("torch."),
+            "dtype": s.type.dtype.torch_name,
             "sizes": (),
             "dims": tuple(spell(d, program.user_names) for d in s.type.shape),
         }

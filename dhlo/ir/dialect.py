@@ -117,6 +117,7 @@ if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
     Outs: TypeAlias = Any
 
     class OpView:
+        _fields: ClassVar[list[Any]]
         OPERATION_NAME: ClassVar[str]
         _ODS_OPERAND_SEGMENTS: ClassVar[list[int] | None]
         _ODS_RESULT_SEGMENTS: ClassVar[list[int] | None]
@@ -179,7 +180,7 @@ class Op(OpView):
     def mentions(self) -> set[str]:
         """The symbols in the size expressions of its attributes."""
         found: set[str] = set()
-        fields: Any = type(self)._fields  # type: ignore[attr-defined]
+        fields: Any = type(self)._fields
         for f in ext.partition_fields(fields)[1]:
             if f.constraint in _OF_SIZES and f.name in self.attributes:
                 given = attr(self, f.name)

@@ -38,11 +38,6 @@ class DType:
         dtype: torch.dtype = getattr(torch, self.torch_name)
         return dtype
 
-    @property
-    def numpy_name(self) -> str | None:
-        """The name of numpy's dtype; None where numpy has none."""
-        return None if self.torch_name == "bfloat16" else self.torch_name
-
     @cached_property
     def bytes(self) -> int:
         """Of an element in memory. Raises TypeError for a type of which several share a byte."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.dialect import attr, build, defining
+from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Attention
 from dhlo.ir.ops.movement import Broadcast, Reshape
@@ -13,7 +14,7 @@ from dhlo.ir.types import from_mlir
 __all__ = ["attention_heads"]
 
 
-def attention_heads(module: Any) -> None:
+def attention_heads(module: Module) -> None:
     """Where k and v are both `reshape(broadcast(x))` repeating each head of x [B, H, S, D] g times in a row, attention takes x."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
@@ -25,7 +26,7 @@ def attention_heads(module: Any) -> None:
                         op.operation.operands[2] = v
 
 
-def _unrepeated(v: Any) -> Any:
+def _unrepeated(v: Value) -> Any:
     """The [B, H, S, D] tensor whose heads v repeats, or None."""
     out = from_mlir(v)
     r = defining(v)

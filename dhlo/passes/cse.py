@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.ir import mlir
 from dhlo.ir.dialect import Kind
+from dhlo.ir.handles import Block, Module
 
 __all__ = ["cse", "erase_dead"]
 
 
-def cse(module: Any) -> None:
+def cse(module: Module) -> None:
     """Merges equal ops and erases dead ones."""
     mlir.PassManager.parse("builtin.module(cse)").run(module.operation)
     for f in module.body.operations:
@@ -18,7 +17,7 @@ def cse(module: Any) -> None:
             erase_dead(block)
 
 
-def erase_dead(block: Any) -> None:
+def erase_dead(block: Block) -> None:
     """Last ones first, so that what only they read goes too (upstream's pass leaves such chains)."""
     for op in reversed(list(block.operations)):
         for region in op.operation.regions:

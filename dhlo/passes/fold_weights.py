@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Mul
@@ -21,7 +22,7 @@ _FOLDABLE = (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.GATHER, Kind.
 _GROWTH = 4096  # elements that a folded value may have beyond what it is made of
 
 
-def fold_weights(module: Any, weights: dict[str, torch.Tensor]) -> None:
+def fold_weights(module: Module, weights: dict[str, torch.Tensor]) -> None:
     """Replaces ops whose operands are all weights by new weights. Views stay views; values that would be much larger than what
     they are made of stay computed. Without data (text input) nothing is folded."""
     for f in module.body.operations:
@@ -30,12 +31,12 @@ def fold_weights(module: Any, weights: dict[str, torch.Tensor]) -> None:
             _fold(block, weights)
 
 
-def _weight_of(v: Any) -> str | None:
+def _weight_of(v: Value) -> str | None:
     op = defining(v)
     return attr(op, "name_") if isinstance(op, Weight) else None
 
 
-def _fold(block: Any, weights: dict[str, torch.Tensor]) -> None:
+def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
     for op in list(block.operations):
         kind = getattr(op, "kind", None)
         if kind not in _FOLDABLE or not op.operands or len(op.results) != 1 or not from_mlir(op.results[0]).is_static:
@@ -52,13 +53,13 @@ def _fold(block: Any, weights: dict[str, torch.Tensor]) -> None:
         _replace(op, value, weights)
 
 
-def _source(v: Any) -> Any:
+def _source(v: Value) -> Any:
     """What a broadcast spreads, or v itself."""
     op = defining(v)
     return op.operands[0] if isinstance(op, Broadcast) else v
 
 
-def _value(v: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor | None:
+def _value(v: Value, weights: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """The value of a weight, of a constant, or of a broadcast of either."""
     name = _weight_of(v)
     if name is not None:
@@ -96,7 +97,7 @@ def _replace(op: Any, value: torch.Tensor, weights: dict[str, torch.Tensor]) -> 
     op.operation.erase()
 
 
-def _scale_convolutions(block: Any) -> None:
+def _scale_convolutions(block: Block) -> None:
     """conv(x, w) * s with one s per output channel becomes conv(x, w * s), whose product is then folded."""
     for op in list(block.operations):
         if not isinstance(op, Mul):
@@ -135,7 +136,7 @@ def _channel_vector(b: Any, out: TensorType) -> Any:
     return None
 
 
-def _hoist(v: Any, before: Any) -> None:
+def _hoist(v: Value, before: Any) -> None:
     """Moves what makes v, all from weights, before an op."""
     late = [op for op in _makers(v) if op is not None and not op.operation.is_before_in_block(before.operation)]
     order = functools.cmp_to_key(_in_order)
@@ -144,11 +145,11 @@ def _hoist(v: Any, before: Any) -> None:
         op.operation.move_before(before.operation)
 
 
-def _made_of_weights(v: Any) -> bool:
+def _made_of_weights(v: Value) -> bool:
     return all(isinstance(op, (Weight, Full)) or op is not None and op.kind in _FOLDABLE and bool(op.operands) for op in _makers(v))
 
 
-def _makers(v: Any) -> list[Any]:
+def _makers(v: Value) -> list[Any]:
     """The ops that v is made by, back to those that don't just compute; None for an argument. In no order."""
     found: dict[Any, Any] = {}
     todo = [v]

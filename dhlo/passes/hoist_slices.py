@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 
 from dhlo.ir.dialect import Kind, attr, build, exprs
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
@@ -31,7 +32,7 @@ Dims = list[int | None]  # by operand dim: the result dim that it becomes, if an
 _WORTH = (Kind.MATMUL, Kind.ATTENTION, Kind.REDUCTION)  # others are computed where they are read anyway
 
 
-def hoist_slices(module: Any) -> None:
+def hoist_slices(module: Module) -> None:
     """Computes only the part of a tensor that all its readers together read, where that saves work."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
@@ -53,7 +54,7 @@ class _Planned:
 class _Demand:
     """Which part of each value of a block is read, found from the last op to the first."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Block) -> None:
         self.block = block
         self.late = {s for op in block.operations for s in new_symbols(op, ())}  # windows of such sizes would be known too late
         self.read: dict[Any, Windows] = {}
@@ -84,12 +85,12 @@ class _Demand:
         made = tuple(w if d in free else None for d, w in enumerate(read))
         return _Planned(op, made, [tuple(None if d is None else made[d] for d in dims) for dims in operands])
 
-    def _join(self, v: Any, need: Windows) -> None:
+    def _join(self, v: Value, need: Windows) -> None:
         have = self.read.get(v)
         self.read[v] = need if have is None else tuple(map(_hull, have, need, from_mlir(v).shape))
 
 
-def _whole(v: Any) -> Windows:
+def _whole(v: Value) -> Windows:
     return (None,) * len(from_mlir(v).shape) if isinstance(v.type, ir.RankedTensorType) else ()
 
 
@@ -131,7 +132,7 @@ def _slice_windows(op: Any, read: Windows) -> tuple[Windows, Windows]:
 Rule = Callable[[Any], tuple[set[int], list[Dims]]]
 
 
-def _rank(v: Any) -> int:
+def _rank(v: Value) -> int:
     return from_mlir(v).rank
 
 
@@ -260,7 +261,7 @@ class _Rewrite:
             else:
                 y.replace_all_uses_with(value)
 
-    def _part(self, v: Any, need: Windows) -> Any:
+    def _part(self, v: Value, need: Windows) -> Any:
         """The part of v, from the part of it that there is."""
         value, have = self.new.get(v, (v, (None,) * len(need)))
         shape = from_mlir(value).shape

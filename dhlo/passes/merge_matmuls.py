@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.handles import Module
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Add
@@ -16,7 +17,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = ["merge_matmuls"]
 
 
-def merge_matmuls(module: Any, weights: dict[str, torch.Tensor]) -> None:
+def merge_matmuls(module: Module, weights: dict[str, torch.Tensor]) -> None:
     """Products `x @ transpose(weight)` of the same x whose results are only biased and then read as views become one; each result
     is a slice of it. One pass over x instead of several, and one launch."""
     for f in module.body.operations:

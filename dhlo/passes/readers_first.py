@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.function import updates_of
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.shape_infer.in_place import links, readers
 
 __all__ = ["readers_first"]
 
 
-def readers_first(module: Any) -> None:
+def readers_first(module: Module) -> None:
     """Reorders groups so that parts of state and arguments can be written in place: a writer goes after the last reader of what
     it overwrites, unless something in between needs its result."""
     for f in module.body.operations:
@@ -20,7 +21,7 @@ def readers_first(module: Any) -> None:
                     _move(block, link.group, link.old)
 
 
-def _move(block: Any, group: Any, old: Any) -> None:
+def _move(block: Block, group: Any, old: Value) -> None:
     ops = list(block.operations)
     at = next(k for k, op in enumerate(ops) if op.operation == group.operation)
     last = max((k for k, op in enumerate(ops[:-1]) if k != at and readers(op, old)), default=-1)

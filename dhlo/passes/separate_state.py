@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.ir.dialect import attr, build
 from dhlo.ir.function import bodies, updates_of
+from dhlo.ir.handles import Module
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.movement import State, Weight
 from dhlo.ir.types import from_mlir
@@ -13,7 +12,7 @@ from dhlo.ir.types import from_mlir
 __all__ = ["separate_state"]
 
 
-def separate_state(module: Any) -> None:
+def separate_state(module: Module) -> None:
     """Replaces `weight` by `state`, in all functions, for what results of the first are the new content of."""
     blocks = bodies(module)
     names = set(updates_of(blocks[0]).values()) if blocks else set()

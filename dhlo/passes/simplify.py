@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dhlo.ir.dialect import attr, build, defining, exprs
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Conv, Reduce
@@ -16,7 +17,7 @@ from dhlo.ir.types import from_mlir
 __all__ = ["simplify"]
 
 
-def simplify(module: Any) -> None:
+def simplify(module: Module) -> None:
     """Applies the rules to every op until nothing changes; ops that lose their last use are erased."""
     for f in module.body.operations:
         for _ in range(8):
@@ -27,7 +28,7 @@ def simplify(module: Any) -> None:
                 break
 
 
-def _block(block: Any) -> bool:
+def _block(block: Block) -> bool:
     changed = False
     for op in list(block.operations):
         for region in op.operation.regions:
@@ -52,7 +53,7 @@ def _block(block: Any) -> bool:
     return changed
 
 
-def _producer(v: Any, cls: type) -> Any:
+def _producer(v: Value, cls: type) -> Any:
     """The op that makes v, if it is of that class."""
     op = defining(v)
     return op if isinstance(op, cls) else None
@@ -134,7 +135,7 @@ def _conv(op: Any) -> Any:
     return build(Conv, [pad.operands[0], w], attrs | {"padding": padding}, results=[from_mlir(op.results[0])]).results[0]
 
 
-def _constant(v: Any) -> float | int | None:
+def _constant(v: Value) -> float | int | None:
     """The number that fills v."""
     full = _producer(v, Full)
     if full is None:
@@ -196,7 +197,7 @@ def _compare(op: Any) -> Any:
     return build(Full, [], {"value": "true"}, results=[from_mlir(op.results[0])]).results[0]
 
 
-def _lower_bound(v: Any) -> int | None:
+def _lower_bound(v: Value) -> int | None:
     """A number that no element of an integer tensor of positions is below."""
     while True:
         view = _producer(v, Broadcast) or _producer(v, Reshape) or _producer(v, Transpose) or _producer(v, Slice)
@@ -244,7 +245,7 @@ def _take(op: Any) -> Any:
     return build(Broadcast, [moved], {"dims": [where[d] for d in order]}, results=[out]).results[0]
 
 
-def _position_dim(v: Any) -> int | None:
+def _position_dim(v: Value) -> int | None:
     """The dim along which v counts 0, 1, 2, ..., through views that add dims."""
     iota = _producer(v, Iota)
     if iota is not None:

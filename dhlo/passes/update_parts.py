@@ -11,6 +11,7 @@ import sympy
 
 from dhlo.ir.dialect import attr, build, defining, exprs
 from dhlo.ir.function import Target, updates_of
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Concat, Full, Reshape, Slice, State
@@ -21,7 +22,7 @@ from dhlo.passes.cse import erase_dead
 __all__ = ["update_parts"]
 
 
-def update_parts(module: Any) -> None:
+def update_parts(module: Module) -> None:
     """Writes parts of state and arguments where the program joins their slices with new content."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
@@ -31,7 +32,7 @@ def update_parts(module: Any) -> None:
                     erase_dead(block)
 
 
-def is_content(v: Any, block: Any, target: Target) -> bool:
+def is_content(v: Value, block: Block, target: Target) -> bool:
     """Is v the content that the state or argument had when the call began?"""
     op = defining(v)
     if isinstance(target, int):
@@ -44,12 +45,12 @@ class _Part:
     """A value and where it goes in the whole, which has dims of its own. Or a scatter onto an element (in the dims `picked`) of the
     whole, that stands there."""
 
-    value: Any
+    value: Value
     starts: list[sympy.Expr]
     sizes: list[sympy.Expr]
     picked: list[int] | None = None
 
-    def write(self, old: Any) -> Any:
+    def write(self, old: Value) -> Any:
         """`old` with the part in it."""
         if self.picked is None:
             src = _reshaped(self.value, from_mlir(self.value).with_shape(self.sizes))
@@ -67,7 +68,7 @@ class _Part:
         return build(Scatter, [old, *index, *at, src], where).results[0]
 
 
-def _rewrite(block: Any, v: Any, target: Target) -> bool:
+def _rewrite(block: Block, v: Value, target: Target) -> bool:
     """Replaces joins on the way from v to the old content, if that is where the way leads."""
     if is_content(v, block, target):
         return True
@@ -88,11 +89,11 @@ def _rewrite(block: Any, v: Any, target: Target) -> bool:
     return True
 
 
-def _reshaped(v: Any, t: TensorType) -> Any:
+def _reshaped(v: Value, t: TensorType) -> Any:
     return v if from_mlir(v) == t else build(Reshape, [v], None, results=[t]).results[0]
 
 
-def _as_parts(v: Any) -> tuple[Any, list[_Part]] | None:
+def _as_parts(v: Value) -> tuple[Any, list[_Part]] | None:
     """v as a value of its type with parts replaced; None if nothing of that value is kept."""
     op = defining(v)
     if isinstance(op, Reshape) and from_mlir(op.operands[0]).rank == from_mlir(v).rank:  # sizes written in another way
@@ -165,7 +166,7 @@ class _Finder:
         return True
 
 
-def _slice_of(v: Any) -> tuple[Any, list[sympy.Expr]] | None:
+def _slice_of(v: Value) -> tuple[Any, list[sympy.Expr]] | None:
     """The value that v is a contiguous part of, slices of slices included, and where it begins."""
     op = defining(v)
     if not isinstance(op, Slice) or any(k != 1 for k in attr(op, "steps")):
@@ -189,7 +190,7 @@ def _without_unit_dims(p: _Part) -> _Part | None:
     if at is None:
         return None
 
-    def widen(x: Any) -> Any:
+    def widen(x: Value) -> Any:
         shape = list(from_mlir(x).shape)
         for d in at:
             shape.insert(d, sympy.Integer(1))
@@ -211,7 +212,7 @@ def _without_unit_dims(p: _Part) -> _Part | None:
     return _Part(build(Concat, [widen(x) for x in inner.operands], {"dim": d}).results[0], p.starts, p.sizes)
 
 
-def _through_reshape(v: Any) -> Any:
+def _through_reshape(v: Value) -> Any:
     op = defining(v)
     return op.operands[0] if isinstance(op, Reshape) else v
 

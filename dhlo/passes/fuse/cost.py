@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Transpose
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, kind_of
@@ -24,7 +25,7 @@ def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:
     return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
 
 
-def _is_repeated(g: Graph, v: Any) -> bool:
+def _is_repeated(g: Graph, v: Value) -> bool:
     """Views lead from v to a broadcast that makes more elements of it, or to a lookup that may read an element many times."""
     todo = [v]
     while todo:

@@ -7,9 +7,8 @@ that would repeat too much work. What a group stores is what others read.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.ir.dialect import Kind
+from dhlo.ir.handles import Block, Module
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.symbols import symbols_of
 from dhlo.ir.types import from_mlir
@@ -22,14 +21,14 @@ from dhlo.passes.fuse.reductions import grow_reductions
 __all__ = ["fuse"]
 
 
-def fuse(module: Any) -> None:
+def fuse(module: Module) -> None:
     """Rewrites every function (and the regions of control-flow ops) of the module into groups."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             _fuse_block(block, {s for v in block.arguments for e in from_mlir(v).shape for s in symbols_of(e)})
 
 
-def _fuse_block(block: Any, known: set[str]) -> None:
+def _fuse_block(block: Block, known: set[str]) -> None:
     """`known` are the symbols that have a value where the block begins."""
     defined = set(known)
     for op in list(block.operations):

@@ -9,6 +9,7 @@ from typing import Any
 
 from dhlo.ir.dialect import Kind, defining
 from dhlo.ir.function import updates_of
+from dhlo.ir.handles import Block, Value
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
@@ -29,7 +30,7 @@ class Unit:
 class Graph:
     """A block's ops by number, with what each depends on as bit sets; merged units depend on what any of their ops does."""
 
-    def __init__(self, block: Any, known: set[str]) -> None:
+    def __init__(self, block: Block, known: set[str]) -> None:
         """`known` are the symbols that have a value where the block begins."""
         self.ops = [op for op in block.operations]
         self.operands = [list(op.operands) for op in self.ops]  # before groups get copies of what they read
@@ -52,7 +53,7 @@ class Graph:
             for p in sources:
                 self.above[n] |= self.above[p] | (1 << p)
 
-    def producer(self, v: Any) -> int | None:
+    def producer(self, v: Value) -> int | None:
         return self._by_value.get(v)
 
     def number(self, op: Any) -> int | None:
@@ -78,13 +79,13 @@ class Graph:
             found |= {d for s in _mentioned(self.ops[n]) if (d := self._definers.get(s, n)) != n}
         return sorted(found)
 
-    def users(self, v: Any) -> list[int]:
+    def users(self, v: Value) -> list[int]:
         """Ops that read a value of the block, themselves or in a region; as long as no group is made."""
         if v not in self._users:
             self._users[v] = self._find_users(v)
         return list(self._users[v])
 
-    def _find_users(self, v: Any) -> list[int]:
+    def _find_users(self, v: Value) -> list[int]:
         out = []
         for use in v.uses:
             op = use.owner.operation
@@ -123,7 +124,7 @@ class Graph:
         return self.above[n] != before
 
 
-def _overwritten(g: Graph, block: Any) -> list[tuple[int, set[int]]]:
+def _overwritten(g: Graph, block: Block) -> list[tuple[int, set[int]]]:
     """Writes of parts of state and arguments, and who reads the content before: it comes first, so that the write can be in place.
     Those who read it beside what was written can't."""
     out = []
@@ -137,7 +138,7 @@ def _overwritten(g: Graph, block: Any) -> list[tuple[int, set[int]]]:
     return out
 
 
-def _readers(g: Graph, v: Any, before: int) -> set[int]:
+def _readers(g: Graph, v: Value, before: int) -> set[int]:
     """Ops before a number that read v, directly or through what is computed on demand."""
     found: set[int] = set()
     todo = [v]

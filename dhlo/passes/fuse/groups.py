@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.dialect import build
+from dhlo.ir.handles import Block, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Group, Yield
 from dhlo.ir.types import TensorType, from_mlir
@@ -13,7 +14,7 @@ from dhlo.passes.fuse.graph import Graph, Unit, kind_of
 __all__ = ["build_groups"]
 
 
-def build_groups(g: Graph, block: Any) -> None:
+def build_groups(g: Graph, block: Block) -> None:
     """Replaces units by `dhlo.group` ops: each gets its members and copies of what it pulls in; then orders everything."""
     units = list({id(u): u for u in g.unit.values()}.values())
     order = _schedule(g, units)
@@ -139,7 +140,7 @@ def _pull(g: Graph, n: int, inside: set[int], end: Any, copies: dict[int, Any]) 
             op.operation.operands[k] = _copy(g, p, end, copies)
 
 
-def _is_on_demand(g: Graph, p: int, v: Any) -> bool:
+def _is_on_demand(g: Graph, p: int, v: Value) -> bool:
     """Whether v, made by op p, is computed where it is read: it's in no unit, or its unit doesn't store it."""
     return kind_of(g.ops[p]).pullable and (p not in g.unit or v not in g.unit[p].outputs)
 

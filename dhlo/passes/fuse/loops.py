@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dhlo.ir.dialect import Kind
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import worth_storing
@@ -54,7 +55,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
     operands = list(op.operands)[:3] if kind is Kind.ATTENTION else g.inputs(n)  # masks are computed in place
     bases: set[Any] = set(operands)  # what the terminator gives must each have memory of its own
 
-    def in_memory(x: Any) -> bool:
+    def in_memory(x: Value) -> bool:
         p = g.producer(x)
         return (
             p is None

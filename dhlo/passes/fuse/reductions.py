@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Reduce
 from dhlo.ir.ops.control import MAX_LIST
 from dhlo.ir.ops.movement import Take
@@ -119,18 +120,17 @@ def _leave_to_lookups(g: Graph, taken: set[int], axes: dict[Any, tuple[int | Non
     return again
 
 
-def _needed_again(g: Graph, v: Any, taken: set[int]) -> list[Any]:
+def _needed_again(g: Graph, v: Value, taken: set[int]) -> list[Any]:
     """What computing v outside of the unit reads from it."""
     out: list[Any] = []
     todo = [v]
     while todo:
         x = todo.pop()
         q = g.producer(x)
-        if x is not v and q not in taken:
+        if q is None or x is not v and q not in taken:
             continue
-        op = None if q is None else g.ops[q]
-        if x is v or (op is not None and kind_of(op).pullable and op.work <= 1):
-            todo += reversed([] if op is None else op.operands)
+        if x is v or kind_of(g.ops[q]).pullable and g.ops[q].work <= 1:
+            todo += reversed(g.ops[q].operands)
         elif x not in out:
             out.append(x)
     return out

@@ -12,6 +12,8 @@ __all__ = [
     "NATIVE",
     "ULP",
     "any_lane",
+    "at_least",
+    "at_most",
     "call",
     "clamp",
     "keep_zero",
@@ -87,10 +89,21 @@ def keep_zero(f: Fn, x: V, y: V) -> V:
     return f.select(f.cmp("eq", x, 0.0), x, y)
 
 
-def clamp(f: Fn, x: V, lo: float, hi: float) -> V:
-    """Clamps; NaN stays NaN (the operand order makes one instruction of each line on x86)."""
-    x = f.select(f.cmp("lt", f.const(hi, x.type), x), f.const(hi, x.type), x)
-    return f.select(f.cmp("gt", f.const(lo, x.type), x), f.const(lo, x.type), x)
+def at_least(f: Fn, x: V, low: float) -> V:
+    """max(x, low); NaN stays NaN. One instruction: x86's maximum gives its second operand if one is NaN, others' give NaN."""
+    c = f.const(low, x.type)
+    return f.select(f.cmp("gt", c, x), c, x) if f.target.is_x86 else f.max(x, c)
+
+
+def at_most(f: Fn, x: V, high: float) -> V:
+    """min(x, high); NaN stays NaN. One instruction, as `at_least`."""
+    c = f.const(high, x.type)
+    return f.select(f.cmp("lt", c, x), c, x) if f.target.is_x86 else f.min(x, c)
+
+
+def clamp(f: Fn, x: V, low: float, high: float) -> V:
+    """x within low .. high; NaN stays NaN."""
+    return at_least(f, at_most(f, x, high), low)
 
 
 def any_lane(f: Fn, mask: V) -> V:

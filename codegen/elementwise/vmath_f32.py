@@ -13,6 +13,8 @@ from fractions import Fraction
 
 from dhlo.codegen.elementwise.vmath_base import (
     any_lane,
+    at_least,
+    at_most,
     call,
     clamp,
     keep_zero,
@@ -100,8 +102,7 @@ def _below(f: Fn, x: V, per: float, least: int) -> V:
     """2^(x per) for x <= 0 or NaN, exactly 0 below 2^(least + 1/2): a polynomial of about 2^(least + 127) times a power of two
     that is 0 for the least x, so that nothing on the way is subnormal.
     """
-    low = f.const(least / per, x.type)
-    x = f.select(f.cmp("gt", low, x), low, x)
+    x = at_least(f, x, least / per)
     n, s = round_to_power(f, x, per, least + 127)
     r = f.sub(x, n) if per == 1.0 else f.fma(x, f.const(per, x.type), f.neg(n))
     return f.mul(poly(f, r, _times_power(_EXP2_SHORT, least + 127)), s)
@@ -124,8 +125,7 @@ def _exp_below(f: Fn, x: V) -> V:
 
 def exp_half(f: Fn, x: V) -> V:
     """exp(x) / 2 for x >= -80, without overflow up to where the half overflows."""
-    high = f.const(89.7, x.type)
-    return _exp_normal(f, f.select(f.cmp("lt", high, x), high, x), down=2, power=-1)
+    return _exp_normal(f, at_most(f, x, 89.7), down=2, power=-1)
 
 
 @register("expm1", ulp=1.5)
@@ -158,7 +158,7 @@ def _tanh(f: Fn, x: V) -> V:
     a = f.unary("fabs", x)
     z = square(f, x)
     near = f.fma(a, f.mul(z, poly(f, z, _TANH_P)), a)
-    a = f.select(f.cmp("lt", f.const(9.2, x.type), a), f.const(9.2, x.type), a)
+    a = at_most(f, a, 9.2)
     far = f.sub(f.const(1.0, x.type), f.div(f.const(2.0, x.type), f.add(_exp_normal(f, f.add(a, a)), 1.0)))
     return with_sign(f, f.select(f.cmp("lt", a, 0.625), near, far), x)
 
@@ -169,7 +169,7 @@ def _erf(f: Fn, x: V) -> V:
     # N. Juffa's single-precision erf: odd polynomial near zero, 1 - exp(polynomial) elsewhere
     t, s = f.unary("fabs", x), square(f, x)
     near = f.fma(poly(f, s, (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)), x, x)
-    t4 = f.select(f.cmp("lt", f.const(4.0, x.type), t), f.const(4.0, x.type), t)
+    t4 = at_most(f, t, 4.0)
     r = poly(f, t4, (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1))
     far = f.sub(f.const(1.0, x.type), _exp_normal(f, f.fma(r, t4, f.neg(t4))))
     return f.select(f.cmp("gt", t, 0.927734375), with_sign(f, far, x), keep_zero(f, x, near))

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from dhlo.codegen.elementwise.vmath_base import (
     any_lane,
+    at_least,
+    at_most,
     call,
     keep_zero,
     ldexp,
@@ -41,7 +43,7 @@ def _exp_remainder(f: Fn, x: V, n: V) -> V:
 @register("exp", F64)
 def _exp64(f: Fn, x: V) -> V:
     gone, zero = f.cmp("lt", x, -1075 * math.log(2)), f.const(0.0, x.type)  # where nothing is to underflow
-    x = f.select(f.cmp("lt", f.const(710.0, x.type), x), f.const(710.0, x.type), f.select(gone, zero, x))
+    x = at_most(f, f.select(gone, zero, x), 710.0)
     n, i = magic_round(f, x, math.log2(math.e))
     return f.select(gone, zero, ldexp(f, poly(f, _exp_remainder(f, x, n), _EXP64), i))
 
@@ -49,8 +51,7 @@ def _exp64(f: Fn, x: V) -> V:
 @register("exp_below", F64)
 def _exp_below64(f: Fn, x: V) -> V:
     """exp(x) for x <= 0 or NaN; exactly 0 below 3.2e-308, so that neither result nor steps are subnormal numbers."""
-    low = f.const(-1022 * math.log(2), x.type)
-    x = f.select(f.cmp("gt", low, x), low, x)
+    x = at_least(f, x, -1022 * math.log(2))
     n, s = round_to_power(f, x, math.log2(math.e), 1)
     return f.mul(poly(f, _exp_remainder(f, x, n), [2 * c for c in _EXP64]), s)
 
@@ -119,8 +120,8 @@ def _atan_unit(f: Fn, t: V) -> V:
 
 @register("atan", ulp=2.5)
 def _atan(f: Fn, x: V) -> V:
-    a, one, most = f.unary("fabs", x), f.const(1.0, x.type), f.const(2.0**60, x.type)
-    a = f.select(f.cmp("gt", a, most), most, a)  # beyond it is pi/2, and 1/x might be subnormal
+    one = f.const(1.0, x.type)
+    a = at_most(f, f.unary("fabs", x), 2.0**60)  # beyond it is pi/2, and 1/x might be subnormal
     big = f.cmp("gt", a, 1.0)
     r = _atan_unit(f, f.div(f.select(big, one, a), f.select(big, a, one)))
     return with_sign(f, f.select(big, _from_pio2(f, r), r), x)
@@ -168,8 +169,7 @@ def _acos(f: Fn, x: V) -> V:
 # ---------------------------------------------------------------------- hyperbolic
 def _quarter_over(f: Fn, h: V) -> V:
     """exp(-x) / 2 of exp(x) / 2; something small where that is too large for it to show."""
-    most = f.const(2.0**60, h.type)
-    return f.div(f.const(0.25, h.type), f.select(f.cmp("gt", h, most), most, h))
+    return f.div(f.const(0.25, h.type), at_most(f, h, 2.0**60))
 
 
 @register("sinh", ulp=2.5)
@@ -487,9 +487,7 @@ def _digamma(f: Fn, x: V) -> V:
 @register("sigmoid", F64)
 def _sigmoid64(f: Fn, x: V) -> V:
     negative = f.cmp("lt", x, 0.0)
-    least = f.const(-60.0, x.type)  # of less, exp doesn't show beside 1
-    y = f.neg(x)
-    e = call(f, "exp", f.select(negative, x, f.select(f.cmp("gt", least, y), least, y)))
+    e = call(f, "exp", f.select(negative, x, at_least(f, f.neg(x), -60.0)))  # exp of less doesn't show beside 1
     return f.div(f.select(negative, e, f.const(1.0, x.type)), f.add(e, 1.0))
 
 

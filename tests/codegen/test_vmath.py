@@ -16,6 +16,8 @@ from tests.codegen.subnormals import CAN_TELL, touches_subnormals
 from tests.targets import TARGET
 
 Array = np.ndarray
+LANES = TARGET.lanes(F32)
+PAD = 64  # a multiple of all lane counts
 
 
 def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
@@ -34,7 +36,7 @@ def build(names: list[str], elem: str, lanes: int) -> llvm.Jit:
 
 def run(jit: llvm.Jit, name: str, *xs: Array) -> Array:
     n = xs[0].size
-    pad = -n % 16
+    pad = -n % PAD
     ins = [np.concatenate([x, np.ones(pad, x.dtype)]) for x in xs]
     out = np.empty(n + pad, xs[0].dtype)
     fn = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(xs) + 1), ctypes.c_int64)(jit.address(f"t_{name}"))
@@ -108,16 +110,16 @@ def reference(name: str) -> Callable[..., Array]:
 
 
 @pytest.fixture(scope="module")
-def jit16() -> llvm.Jit:
-    return build([*UNARY, *BINARY], F32, 16)
+def vector_jit() -> llvm.Jit:
+    return build([*UNARY, *BINARY], F32, LANES)
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_unary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
+def test_unary_error_is_within_the_bound(vector_jit: llvm.Jit, name: str) -> None:
     x = samples()
     with np.errstate(all="ignore"):
         want = reference(name)(x.astype(np.float64))
-    got = run(jit16, name, x)
+    got = run(vector_jit, name, x)
     d = ulp_error(got, want)
     if name in FLUSHED:
         d[(np.abs(want) < 2.0**-126) & (got == 0)] = 0.0
@@ -128,13 +130,13 @@ def test_unary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
 def test_exp_below_zero() -> None:
     some = -np.random.default_rng(0).uniform(0, 120, 200_000)
     x = np.concatenate([some, -np.logspace(-45, 3, 2000), [-np.inf, 0.0, -0.0, np.nan]]).astype(np.float32)
-    got, want = run(build(["exp_below"], F32, 16), "exp_below", x).astype(np.float64), np.exp(x.astype(np.float64))
+    got, want = run(build(["exp_below"], F32, LANES), "exp_below", x).astype(np.float64), np.exp(x.astype(np.float64))
     assert np.isnan(got[-1]) and (np.abs(got - want) <= want * (1.8e-7 - 1.4e-8 * x) + 2.0**-125.5)[:-4].all()
     assert got[-4:-1].tolist() == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
+def test_binary_error_is_within_the_bound(vector_jit: llvm.Jit, name: str) -> None:
     rng = np.random.default_rng(0)
     a = [
         rng.uniform(-4, 4, 50000),
@@ -149,7 +151,7 @@ def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
         with np.errstate(all="ignore"):
             r = np.fmod(x, y)
             want = np.where((r != 0) & ((r < 0) != (y < 0)), r + y, r).astype(np.float64)
-    d = ulp_error(run(jit16, name, x, y), want)
+    d = ulp_error(run(vector_jit, name, x, y), want)
     k = int(np.argmax(d))
     assert d[k] <= vmath.ULP[name], f"{name}({x[k]!r}, {y[k]!r}): {d[k]:.3f} ULP"
 
@@ -157,13 +159,13 @@ def test_binary_error_is_within_the_bound(jit16: llvm.Jit, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "expm1", "log1p", "erfinv", "cbrt"]
 )
-def test_odd_functions_keep_the_sign_of_zero(jit16: llvm.Jit, name: str) -> None:
-    assert np.signbit(run(jit16, name, np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
+def test_odd_functions_keep_the_sign_of_zero(vector_jit: llvm.Jit, name: str) -> None:
+    assert np.signbit(run(vector_jit, name, np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
 
 
-def test_normal_distribution_function(jit16: llvm.Jit) -> None:
+def test_normal_distribution_function(vector_jit: llvm.Jit) -> None:
     x = samples()
-    got = run(build(["normal_cdf"], F32, 16), "normal_cdf", x)
+    got = run(build(["normal_cdf"], F32, LANES), "normal_cdf", x)
     assert np.array_equal(np.isnan(got), np.isnan(x))
     x, got = x[~np.isnan(x)], got[~np.isnan(x)]
     want = torch.special.ndtr(torch.from_numpy(x.astype(np.float64))).numpy()
@@ -175,24 +177,24 @@ def test_normal_distribution_function(jit16: llvm.Jit) -> None:
     assert (error[far] / want[far]).max() <= 1.5e-4
 
 
-def test_signed_zero_results_of_two_operands(jit16: llvm.Jit) -> None:
+def test_signed_zero_results_of_two_operands(vector_jit: llvm.Jit) -> None:
     x, y = (v.ravel() for v in np.meshgrid(SPECIAL, SPECIAL))
     for name in ("pow", "atan2", "fmod"):
         want = reference(name)(x, y)
-        got = run(jit16, name, x, y)
+        got = run(vector_jit, name, x, y)
         same = np.signbit(got) == np.signbit(want)
         assert np.all(same | np.isnan(want)), name
 
 
-def test_scalar_code_equals_vector_code(jit16: llvm.Jit) -> None:
+def test_scalar_code_equals_vector_code(vector_jit: llvm.Jit) -> None:
     jit = build(UNARY, F32, 0)
     x = np.concatenate([np.linspace(-30, 30, 3001).astype(np.float32), SPECIAL])
     for name in UNARY:
-        np.testing.assert_array_equal(run(jit, name, x), run(jit16, name, x), err_msg=name)
+        np.testing.assert_array_equal(run(jit, name, x), run(vector_jit, name, x), err_msg=name)
 
 
 def test_f64_functions() -> None:
-    jit = build([*UNARY, *BINARY], F64, 8)
+    jit = build([*UNARY, *BINARY], F64, TARGET.lanes(F64))
     x = np.concatenate(
         [np.linspace(-30, 30, 4001), np.linspace(-1, 1, 1001), SPECIAL.astype(np.float64), [-745.0, 709.7, 1e-310, 1e300]]
     )
@@ -212,10 +214,10 @@ def test_f64_functions() -> None:
 
 def test_a_function_is_emitted_once_for_a_type() -> None:
     m = KernelModule(TARGET)
-    f = Fn(m, "f", [("x", vec(F32, 16))], vec(F32, 16), internal=False)
+    f = Fn(m, "f", [("x", vec(F32, LANES))], vec(F32, LANES), internal=False)
     f.ret(vmath.call(f, "exp", vmath.call(f, "exp", f.args[0])))
     f.done()
-    assert [name for name in m.functions if name.startswith("vm_")] == ["vm_exp_f32x16"]
+    assert [name for name in m.functions if name.startswith("vm_")] == [f"vm_exp_f32x{LANES}"]
     with pytest.raises(KeyError):
         vmath.call(f, "no_such_function", f.args[0])
 
@@ -246,5 +248,5 @@ def test_subnormals_arise_only_as_results(name: str, elem: str) -> None:
     x = x[x <= 0] if name == "exp_below" else x
     jit = build([name], elem, TARGET.lanes(elem))
     kept = x[normal(run(jit, name, x))]
-    kept = np.concatenate([kept, np.ones(-kept.size % 16, x.dtype)])
+    kept = np.concatenate([kept, np.ones(-kept.size % PAD, x.dtype)])
     assert not touches_subnormals(lambda: run(jit, name, kept))

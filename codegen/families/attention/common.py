@@ -150,11 +150,6 @@ def guarded(fn: Fn, m: V) -> V:
     return fn.select(fn.cmp("eq", m, -math.inf), fn.const(0.0, m.type), m)
 
 
-def raised(fn: Fn, m: V, s: V) -> V:
-    """max(m, s) that drops NaN from `s`: NaN scores show through their exponentials."""
-    return fn.select(fn.cmp("gt", s, m), s, m)
-
-
 def inverse_sum(fn: Fn, total: V) -> V:
     """1 / total; 1 for a total of 0, whose row of the output is 0 as PyTorch has it."""
     one = fn.const(1.0, total.type)

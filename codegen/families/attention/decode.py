@@ -22,10 +22,10 @@ from dhlo.codegen.families.attention.common import (
     load_row,
     masked,
     offset,
-    raised,
     store_row,
     weight,
 )
+from dhlo.codegen.families.combine import raised
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 

@@ -20,12 +20,12 @@ from dhlo.codegen.families.attention.common import (
     keep_where,
     load_row,
     offset,
-    raised,
     store_row,
     to_f32_rows,
     weight,
 )
 from dhlo.codegen.families.attention.decode import decode_scratch_bytes, emit_rows
+from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn

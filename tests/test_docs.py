@@ -109,6 +109,6 @@ def launch(run: str) -> str:
 
 def test_tests_that_the_security_page_names_exist() -> None:
     root = Path(__file__).resolve().parents[1]
-    named = set(re.findall(r"`((?:tests|shape_infer)/[\w/.]+)`", (root / "docs/security.md").read_text()))
+    named = set(re.findall(r"`((?:dhlo|tests|shape_infer)/[\w/.]+)`", (root / "docs/security.md").read_text()))
     assert len(named) > 10
     assert not [n for n in sorted(named) if not (root / n).exists()]

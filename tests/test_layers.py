@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dhlo.frontend": IR,
     "dhlo.interp": IR,
     "dhlo.texts": FACTS,
-    "dhlo.pipeline": {*FAMILIES, "dhlo.passes", "dhlo.codegen.host", "dhlo.codegen.backends"},
+    "dhlo.pipeline": {*FAMILIES, "dhlo.frontend", "dhlo.passes", "dhlo.codegen.host", "dhlo.codegen.backends"},
     "dhlo.codegen.target": IR,
     "dhlo.codegen.kernel_ir": IR | {"dhlo.codegen.target"},
     "dhlo.codegen.elementwise": KERNEL_IR,

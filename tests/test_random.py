@@ -14,8 +14,8 @@ from torch.export import Dim
 import dhlo
 from dhlo import _runtime, interp
 from dhlo.api import open_model
-from dhlo.codegen.elementwise.philox import word
 from dhlo.frontend import import_program
+from dhlo.ir.philox import word
 from tests.frontend.helpers import Fn
 
 N = 40000

@@ -21,6 +21,7 @@ from dhlo.codegen.kernel_ir.builder import F64, I1, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.ops.movement import Reshape, number
+from dhlo.ir.pull import Elements
 from dhlo.ir.symbols import as_expr, is_static, parse, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.views import reshape_groups
@@ -131,7 +132,8 @@ class Emitter(IndexMath):
             src = op.operands[0]
             if self._is_buffer(src):
                 return self.load_flat(src, self.flatten(idx, from_mlir(v).shape))
-        return op.pull(self, list(idx))  # type: ignore[no-any-return]
+        elements: Elements = self  # as ops see it
+        return op.pull(elements, list(idx))  # type: ignore[no-any-return]
 
     def _is_buffer(self, v: Any) -> bool:
         op = defining(v)

@@ -180,12 +180,10 @@ class Op(OpView):
     def mentions(self) -> set[str]:
         """The symbols in the size expressions of its attributes."""
         found: set[str] = set()
-        fields: Any = type(self)._fields
-        for f in ext.partition_fields(fields)[1]:
-            if f.constraint in _OF_SIZES and f.name in self.attributes:
-                given = attr(self, f.name)
-                for text in [given] if isinstance(given, str) else given:
-                    found |= _symbols(text)
+        for name in _size_attributes(type(self)):
+            given = attr(self, name)
+            for text in [given] if isinstance(given, str) else given:
+                found |= _symbols(text)
         return found
 
     def verify_invariants(op) -> bool:
@@ -282,6 +280,12 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's cl
     Condition: ("a relation of sizes as text", _is_condition),
 }
 _OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
+
+
+@functools.cache
+def _size_attributes(cls: type[Op]) -> tuple[str, ...]:
+    """The names of the attributes that hold size expressions."""
+    return tuple(f.name for f in ext.partition_fields(cls._fields)[1] if f.constraint in _OF_SIZES)
 
 
 @functools.cache

@@ -23,7 +23,8 @@ from tests.codegen.harness import Launch, Param, Program, TestHost, address, ali
 from tests.targets import TARGET, TILES
 
 _REPEAT = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)
-_LANES = 16
+_LANES = TARGET.lanes(F32)
+_CHAINS = TARGET.registers * 3 // 4
 _BATCH_SECONDS = 0.01
 
 
@@ -41,13 +42,13 @@ def emit_repeat(module: KernelModule) -> None:
 
 
 def emit_peak(module: KernelModule) -> None:
-    """Kernel `peak`: 24 independent chains of 1000 fused multiply-adds an item."""
+    """Kernel `peak`: _CHAINS independent chains of 1000 fused multiply-adds an item."""
     fn = kernel_fn(module, "peak")
     ty = fn.vec(F32)
     with fn.loop(fn.args[1], fn.args[2]):
-        start = [fn.load(fn.gep(fn.args[4], i * _LANES, F32), ty) for i in range(26)]
-        with fn.loop(0, 1000, 1, start[:24]) as loop:
-            loop.yield_(*(fn.fma(start[24], start[25], c) for c in loop.carried))
+        *start, x, y = (fn.load(fn.gep(fn.args[4], i * _LANES, F32), ty) for i in range(_CHAINS + 2))
+        with fn.loop(0, 1000, 1, start) as loop:
+            loop.yield_(*(fn.fma(x, y, c) for c in loop.carried))
         for i, x in enumerate(loop.results):
             fn.store(x, fn.gep(fn.args[4], i * _LANES, F32))
     fn.done()
@@ -160,7 +161,7 @@ class Bench:
     def peak(self, threads: int) -> float:
         """FLOP/s of all threads together."""
         (launch,) = self.launches(threads, items=20 * threads)
-        return 20 * threads * 24 * 1000 * 2 * _LANES / self.seconds([launch], threads)
+        return 20 * threads * _CHAINS * 1000 * 2 * _LANES / self.seconds([launch], threads)
 
     def bandwidth(self, threads: int, nbytes: int) -> float:
         """Bytes/s of reading `nbytes` again and again, each thread its share."""

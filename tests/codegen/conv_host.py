@@ -10,7 +10,6 @@ from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule, vec
 from tests.codegen.harness import Program, TestHost, aligned
-from tests.targets import TARGET
 
 __all__ = ["EPILOGUE", "build_conv", "conv_params", "emit_store", "numpy_type", "run_conv"]
 
@@ -53,7 +52,7 @@ def build_conv(conv: Conv | ConvTranspose, *, bias_relu: bool = False, strided: 
 
     With `pack` the weight is packed by the host function to `packed`; a transposed convolution has a `workspace`.
     """
-    module = KernelModule(TARGET)
+    module = KernelModule(conv.spec.target)
     conv.emit_kernels(module)
     epilogue = emit_store(module, conv.elem, bias_relu=bias_relu)
     host = TestHost(module)

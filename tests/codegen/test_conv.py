@@ -148,6 +148,22 @@ def test_depthwise_tiles_of_all_sizes(conv: Conv) -> None:
     check(conv, build(conv), x, weight, seed=1)
 
 
+AVX2 = tile_spec(parse_target("x86-64-v3"))
+
+
+@pytest.mark.skipif(not TILES.target.is_x86, reason="runs code for x86-64")
+@pytest.mark.parametrize("conv", [CONVS[13], CONVS[21], CONVS[25], *DEPTHWISE[:5]], ids=lambda c: c.name)
+def test_depthwise_without_mask_registers(conv: Conv) -> None:
+    """Tiles that read a copy of their input with zeros around it, and those whose windows still take masks; an input of NaN beyond
+    its ends is not read."""
+    conv = replace(conv, spec=AVX2)
+    for sizes in (*SIZES[len(conv.kernel)], (1, 40, 23), (2, 9, 600)):
+        if len(sizes) == len(conv.kernel) + 1 and min(conv.output_size(sizes[1:])) >= 1:
+            x, weight = operands(conv, (sizes[0] + 2, *sizes[1:]))
+            x[0] = x[-1] = np.nan
+            check(conv, build(conv), x[1:-1], weight, seed=1)
+
+
 @pytest.mark.parametrize("positions", [1, 31, 32, 33, 511, 513, 1000])
 def test_pointwise_blocks(positions: int) -> None:
     """Positions around whole panels and blocks of them, dense and as a slice of a larger tensor."""

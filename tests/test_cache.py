@@ -24,7 +24,8 @@ import dhlo
 from dhlo import cache as cache_module
 from dhlo.api import build
 from dhlo.cache import Cache, program_key
-from dhlo.compiler import Artifact
+from dhlo.codegen.target import parse_targets
+from dhlo.compiler import Artifact, compile_program
 from dhlo.container import atomic_write, write_sections
 from dhlo.frontend import import_program
 from tests.targets import TARGET
@@ -121,6 +122,20 @@ def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatc
                 assert key() != first, name
     finally:
         cache_module._compiler_version.cache_clear()
+
+
+def test_programs_for_other_targets_are_other_entries(tmp_path: Path) -> None:
+    """Of a program for several targets each part is still known to be for its own."""
+    program = import_program(export(1.0))
+    names = ("x86-64-v3", "x86-64-v4", "x86-64-v4+bf16", "x86-64-v3,x86-64-v4", "x86-64-v4,x86-64-v4+bf16", "aarch64")
+    assert len({program_key(program, parse_targets(n), "model") for n in names}) == len(names)
+    targets = parse_targets("x86-64-v3,x86-64-v4")
+    made = compile_program(program, dhlo.Options(), targets=targets)
+    cache = Cache(tmp_path)
+    cache.put(KEY, made)
+    found = cache.get(KEY, targets)
+    assert found is not None and found.targets == made.targets and found.objects == made.objects
+    assert cache.get(KEY, targets[:1]) is None
 
 
 # ---------------------------------------------------------------------------------------------------- damage

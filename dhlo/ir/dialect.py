@@ -283,7 +283,7 @@ _OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
 
 
 @functools.cache
-def _size_attributes(cls: type[Op]) -> tuple[str, ...]:
+def _size_attributes(cls: Any) -> tuple[str, ...]:
     """The names of the attributes that hold size expressions."""
     return tuple(f.name for f in ext.partition_fields(cls._fields)[1] if f.constraint in _OF_SIZES)
 

@@ -180,7 +180,8 @@ class Op(OpView):
     def mentions(self) -> set[str]:
         """The symbols in the size expressions of its attributes."""
         found: set[str] = set()
-        for name in _size_attributes(type(self)):
+        cls: Any = type(self)  # mypy takes classes of these bindings for unhashable
+        for name in _size_attributes(cls):
             given = attr(self, name)
             for text in [given] if isinstance(given, str) else given:
                 found |= _symbols(text)

@@ -10,6 +10,7 @@ TORCH := 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+C_FILES := $(shell find runtime tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.c')
 NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.map' -o -name CMakeLists.txt)
 
 # What can differ between versions of PyTorch: import, rules, decompositions, the program forms of torch.export, whole models.
@@ -33,6 +34,7 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(BIN)/mypy -p dhlo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 

@@ -30,11 +30,12 @@ PyObject* sha256_of(PyObject*, PyObject* args) {
     digest = dhlo::sha256(data.buf, static_cast<size_t>(data.len), portable != 0);
   }
   PyBuffer_Release(&data);
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()), static_cast<Py_ssize_t>(digest.size()));
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()),
+                                   static_cast<Py_ssize_t>(digest.size()));
 }
 
-// The digest of a section with this content, by as many threads as the process may use; with a descriptor the content is
-// first read from there. Gives the buffer back.
+// The digest of a section with this content, by as many threads as the process may use; with a descriptor the content
+// is first read from there. Gives the buffer back.
 PyObject* digest_of(Py_buffer* data, int fd, long long offset) {
   auto* memory = static_cast<uint8_t*>(data->buf);
   dhlo::Digest digest;
@@ -46,16 +47,16 @@ PyObject* digest_of(Py_buffer* data, int fd, long long offset) {
       if (fd >= 0) dhlo::read_at(fd, memory + at, bytes, offset + at, "section");
       return memory + at;
     };
-    status = dhlo::guard(
-        [&] { digest = dhlo::section_digest(data->len, dhlo::Pool::resolve_threads(0), get); },
-        [&failure](const char* text) { failure = text; });
+    status = dhlo::guard([&] { digest = dhlo::section_digest(data->len, dhlo::Pool::resolve_threads(0), get); },
+                         [&failure](const char* text) { failure = text; });
   }
   PyBuffer_Release(data);
   if (status != DHLO_OK) {
     PyErr_SetString(status == DHLO_IO ? PyExc_OSError : PyExc_RuntimeError, failure.c_str());
     return nullptr;
   }
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()), static_cast<Py_ssize_t>(digest.size()));
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest.data()),
+                                   static_cast<Py_ssize_t>(digest.size()));
 }
 
 PyObject* section_digest(PyObject*, PyObject* args) {
@@ -99,11 +100,14 @@ int exec(PyObject* module) {
 
 PyModuleDef* definition() {
   static PyMethodDef methods[] = {
-      {"sha256", sha256_of, METH_VARARGS, "The runtime's SHA-256 of a buffer; on request without the processor's instructions."},
+      {"sha256", sha256_of, METH_VARARGS,
+       "The runtime's SHA-256 of a buffer; on request without the processor's instructions."},
       {"section_digest", section_digest, METH_VARARGS, "The digest of a file section with this content."},
-      {"read_section", read_section, METH_VARARGS, "Fills memory from an open file and returns the digest of what it read."},
+      {"read_section", read_section, METH_VARARGS,
+       "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
-      {"choose_level", choose, METH_VARARGS, "The number of the level, of a file's text of features, that this machine takes."},
+      {"choose_level", choose, METH_VARARGS,
+       "The number of the level, of a file's text of features, that this machine takes."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(exec)}, {0, nullptr}};

@@ -10,8 +10,8 @@ namespace {
 
 // A block may serve a tensor that needs at least this share of it.
 constexpr int64_t kLargestWaste = 2;
-// Idle blocks and blocks in use together never exceed so many times what was in use at once. With less than 2, the block
-// of the largest shape would go whenever a small one is called in between.
+// Idle blocks and blocks in use together never exceed so many times what was in use at once. With less than 2, the
+// block of the largest shape would go whenever a small one is called in between.
 constexpr int64_t kMostHeld = 2;
 
 }  // namespace

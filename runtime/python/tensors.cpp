@@ -249,10 +249,10 @@ bool Inputs::convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObj
 // Whether memory with these flags can take what a run writes; with an exception if not.
 bool Inputs::accept_flags(const dhlo_abi_value* value, int64_t index, uint64_t flags) {
   if (!updated_[static_cast<size_t>(index)] || (flags & (dlpack::kReadOnly | dlpack::kIsCopy)) == 0) return true;
-  PyErr_Format(PyExc_ValueError, "%s is updated by the model: expected memory that can be written to, got %s",
-               describe(value, index).c_str(),
-               (flags & dlpack::kReadOnly) != 0 ? "a read-only tensor"
-                                                : "a tensor whose elements are computed when it is read");
+  PyErr_Format(
+      PyExc_ValueError, "%s is updated by the model: expected memory that can be written to, got %s",
+      describe(value, index).c_str(),
+      (flags & dlpack::kReadOnly) != 0 ? "a read-only tensor" : "a tensor whose elements are computed when it is read");
   return false;
 }
 
@@ -278,7 +278,8 @@ bool Inputs::store_int(const dhlo_abi_value* value, int64_t index, PyObject* int
   const int64_t number = PyLong_AsLongLong(integer);
   if (number == -1 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "%s: expected an integer of 64 bits, got a larger one", describe(value, index).c_str());
+    PyErr_Format(PyExc_ValueError, "%s: expected an integer of 64 bits, got a larger one",
+                 describe(value, index).c_str());
     return false;
   }
   Scalar& scalar = scalars_[static_cast<size_t>(index)];
@@ -291,7 +292,8 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
   const Py_ssize_t rank = PySequence_Size(object);
   if (rank < 0) return reraise(value, index);
   if (rank > DHLO_ABI_MAX_RANK) {
-    PyErr_Format(PyExc_ValueError, "%s: rank %zd is outside 0..%d", describe(value, index).c_str(), rank, DHLO_ABI_MAX_RANK);
+    PyErr_Format(PyExc_ValueError, "%s: rank %zd is outside 0..%d", describe(value, index).c_str(), rank,
+                 DHLO_ABI_MAX_RANK);
     return false;
   }
   if (sizes_.empty()) sizes_.resize(tensors_.size());

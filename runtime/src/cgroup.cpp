@@ -55,9 +55,7 @@ int64_t least_quota(const std::string& mount, std::string path) {
 }
 
 // A controller list such as "cpu,cpuacct" names the cpu controller.
-bool names_cpu(const std::string& controllers) {
-  return ("," + controllers + ",").find(",cpu,") != std::string::npos;
-}
+bool names_cpu(const std::string& controllers) { return ("," + controllers + ",").find(",cpu,") != std::string::npos; }
 
 }  // namespace
 

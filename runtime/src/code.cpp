@@ -46,9 +46,9 @@ class File {
   int fd_;
 };
 
-// A path of the open file that no loaded library has. The dynamic loader takes a name that it knows for the library that
-// it loaded under it, though the number may since have been closed and given to another file: so each attempt spells
-// the path otherwise, the bits of a counter being "/." and "/".
+// A path of the open file that no loaded library has. The dynamic loader takes a name that it knows for the library
+// that it loaded under it, though the number may since have been closed and given to another file: so each attempt
+// spells the path otherwise, the bits of a counter being "/." and "/".
 std::string unused_name(int fd) {
   for (unsigned attempt = 1; attempt != 0; ++attempt) {
     std::string path = "/proc/self/fd";

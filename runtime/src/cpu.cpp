@@ -1,5 +1,5 @@
-// Which processor features this machine offers, by LLVM's names (X86.td, AArch64Features.td): bits from the CPUID tables of
-// Intel's and AMD's manuals, and from Linux's arm64/elf_hwcaps.
+// Which processor features this machine offers, by LLVM's names (X86.td, AArch64Features.td): bits from the CPUID
+// tables of Intel's and AMD's manuals, and from Linux's arm64/elf_hwcaps.
 #include "cpu.hpp"
 
 #include <unistd.h>

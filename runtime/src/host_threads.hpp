@@ -28,9 +28,9 @@ class HostThreads {
   std::unique_ptr<std::atomic<uint32_t>[]> begun_;  // epoch of the last launch in which the task was begun
   Launch launch_{};
   int64_t tasks_ = 0;
-  std::atomic<uint64_t> word_{0};    // epoch (32 bits) | end (16) | next (16), as in Pool
-  std::atomic<int64_t> inside_{0};   // threads that are in work() now
-  std::atomic<int64_t> finished_{0}; // chunks of the launch
+  std::atomic<uint64_t> word_{0};     // epoch (32 bits) | end (16) | next (16), as in Pool
+  std::atomic<int64_t> inside_{0};    // threads that are in work() now
+  std::atomic<int64_t> finished_{0};  // chunks of the launch
   std::atomic<bool> out_of_range_{false};
 };
 

@@ -50,7 +50,8 @@ std::vector<bool> allowed(const std::vector<Level>& levels, const std::string& l
       may[i] = found = true;
     }
     if (!found)
-      throw Error(DHLO_CPU, label + ": " + kVariable + " asks for '" + wanted + "'; the model has the levels " + names_of(levels));
+      throw Error(DHLO_CPU, label + ": " + kVariable + " asks for '" + wanted + "'; the model has the levels " +
+                                names_of(levels));
   }
   return may;
 }
@@ -61,7 +62,8 @@ std::vector<Level> levels_of(const dhlo_abi_model& abi) {
   std::vector<Level> levels;
   for (int64_t i = 0; i < abi.num_levels; ++i) {
     const dhlo_abi_level& level = abi.levels[i];
-    levels.push_back({level.name != nullptr ? level.name : "", level.cpu_features != nullptr ? level.cpu_features : ""});
+    levels.push_back(
+        {level.name != nullptr ? level.name : "", level.cpu_features != nullptr ? level.cpu_features : ""});
   }
   return levels;
 }
@@ -86,7 +88,8 @@ std::vector<Level> read_levels(std::string_view text, const std::string& label) 
     else
       levels.push_back({std::string(line.substr(0, colon)), std::string(line.substr(colon + 2))});
     if (levels.size() > DHLO_ABI_MAX_LEVELS)
-      throw Error(DHLO_FORMAT, label + ": damaged features: more than " + std::to_string(DHLO_ABI_MAX_LEVELS) + " levels");
+      throw Error(DHLO_FORMAT,
+                  label + ": damaged features: more than " + std::to_string(DHLO_ABI_MAX_LEVELS) + " levels");
     if (end == std::string_view::npos) return levels;
     text.remove_prefix(end + 1);
   }
@@ -100,7 +103,9 @@ size_t choose_level(const std::vector<Level>& levels, const std::string& label) 
     const std::string missing = missing_cpu_features(levels[i].features);
     if (missing.empty()) return i;
     if (levels.size() > 1) lacks += (lacks.empty() ? "" : "; ") + missing + " for '" + levels[i].name + "'";
-    if (levels.size() == 1) lacks = missing + "; the model was compiled for " + (levels[i].name.empty() ? "" : "'" + levels[i].name + "', ") + levels[i].features;
+    if (levels.size() == 1)
+      lacks = missing + "; the model was compiled for " + (levels[i].name.empty() ? "" : "'" + levels[i].name + "', ") +
+              levels[i].features;
   }
   throw Error(DHLO_CPU, label + ": this processor lacks " + lacks);
 }

@@ -21,9 +21,9 @@ std::vector<Level> levels_of(const dhlo_abi_model& abi);
 std::string write_levels(const std::vector<Level>& levels);
 std::vector<Level> read_levels(std::string_view text, const std::string& label);
 
-// The number of the last level that this machine can run. Where there are several, DHLO_TARGET may name one, or several of
-// which it is to be. Throws Error(DHLO_CPU) where no level can run, or not the one that was asked for, or the model doesn't
-// have that.
+// The number of the last level that this machine can run. Where there are several, DHLO_TARGET may name one, or several
+// of which it is to be. Throws Error(DHLO_CPU) where no level can run, or not the one that was asked for, or the model
+// doesn't have that.
 size_t choose_level(const std::vector<Level>& levels, const std::string& label);
 
 }  // namespace dhlo

@@ -61,24 +61,24 @@ int64_t nanoseconds() {
 }
 
 // Twelve independent chains, enough for two instructions a cycle at a latency of six.
-#define DHLO_TWELVE(instruction)                                                                              \
-  instruction " %%zmm12, %%zmm13, %%zmm0\n" instruction " %%zmm12, %%zmm13, %%zmm1\n"                         \
-  instruction " %%zmm12, %%zmm13, %%zmm2\n" instruction " %%zmm12, %%zmm13, %%zmm3\n"                         \
-  instruction " %%zmm12, %%zmm13, %%zmm4\n" instruction " %%zmm12, %%zmm13, %%zmm5\n"                         \
-  instruction " %%zmm12, %%zmm13, %%zmm6\n" instruction " %%zmm12, %%zmm13, %%zmm7\n"                         \
-  instruction " %%zmm12, %%zmm13, %%zmm8\n" instruction " %%zmm12, %%zmm13, %%zmm9\n"                         \
-  instruction " %%zmm12, %%zmm13, %%zmm10\n" instruction " %%zmm12, %%zmm13, %%zmm11\n"
-#define DHLO_TIMED(name, instruction)                                                                         \
-  int64_t name(int64_t rounds) {                                                                              \
-    const int64_t start = nanoseconds();                                                                      \
-    __asm__ volatile(                                                                                         \
-        "vpxor %%xmm12, %%xmm12, %%xmm12\nvpxor %%xmm13, %%xmm13, %%xmm13\n"                                  \
-        "1:\n" DHLO_TWELVE(instruction) "dec %0\njnz 1b\nvzeroupper\n"                                        \
-        : "+r"(rounds)                                                                                        \
-        :                                                                                                     \
-        : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",      \
-          "xmm11", "xmm12", "xmm13");                                                                         \
-    return nanoseconds() - start;                                                                             \
+#define DHLO_TWELVE(instruction)                                                                  \
+  instruction " %%zmm12, %%zmm13, %%zmm0\n" instruction " %%zmm12, %%zmm13, %%zmm1\n" instruction \
+              " %%zmm12, %%zmm13, %%zmm2\n" instruction " %%zmm12, %%zmm13, %%zmm3\n" instruction \
+              " %%zmm12, %%zmm13, %%zmm4\n" instruction " %%zmm12, %%zmm13, %%zmm5\n" instruction \
+              " %%zmm12, %%zmm13, %%zmm6\n" instruction " %%zmm12, %%zmm13, %%zmm7\n" instruction \
+              " %%zmm12, %%zmm13, %%zmm8\n" instruction " %%zmm12, %%zmm13, %%zmm9\n" instruction \
+              " %%zmm12, %%zmm13, %%zmm10\n" instruction " %%zmm12, %%zmm13, %%zmm11\n"
+#define DHLO_TIMED(name, instruction)                                                                             \
+  int64_t name(int64_t rounds) {                                                                                  \
+    const int64_t start = nanoseconds();                                                                          \
+    __asm__ volatile(                                                                                             \
+        "vpxor %%xmm12, %%xmm12, %%xmm12\nvpxor %%xmm13, %%xmm13, %%xmm13\n"                                      \
+        "1:\n" DHLO_TWELVE(instruction) "dec %0\njnz 1b\nvzeroupper\n"                                            \
+        : "+r"(rounds)                                                                                            \
+        :                                                                                                         \
+        : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
+          "xmm12", "xmm13");                                                                                      \
+    return nanoseconds() - start;                                                                                 \
   }
 DHLO_TIMED(time_fma, "vfmadd231ps")
 DHLO_TIMED(time_bf16_dot, "vdpbf16ps")

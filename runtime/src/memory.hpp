@@ -19,7 +19,8 @@ class Block {
   // Replaces the block (content lost) by one of at least `bytes`, 64-byte aligned; large ones are 2 MB aligned
   // anonymous memory with huge pages advised. Returns false, leaving the block empty, if there is no memory. The
   // allocator must outlive it; whatever it throws counts as no memory.
-  // Behind a large block of ours, `room` more bytes of address space are kept, which take no memory until extend() uses them.
+  // Behind a large block of ours, `room` more bytes of address space are kept, which take no memory until extend() uses
+  // them.
   bool allocate(int64_t bytes, const dhlo_allocator* host, int64_t room = 0) noexcept;
   // Lengthens the block where it is, if it has room; what it holds stays.
   bool extend(int64_t bytes) noexcept;

@@ -41,8 +41,7 @@ const dhlo_abi_level* check_descriptor(const dhlo_abi_model& abi, int64_t consta
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
-  if (level->run == nullptr)
-    throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
+  if (level->run == nullptr) throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
   const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, level->num_launches, abi.num_states,
                                 abi.state_bytes, level->num_segments}) >= 0;
   if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
@@ -101,8 +100,8 @@ void authorize(const dhlo_model_options& options, const Digest& digest, const st
     throw Error(DHLO_UNTRUSTED, label + ": the host's authorize function threw");
   }
   if (refused != 0)
-    throw Error(DHLO_UNTRUSTED, label + ": the host doesn't authorize the file with SHA-256 " +
-                                    to_hex(digest.data(), digest.size()));
+    throw Error(DHLO_UNTRUSTED,
+                label + ": the host doesn't authorize the file with SHA-256 " + to_hex(digest.data(), digest.size()));
 }
 
 // Nothing of the file is executed before all of it is verified.
@@ -120,7 +119,8 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   // A host that brings its own threads expects none of ours.
   const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
-  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr, &model->owned_constants);
+  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr,
+                &model->owned_constants);
   model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   model->level = check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
   if (features != write_levels(levels_of(*model->abi)) || metadata != text_or_empty(model->abi->metadata))
@@ -131,10 +131,10 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
 }
 
 // A field of the descriptor; empty or 0 for no model.
-const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::*field) {
+const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::* field) {
   return model != nullptr ? text_or_empty(model->abi->*field) : "";
 }
-int64_t number_of(const dhlo_model* model, int64_t dhlo_abi_model::*field) {
+int64_t number_of(const dhlo_model* model, int64_t dhlo_abi_model::* field) {
   return model != nullptr ? model->abi->*field : 0;
 }
 
@@ -220,9 +220,7 @@ int64_t dhlo_model_state_bytes(const dhlo_model* model) { return dhlo::number_of
 int64_t dhlo_model_num_inputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_inputs); }
 int64_t dhlo_model_num_outputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_outputs); }
 int64_t dhlo_model_num_states(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_states); }
-int64_t dhlo_model_num_launches(const dhlo_model* model) {
-  return model != nullptr ? model->level->num_launches : 0;
-}
+int64_t dhlo_model_num_launches(const dhlo_model* model) { return model != nullptr ? model->level->num_launches : 0; }
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
   return index >= 0 && index < dhlo_model_num_inputs(model) ? &model->abi->inputs[index] : nullptr;

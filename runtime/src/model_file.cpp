@@ -114,7 +114,9 @@ Sections::Sections(const Source& source) : source_(source) {
   read_table();
 }
 
-void Sections::damaged(const std::string& text) const { throw Error(DHLO_FORMAT, source_.label() + ": damaged " + text); }
+void Sections::damaged(const std::string& text) const {
+  throw Error(DHLO_FORMAT, source_.label() + ": damaged " + text);
+}
 
 void Sections::read_trailer() {
   const auto size = static_cast<int64_t>(sizeof trailer_);

@@ -55,7 +55,8 @@ void* plan_arena(dhlo_abi_call* base, int64_t segment, int64_t bytes) {
   });
 }
 
-int32_t plan_launch(dhlo_abi_call* base, dhlo_kernel, const int64_t*, int64_t count, int64_t, int64_t scratch_bytes, int64_t) {
+int32_t plan_launch(dhlo_abi_call* base, dhlo_kernel, const int64_t*, int64_t count, int64_t, int64_t scratch_bytes,
+                    int64_t) {
   auto* call = static_cast<PlanCall*>(base);
   ++call->launches;
   if (count > 0) call->worker_scratch = std::max(call->worker_scratch, scratch_bytes);
@@ -67,7 +68,8 @@ void* plan_output(dhlo_abi_call* base, int64_t index, int64_t rank, const int64_
   return fenced(call, [&]() -> void* {
     if (index < 0 || index >= call->abi->num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK)
       return call->fail_with(DHLO_INTERNAL, "the model gave an output index or rank out of range");
-    if (std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; })) return nowhere;  // the run's checks say more
+    if (std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; }))
+      return nowhere;  // the run's checks say more
     const int64_t elements = count_elements(rank, sizes);
     if (elements < 0)
       return call->fail_with(DHLO_OUT_OF_MEMORY, describe_value("output", index, &call->abi->outputs[index]) +

@@ -142,8 +142,8 @@ void Pool::after_fork() {
 
 void Pool::start_threads() {
   started_ = true;
-  // Signals are for the host's threads, except those that tell of a fault of the very thread: blocked, they would kill the
-  // process without the host's handler.
+  // Signals are for the host's threads, except those that tell of a fault of the very thread: blocked, they would kill
+  // the process without the host's handler.
   sigset_t others, old;
   sigfillset(&others);
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&others, fault);

@@ -40,8 +40,8 @@ class Pool {
 
   // The pool with that many threads, shared by all who ask while it lives.
   static std::shared_ptr<Pool> get(int64_t threads);
-  // DHLO_NUM_THREADS, else `wanted` if positive, else the number of processors that this process may use: by its affinity
-  // and by the quota of its control group.
+  // DHLO_NUM_THREADS, else `wanted` if positive, else the number of processors that this process may use: by its
+  // affinity and by the quota of its control group.
   static int64_t resolve_threads(int64_t wanted);
 
   explicit Pool(int64_t threads);
@@ -88,9 +88,9 @@ class Pool {
   std::vector<Worker> workers_;
   bool started_ = false;  // guarded by busy_
   uint32_t epoch_ = 0;    // guarded by busy_
-  int unhelped_ = 0;    // launches in a row that no worker on another processor took part in; guarded by busy_
-  int avoided_ = -1;    // processor that workers keep off; guarded by busy_
-  Launch launch_{};     // written by the caller that holds busy_ while no chunk is claimed
+  int unhelped_ = 0;      // launches in a row that no worker on another processor took part in; guarded by busy_
+  int avoided_ = -1;      // processor that workers keep off; guarded by busy_
+  Launch launch_{};       // written by the caller that holds busy_ while no chunk is claimed
 
   alignas(128) std::atomic<bool> busy_{false};
   alignas(128) std::atomic<uint32_t> signal_{0};  // changes with every launch; futex of parked workers

@@ -258,7 +258,8 @@ void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t ran
   }
   if (elements < 0) {
     self->record(DHLO_OUT_OF_MEMORY, [&] {
-      return dhlo::describe_value("output", index, &abi.outputs[index]) + ": its number of elements does not fit in 62 bits";
+      return dhlo::describe_value("output", index, &abi.outputs[index]) +
+             ": its number of elements does not fit in 62 bits";
     });
     return nullptr;
   }
@@ -354,13 +355,14 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
       throw Error(DHLO_INVALID_ARGUMENT,
                   describe(g) + " is updated by the model, but several of its elements share memory, by its strides");
   }
-  // What the session holds for an output is written, too, and may move: an output of the last run is no input of this one.
+  // What the session holds for an output is written, too, and may move: an output of the last run is no input of this
+  // one.
   for (int64_t i = 0; i < abi.num_outputs; ++i) {
     const Output& out = outputs[static_cast<size_t>(i)];
     const bool bound = out.bound != nullptr;
     if (!bound && out.owned.data() == nullptr) continue;
-    given.push_back({dhlo::whole_region(bound ? out.bound : out.owned.data(), bound ? out.capacity : out.owned.bytes()), i,
-                     true, true});
+    given.push_back({dhlo::whole_region(bound ? out.bound : out.owned.data(), bound ? out.capacity : out.owned.bytes()),
+                     i, true, true});
   }
   // In the order of their addresses, so that only neighbours are compared.
   std::sort(given.begin(), given.end(),
@@ -397,9 +399,8 @@ bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
   const dhlo::Given output{dhlo::whole_region(data, bytes), index, true, true};
   for (const dhlo::Given& other : given) {
     if ((other.output && other.index == index) || !dhlo::share_bytes(output.region, other.region)) continue;
-    record(DHLO_HOST, [&] {
-      return describe(output) + ": the host gave memory that it shares with " + describe(other);
-    });
+    record(DHLO_HOST,
+           [&] { return describe(output) + ": the host gave memory that it shares with " + describe(other); });
     return false;
   }
   given.push_back(output);

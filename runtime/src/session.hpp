@@ -72,10 +72,10 @@ struct dhlo_session : dhlo_abi_call {
   int64_t scratch_asked = 0;   // the most of it that the run in progress has asked for
   dhlo::Block state_block;
   std::vector<dhlo::Output> outputs;
-  int64_t num_bound = 0;           // outputs with memory of the caller
-  int64_t hook_bytes = 0;          // of outputs that the output hook gave memory for in the run in progress
-  std::vector<int64_t> writes;     // by input: kReads, or as dhlo_abi_model.grows; empty if the run writes to none
-  std::vector<dhlo::Given> given;  // of the run in progress, where anything may share memory that is written
+  int64_t num_bound = 0;            // outputs with memory of the caller
+  int64_t hook_bytes = 0;           // of outputs that the output hook gave memory for in the run in progress
+  std::vector<int64_t> writes;      // by input: kReads, or as dhlo_abi_model.grows; empty if the run writes to none
+  std::vector<dhlo::Given> given;   // of the run in progress, where anything may share memory that is written
   bool trusts_output_hook = false;  // it gives fresh memory: the Python extension's
   std::unique_ptr<dhlo::HostThreads> host_threads;  // null without the host's own
   std::vector<dhlo_launch_profile> profile;

@@ -1,4 +1,5 @@
-// SHA-256 (FIPS 180-4) in portable code and with the SHA instructions of x86 and ARM; the runtime links no crypto library.
+// SHA-256 (FIPS 180-4) in portable code and with the SHA instructions of x86 and ARM; the runtime links no crypto
+// library.
 #include "sha256.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // State and random generator of a session as bytes: a header, then name, size and content of each state in the model's
-// order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is compiled again can go on.
+// order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is
+// compiled again can go on.
 #include "snapshot.hpp"
 
 #include <cstring>
@@ -61,8 +62,8 @@ Header read_header(Reader* reader, int64_t bytes, int64_t num_states) {
   const Header header = reader->take<Header>();
   if (header.magic != kMagic) throw Error(DHLO_FORMAT, "not a snapshot of a session: it begins otherwise");
   if (header.bytes != bytes)
-    throw Error(DHLO_FORMAT, "damaged snapshot: expected " + std::to_string(header.bytes) + " bytes, got " +
-                                 std::to_string(bytes));
+    throw Error(DHLO_FORMAT,
+                "damaged snapshot: expected " + std::to_string(header.bytes) + " bytes, got " + std::to_string(bytes));
   if (header.num_states != num_states)
     throw Error(DHLO_INVALID_ARGUMENT, "the snapshot is of another model: it has " + std::to_string(header.num_states) +
                                            " states, this model has " + std::to_string(num_states));

@@ -107,9 +107,9 @@ uint32_t dhlo_runtime_version(void) {
 uint32_t dhlo_runtime_abi_version(void) { return DHLO_ABI_VERSION; }
 
 const char* dhlo_status_name(dhlo_status status) {
-  static const char* const names[] = {"ok",     "invalid argument", "contract", "out of memory", "input/output",
-                                      "format", "version",          "cpu",      "busy",          "internal",
-                                      "host",   "untrusted"};
+  static const char* const names[] = {"ok",           "invalid argument", "contract", "out of memory",
+                                      "input/output", "format",           "version",  "cpu",
+                                      "busy",         "internal",         "host",     "untrusted"};
   return status >= 0 && status <= DHLO_UNTRUSTED ? names[status] : "unknown";
 }
 

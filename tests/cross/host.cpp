@@ -147,11 +147,10 @@ class Host {
     dhlo_model_options options;
     dhlo_model_options_init(&options);
     options.num_threads = threads;
-    options.allocator = {&heap_,
-                         [](void* heap, size_t bytes, size_t alignment) {
-                           return static_cast<Heap*>(heap)->allocate(bytes, alignment);
-                         },
-                         [](void* heap, void* data, size_t, size_t) { static_cast<Heap*>(heap)->free(data); }};
+    options.allocator = {
+        &heap_,
+        [](void* heap, size_t bytes, size_t alignment) { return static_cast<Heap*>(heap)->allocate(bytes, alignment); },
+        [](void* heap, void* data, size_t, size_t) { static_cast<Heap*>(heap)->free(data); }};
     dhlo_status status = dhlo_model_load_file(path.c_str(), &options, &model_);
     dhlo_session_options session;
     dhlo_session_options_init(&session);

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.frontend.helpers import check
+from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, check
 
 rn = torch.randn
 
@@ -467,7 +467,10 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+POOLING = ("ceil", "avg", "adaptive", "indices")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=EXPORTED_FOR_ALL_SIZES) if n in POOLING else n for n in CONVOLUTIONS])
 def test_convolution(name: str) -> None:
     auto = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
     check(CONVOLUTIONS[name], *sizes(rn, (2, 3, 8, 9), (1, 3, 7, 6), (3, 3, 11, 5)), shapes=auto, atol=1e-4)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import dhlo
-from tests.frontend.helpers import export
+from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, export
 
 A: Any = torch.ops.aten
 AUTO = torch.export.Dim.AUTO
@@ -79,6 +79,7 @@ def test_padding() -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@EXPORTED_FOR_ALL_SIZES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_max_pooling(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> Any:

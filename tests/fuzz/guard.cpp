@@ -1,4 +1,8 @@
 // A host whose memory lies between pages that can't be touched, and that says what a crash touched: for tests/fuzz.
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -7,10 +11,6 @@
 #include <mutex>
 #include <string>
 #include <vector>
-
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <unistd.h>
 
 #include "dhlo/runtime.h"
 
@@ -76,9 +76,9 @@ void on_signal(int signal, siginfo_t* info, void* context) {
     }
     if (distance > (1 << 20)) label = "nothing that is known";
     const size_t used = strnlen(note_text, note_bytes);
-    std::snprintf(note_text + used, note_bytes - used, "\nsignal %d: a %s of %p; nearest is %s, from its %s %+lld bytes",
-                  signal, write ? "write" : "read", info->si_addr, label, from_end < 0 ? "start" : "end",
-                  static_cast<long long>(from_end));
+    std::snprintf(note_text + used, note_bytes - used,
+                  "\nsignal %d: a %s of %p; nearest is %s, from its %s %+lld bytes", signal, write ? "write" : "read",
+                  info->si_addr, label, from_end < 0 ? "start" : "end", static_cast<long long>(from_end));
   }
   std::signal(signal, SIG_DFL);
   raise(signal);
@@ -116,7 +116,9 @@ __attribute__((visibility("default"))) void* guard_new(size_t bytes, size_t alig
 }
 
 // Where the block's pads were written to, in bytes from its start; INT64_MIN where they weren't.
-__attribute__((visibility("default"))) int64_t guard_damage(const void* data, size_t bytes) { return damage(data, bytes); }
+__attribute__((visibility("default"))) int64_t guard_damage(const void* data, size_t bytes) {
+  return damage(data, bytes);
+}
 
 __attribute__((visibility("default"))) void guard_delete(void* data, size_t bytes) {
   {
@@ -155,7 +157,7 @@ __attribute__((visibility("default"))) int64_t guard_damaged_blocks(void) {
 __attribute__((visibility("default"))) void guard_note(char* text, size_t bytes) {
   note_text = text;
   note_bytes = bytes;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO;
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
@@ -206,8 +208,8 @@ static void* give_output(void* ctx, int64_t index, int32_t dtype, int64_t rank, 
   return data;
 }
 
-__attribute__((visibility("default"))) dhlo_model* host_model(const void* descriptor, const void* constants, size_t bytes,
-                                                              int64_t threads) {
+__attribute__((visibility("default"))) dhlo_model* host_model(const void* descriptor, const void* constants,
+                                                              size_t bytes, int64_t threads) {
   dhlo_model_options options;
   dhlo_model_options_init(&options);
   options.num_threads = threads;
@@ -215,7 +217,8 @@ __attribute__((visibility("default"))) dhlo_model* host_model(const void* descri
   options.allocator.free = hook_free;
   dhlo_model* model = nullptr;
   const auto* abi = static_cast<const dhlo_abi_model*>(descriptor);
-  return dhlo_model_from_descriptor(abi, constants, bytes, nullptr, nullptr, &options, &model) == DHLO_OK ? model : nullptr;
+  return dhlo_model_from_descriptor(abi, constants, bytes, nullptr, nullptr, &options, &model) == DHLO_OK ? model
+                                                                                                          : nullptr;
 }
 
 // `callback`: outputs lie in memory that the callback gives; otherwise the runtime owns those that aren't bound.

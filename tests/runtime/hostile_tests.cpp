@@ -22,8 +22,18 @@ using Task = void (*)(void* arg, int64_t task);
 
 // What a host does with the tasks that it is given.
 enum Habit {
-  kHonest, kRunsNothing, kFails, kThrows, kThrowsAfterwards, kRunsTwice, kLeavesFirstOut, kOutOfRange, kNegative,
-  kReturnsEarly, kRunsLate, kHabits
+  kHonest,
+  kRunsNothing,
+  kFails,
+  kThrows,
+  kThrowsAfterwards,
+  kRunsTwice,
+  kLeavesFirstOut,
+  kOutOfRange,
+  kNegative,
+  kReturnsEarly,
+  kRunsLate,
+  kHabits
 };
 
 struct Host {
@@ -56,8 +66,14 @@ int32_t run_tasks(void* ctx, int64_t tasks, Task fn, void* arg) {
     case kLeavesFirstOut:
       for (int64_t task = 1; task < tasks; ++task) fn(arg, task);
       return 0;
-    case kOutOfRange: fn(arg, tasks + 1000); run_all(); return 0;
-    case kNegative: fn(arg, -1); run_all(); return 0;
+    case kOutOfRange:
+      fn(arg, tasks + 1000);
+      run_all();
+      return 0;
+    case kNegative:
+      fn(arg, -1);
+      run_all();
+      return 0;
     case kReturnsEarly:
       for (int64_t task = 0; task < tasks; ++task) host.threads.emplace_back(fn, arg, task);
       return 0;
@@ -86,7 +102,8 @@ void test_hosts_that_lie() {
       host.habit = static_cast<Habit>(habit);
       const dhlo_status status = call.run(session.get());
       if (harmless) CHECK(status == DHLO_OK);
-      if (!harmless && habit != kReturnsEarly) CHECK(status == DHLO_HOST && error_of(session).find("parallel.run") == 0);
+      if (!harmless && habit != kReturnsEarly)
+        CHECK(status == DHLO_HOST && error_of(session).find("parallel.run") == 0);
       if (status == DHLO_OK) CHECK(call.right(session.get()));  // early returns may be, where threads were fast
       host.habit = kHonest;
       CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
@@ -262,7 +279,8 @@ void test_null_arguments() {
   dhlo_session_counters(none, nullptr);
   CHECK(counters.runs == 0 && dhlo_session_model(none) == nullptr && dhlo_session_snapshot_bytes(none) == 0);
   CHECK(*dhlo_session_error(none) == 0 && *dhlo_model_name(no_model) == 0 && *dhlo_model_metadata(no_model) == 0);
-  CHECK(*dhlo_model_producer(no_model) == 0 && *dhlo_model_level(no_model) == 0 && *dhlo_model_cpu_features(no_model) == 0);
+  CHECK(*dhlo_model_producer(no_model) == 0 && *dhlo_model_level(no_model) == 0 &&
+        *dhlo_model_cpu_features(no_model) == 0);
   CHECK(dhlo_model_num_inputs(no_model) == 0 && dhlo_model_input(no_model, 0) == nullptr);
   CHECK(dhlo_model_num_outputs(no_model) == 0 && dhlo_model_output(no_model, 0) == nullptr);
   CHECK(dhlo_model_num_states(no_model) == 0 && dhlo_model_state(no_model, 0) == nullptr);
@@ -422,8 +440,9 @@ void test_shared_memory() {
   bound.bind_output(0, y.data() + 44, 100);
   bound.bind_output(1, y.data() + 44 + 24, 100);
   CHECK(call.run(bound.get()) == DHLO_INVALID_ARGUMENT &&
-        error_of(bound) == "output 0 'y' is written by the model, but shares memory with output 1 'positive', which is "
-                           "written, too");
+        error_of(bound) ==
+            "output 0 'y' is written by the model, but shares memory with output 1 'positive', which is "
+            "written, too");
   bound.bind_output(1, nullptr, 0);
   CHECK(call.run(bound.get()) == DHLO_OK);
   // What a run gave out is no input of the next, nor is what the session holds for one output memory for another.
@@ -476,8 +495,9 @@ void test_snapshots() {
   dhlo::Session renamed(dhlo::Model::from(abi, &constants, 24));
   CHECK(dhlo_session_restore(renamed.get(), snapshot.data(), static_cast<int64_t>(snapshot.size())) ==
         DHLO_INVALID_ARGUMENT);
-  CHECK(error_of(renamed) == "the snapshot is of another model: it has state 'step' of 8 bytes where this model has "
-                             "'step2' of 8");
+  CHECK(error_of(renamed) ==
+        "the snapshot is of another model: it has state 'step' of 8 bytes where this model has "
+        "'step2' of 8");
   struct Three {
     char bytes[3];
   };

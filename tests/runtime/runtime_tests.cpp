@@ -124,8 +124,7 @@ void test_levels() {
   levels[2].run = run_nothing;
   auto taken = [&abi]() -> std::string {
     dhlo_model* model = nullptr;
-    const dhlo_status status =
-        dhlo_model_from_descriptor(&abi, &constants, 24, nullptr, nullptr, nullptr, &model);
+    const dhlo_status status = dhlo_model_from_descriptor(&abi, &constants, 24, nullptr, nullptr, nullptr, &model);
     if (status != DHLO_OK) return dhlo_status_name(status) + std::string(": ") + dhlo_last_error();
     const std::unique_ptr<dhlo_model, void (*)(dhlo_model*)> owner(model, dhlo_model_release);
     CHECK(dhlo_model_num_launches(model) == (std::string(dhlo_model_level(model)) == "low" ? 3 : 1));
@@ -150,8 +149,9 @@ void test_levels() {
   setenv(variable, "high", 1);
   CHECK(taken() == "cpu: model descriptor: this processor lacks nosuch, other for 'high'");
   setenv(variable, "none", 1);
-  CHECK(taken() == "cpu: model descriptor: DHLO_TARGET asks for 'none'; the model has the levels 'low', "
-                   "'mid+a+b', 'high'");
+  CHECK(taken() ==
+        "cpu: model descriptor: DHLO_TARGET asks for 'none'; the model has the levels 'low', "
+        "'mid+a+b', 'high'");
   unsetenv(variable);
   levels[0].cpu_features = levels[1].cpu_features = "nosuch";
   CHECK(taken().find("lacks nosuch, other for 'high'; nosuch for 'mid+a+b'; nosuch for 'low'") != std::string::npos);

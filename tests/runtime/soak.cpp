@@ -1,5 +1,7 @@
 // Calls a model from several threads, a session each, in random order over recorded sequences of calls, and checks every result
 // and the memory: soak MODEL CALLS_FILE THREADS CALLS. A sequence starts from fresh state. Prints what it measured as JSON.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -12,8 +14,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 #include "dhlo/runtime.h"
 
@@ -197,7 +197,8 @@ int main(int argc, char** argv) {
   if (held != 0) die("memory is held after the last session's end");
   std::printf("{\"calls\": %lld, \"planned\": %lld, \"peak\": %lld, \"resident\": [", static_cast<long long>(made),
               static_cast<long long>(planned), static_cast<long long>(peak));
-  for (size_t i = 0; i < resident.size(); ++i) std::printf("%s%lld", i > 0 ? ", " : "", static_cast<long long>(resident[i]));
+  for (size_t i = 0; i < resident.size(); ++i)
+    std::printf("%s%lld", i > 0 ? ", " : "", static_cast<long long>(resident[i]));
   std::printf("]}\n");
   dhlo_model_release(model);
 }

@@ -1,8 +1,9 @@
 /* The contract between compiled code and the runtime that hosts it (not an embedder's header: see runtime.h).
  *
- * A compiled model exports one symbol, DHLO_ABI_SYMBOL, of type dhlo_abi_model. Everything in it is constant and lives as
- * long as the code is mapped. Compiled code allocates nothing, starts no thread and keeps no state: it asks the dhlo_abi_call
- * that is passed to it. All sizes are bytes unless said otherwise; all tensors in the arena are 64-byte aligned.
+ * A compiled model exports one symbol, DHLO_ABI_SYMBOL, of type dhlo_abi_model. Everything in it is constant and lives
+ * as long as the code is mapped. Compiled code allocates nothing, starts no thread and keeps no state: it asks the
+ * dhlo_abi_call that is passed to it. All sizes are bytes unless said otherwise; all tensors in the arena are 64-byte
+ * aligned.
  *
  * codegen/kernel_ir/abi.py mirrors the field offsets; tests/runtime/test_abi.py compares the two.
  */
@@ -20,16 +21,27 @@ extern "C" {
 #define DHLO_ABI_VERSION 4u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
-/* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it. */
+/* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
+ */
 #define DHLO_ABI_MAX_DIM ((int64_t)0xffffffffffff)
-/* What the other dims of an input without elements may multiply to: programs may go through its rows. The runtime sees to
- * it. */
+/* What the other dims of an input without elements may multiply to: programs may go through its rows. The runtime sees
+ * to it. */
 #define DHLO_ABI_MAX_EMPTY ((int64_t)1 << 31)
 
 /* Element types. Values are stored in files: append only. */
 typedef enum dhlo_dtype {
-  DHLO_BOOL = 0, DHLO_U8 = 1, DHLO_I8 = 2, DHLO_I16 = 3, DHLO_I32 = 4, DHLO_I64 = 5,
-  DHLO_F16 = 6, DHLO_BF16 = 7, DHLO_F32 = 8, DHLO_F64 = 9, DHLO_C64 = 10, DHLO_C128 = 11,
+  DHLO_BOOL = 0,
+  DHLO_U8 = 1,
+  DHLO_I8 = 2,
+  DHLO_I16 = 3,
+  DHLO_I32 = 4,
+  DHLO_I64 = 5,
+  DHLO_F16 = 6,
+  DHLO_BF16 = 7,
+  DHLO_F32 = 8,
+  DHLO_F64 = 9,
+  DHLO_C64 = 10,
+  DHLO_C128 = 11,
   DHLO_DTYPE_COUNT = 12
 } dhlo_dtype;
 
@@ -44,21 +56,22 @@ typedef struct dhlo_tensor {
 
 typedef struct dhlo_abi_call dhlo_abi_call;
 
-/* A custom operator in C, as dhlo.register_c_op describes it to the compiler: fills the outputs, whose memory and sizes are
- * given, from the inputs; all are dense row-major. Numbers are the operator's arguments that aren't tensors, in their order.
- * Returns 0, or another number to fail the call. Called on the thread that runs the model; must keep no state. */
+/* A custom operator in C, as dhlo.register_c_op describes it to the compiler: fills the outputs, whose memory and sizes
+ * are given, from the inputs; all are dense row-major. Numbers are the operator's arguments that aren't tensors, in
+ * their order. Returns 0, or another number to fail the call. Called on the thread that runs the model; must keep no
+ * state. */
 typedef union dhlo_number {
   int64_t i; /* int, bool, size */
   double f;  /* float */
 } dhlo_number;
 typedef int32_t (*dhlo_c_op)(const dhlo_tensor* inputs, dhlo_tensor* outputs, const dhlo_number* numbers);
 
-/* A kernel works on items [begin, end) of its iteration space. `worker` is in [0, num_threads); `scratch` is private to the
- * worker, 64-byte aligned, at least as large as the launch asked for, with undefined content. */
+/* A kernel works on items [begin, end) of its iteration space. `worker` is in [0, num_threads); `scratch` is private to
+ * the worker, 64-byte aligned, at least as large as the launch asked for, with undefined content. */
 typedef void (*dhlo_kernel)(const int64_t* args, int64_t begin, int64_t end, int64_t worker, void* scratch);
 
-/* Services and bases handed to compiled code; the runtime owns it. Functions that return int32_t return 0 on success; after a
- * failure they have recorded the error and compiled code returns at once with that value. */
+/* Services and bases handed to compiled code; the runtime owns it. Functions that return int32_t return 0 on success;
+ * after a failure they have recorded the error and compiled code returns at once with that value. */
 struct dhlo_abi_call {
   /* Data of the constant blob and of this session's mutable state. */
   const uint8_t* constants;
@@ -67,7 +80,8 @@ struct dhlo_abi_call {
   /* At least `bytes` of arena segment `segment` (segments differ where sizes become known only as the program runs).
    * Contents are undefined; NULL on failure. */
   void* (*arena)(dhlo_abi_call* call, int64_t segment, int64_t bytes);
-  /* Memory for output `index` with the given sizes, dense row-major; NULL on failure. Called once an output and call. */
+  /* Memory for output `index` with the given sizes, dense row-major; NULL on failure. Called once an output and call.
+   */
   void* (*output)(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
   /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_level.launches. */
   int32_t (*launch)(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
@@ -79,11 +93,11 @@ struct dhlo_abi_call {
   int64_t* random;
   /* What the machine is like beyond its instructions: DHLO_MACHINE_FIELDS numbers, each at its dhlo_machine index. */
   const int64_t* machine;
-  /* NULL in a run. In a call that plans, an array of DHLO_PLAN_FIELDS zeros, and services that only count: addresses that they
-   * return are not NULL and point to nothing. Code then touches no memory but constants, and numbers that are inputs of rank
-   * 0, whose data may be NULL. It goes the way of a run, but
-   *  - first it calls `output` also for all outputs whose sizes the inputs tell, and sets plan[0] to a lower bound of the arena:
-   *    what is alive at once;
+  /* NULL in a run. In a call that plans, an array of DHLO_PLAN_FIELDS zeros, and services that only count: addresses
+   * that they return are not NULL and point to nothing. Code then touches no memory but constants, and numbers that are
+   * inputs of rank 0, whose data may be NULL. It goes the way of a run, but
+   *  - first it calls `output` also for all outputs whose sizes the inputs tell, and sets plan[0] to a lower bound of
+   * the arena: what is alive at once;
    *  - where the way depends on data it sets plan[1] to 1, and counts both branches and one turn of a loop;
    *  - where a size depends on data it sets plan[1] to 1 and returns 0. */
   int64_t* plan;
@@ -92,17 +106,18 @@ struct dhlo_abi_call {
 
 /* Facts of the machine that code runs on, for choosing block sizes and instructions. */
 typedef enum dhlo_machine {
-  DHLO_MACHINE_L1D_BYTES = 0,   /* first-level data cache of a core: 8 KiB to 1 MiB */
-  DHLO_MACHINE_L2_BYTES = 1,    /* second-level cache of a core: 128 KiB to 64 MiB */
-  DHLO_MACHINE_L3_BYTES = 2,    /* third-level cache, 0 if there is none, to 4 GiB */
-  DHLO_MACHINE_L3_CORES = 3,    /* hardware threads that share it: 1 to 1024 */
-  DHLO_MACHINE_BF16_PERCENT = 4 /* what an instruction multiplies of bf16 dot products in the time in which f32 FMAs multiply
-                                   100: measured when the first model is loaded; 0 if the machine has no such instruction */
+  DHLO_MACHINE_L1D_BYTES = 0, /* first-level data cache of a core: 8 KiB to 1 MiB */
+  DHLO_MACHINE_L2_BYTES = 1,  /* second-level cache of a core: 128 KiB to 64 MiB */
+  DHLO_MACHINE_L3_BYTES = 2,  /* third-level cache, 0 if there is none, to 4 GiB */
+  DHLO_MACHINE_L3_CORES = 3,  /* hardware threads that share it: 1 to 1024 */
+  DHLO_MACHINE_BF16_PERCENT =
+      4 /* what an instruction multiplies of bf16 dot products in the time in which f32 FMAs multiply
+           100: measured when the first model is loaded; 0 if the machine has no such instruction */
 } dhlo_machine;
 #define DHLO_MACHINE_FIELDS 5
 
-/* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime appends
- * the two numbers as the kind says. */
+/* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime
+ * appends the two numbers as the kind says. */
 typedef enum dhlo_check_kind {
   DHLO_CHECK_RANK = 0,   /* got a rank, expected a rank */
   DHLO_CHECK_DTYPE = 1,  /* dhlo_dtype values */
@@ -136,10 +151,10 @@ typedef struct dhlo_abi_state {
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
 
-/* The program as code for one kind of machine. All levels of a model compute the same, with the same inputs, outputs, checks,
- * states and constants. */
+/* The program as code for one kind of machine. All levels of a model compute the same, with the same inputs, outputs,
+ * checks, states and constants. */
 typedef struct dhlo_abi_level {
-  const char* name;         /* the target as users spell it, e.g. "x86-64-v4+bf16"; may be "" for a model's only level */
+  const char* name; /* the target as users spell it, e.g. "x86-64-v4+bf16"; may be "" for a model's only level */
   const char* cpu_features; /* comma-separated names as LLVM spells them, all needed, e.g. "avx2,avx512f" */
   dhlo_abi_run run;
   int64_t num_launches;
@@ -153,9 +168,9 @@ typedef struct dhlo_abi_model {
   uint32_t version;
   uint32_t struct_bytes; /* sizeof(dhlo_abi_model) when compiled */
   const char* name;
-  const char* producer; /* "dhlo 0.1.0" */
-  const char* metadata; /* JSON: contract, groups, kernels, plan; for tools */
-  int64_t num_levels;   /* 1 to DHLO_ABI_MAX_LEVELS */
+  const char* producer;         /* "dhlo 0.1.0" */
+  const char* metadata;         /* JSON: contract, groups, kernels, plan; for tools */
+  int64_t num_levels;           /* 1 to DHLO_ABI_MAX_LEVELS */
   const dhlo_abi_level* levels; /* a machine takes the last one that it can run */
   int64_t num_inputs;
   const dhlo_abi_value* inputs;
@@ -173,15 +188,15 @@ typedef struct dhlo_abi_model {
                              stride of the dim before reaches; -1 if there is none */
 } dhlo_abi_model;
 
-/* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code, an ELF
- * shared object, so that tools take the file for one. Sections follow each other in the table's order; before each and before the
- * table there are fewer than DHLO_SECTION_ALIGN zero bytes. Numbers are little-endian.
+/* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code,
+ * an ELF shared object, so that tools take the file for one. Sections follow each other in the table's order; before
+ * each and before the table there are fewer than DHLO_SECTION_ALIGN zero bytes. Numbers are little-endian.
  *
- * The digest of a section is the SHA-256 of the SHA-256 digests of its pieces of DHLO_DIGEST_PIECE bytes (the last may be
- * shorter; no bytes, no pieces), so that pieces can be hashed in parallel. The trailer has the SHA-256 of the table, so the SHA-256
- * of the trailer, the file's digest, stands for the whole file: it is what a signature signs. The runtime verifies all of
- * it before it maps any code. dhlo/container.py reads and writes the same; the compiler's cache uses it with sections and a
- * magic of its own. */
+ * The digest of a section is the SHA-256 of the SHA-256 digests of its pieces of DHLO_DIGEST_PIECE bytes (the last may
+ * be shorter; no bytes, no pieces), so that pieces can be hashed in parallel. The trailer has the SHA-256 of the table,
+ * so the SHA-256 of the trailer, the file's digest, stands for the whole file: it is what a signature signs. The
+ * runtime verifies all of it before it maps any code. dhlo/container.py reads and writes the same; the compiler's cache
+ * uses it with sections and a magic of its own. */
 #define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
 #define DHLO_FILE_FORMAT 3u
 #define DHLO_SECTION_ALIGN 64
@@ -193,8 +208,9 @@ typedef enum dhlo_section_kind {
   DHLO_SECTION_CODE = 1,
   DHLO_SECTION_CONSTANTS = 2,
   DHLO_SECTION_METADATA = 3, /* dhlo_abi_model.metadata, without a zero at the end */
-  DHLO_SECTION_FEATURES = 4  /* what each level needs, tested before the code is loaded: a line for each of dhlo_abi_model.levels,
-                                "name: cpu_features", without ": " where the name is empty; no newline at the end */
+  DHLO_SECTION_FEATURES =
+      4 /* what each level needs, tested before the code is loaded: a line for each of dhlo_abi_model.levels,
+           "name: cpu_features", without ": " where the name is empty; no newline at the end */
 } dhlo_section_kind;
 
 typedef struct dhlo_section {

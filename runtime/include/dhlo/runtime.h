@@ -57,7 +57,8 @@ typedef struct dhlo_model dhlo_model;
  * that it calls included. dhlo_session_error and dhlo_session_counters are not guarded. */
 typedef struct dhlo_session dhlo_session;
 
-/* ---- helpers ------------------------------------------------------------------------------------------------------- */
+/* ---- helpers -------------------------------------------------------------------------------------------------------
+ */
 
 /* (major << 16) | (minor << 8) | patch of the library in use. */
 DHLO_API uint32_t dhlo_runtime_version(void);
@@ -76,12 +77,13 @@ DHLO_API int32_t dhlo_cpu_supports(const char* feature);
  * failure. */
 DHLO_API const char* dhlo_last_error(void);
 
-/* ---- hooks --------------------------------------------------------------------------------------------------------- */
+/* ---- hooks ---------------------------------------------------------------------------------------------------------
+ */
 
 /* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the
  * runtime holds itself). Must be
- * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is given
- * back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
+ * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is
+ * given back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
 typedef struct dhlo_allocator {
   void* ctx;
   void* (*alloc)(void* ctx, size_t bytes, size_t alignment);
@@ -89,35 +91,38 @@ typedef struct dhlo_allocator {
 } dhlo_allocator;
 
 /* The host's own threads. `run` must call fn(arg, task) once for every task in [0, tasks) and return 0 when all have
- * returned, or another number if it can't; tasks may run in any order, at once or one by one. tasks <= num_threads. Must
- * be thread-safe if sessions run on several threads. Copied into the model; `ctx` must outlive it.
+ * returned, or another number if it can't; tasks may run in any order, at once or one by one. tasks <= num_threads.
+ * Must be thread-safe if sessions run on several threads. Copied into the model; `ctx` must outlive it.
  *
  * None of this is taken on trust: work that isn't done when `run` returns fails the call with DHLO_HOST, as do a number
  * other than 0, an exception and tasks out of range; a task's second call does nothing. Where `run` returns early the
  * runtime waits for tasks that have begun, so that no thread writes to memory of a run that is over; tasks that begin
- * later do nothing of that run, as long as the session lives. A thread that is killed inside a task is waited for without end. */
+ * later do nothing of that run, as long as the session lives. A thread that is killed inside a task is waited for
+ * without end. */
 typedef struct dhlo_parallel {
   void* ctx;
   int64_t num_threads;
   int32_t (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
 } dhlo_parallel;
 
-/* ---- model --------------------------------------------------------------------------------------------------------- */
+/* ---- model ---------------------------------------------------------------------------------------------------------
+ */
 
-/* Decides whether a model file may be loaded, e.g. by a signature, with a library of the host's choice. `digest` is the SHA-256
- * that stands for the whole file (see abi.h): what is loaded afterwards is what it says, or the load fails. Called once a
- * load, on its thread, when the table of sections is verified and before any code is mapped. 0 accepts. */
+/* Decides whether a model file may be loaded, e.g. by a signature, with a library of the host's choice. `digest` is the
+ * SHA-256 that stands for the whole file (see abi.h): what is loaded afterwards is what it says, or the load fails.
+ * Called once a load, on its thread, when the table of sections is verified and before any code is mapped. 0 accepts.
+ */
 typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t bytes);
 
 typedef struct dhlo_model_options {
   uint32_t struct_bytes;
-  int32_t verify_constants; /* 0: don't hash the constants (all else is always verified); ignored where there is
-                               `authorize`. Default 1. */
-  int64_t num_threads;      /* 0: one per processor that the process may use, by its affinity and the quota of its
-                               control group. DHLO_NUM_THREADS in the environment wins.
-                               Models with equal counts share one pool of threads. */
-  dhlo_allocator allocator; /* alloc == NULL: the runtime's own */
-  dhlo_parallel parallel;   /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
+  int32_t verify_constants;    /* 0: don't hash the constants (all else is always verified); ignored where there is
+                                  `authorize`. Default 1. */
+  int64_t num_threads;         /* 0: one per processor that the process may use, by its affinity and the quota of its
+                                  control group. DHLO_NUM_THREADS in the environment wins.
+                                  Models with equal counts share one pool of threads. */
+  dhlo_allocator allocator;    /* alloc == NULL: the runtime's own */
+  dhlo_parallel parallel;      /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
   dhlo_authorize_fn authorize; /* NULL: every file may be loaded */
   void* authorize_ctx;
 } dhlo_model_options;
@@ -125,15 +130,15 @@ typedef struct dhlo_model_options {
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
 
 /* `options` may be NULL. The result has one reference. The file is not needed after the call. All of it is verified
- * against its digests, and the processor's features are tested, before any code is mapped; but code is code: load files of
- * those you trust, or let `authorize` decide. Starts no more threads than the model has. */
+ * against its digests, and the processor's features are tested, before any code is mapped; but code is code: load files
+ * of those you trust, or let `authorize` decide. Starts no more threads than the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
 /* The same from a whole model file in memory; `data` is not needed after the call. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
 /* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants`
- * holds descriptor->constants_bytes bytes, is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)` is called with the last reference (release
- * may be NULL; it is not called if this function fails). */
+ * holds descriptor->constants_bytes bytes, is 64-byte aligned and borrowed, like the descriptor, until `release(ctx)`
+ * is called with the last reference (release may be NULL; it is not called if this function fails). */
 DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
                                                 size_t constants_bytes, void (*release)(void* ctx), void* ctx,
                                                 const dhlo_model_options* options, dhlo_model** out);
@@ -146,8 +151,8 @@ DHLO_API void dhlo_model_release(dhlo_model* model);
 DHLO_API const char* dhlo_model_name(const dhlo_model* model);
 DHLO_API const char* dhlo_model_producer(const dhlo_model* model);
 DHLO_API const char* dhlo_model_metadata(const dhlo_model* model); /* JSON */
-/* Of a model's levels (its code for several kinds of machine) the last that this machine can run is taken, or the one that
- * DHLO_TARGET names: which, and the processor features that it needs. */
+/* Of a model's levels (its code for several kinds of machine) the last that this machine can run is taken, or the one
+ * that DHLO_TARGET names: which, and the processor features that it needs. */
 DHLO_API const char* dhlo_model_level(const dhlo_model* model);
 DHLO_API const char* dhlo_model_cpu_features(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_threads(const dhlo_model* model);
@@ -177,8 +182,8 @@ typedef struct dhlo_plan {
   int64_t constants_bytes; /* of the model, which sessions share; not in total_bytes */
   int64_t total_bytes;     /* of a session: arena, scratch, outputs and state */
   int64_t peak_live_bytes; /* lower bound of arena_bytes: the most bytes of values that are live at once */
-  int64_t data_dependent;  /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
-                              and nothing after the first size that only data tells */
+  int64_t data_dependent; /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
+                             and nothing after the first size that only data tells */
   int64_t num_launches;
 } dhlo_plan;
 /* rank is -1 where the sizes depend on data. */
@@ -192,11 +197,12 @@ typedef struct dhlo_shape {
 DHLO_API dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, int64_t num_inputs,
                                      dhlo_shape* outputs, dhlo_plan* plan);
 
-/* ---- session ------------------------------------------------------------------------------------------------------- */
+/* ---- session -------------------------------------------------------------------------------------------------------
+ */
 
-/* Returns memory for output `index` (dense row-major; 64-byte alignment preferred; used by nothing else during the run),
- * or NULL on failure. Called on the thread that runs the session, once an output. `sizes` is valid during the call. Memory that
- * an input or another output of the run has fails it with DHLO_HOST. */
+/* Returns memory for output `index` (dense row-major; 64-byte alignment preferred; used by nothing else during the
+ * run), or NULL on failure. Called on the thread that runs the session, once an output. `sizes` is valid during the
+ * call. Memory that an input or another output of the run has fails it with DHLO_HOST. */
 typedef void* (*dhlo_output_fn)(void* ctx, int64_t index, int32_t dtype, int64_t rank, const int64_t* sizes);
 
 typedef struct dhlo_session_options {
@@ -221,14 +227,16 @@ DHLO_API const char* dhlo_session_error(const dhlo_session* session);
 
 /* Runs the model. Inputs are borrowed for the call. In steady state (no shape needs more memory than an earlier one)
  * this allocates nothing; where memory or room under the cap is missing the session holds nothing but its state
- * afterwards, so that the next run has all the room there is. Memory that the run writes, of inputs that are updated and of outputs (bound, or the session's
- * own: what an earlier run gave out is no input of the next, copy it or bind memory in turns), must be used by
- * no other input or bound output, and by no two elements: refused with DHLO_INVALID_ARGUMENT before anything runs.
- * Tensors may interleave (slices of one buffer) as long as they share no byte. */
+ * afterwards, so that the next run has all the room there is. Memory that the run writes, of inputs that are updated
+ * and of outputs (bound, or the session's own: what an earlier run gave out is no input of the next, copy it or bind
+ * memory in turns), must be used by no other input or bound output, and by no two elements: refused with
+ * DHLO_INVALID_ARGUMENT before anything runs. Tensors may interleave (slices of one buffer) as long as they share no
+ * byte. */
 DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);
 
 /* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. All of its `capacity` bytes are the
- * output's during a run. A run whose output does not fit fails with DHLO_INVALID_ARGUMENT and says how much is needed. */
+ * output's during a run. A run whose output does not fit fails with DHLO_INVALID_ARGUMENT and says how much is needed.
+ */
 DHLO_API dhlo_status dhlo_session_bind_output(dhlo_session* session, int64_t index, void* data, int64_t capacity);
 /* Output of the last successful run, wherever its memory came from. Sizes and runtime-owned data are valid until the
  * next run or the session's end. */
@@ -245,10 +253,10 @@ DHLO_API dhlo_status dhlo_session_reset_state(dhlo_session* session);
  * `session`. Outputs and their bindings are not copied. Failures are in dhlo_last_error(). */
 DHLO_API dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_options* options,
                                        dhlo_session** out);
-/* State and random generator as bytes, to be restored in any session whose model has states of the same names and sizes,
- * in this process or another: `bytes` is dhlo_session_snapshot_bytes(), the same for all sessions of a model. Restoring
- * checks all of it before it changes anything: DHLO_FORMAT for what is no whole snapshot, DHLO_INVALID_ARGUMENT for one of
- * other states. */
+/* State and random generator as bytes, to be restored in any session whose model has states of the same names and
+ * sizes, in this process or another: `bytes` is dhlo_session_snapshot_bytes(), the same for all sessions of a model.
+ * Restoring checks all of it before it changes anything: DHLO_FORMAT for what is no whole snapshot,
+ * DHLO_INVALID_ARGUMENT for one of other states. */
 DHLO_API int64_t dhlo_session_snapshot_bytes(const dhlo_session* session);
 DHLO_API dhlo_status dhlo_session_snapshot(const dhlo_session* session, void* data, int64_t bytes);
 DHLO_API dhlo_status dhlo_session_restore(dhlo_session* session, const void* data, int64_t bytes);

@@ -57,6 +57,7 @@ class Importer:
         self.states: dict[str, Ref] = {}  # the module's tensors, by the names of weights
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
+        self.items: set[str] = set()  # symbols that tensors' values have defined
         self.autocast: torch.dtype | None = None  # what operators' arguments are converted to, inside torch.autocast
         self.depth = 0  # how many regions deep ops are being built
         self.inlined: dict[Any, Any] = {}  # symbols of the decomposition being built, if any
@@ -492,6 +493,10 @@ class Importer:
         if self.b.dtype(x).is_float and not name.startswith(("zuf", "f_")):
             self.fresh += 1
             name = f"f_{self.fresh}"
+        elif name in self.items:  # torch.export names one value twice where it is read twice
+            self.fresh += 1
+            name = f"{'f' if self.b.dtype(x).is_float else 'u'}_{self.fresh}"
+        self.items.add(name)
         self.b.op(control.Item, [self.b.convert(x, "i64") if flag else x], {"symbol": name})
         self.check_symbol(name)
         s = self.dims.of(name)

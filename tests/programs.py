@@ -14,6 +14,7 @@ from dhlo.callspec import CallSpec
 from dhlo.compiler import Artifact, compile_program, renumber
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
 from dhlo.ir.context import load
+from dhlo.ir.function import bodies, mark_results, set_ranges
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.symbols import evaluate, parse
 from dhlo.ir.types import DTYPES, DType, TensorType
@@ -88,8 +89,11 @@ class Module:
         """A fresh copy for the compiler, which changes it."""
         with self.context, ir.Location.unknown():
             copy = ir.Module.parse(self.module.operation.get_asm(enable_debug_info=True))
-        types = [ty for p in self.parts for ty, _ in p.args]
-        names = sorted({s.name for ty in types for e in ty.shape for s in e.free_symbols})
+            types = [ty for p in self.parts for ty, _ in p.args]
+            names = sorted({s.name for ty in types for e in ty.shape for s in e.free_symbols})
+            ranges = {n: self.ranges.get(n, Range(0, None)) for n in names}
+            set_ranges(copy, {n: (r.lo, r.hi) for n, r in ranges.items()})
+            mark_results(bodies(copy)[0], self.updates)
         return Program(
             self.context,
             copy,
@@ -98,7 +102,7 @@ class Module:
             [OutputSpec(f"y{i}", i) for i in range(self.results) if i not in self.updates],
             None,
             None,
-            {n: self.ranges.get(n, Range(0, None)) for n in names},
+            ranges,
             mutations=[Mutation("buffer", name, i) for i, name in self.updates.items()],
         )
 

@@ -400,7 +400,7 @@ def test_other_users(artifact: Artifact) -> None:
 
 def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artifact: Artifact) -> None:
     """Whoever can write entries can give code; but what isn't an entry is refused, not stumbled over."""
-    good = {"key": KEY, "metadata": artifact.metadata}
+    good = {"key": KEY, "parts": [0], "metadata": artifact.metadata}
     kinds = cache_module._KINDS
     rest: list[tuple[int, list[bytes]]] = [
         (kinds["objects"], artifact.objects[:1]), (kinds["LLVM IR"], [b""]), (kinds["planned module"], [b""])]  # fmt: skip

@@ -8,7 +8,6 @@ from torch import nn
 from torch.export import Dim, export
 
 import dhlo
-from dhlo.codegen.families import steps
 from dhlo.codegen.families.structure import Structure
 from dhlo.ir.symbols import parse, renamed, symbol
 
@@ -33,7 +32,7 @@ DIMS = ({0: Dim("n")}, None, {0: Dim("m")}, None)
 def test_each_has_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     adopted = []
     adopt = Structure.adopt
-    monkeypatch.setattr(steps.Structure, "adopt", lambda self, *a: adopted.append(self) or adopt(self, *a))
+    monkeypatch.setattr(Structure, "adopt", lambda self, *a: adopted.append(self) or adopt(self, *a))
     model = dhlo.compile(export(Twice(), args(6, 9), dynamic_shapes=DIMS))
     assert len(adopted) >= 2 and all(s.symbols for s in adopted)
     for n, m in [(6, 9), (1, 50), (33, 2), (7, 7)]:

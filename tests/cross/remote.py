@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dhlo.callspec import CallSpec, updates_of
+from dhlo.callspec import CallSpec
 from dhlo.codegen.backends.cpu.link import write_model
 from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.compiler import Artifact
@@ -210,9 +210,7 @@ class RemoteModel:
 
     def compiled(self, program: Program) -> CompiledModel:
         """The model as `dhlo.compile` gives it."""
-        call = CallSpec(
-            program.inputs, program.outputs, program.in_spec, program.out_spec, updates_of(program.inputs, program.mutations)
-        )
+        call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
         tensors = [k for k, s in enumerate(program.inputs) if s.type is not None]
         self._updated = [tensors.index(k) for k in call.updates]
         made = CompiledModel(self, call, self._artifact)  # type: ignore[arg-type]

@@ -49,8 +49,9 @@ class TestHost:
 
     __test__ = False
 
-    def __init__(self, module: KernelModule, name: str = "test_host") -> None:
-        self.module = module
+    def __init__(self, module: KernelModule, name: str = "test_host", asked: Sequence[str] = ()) -> None:
+        """`asked`: facts of the machine that are parameters; the others have their least values."""
+        self.module, self.asked = module, asked
         self.fn = Fn(module, name, [("params", PTR), ("launch", PTR), ("threads", I64)], internal=False)
         self.names: list[str] = []
         self._values: dict[str, V] = {}
@@ -64,7 +65,7 @@ class TestHost:
         return self.fn.i64(1 << 20)
 
     def machine(self, fact: str) -> V:
-        return self.fn.i64(MACHINE_RANGES[fact][0])
+        return self.size(fact) if fact in self.asked else self.fn.i64(MACHINE_RANGES[fact][0])
 
     def size(self, name: str) -> V:
         """The i64 parameter of that name; ask for parameters outside branches."""

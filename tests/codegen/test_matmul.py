@@ -17,7 +17,7 @@ from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, 
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
-from dhlo.codegen.target import parse_target
+from dhlo.codegen.target import native, parse_target
 from tests.codegen.harness import Program, TestHost, aligned
 from tests.targets import TARGET, TILES
 
@@ -57,7 +57,7 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 @functools.cache
 def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
     module = KernelModule(spec.target)
-    host = TestHost(module)
+    host = TestHost(module, asked=["bf16_percent"])
     p = {x: host.size(x) for x in NAMES}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
     fn = host.fn
@@ -98,6 +98,7 @@ def run(
     num_threads: int = 1,
     seed: int | None = None,
     spec: TileSpec = PLAIN,
+    bf16_percent: int = 200,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == a.dtype)
@@ -113,6 +114,7 @@ def run(
         unit = b.itemsize * (2 if elem == BF16 else 1)
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
+    facts = {"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {}
     program(elem, packed, bias is not None, spec)(
         num_threads=num_threads,
         seed=seed,
@@ -127,6 +129,7 @@ def run(
         bt0=bt0,
         bt1=bt1,
         **strides,
+        **facts,
     )
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
     return c[: bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
@@ -264,7 +267,24 @@ def test_bf16(spec: TileSpec, packed: bool) -> None:
             tensor(rng, (2, 1, k, 2 * n), BF16)[..., ::2],
         ]
         a, b = a_forms[i % 3], b_forms[(i // 3) % 3]
-        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec), a, b)
+        slow_dots = 49 if i % 5 > 2 else 200
+        got = run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 2, spec=spec, bf16_percent=slow_dots)
+        check(got, a, b)
+
+
+@pytest.mark.parametrize("percent", [0, 79, 80, 200])
+def test_slow_dot_products_of_bf16_are_not_used(percent: int) -> None:
+    """The machine decides; the product by f32 multiply-adds rounds like that of a target without the instruction."""
+    rng = np.random.default_rng(3)
+    dots = tile_spec(parse_target("x86-64-v4+bf16"))
+    assert dots.bf16_dot is not None and Matmul(BF16, PLAIN).widened is None and Matmul(F32, dots).widened is None
+    if not {dots.bf16_dot.feature} <= native().extras:
+        pytest.skip("this machine has no dot products of bf16")
+    a, b = tensor(rng, (1, 1, 20, 300), BF16), tensor(rng, (1, 1, 300, 70), BF16)
+    got = run(a, b, packed=True, spec=dots, bf16_percent=percent)
+    check(got, a, b)
+    plain = run(a, b, packed=True, spec=tile_spec(parse_target("x86-64-v4")))
+    assert np.array_equal(got, plain) == (percent < 80)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

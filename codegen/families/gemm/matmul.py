@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import sympy
@@ -38,6 +38,9 @@ _TOUCH_DEPTH = 64
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
+# one or two to take it apart.
+_DOTS_PAY = 80
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
 # How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
@@ -88,8 +91,15 @@ class Matmul:
         """Forms of A: in place or packed; bf16 is always packed, for its pairs."""
         return (False,) if self.elem == BF16 else (True, False)
 
+    @property
+    def widened(self) -> Matmul | None:
+        """The same product by f32 multiply-adds, for machines whose dot products of bf16 are slow; None for other types."""
+        return replace(self, spec=replace(self.spec, widen=True)) if self.elem == BF16 and self.spec.bf16_dot else None
+
     def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
+        if self.widened is not None:
+            self.widened.emit_kernels(module, packed=packed)
         forms = (True,) if packed else (True, False)
         for form in forms:
             for rows in self._row_forms:
@@ -126,6 +136,36 @@ class Matmul:
         `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
         before a tile's products, prefetches what the epilogue will write and read.
         """
+
+        def launches_of(product: Matmul) -> list[V]:
+            product._emit_launches(
+                host, a, b, (m, n, k), a_strides, b_strides, batch, (epilogue, epilogue_args), touch, workspace, packed
+            )
+            return []
+
+        widened = self.widened
+        if widened is None:
+            launches_of(self)
+            return
+        dots_pay = host.fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
+        host.fn.if_else(dots_pay, lambda: launches_of(self), lambda: launches_of(widened), [])
+
+    def _emit_launches(
+        self,
+        host: HostContext,
+        a: V,
+        b: V,
+        sizes_: tuple[Num, Num, Num],
+        a_strides: Sequence[Num],
+        b_strides: Sequence[Num],
+        batch: Sequence[Num],
+        epilogues: tuple[V, V],
+        touch: V | None,
+        workspace: V | None,
+        packed: bool,
+    ) -> None:
+        """The launches of `emit_launch` by this tile."""
+        (m, n, k), (epilogue, epilogue_args) = sizes_, epilogues
         fn = host.fn
         mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
         sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]

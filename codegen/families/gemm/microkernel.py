@@ -56,6 +56,7 @@ class TileSpec:
     mr: int
     vectors: int
     per_panel: int
+    widen: bool = False  # even where the target has a dot product of pairs
 
     def __str__(self) -> str:
         return f"{self.target.name} {self.name}"
@@ -66,8 +67,8 @@ class TileSpec:
 
     @property
     def suffix(self) -> str:
-        """What tells symbols of kernels for wider panels from those for panels of a tile."""
-        return "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
+        """What tells symbols of kernels for wider panels from those for panels of a tile, and those that needn't widen."""
+        return ("" if self.per_panel == 1 else f"_of{self.panel(F32)}") + ("_widened" if self.widen else "")
 
     @property
     def alone(self) -> TileSpec:
@@ -76,7 +77,7 @@ class TileSpec:
 
     @property
     def bf16_dot(self) -> DotProduct | None:
-        return self.target.dots.get(BF16)
+        return None if self.widen else self.target.dots.get(BF16)
 
     def lanes(self, elem: str) -> int:
         """Columns of the tile in a vector register."""

@@ -18,6 +18,9 @@ TORCH_TESTS := tests/test_torch_versions.py tests/frontend tests/test_ops.py tes
 	tests/test_control_flow.py tests/test_state.py tests/test_random.py tests/test_small_models.py tests/test_small_transformers.py \
 	tests/test_opinfo.py
 
+# What is generated for a target: ops, kernels, whole programs.
+TARGET_TESTS := tests/test_ops.py tests/codegen tests/test_small_models.py
+
 .PHONY: install test test-torch demo clean
 
 install: $(STAMP)
@@ -37,6 +40,7 @@ test: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(BIN)/mypy -p dhlo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	DHLO_TARGET=x86-64-v3 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(TARGET_TESTS)
 
 test-torch:
 	$(MAKE) install VENV=.venv-torch-$(TORCH)

@@ -10,12 +10,14 @@ from torch.export import Dim
 from typer.testing import CliRunner
 
 from dhlo.cli import app
-from dhlo.codegen.target import parse_target
-from dhlo.commands.compile import Emit, compile_file, read_program
+from dhlo.codegen.target import parse_targets
+from dhlo.commands.compile import Emit, compile_file
 from dhlo.compiler import compile_program, plan_program
 from dhlo.errors import InternalError
+from dhlo.exported import read_program
 from dhlo.frontend import import_program
 from dhlo.ir import mlir
+from dhlo.ir.context import context
 from dhlo.options import Options
 from dhlo.pipeline import STAGES
 from dhlo.shape_infer.verify_memory import verify_memory
@@ -45,7 +47,7 @@ def test_memory_of_planned_modules(name: str) -> None:
     with torch.no_grad():
         program = import_program(torch.export.export(cls().eval(), inputs(3, 5), dynamic_shapes=dims))
     options = Options()
-    plan_program(program, options, lambda _: None, parse_target(options.target))
+    plan_program(program, options, lambda _: None, parse_targets(options.target))
     with program.context:
         verify_memory(program.module)
         assert str(mlir.ir.Module.parse(str(program.module))) == str(program.module)
@@ -64,7 +66,7 @@ def test_memory_of_planned_modules(name: str) -> None:
 )
 def test_wrong_memory_is_found(old: str, new: str, message: str) -> None:
     text = GOLDEN.read_text()
-    with mlir.context():
+    with context():
         verify_memory(mlir.ir.Module.parse(text))
         assert old in text
         with pytest.raises(InternalError, match=message):

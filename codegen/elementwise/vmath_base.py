@@ -90,15 +90,15 @@ def keep_zero(f: Fn, x: V, y: V) -> V:
 
 
 def at_least(f: Fn, x: V, low: float) -> V:
-    """max(x, low); NaN stays NaN. One instruction: x86's maximum gives its second operand if one is NaN, others' give NaN."""
+    """max(x, low); NaN stays NaN. One instruction, whatever maxima make of NaN."""
     c = f.const(low, x.type)
-    return f.select(f.cmp("gt", c, x), c, x) if f.target.is_x86 else f.max(x, c)
+    return f.select(f.cmp("gt", c, x), c, x) if f.target.maxima_choose else f.max(x, c)
 
 
 def at_most(f: Fn, x: V, high: float) -> V:
     """min(x, high); NaN stays NaN. One instruction, as `at_least`."""
     c = f.const(high, x.type)
-    return f.select(f.cmp("lt", c, x), c, x) if f.target.is_x86 else f.min(x, c)
+    return f.select(f.cmp("lt", c, x), c, x) if f.target.maxima_choose else f.min(x, c)
 
 
 def clamp(f: Fn, x: V, low: float, high: float) -> V:

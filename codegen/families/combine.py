@@ -43,8 +43,8 @@ def combine(fn: Fn, how: str, a: V, b: V) -> V:
 
 
 def raised(fn: Fn, a: V, b: V) -> V:
-    """max(a, b) of `a` that isn't NaN; NaN in `b` is ignored. One instruction, in this order on x86 too."""
-    return fn.select(fn.cmp("gt", b, a), b, a) if fn.target.is_x86 else fn.maxnum(a, b)
+    """max(a, b) of `a` that isn't NaN; NaN in `b` is ignored. One instruction, whatever maxima make of NaN."""
+    return fn.select(fn.cmp("gt", b, a), b, a) if fn.target.maxima_choose else fn.maxnum(a, b)
 
 
 def across(fn: Fn, how: str, x: V) -> V:

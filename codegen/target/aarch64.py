@@ -30,6 +30,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         masks=False,
         strides=1,
         mask_registers=False,
+        maxima_choose=False,
         l1_ways=4,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,

@@ -30,21 +30,22 @@ class Target:
     """An instruction set. What depends on the machine at hand besides (cache sizes, cores) isn't here: it reaches
     kernels as values of the call.
 
-    name          as users and files spell it: "x86-64-v4+bf16"
-    tag           what symbols of code for it end with
-    triple        LLVM's
-    features      LLVM's names of what all code may use
-    tune          the CPU, by LLVM's name, that instructions are scheduled for
-    vector_bits   width of a vector register
-    registers     how many of them there are
-    masks         loads and stores of single lanes are instructions
+    name            as users and files spell it: "x86-64-v4+bf16"
+    tag             what symbols of code for it end with
+    triple          LLVM's
+    features        LLVM's names of what all code may use
+    tune            the CPU, by LLVM's name, that instructions are scheduled for
+    vector_bits     width of a vector register
+    registers       how many of them there are
+    masks           loads and stores of single lanes are instructions
     mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
-    extras        what some code uses besides, by the features' names
-    strides       multiples of a run-time stride, counted from 0, that an address may add to its base
-    l1_ways       of the first-level data cache of the CPUs that blocking is tuned for
-    dots          dot-product instructions by the type of the elements that they multiply
-    lane_factors  a multiply-add takes a factor from any lane of a register
-    constraint    how inline assembly asks for a vector register
+    maxima_choose   max(a, b) is a where it is larger, else b, so also where one is NaN; elsewhere it is NaN then
+    strides         multiples of a run-time stride, counted from 0, that an address may add to its base
+    l1_ways         of the first-level data cache of the CPUs that blocking is tuned for
+    extras          what some code uses besides, by the features' names
+    dots            dot-product instructions by the type of the elements that they multiply
+    lane_factors    a multiply-add takes a factor from any lane of a register
+    constraint      how inline assembly asks for a vector register
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     masks: bool
     strides: int
     mask_registers: bool
+    maxima_choose: bool
     l1_ways: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)

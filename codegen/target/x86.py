@@ -45,6 +45,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         masks=True,
         strides=3,  # base + index * {1, 2, 4, 8}
         mask_registers=wide,
+        maxima_choose=True,
         l1_ways=12 if wide else 8,
         extras=features,
         dots=dots,

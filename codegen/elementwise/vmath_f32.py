@@ -69,7 +69,8 @@ def _or_subnormal(f: Fn, x: V, y: V, low: float, high: float, exact: Callable[[V
     rare = f.and_(f.cmp("gt", x, low), f.cmp("lt", x, high))
 
     def slow() -> list[V]:
-        return [f.select(rare, ldexp(f, *exact(clamp(f, x, low, high))), y)]
+        alone = f.select(rare, x, f.const(high, x.type))  # other lanes make no subnormal numbers here
+        return [f.select(rare, ldexp(f, *exact(alone)), y)]
 
     return f.if_else(any_lane(f, rare), slow, lambda: [y], [y.type])[0]
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, kernel_fn, load_args
@@ -104,20 +104,21 @@ class Bench:
         matmul.emit_kernels(module, packed=packed)
         host.launch("peak", [], p["items"], 1, 4096)
         host.launch("read", [q["b"]], p["pages"], 1, 4096)
-        matmul.emit_launch(
-            host,
+        zero, one = fn.i64(0), fn.i64(1)
+        operands = Operands(
             a=q["a"],
             b=q["b"],
             m=p["m"],
             n=p["n"],
             k=p["k"],
-            a_strides=(0, 0, p["k"], 1),
-            b_strides=(0, 0) if packed else (0, 0, p["n"], 1),
+            a_strides=(zero, zero, p["k"], one),
+            b_strides=(zero, zero) if packed else (zero, zero, p["n"], one),
+            batch=(one, one),
             epilogue=fn.address_of("store"),
             epilogue_args=eargs,
-            workspace=q["ws"],
-            packed=packed,
+            workspace=None if packed else q["ws"],
         )
+        matmul.emit_launch(host, operands)
         return host.build()
 
     def launches(self, threads: int, *, packed: bool = True, **params: Param) -> list[Launch]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
@@ -67,8 +67,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
     epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu))
     matmul = Matmul(elem, spec, narrow=not bias_relu)
     matmul.emit_kernels(module, packed=packed)
-    matmul.emit_launch(
-        host,
+    operands = Operands(
         a=pointer["a"],
         b=pointer["b"],
         m=p["m"],
@@ -79,9 +78,9 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program
         batch=(p["bt0"], p["bt1"]),
         epilogue=epilogue,
         epilogue_args=eargs,
-        workspace=pointer["ws"],
-        packed=packed,
+        workspace=None if packed else pointer["ws"],
     )
+    matmul.emit_launch(host, operands)
     return host.build()
 
 

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from dhlo.codegen.families.epilogue import emit_store_rows
-from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.kernel import where
@@ -74,18 +74,18 @@ class Factor:
         b = self.base
         if which is not None and self.step is not None:
             b = fn.gep(b, fn.mul(which, self.step), unit(elem) if self.packed is not None else elem)
-        zero = fn.i64(0)
-        self.matmul.emit_launch(
-            host,
+        zero, one = fn.i64(0), fn.i64(1)
+        operands = Operands(
             a=a,
             b=b,
             m=rows,
             n=n,
             k=k,
-            a_strides=[zero, zero, k, fn.i64(1)],
+            a_strides=[zero, zero, k, one],
             b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides],
+            batch=[one, one],
             epilogue=fn.address_of(self.store),
             epilogue_args=host.array([out, n]),
             workspace=self.memory,
-            packed=self.packed is not None,
         )
+        self.matmul.emit_launch(host, operands)

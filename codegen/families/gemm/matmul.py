@@ -17,40 +17,25 @@ from dhlo.codegen.families.gemm.microkernel import (
     unit,
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, RowSplit, call_cycles
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
-__all__ = ["Matmul", "workspace_bytes"]
+__all__ = ["Matmul", "Operands", "workspace_bytes"]
 
-# The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
-# never exceed it more than so many times (they may be packed to scratch).
-_A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
 # Addresses this far apart share a set of the first-level cache. Of a set's ways, rows of A read in place may take two thirds: B
 # passes through all sets, a line each while a row's line is in use.
 _L1_WAY_BYTES = 4096
-# Work, in FMA cycles of one core, that pays for waking another one.
-_WAKE_CYCLES = 20_000
-# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
-# streamed (packed) or transposed on the way.
-_CALL_CYCLES, _VECTOR_CYCLES, _STREAM_CYCLES = 16, 3, 16
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
-# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
-# more than one part in so many of the time, half as many, if they balance as well.
-_CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
 # one or two to take it apart.
 _DOTS_PAY = 80
-# Loss, as one part in so many, where rows of A don't stay in the second-level cache.
-_UNCACHED_SHARE = 16
 # How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
 # more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
 _AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
-# How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
-_MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
 
 Size = TypeVar("Size", int, sympy.Expr)
-Num = V | int
 
 
 def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) -> Size:
@@ -60,9 +45,29 @@ def workspace_bytes(batch: Size, n: Size, k: Size, elem: str, spec: TileSpec) ->
     return batch * panels * steps * spec.row_bytes(elem)
 
 
-def _call_cycles(spec: TileSpec) -> int:
-    """Cost of the calls for some rows of a panel of B."""
-    return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
+@dataclass(frozen=True)
+class Operands:
+    """What a product is given in the host program: addresses, and sizes and strides (in elements) as i64.
+
+    `a_strides` are those of (batch 0, batch 1, m, k), 0 to broadcast. Without `workspace`, B is in panels (see `pack_b`) and
+    `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements); otherwise B is any matrix with
+    strides of (batch 0, batch 1, k, n), and `workspace` has room for `workspace_bytes(distinct batches of B, n, k)`, 64-byte
+    aligned. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
+    and read.
+    """
+
+    a: V
+    b: V
+    m: V
+    n: V
+    k: V
+    a_strides: Sequence[V]
+    b_strides: Sequence[V]
+    batch: Sequence[V]
+    epilogue: V
+    epilogue_args: V
+    touch: V | None = None
+    workspace: V | None = None
 
 
 @dataclass(frozen=True)
@@ -110,78 +115,36 @@ class Matmul:
             if True in self._row_forms:
                 emit_stream_kernel(module, self.elem, self.spec)
 
-    def emit_launch(
-        self,
-        host: HostContext,
-        *,
-        a: V,
-        b: V,
-        m: Num,
-        n: Num,
-        k: Num,
-        a_strides: Sequence[Num],
-        b_strides: Sequence[Num],
-        batch: Sequence[Num] = (1, 1),
-        epilogue: V,
-        epilogue_args: V,
-        touch: V | None = None,
-        workspace: V | None = None,
-        packed: bool,
-    ) -> None:
-        """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted.
-
-        `a_strides` are those of (batch 0, batch 1, m, k), in elements, 0 to broadcast. With `packed`, B is in panels
-        (see `pack_b`) and `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements);
-        otherwise B is any matrix with strides of (batch 0, batch 1, k, n), and `workspace` has room for
-        `workspace_bytes(distinct batches of B, n, k)`, 64-byte aligned. `touch`, a function called like the epilogue
-        before a tile's products, prefetches what the epilogue will write and read.
-        """
-
-        def launches_of(product: Matmul) -> list[V]:
-            product._emit_launches(
-                host, a, b, (m, n, k), a_strides, b_strides, batch, (epilogue, epilogue_args), touch, workspace, packed
-            )
-            return []
-
+    def emit_launch(self, host: HostContext, x: Operands) -> None:
+        """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted."""
         widened = self.widened
         if widened is None:
-            launches_of(self)
+            self._emit_launch(host, x)
             return
-        dots_pay = host.fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
-        host.fn.if_else(dots_pay, lambda: launches_of(self), lambda: launches_of(widened), [])
 
-    def _emit_launches(
-        self,
-        host: HostContext,
-        a: V,
-        b: V,
-        sizes_: tuple[Num, Num, Num],
-        a_strides: Sequence[Num],
-        b_strides: Sequence[Num],
-        batch: Sequence[Num],
-        epilogues: tuple[V, V],
-        touch: V | None,
-        workspace: V | None,
-        packed: bool,
-    ) -> None:
-        """The launches of `emit_launch` by this tile."""
-        (m, n, k), (epilogue, epilogue_args) = sizes_, epilogues
+        def launch(product: Matmul) -> list[V]:
+            product._emit_launch(host, x)
+            return []
+
+        dots_pay = host.fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
+        host.fn.if_else(dots_pay, lambda: launch(self), lambda: launch(widened), [])
+
+    def _emit_launch(self, host: HostContext, x: Operands) -> None:
+        """The same by this tile."""
         fn = host.fn
-        mv, nv, kv, batch0, batch1 = (fn.i64(x) for x in (m, n, k, *batch))
-        sa, sb = [fn.i64(s) for s in a_strides], [fn.i64(s) for s in b_strides]
-        panels = fn.ceildivu(nv, self.spec.panel(self.elem))
-        cells = fn.mul(fn.mul(batch0, batch1), panels)
-        in_place = self._reads_in_place(fn, mv, sa[2], sa[3])
-        plan = _Plan(self, host, mv, units(fn, kv, self.elem), panels, cells, in_place)
-        count = fn.select(fn.cmp("eq", mv, 0), 0, fn.mul(cells, plan.blocks))
-        touch = self._touch_where_deep(fn, kv, touch)
-        sizes = [mv, nv, kv, fn.max(batch1, 1), plan.blocks, epilogue, touch, epilogue_args]
+        panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
+        cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
+        in_place = self._reads_in_place(fn, x.m, x.a_strides[2], x.a_strides[3])
+        plan = Plan(self.spec, self.elem, host, x.m, units(fn, x.k, self.elem), panels, cells, in_place)
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
+        touch = self._touch_where_deep(fn, x.k, x.touch)
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.blocks, x.epilogue, touch, x.epilogue_args]
+        batch0, batch1, row, column = x.a_strides
 
         def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
-            args = [a, sa[2], sa[3], sa[0], sa[1], b, *strides, *sizes]
-            host.launch(
-                self.kernel(rows=rows, packed=packed), args, count, plan.grain, plan.scratch_bytes(rows=rows, packed=packed)
-            )
+            args = [x.a, row, column, batch0, batch1, b, *strides, *sizes]
+            scratch = plan.scratch_bytes(rows=rows, packed=packed)
+            host.launch(self.kernel(rows=rows, packed=packed), args, count, plan.grain, scratch)
             return []
 
         def launches(*, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
@@ -194,64 +157,45 @@ class Matmul:
                 [],
             )
 
-        zero = fn.i64(0)
-        if packed:
-            launches(packed=True, b=b, strides=[*sb, zero, zero])
+        if x.workspace is None:
+            launches(packed=True, b=x.b, strides=[*x.b_strides, fn.i64(0), fn.i64(0)])
             return
-        if workspace is None:
-            raise AssertionError("a B that isn't packed needs a workspace")
+        workspace = x.workspace
 
         def pack_first() -> list[V]:
-            strides = self._launch_pack(host, b, workspace, nv, kv, panels, (batch0, batch1), sb, count)
-            return launches(packed=True, b=workspace, strides=[*strides, zero, zero])
+            strides = self._launch_pack(host, x, workspace, panels, count)
+            return launches(packed=True, b=workspace, strides=[*strides, fn.i64(0), fn.i64(0)])
 
-        shared = fn.or_(
-            fn.and_(fn.cmp("eq", sb[0], 0), fn.cmp("gt", batch0, 1)), fn.and_(fn.cmp("eq", sb[1], 0), fn.cmp("gt", batch1, 1))
-        )
         # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
-        used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(shared))
+        shared = [fn.and_(fn.cmp("eq", s, 0), fn.cmp("gt", n, 1)) for s, n in zip(x.b_strides, x.batch, strict=False)]
+        used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(fn.or_(*shared)))
 
         def tiled() -> list[V]:
-            return fn.if_else(used_once, lambda: launches(packed=False, b=b, strides=sb), pack_first, [])
+            return fn.if_else(used_once, lambda: launches(packed=False, b=x.b, strides=x.b_strides), pack_first, [])
 
         if self._row_forms == (False,):
             tiled()
             return
-        few = fn.and_(fn.cmp("le", mv, STREAM_ROWS), fn.cmp("ge", nv, narrow_columns(self.elem, self.spec)))
-        streams = fn.and_(fn.and_(few, fn.cmp("eq", sa[3], 1)), fn.cmp("eq", sb[3], 1))
-        fn.if_else(
-            streams,
-            lambda: self._launch_stream(host, a, b, sa, sb, (batch0, batch1), (mv, nv, kv), (epilogue, epilogue_args)),
-            tiled,
-            [],
-        )
+        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS), fn.cmp("ge", x.n, narrow_columns(self.elem, self.spec)))
+        streams = fn.and_(fn.and_(few, fn.cmp("eq", column, 1)), fn.cmp("eq", x.b_strides[3], 1))
+        fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 
-    def _launch_stream(
-        self,
-        host: HostContext,
-        a: V,
-        b: V,
-        sa: Sequence[V],
-        sb: Sequence[V],
-        batch: tuple[V, V],
-        sizes: tuple[V, V, V],
-        epilogue: tuple[V, V],
-    ) -> list[V]:
+    def _launch_stream(self, host: HostContext, x: Operands) -> list[V]:
         """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
-        fn, (m, n, k), columns = host.fn, sizes, narrow_columns(self.elem, self.spec)
-        batches = fn.mul(batch[0], batch[1])
+        fn, m, n, k, columns = host.fn, x.m, x.n, x.k, narrow_columns(self.elem, self.spec)
+        sa, sb, batches = x.a_strides, x.b_strides, fn.mul(*x.batch)
         some = fn.max(batches, 1)
         splits = fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some)
         chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
         chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-        panel_cycles = fn.add(fn.mul(k, _STREAM_CYCLES), _call_cycles(self.spec))
+        panel_cycles = fn.add(fn.mul(k, STREAM_CYCLES), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
-        grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1)
+        grain = fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), cycles), 1)
         scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
-            [a, sa[2], sa[0], sa[1], b, sb[0], sb[1], sb[2], m, n, k, fn.max(batch[1], 1), chunk, *epilogue],
+            [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, x.epilogue, x.epilogue_args],
             count,
             grain,
             fn.mul(scratch, BITS[self.elem] // 8),
@@ -276,110 +220,24 @@ class Matmul:
         fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * (self.spec.target.l1_ways * 2 // 3))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
-    def _launch_pack(
-        self,
-        host: HostContext,
-        b: V,
-        workspace: V,
-        n: V,
-        k: V,
-        panels: V,
-        batch: tuple[V, V],
-        strides: Sequence[V],
-        product_count: V,
-    ) -> tuple[V, V]:
+    def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, product_count: V) -> tuple[V, V]:
         """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
-        fn = host.fn
-        s0, s1, sk, sn = strides
+        fn, n, k, batch = host.fn, x.n, x.k, x.batch
+        s0, s1, sk, sn = x.b_strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
         count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
-        cycles = fn.add(fn.mul(k, _STREAM_CYCLES), 1)
+        cycles = fn.add(fn.mul(k, STREAM_CYCLES), 1)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
-            [b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
+            [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
             count,
-            fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), cycles), 1),
+            fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), cycles), 1),
         )
         p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
         p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))
         return p0, p1
-
-
-class _Plan:
-    """The host's choice of the number of row blocks, and what follows from it.
-
-    More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
-    more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
-    blocks only, each of which is then packed once.
-    """
-
-    def __init__(self, matmul: Matmul, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V) -> None:
-        fn, spec, elem = host.fn, matmul.spec, matmul.elem
-        self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
-        row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        nbytes, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
-        least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
-        threads, columns = host.num_threads, fn.max(panels, 1)
-
-        def cost(blocks: V) -> tuple[V, V, V, V]:
-            rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
-            in_block = fn.ceildivu(rows, spec.rows(elem))
-            work = fn.mul(rows, spec.vectors * spec.per_panel)
-            work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
-            item = fn.add(fn.mul(k, fn.max(work, _STREAM_CYCLES)), fn.mul(in_block, _call_cycles(spec)))
-            pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
-            share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
-            dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
-            halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))
-            chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
-            cut = fn.add(fn.mul(share, item), fn.mul(fn.add(fn.divu(share, columns), fn.select(in_place, 1, chunks)), pack))
-            blocks_each = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
-            whole = fn.mul(blocks_each, fn.add(fn.mul(columns, item), pack))
-            use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
-            grain = fn.add(fn.divu(fn.const(_WAKE_CYCLES, I64), fn.max(item, 1)), 1)
-            grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
-            return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
-
-        tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
-        fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
-        with fn.wrapping():
-            first = cost(fewest)
-        with fn.wrapping(), fn.loop(1, fn.mul(tries, 2), 1, first) as loop:
-            few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
-            other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
-            better = fn.cmp("lt", other[0], loop.carried[0])
-            loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
-        _, self.grain, self.blocks, self.rows = loop.results
-        fn.assume(self.blocks, 1, fn.interval(row_panels)[1])
-        fn.assume(self.rows, 0, fn.interval(m)[1])
-
-    def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
-        """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
-        fn, spec, elem = self.fn, self.spec, self.elem
-        elements = fn.const(spec.tile_elements(elem) + spec.lanes(elem), I64)
-        if not packed:
-            elements = fn.add(elements, fn.mul(self.k, spec.panel(elem)))
-        if not rows:
-            elements = fn.add(elements, fn.mul(self.rows, self.k))
-        return fn.mul(elements, BITS[unit(self.elem)] // 8)
-
-
-class _RowSplit:
-    """M rows in blocks of nearly equal size, so that threads with as many blocks have as much to do; each in panels of nearly
-    equal height, none above `mr`."""
-
-    def __init__(self, fn: Fn, m: V, blocks: V, block: V, mr: int) -> None:
-        self.fn = fn
-        self.first, after = (fn.divu(fn.mul(x, m), blocks) for x in (block, fn.add(block, 1)))
-        self.size = fn.sub(after, self.first)
-        self.panels = fn.max(fn.ceildivu(self.size, mr), 1)
-
-    def panel(self, i: V) -> tuple[V, V]:
-        """First row, counted from the block's, and number of rows of a panel."""
-        row, after = (self.fn.divu(self.fn.mul(x, self.size), self.panels) for x in (i, self.fn.add(i, 1)))
-        return row, self.fn.sub(after, row)
 
 
 def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
@@ -403,7 +261,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
         p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
         batch, block = fn.divu(run.iv, blocks), fn.remu(run.iv, blocks)
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
-        split = _RowSplit(fn, m, blocks, block, spec.rows(elem))
+        split = RowSplit(fn, m, blocks, block, spec.rows(elem))
         a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(split.first, sm)), elem)
         b_batch = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), part if packed else elem)
         if not rows:
@@ -453,7 +311,7 @@ class _TileCalls:
     touches: V  # whether there is such a function
     eargs: V
 
-    def single(self, split: _RowSplit) -> V:
+    def single(self, split: RowSplit) -> V:
         """Whether one tile takes all rows and columns of an item."""
         fn, spec = self.fn, self.matmul.spec
         few = spec.rows(self.matmul.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.matmul.elem)

@@ -11,7 +11,7 @@ import torch
 
 from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import Family
-from dhlo.codegen.families.gemm.matmul import Matmul, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.kernel import where
@@ -94,8 +94,7 @@ class GemmFamily(Family):
         epilogue, eargs = epilogue_args(host, self.epilogue)
         touch = self.epilogue.touch
         b = view_pointer(host, self.b) if self.b is not None else host.constant(self.packed)
-        self.matmul.emit_launch(
-            host,
+        operands = Operands(
             a=view_pointer(host, self.a),
             b=b,
             m=host.size(m),
@@ -108,8 +107,8 @@ class GemmFamily(Family):
             epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
             workspace=None if self.b is None else host.workspace(),
-            packed=self.b is None,
         )
+        self.matmul.emit_launch(host, operands)
 
     def _b_batch_strides(self) -> Sequence[sympy.Expr]:
         """Of the right side's batch dims: in elements of its view, or in panel units where it is packed."""

@@ -1,0 +1,105 @@
+"""How the rows of a product are split: the host program's cost model, and the same split in the kernels."""
+
+from __future__ import annotations
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec, unit
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, Fn, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["STREAM_CYCLES", "WAKE_CYCLES", "Plan", "RowSplit", "call_cycles"]
+
+# Work, in FMA cycles of one core, that pays for waking another one.
+WAKE_CYCLES = 20_000
+# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
+# streamed (packed) or transposed on the way.
+_CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
+# The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
+# never exceed it more than so many times (they may be packed to scratch).
+_A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
+# How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
+# more than one part in so many of the time, half as many, if they balance as well.
+_CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# Loss, as one part in so many, where rows of A don't stay in the second-level cache.
+_UNCACHED_SHARE = 16
+# How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
+_MIN_CANDIDATES, _MAX_CANDIDATES = 4, 16
+
+
+def call_cycles(spec: TileSpec) -> int:
+    """Cost of the calls for some rows of a panel of B."""
+    return (_CALL_CYCLES + _VECTOR_CYCLES * spec.mr * spec.vectors) * spec.per_panel
+
+
+class Plan:
+    """The host's choice of the number of row blocks, and what follows from it.
+
+    More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
+    more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
+    blocks only, each of which is then packed once.
+    """
+
+    def __init__(self, spec: TileSpec, elem: str, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V) -> None:
+        fn = host.fn
+        self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
+        row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
+        nbytes, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
+        threads, columns = host.num_threads, fn.max(panels, 1)
+
+        def cost(blocks: V) -> tuple[V, V, V, V]:
+            rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
+            in_block = fn.ceildivu(rows, spec.rows(elem))
+            work = fn.mul(rows, spec.vectors * spec.per_panel)
+            work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
+            item = fn.add(fn.mul(k, fn.max(work, STREAM_CYCLES)), fn.mul(in_block, call_cycles(spec)))
+            pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
+            share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
+            dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
+            halved = fn.and_(fn.and_(dear, fn.not_(in_place)), fn.cmp("ge", share, _MIN_HALVED))
+            chunks = fn.select(halved, fn.i64(_CHUNKS_PER_THREAD // 2), _CHUNKS_PER_THREAD)
+            cut = fn.add(fn.mul(share, item), fn.mul(fn.add(fn.divu(share, columns), fn.select(in_place, 1, chunks)), pack))
+            blocks_each = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
+            whole = fn.mul(blocks_each, fn.add(fn.mul(columns, item), pack))
+            use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
+            grain = fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
+            return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
+
+        tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
+        fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
+        with fn.wrapping():
+            first = cost(fewest)
+        with fn.wrapping(), fn.loop(1, fn.mul(tries, 2), 1, first) as loop:
+            few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
+            other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
+            better = fn.cmp("lt", other[0], loop.carried[0])
+            loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
+        _, self.grain, self.blocks, self.rows = loop.results
+        fn.assume(self.blocks, 1, fn.interval(row_panels)[1])
+        fn.assume(self.rows, 0, fn.interval(m)[1])
+
+    def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
+        """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        elements = fn.const(spec.tile_elements(elem) + spec.lanes(elem), I64)
+        if not packed:
+            elements = fn.add(elements, fn.mul(self.k, spec.panel(elem)))
+        if not rows:
+            elements = fn.add(elements, fn.mul(self.rows, self.k))
+        return fn.mul(elements, BITS[unit(self.elem)] // 8)
+
+
+class RowSplit:
+    """M rows in blocks of nearly equal size, so that threads with as many blocks have as much to do; each in panels of nearly
+    equal height, none above `mr`."""
+
+    def __init__(self, fn: Fn, m: V, blocks: V, block: V, mr: int) -> None:
+        self.fn = fn
+        self.first, after = (fn.divu(fn.mul(x, m), blocks) for x in (block, fn.add(block, 1)))
+        self.size = fn.sub(after, self.first)
+        self.panels = fn.max(fn.ceildivu(self.size, mr), 1)
+
+    def panel(self, i: V) -> tuple[V, V]:
+        """First row, counted from the block's, and number of rows of a panel."""
+        row, after = (self.fn.divu(self.fn.mul(x, self.size), self.panels) for x in (i, self.fn.add(i, 1)))
+        return row, self.fn.sub(after, row)

@@ -8,7 +8,7 @@ output row) a second kernel combines ("flash decoding", Dao, Haziza, Massa and S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
@@ -25,6 +25,7 @@ from dhlo.codegen.families.attention.common import (
     store_row,
     weight,
 )
+from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
@@ -148,25 +149,31 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
         ]
         n = len(init)
 
-        def step(key: V, acc: list[V], columns: list[int] = columns) -> list[V]:
+        def weights(key: V, count: int) -> list[Iterator[V]]:
+            """Of each row, those of `count` keys in turn."""
+            return [broadcast_each(fn, fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
+
+        def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
             at = fn.gep(v, fn.mul(key, ldv), spec.elem)
             xs = [load_row(fn, at, spec.elem, spec.value_dim, c) for c in columns]
             for c in columns if rows > 1 else ():
                 _prefetch_next(fn, at, ldv, c, spec.elem)
-            ps = [fn.splat(fn.load(fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), F32)) for r in range(rows)]
+            ps = [next(w) for w in each]
             return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
 
-        main = fn.mul(fn.divu(keys, sets), sets)
-        with fn.loop(0, main, sets, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
-            out: list[V] = []
-            for u in range(sets):
-                out += step(fn.add(lp.iv, u), lp.carried[u * n : (u + 1) * n])
+        unroll = max(sets, fn.lanes) if fn.target.lane_factors else sets
+        main = fn.mul(fn.divu(keys, unroll), unroll)
+        with fn.loop(0, main, unroll, init + [fn.const(0.0, fn.vec(F32))] * (n * (sets - 1))) as lp:
+            out, each = list(lp.carried), weights(lp.iv, unroll)
+            for u in range(unroll):
+                at = u % sets * n
+                out[at : at + n] = step(fn.add(lp.iv, u), each, out[at : at + n])
             lp.yield_(*out)
         acc = lp.results[:n]
         if sets == 2:
             acc = [fn.add(x, y) for x, y in zip(acc, lp.results[n:], strict=True)]
         with fn.loop(main, keys, 1, acc) as tail:
-            tail.yield_(*step(tail.iv, tail.carried))
+            tail.yield_(*step(tail.iv, weights(tail.iv, 1), tail.carried))
         for i, x in enumerate(tail.results):
             fn.store(x, fn.gep(o, i // len(columns) * spec.v_pad + columns[i % len(columns)], F32))
     fn.done()

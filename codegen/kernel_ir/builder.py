@@ -1,8 +1,9 @@
 """A typed builder for kernel and host functions as text in the upstream MLIR dialects llvm, scf, arith and vector.
 
 Functions are `llvm.func` with bare pointers and i64 sizes; loops and branches are `scf`, so that the structure survives until
-`codegen/llvm.py` lowers it. Text rather than the op API: MLIR parses 10,000 lines in about 30 ms, ten times faster than Python
-can call the op constructors. Values know their type, so that one `add` serves integers, floats, scalars and vectors.
+`codegen/backends/cpu/llvm.py` lowers it. Text rather than the op API: MLIR parses 10,000 lines in about 30 ms, ten times
+faster than Python can call the op constructors. Values know their type, so that one `add` serves integers, floats, scalars and
+vectors.
 """
 
 from __future__ import annotations

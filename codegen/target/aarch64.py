@@ -18,7 +18,7 @@ EXTRAS = {"dotprod": ("dotprod",), "i8mm": ("i8mm",), "bf16": ("bf16",), "sve": 
 def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
     """A target with some of `EXTRAS`, scheduled for the CPU `tune`."""
     names = sorted(extras)
-    dots = {"bf16": DotProduct("llvm.aarch64.neon.bfdot.v4f32.v8bf16", 2, "f32", "bf16")} if "bf16" in names else {}
+    dots = {"bf16": DotProduct("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16")} if "bf16" in names else {}
     return Target(
         name="+".join([LEVEL, *names]),
         tag=LEVEL,
@@ -27,11 +27,9 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         tune=tune or "neoverse-n1",
         vector_bits=128,
         registers=32,
-        masks=False,
         strides=1,
         mask_registers=False,
         maxima_choose=False,
-        l1_ways=4,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
         lane_factors=True,

@@ -14,14 +14,12 @@ BITS = REGISTER_BITS
 
 @dataclass(frozen=True)
 class DotProduct:
-    """An instruction that adds dot products of `depth` neighbouring elements to each lane of an accumulator.
+    """An instruction that adds dot products of neighbouring elements to each lane of an accumulator.
 
     `intrinsic` is LLVM's: (accumulator, x, y) -> accumulator, all of them a vector register wide.
     """
 
     intrinsic: str
-    depth: int
-    accumulator: str  # MLIR type of its elements
     feature: str  # LLVM's name of what a CPU must have
 
 
@@ -37,11 +35,9 @@ class Target:
     tune            the CPU, by LLVM's name, that instructions are scheduled for
     vector_bits     width of a vector register
     registers       how many of them there are
-    masks           loads and stores of single lanes are instructions
     mask_registers  masks have registers of their own; elsewhere they take vector registers and instructions to make
     maxima_choose   max(a, b) is a where it is larger, else b, so also where one is NaN; elsewhere it is NaN then
     strides         multiples of a run-time stride, counted from 0, that an address may add to its base
-    l1_ways         of the first-level data cache of the CPUs that blocking is tuned for
     extras          what some code uses besides, by the features' names
     dots            dot-product instructions by the type of the elements that they multiply
     lane_factors    a multiply-add takes a factor from any lane of a register
@@ -55,11 +51,9 @@ class Target:
     tune: str
     vector_bits: int
     registers: int
-    masks: bool
     strides: int
     mask_registers: bool
     maxima_choose: bool
-    l1_ways: int
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)

@@ -33,7 +33,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
     wide = level == "x86-64-v4"
     names = sorted(extras)
     features = frozenset(f for n in names for f in EXTRAS[n])
-    dots = {"bf16": DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", 2, "f32", "avx512bf16")} if "bf16" in names else {}
+    dots = {"bf16": DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16")} if "bf16" in names else {}
     return Target(
         name="+".join([level, *names]),
         tag=level.removeprefix("x86-64-"),
@@ -42,11 +42,9 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         tune=tune or _TUNE[level],
         vector_bits=512 if wide else 256,
         registers=32 if wide else 16,
-        masks=True,
         strides=3,  # base + index * {1, 2, 4, 8}
         mask_registers=wide,
         maxima_choose=True,
-        l1_ways=12 if wide else 8,
         extras=features,
         dots=dots,
     )

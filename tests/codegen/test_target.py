@@ -124,7 +124,7 @@ def test_targets_are_data() -> None:
     assert [t.name for t in parse_targets("x86-64-v3, x86-64-v4+vnni+bf16")] == ["x86-64-v3", "x86-64-v4+bf16+vnni"]
     assert (V3.lanes("f32"), V3.registers, V4.lanes("f64"), V4.registers) == (8, 16, 8, 32)
     assert parse_target("x86-64-v4+amx-int8").extras == {"amx-tile", "amx-int8"}
-    assert parse_target("aarch64").lanes("f32") == 4 and not parse_target("aarch64").masks
+    assert parse_target("aarch64").lanes("f32") == 4 and not parse_target("aarch64").mask_registers
     assert len({t.tag for t in parse_targets("x86-64-v3,x86-64-v4,x86-64-v4+bf16,x86-64-v4+amx-bf16")}) == 4
 
 

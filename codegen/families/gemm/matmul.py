@@ -23,8 +23,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["Matmul", "Operands", "workspace_bytes"]
 
-# Addresses this far apart share a set of the first-level cache. Of a set's ways, rows of A read in place may take two thirds: B
-# passes through all sets, a line each while a row's line is in use.
+# Addresses this far apart share sets of the first-level cache, whatever its size.
 _L1_WAY_BYTES = 4096
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
@@ -134,7 +133,7 @@ class Matmul:
         fn = host.fn
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
-        in_place = self._reads_in_place(fn, x.m, x.a_strides[2], x.a_strides[3])
+        in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
         plan = Plan(self.spec, self.elem, host, x.m, units(fn, x.k, self.elem), panels, cells, in_place)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         touch = self._touch_where_deep(fn, x.k, x.touch)
@@ -207,17 +206,19 @@ class Matmul:
         null = fn.int_to_ptr(fn.i64(0))
         return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
 
-    def _reads_in_place(self, fn: Fn, m: V, row_stride: V, k_stride: V) -> V:
+    def _reads_in_place(self, host: HostContext, m: V, row_stride: V, k_stride: V) -> V:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
-        stride.
+        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use.
         """
+        fn = host.fn
         if True not in self._row_forms:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
-        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), _L1_WAY_BYTES * (self.spec.target.l1_ways * 2 // 3))
+        room = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3)
+        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), room)
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, product_count: V) -> tuple[V, V]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -175,7 +176,8 @@ def _abs(b: OpBuilder, x: Complex) -> Value:
     p, q = b.op(ew.Abs, [x.re]), b.op(ew.Abs, [x.im])
     large, small = b.maximum(p, q), b.minimum(p, q)
     ratio = b.div(small, b.select(b.ew(ew.Eq, large, 0.0), 1.0, large))
-    return b.select(b.op(ew.IsInf, [large]), large, b.mul(large, b.unary(ew.Sqrt, b.add(b.mul(ratio, ratio), 1.0))))
+    size = b.mul(large, b.unary(ew.Sqrt, b.add(b.mul(ratio, ratio), 1.0)))
+    return b.select(b.ew(ew.Or, b.op(ew.IsInf, [p]), b.op(ew.IsInf, [q])), math.inf, size)  # also beside NaN
 
 
 @on_complex(A.angle.default)
@@ -208,17 +210,39 @@ def _exp(b: OpBuilder, x: Complex) -> Complex:
     return z
 
 
+def _quarter(b: OpBuilder, x: Complex) -> tuple[Complex, Value]:
+    """x / 4 where its size could overflow, x elsewhere; and where that is."""
+    most: float = torch.finfo(b.dtype(x.re).torch).max
+    huge = b.ew(ew.Gt, b.maximum(b.op(ew.Abs, [x.re]), b.op(ew.Abs, [x.im])), most / 2)
+    factor = b.select(huge, 0.25, 1.0, dtype=b.dtype(x.re))
+    return Complex(b.mul(x.re, factor), b.mul(x.im, factor)), huge
+
+
 @on_complex(A.log.default)
 def _log(b: OpBuilder, x: Complex) -> Complex:
-    return Complex(b.unary(ew.Log, _abs(b, x)), _angle(b, x))
+    """Near the unit circle the size's logarithm is that of 1 + (p - 1)(p + 1) + q^2, of which nothing cancels near 1."""
+    y, huge = _quarter(b, x)
+    size, p, q = _abs(b, y), b.op(ew.Abs, [y.re]), b.op(ew.Abs, [y.im])
+    large, small = b.maximum(p, q), b.minimum(p, q)
+    beyond = b.add(b.mul(b.sub(large, 1.0), b.add(large, 1.0)), b.mul(small, small))
+    near = b.ew(ew.And, b.ew(ew.Gt, size, 0.7), b.ew(ew.Lt, size, 1.5))
+    log = b.select(near, b.mul(b.unary(ew.Log1p, b.select(near, beyond, 0.0)), 0.5), b.unary(ew.Log, size))
+    return Complex(b.add(log, b.select(huge, math.log(4), 0.0, dtype=b.dtype(log))), _angle(b, x))
 
 
 @on_complex(A.sqrt.default)
 def _sqrt(b: OpBuilder, x: Complex) -> Complex:
-    size = _abs(b, x)
-    re = b.unary(ew.Sqrt, b.mul(b.maximum(b.add(size, x.re), 0.0), 0.5))
-    im = b.unary(ew.Sqrt, b.mul(b.maximum(b.sub(size, x.re), 0.0), 0.5))
-    return Complex(re, b.select(b.ew(ew.Lt, x.im, 0.0), b.op(ew.Neg, [im]), im))
+    """The larger part is a sum without cancellation, the other one follows from 2 re im = im(x) (Kahan, "Branch cuts")."""
+    x, huge = _quarter(b, x)
+    p, q = b.op(ew.Abs, [x.re]), b.op(ew.Abs, [x.im])
+    larger = b.unary(ew.Sqrt, b.add(b.mul(p, 0.5), b.mul(_abs(b, x), 0.5)))
+    larger = b.select(b.op(ew.IsInf, [q]), math.inf, larger)
+    divisor = b.mul(larger, 2.0)
+    other = b.div(q, b.select(b.ew(ew.Eq, divisor, 0.0), 1.0, divisor))
+    other = b.select(b.op(ew.IsInf, [q]), math.inf, other)
+    left, factor = b.ew(ew.Lt, x.re, 0.0), b.select(huge, 2.0, 1.0, dtype=b.dtype(larger))
+    im: Value = LOWERINGS[A.copysign.Tensor](b, b.mul(b.select(left, larger, other), factor), x.im)
+    return Complex(b.mul(b.select(left, other, larger), factor), im)
 
 
 @on_complex(A.eq.Tensor, A.eq.Scalar)

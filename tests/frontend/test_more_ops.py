@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import dhlo
-from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, check, export
+from tests.frontend.helpers import EXPORTED_FOR_ALL_SIZES, check, export, import_fn, run
 
 rn = torch.randn
 
@@ -230,3 +231,20 @@ def test_softmax_of_rows_with_special_values() -> None:
         return *parts, *gates
 
     compiled(f, [rows], [rows.repeat(1, 7)], [rows.repeat(3, 40)], [rows[:1]])
+
+
+@pytest.mark.parametrize("f", [torch.sqrt, torch.log])
+def test_complex_branches(f: Any) -> None:
+    """Close to the branch cut and to the unit circle nothing cancels; infinities, zeros' signs and NaN are as in C."""
+    program = import_fn(lambda x: f(x), [cn(5)])
+    torch.manual_seed(0)
+    x = torch.cat([cn(4000), torch.polar(torch.ones(4000), 7 * torch.rand(4000))])
+    (got,) = run(program, (x,))
+    exact = f(x.to(torch.complex128))
+    assert ((got - exact).abs() <= 5e-7 * exact.abs() + 1e-7 * (f is torch.log)).all()
+    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 3e38, -3e38, 1e-38, -1e-30]
+    special = torch.tensor([complex(a, b) for a in values for b in values], dtype=torch.complex64)
+    (got,) = run(program, (special,))
+    parts, want = torch.view_as_real(got), torch.view_as_real(f(special))
+    torch.testing.assert_close(parts, want, rtol=1e-6, atol=0, equal_nan=True)
+    assert (want.isnan() | (parts.signbit() == want.signbit())).all()

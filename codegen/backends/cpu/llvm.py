@@ -16,6 +16,7 @@ from dhlo.ir import mlir
 __all__ = ["Jit", "code_features", "compile_object", "emit_assembly", "lower_to_llvm_ir", "optimise"]
 
 _LEVEL = 2  # of LLVM's optimisation
+_LIBRARY = "model"  # name of loaded code in its JIT
 
 PASSES = (
     "builtin.module(convert-vector-to-scf,convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=true}},"
@@ -30,13 +31,13 @@ _INTRINSIC = re.compile(r"^declare [^\n]*@llvm\.x86\.(\w+)\.", re.MULTILINE)
 _OF_BASELINE = ("sse", "sse2", "sse41", "sse42", "avx", "avx2", "avx512", "fma", "bmi")  # as intrinsics spell them
 
 
-def machine(target: Target, features: Iterable[str] = (), *, jit: bool = False) -> llvm.TargetMachine:
+def machine(target: Target, features: Iterable[str] = ()) -> llvm.TargetMachine:
     """Makes code for any CPU of the target's architecture that has `features`."""
     _initialize()
     made = llvm.Target.from_triple(target.triple)
     cpu = "x86-64" if target.is_x86 else "generic"
     return made.create_target_machine(
-        cpu=cpu, features=",".join(f"+{f}" for f in features), opt=_LEVEL, reloc="pic", codemodel="jitdefault" if jit else "default"
+        cpu=cpu, features=",".join(f"+{f}" for f in features), opt=_LEVEL, reloc="pic", codemodel="default"
     )
 
 
@@ -166,21 +167,31 @@ def emit_assembly(ir_text: str, target: Target) -> str:
 
 
 class Jit:
-    """Objects loaded into this process without a linker; keep it alive as long as the code is used."""
+    """Objects loaded into this process without a linker; keep it alive as long as the code is used.
+
+    JITLink gives an object's sections one piece of memory and reaches everything else through tables, wherever it lies: a process
+    may have so many libraries that no 2 GB around have room left.
+    """
 
     def __init__(self, objects: list[bytes], symbols: Mapping[str, int] | None = None) -> None:
-        """`symbols` are addresses of functions that the objects call."""
-        made = machine(native(), jit=True)
+        """`symbols` are addresses of functions that the objects call. Raises CompileError where objects are broken."""
+        library = llvm.JITLibraryBuilder().add_current_process()
         for name, address in (symbols or {}).items():
-            llvm.add_symbol(name, address)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), made)
+            library.import_symbol(name, address)
         for data in objects:
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        self._engine.finalize_object()
+            library.add_object_img(data)
+        try:
+            self._linker = llvm.create_lljit_compiler(machine(native()), use_jit_link=True)
+            self._loaded = library.link(self._linker, _LIBRARY)
+        except RuntimeError as e:
+            raise CompileError(f"the code can't be loaded: {e}") from None
+        self._found: dict[str, llvm.ResourceTracker] = {}
 
     def address(self, symbol: str) -> int:
-        """Address of an exported function or global; raises KeyError if there is none."""
-        addr = self._engine.get_function_address(symbol) or self._engine.get_global_value_address(symbol)
-        if not addr:
-            raise KeyError(symbol)
-        return int(addr)
+        """Address of an exported function or global. Raises CompileError if there is none, or it calls what nothing has."""
+        if symbol not in self._found:
+            try:
+                self._found[symbol] = self._linker.lookup(_LIBRARY, symbol)
+            except RuntimeError as e:
+                raise CompileError(f"the code can't be loaded: {e}") from None
+        return int(self._found[symbol][symbol])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import time
@@ -16,6 +17,9 @@ from dhlo.bench.peers import PEERS, installed
 
 _DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
 _DEFAULT_PEERS = ("eager", "inductor", "ort", "openvino", "dhlo")
+# What makes PyTorch and its libraries use no more than a target has; ONNX Runtime and OpenVINO read the CPU themselves.
+_LIMITS = {"x86-64-v3": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+_UNLIMITED = ("ort", "openvino", "openvino_static")
 
 
 def _arguments() -> argparse.Namespace:
@@ -27,7 +31,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=45, help="seconds of timing for each workload, after compilation")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each peer, as far as the budget goes")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a peer may take to compile")
-    parser.add_argument("--results", type=Path, default=measure.RESULTS, help="where results are kept")
+    parser.add_argument("--results", type=Path, help="where results are kept; by default a folder here, for each target one")
+    parser.add_argument(
+        "--target",
+        choices=sorted(_LIMITS),
+        help="compile for this target, and limit the peers to the same instructions; those that can't be limited are left out",
+    )
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
     parser.add_argument(
         "--update-readme",
@@ -43,7 +52,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--pairs", type=int, default=3, help="with --against: processes of each checkout, one pair after the other")
     parser.add_argument("--list", action="store_true", help="list the workloads and their shapes")
-    return parser.parse_args()
+    a = parser.parse_args()
+    a.results = a.results or measure.RESULTS / (a.target or "")
+    return a
 
 
 def main() -> int:
@@ -58,6 +69,9 @@ def main() -> int:
     if a.against is not None:
         return _against(chosen, a)
     peers = a.peer.split(",")
+    if a.target is not None:
+        os.environ.update(_LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
+        peers = [p for p in peers if p not in _UNLIMITED]
     if unknown := [p for p in peers if p not in PEERS]:
         print(f"error: no peer '{unknown[0]}'; peers: {', '.join(PEERS)}", file=sys.stderr)
         return 2
@@ -85,8 +99,10 @@ def main() -> int:
         failed |= "error" in result["peers"].get(report.OURS, {})
     kept = measure.load(a.threads, results)
     if kept and (a.report_only or len(chosen) > 1):
-        print(report.summary(kept))
-    if a.update_readme and kept:
+        print(report.summary(kept, a.target))
+    if a.update_readme and kept and a.target is not None:
+        report.insert(_DOCUMENTS[1], report.summary(kept, a.target), a.target)
+    elif a.update_readme and kept:
         readme, performance = _DOCUMENTS
         report.insert(readme, report.summary(kept))
         others = [measure.load(t, results) for t in measure.thread_counts(results) if t != a.threads]

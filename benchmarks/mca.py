@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim, export
 
-from benchmarks import measure
+from benchmarks import measure, report
 from dhlo.api import build
 from dhlo.codegen.backends.cpu.link import merged_assembly
 from dhlo.options import Options
@@ -32,7 +32,6 @@ ARITHMETIC, LOADS, STORES = 4, 3, 2
 ITERATIONS = 1000
 BAR = 0.90
 DOCUMENT = measure.ROOT / "docs" / "performance.md"
-MARKS = "<!-- mca:begin -->", "<!-- mca:end -->"
 D = Dim.DYNAMIC
 
 
@@ -217,9 +216,7 @@ def main() -> int:
     lines, least = table(a.target, tool)
     print("\n".join(lines))
     if a.update:
-        text = DOCUMENT.read_text()
-        before, _, rest = text.partition(MARKS[0])
-        DOCUMENT.write_text(before + MARKS[0] + "\n" + "\n".join(lines) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+        report.insert(DOCUMENT, "\n".join(lines), "mca")
     return 0 if least >= BAR else 1
 
 

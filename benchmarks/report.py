@@ -9,9 +9,9 @@ from typing import Any
 
 from dhlo.bench.peers import PEERS
 
-__all__ = ["BEGIN", "END", "detail", "insert", "summary"]
+__all__ = ["MARKS", "detail", "insert", "summary"]
 
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+MARKS = ("<!-- {}:begin -->", "<!-- {}:end -->")
 OURS = "dhlo"
 
 Result = dict[str, Any]
@@ -96,15 +96,16 @@ def detail(result: Result) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(results: Sequence[Result]) -> str:
-    """All workloads, a row for each group of them: geometric means over all shapes, and the worst shape."""
+def summary(results: Sequence[Result], target: str | None = None) -> str:
+    """All workloads, a row for each group of them: geometric means over all shapes, and the worst shape. `target` is what all were
+    limited to."""
     groups: dict[str, list[Result]] = {}
     for r in results:
         groups.setdefault(r["group"], []).append(r)
     rows = [_group_row(name, members) for name, members in sorted(groups.items())]
     keep = [i for i, title in enumerate(_COLUMNS) if title != _SPECIALISED or any(r[i] != "–" for r in rows)]
     head, rows = [_COLUMNS[i] for i in keep], [[r[i] for i in keep] for r in rows]
-    return "\n".join([_conditions(results), "", *_table(head, rows)])
+    return "\n".join([_conditions(results, target), "", *_table(head, rows)])
 
 
 _SPECIALISED = "over the best specialised to the shape"
@@ -144,26 +145,27 @@ def _suffix(result: Result, members: Sequence[Result]) -> str:
     return "" if len(members) == 1 else result["workload"].split("_", 1)[1] + " "
 
 
-def _conditions(results: Sequence[Result]) -> str:
+def _conditions(results: Sequence[Result], target: str | None) -> str:
     """What was measured, on what, against which versions."""
     r = results[-1]
     c = r["ceilings"]
     peers = sorted({n for x in results for n in times(x) if not _is_ours(n)})
     versions = ", ".join(f"{n} {v}" for n, v in r["versions"].items())
+    limit = f" --target {target}" if target else ""
     return (
         f"Speed-ups (geometric means over all shapes; the shape changes at every call) on {r['threads']} "
         f"thread{'s' * (r['threads'] > 1)} of {r['machine']}: {c['f32_gflops']:.0f} GFLOP/s of f32 multiply-adds, "
         f"{c['bf16_gflops']:.0f} of bf16, {c['l3_gbs']:.0f} GB/s from L3, {c['dram_gbs']:.0f} GB/s from memory. "
         f"Other peers: {', '.join(peers) or 'none'}; {versions}; {r['date']}. "
-        f"Made by `python -m benchmarks --threads {r['threads']} --update-readme`."
+        f"Made by `python -m benchmarks --threads {r['threads']}{limit} --update-readme`."
     )
 
 
-def insert(path: Path, text: str) -> None:
-    """Puts text between the markers of a document. Raises ValueError if there are none."""
-    whole = path.read_text()
-    before, begin, rest = whole.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def insert(path: Path, text: str, name: str = "measured") -> None:
+    """Puts text between the markers `name` of a document. Raises ValueError if there are none."""
+    (first, last), whole = (m.format(name) for m in MARKS), path.read_text()
+    before, begin, rest = whole.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"'{path}' has no markers {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text.strip()}\n{END}{after}")
+        raise ValueError(f"'{path}' has no markers {first} and {last}")
+    path.write_text(f"{before}{first}\n{text.strip()}\n{last}{after}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import report
 from benchmarks.measure import ROOT
 from dhlo.compiler import compile_program
 from dhlo.frontend import import_program
@@ -23,7 +23,6 @@ __all__ = ["main"]
 
 SIZES = ((100, 500), (300, 1500), (1000, 5000))
 DOCUMENT = ROOT / "docs" / "performance.md"
-MARKS = ("<!-- shapes:begin -->", "<!-- shapes:end -->")
 STAGES = {"import": "import", "pass": "passes", "lower": "host program"}
 
 
@@ -82,13 +81,6 @@ def table(rows: list[tuple[int, int, float, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def insert(document: Path, text: str) -> None:
-    """Puts the table between the marks of a document."""
-    before, _, rest = document.read_text().partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    document.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
     parser.add_argument("--symbols", type=int, nargs="*", help="only programs of so many symbols, with 5 nodes each")
@@ -100,7 +92,7 @@ def main() -> int:
         print(rows[-1], flush=True)
     print(table(rows))
     if a.update_docs:
-        insert(DOCUMENT, table(rows))
+        report.insert(DOCUMENT, table(rows), "shapes")
     return 0
 
 

@@ -187,19 +187,22 @@ def test_growing_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_insert_replaces_what_is_between_markers(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    path.write_text("before\n<!-- measured:begin -->\nold\n<!-- measured:end -->\nafter\n<!-- mca:begin --><!-- mca:end -->")
     for _ in range(2):
         report.insert(path, "new\n")
-        assert path.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+        text = path.read_text()
+        assert text == "before\n<!-- measured:begin -->\nnew\n<!-- measured:end -->\nafter\n<!-- mca:begin --><!-- mca:end -->"
+    report.insert(path, "table", "mca")
+    assert path.read_text() == text.replace("<!-- mca:begin -->", "<!-- mca:begin -->\ntable\n")
     path.write_text("nothing")
     with pytest.raises(ValueError, match="has no markers"):
         report.insert(path, "new")
 
 
 def test_documents_have_markers() -> None:
-    for name in ("README.md", "docs/performance.md"):
+    for name, marks in (("README.md", ["measured"]), ("docs/performance.md", ["measured", "mca", "shapes", "x86-64-v3"])):
         text = (measure.ROOT / name).read_text()
-        assert text.count(report.BEGIN) == text.count(report.END) == 1
+        assert all(text.count(m.format(mark)) == 1 for mark in marks for m in report.MARKS)
 
 
 # ---------------------------------------------------------------------- costs and dhlo bench

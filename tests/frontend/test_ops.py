@@ -467,7 +467,7 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 
 
-POOLING = ("ceil", "avg", "adaptive", "indices")
+POOLING = ("max", "ceil", "avg", "adaptive", "indices")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=EXPORTED_FOR_ALL_SIZES) if n in POOLING else n for n in CONVOLUTIONS])

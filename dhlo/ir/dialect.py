@@ -209,7 +209,7 @@ class Op(OpView):
 def _mistyped(op: Any) -> str | None:
     """What is wrong with an op's types by its own rules."""
     cls, operands, results = type(op), operand_types(op), result_types(op)
-    attrs = {f.name: attr(op, f.name) for f in ext.partition_fields(cls._fields)[1]}
+    attrs = {f.name: attr(op, f.name) for f in _fields(cls, cls.OPERATION_NAME)[1]}
     if not cls.explicit:
         want = cls.infer(operands, attrs)
         if len(want) != len(results) or any(not same(w, r) for w, r in zip(want, results, strict=True)):
@@ -221,7 +221,7 @@ def _mistyped(op: Any) -> str | None:
 def _malformed(op: Any) -> str | None:
     """What is wrong with the number of an op's operands, results and regions, and with its attributes; None if nothing is, and
     type rules can be asked. (MLIR tests some of that too, but later.)"""
-    operands, attributes, results, regions = ext.partition_fields(_fields(type(op), op.operation.name))
+    operands, attributes, results, regions = _fields(type(op), op.operation.name)
     for what, fields, values in (("operand", operands, op.operands), ("result", results, op.results)):
         sizes = [1] * len(fields)
         if any(f.variadicity != ext.Variadicity.single for f in fields):
@@ -253,9 +253,10 @@ def _malformed(op: Any) -> str | None:
     return None
 
 
-def _fields(cls: Any, name: str) -> list[Any]:
-    """The fields of a class under one of its names."""
-    return lists.fields_at(cls, lists.width_of(name)[1]) if cls.stated else cls._fields  # type: ignore[no-any-return]
+@functools.cache
+def _fields(cls: Any, name: str) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """The fields of a class under one of its names: operands, attributes, results, regions."""
+    return ext.partition_fields(lists.fields_at(cls, lists.width_of(name)[1]) if cls.stated else cls._fields)
 
 
 def op_class(name: str) -> type[Op] | None:
@@ -305,7 +306,7 @@ _OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
 @functools.cache
 def _size_attributes(cls: Any) -> tuple[str, ...]:
     """The names of the attributes that hold size expressions."""
-    return tuple(f.name for f in ext.partition_fields(cls._fields)[1] if f.constraint in _OF_SIZES)
+    return tuple(f.name for f in _fields(cls, cls.OPERATION_NAME)[1] if f.constraint in _OF_SIZES)
 
 
 @functools.cache
@@ -408,7 +409,7 @@ def build(
     name = cls.OPERATION_NAME
     if cls.stated:
         name = lists.define(cls, lists.width_for(max(len(operands), len(made))))
-        taken, _, given, _ = ext.partition_fields(_fields(cls, name))
+        taken, _, given, _ = _fields(cls, name)
         for what, fields, count in (("operand", taken, len(operands)), ("result", given, len(made))):
             if len(fields) > 1:
                 plain_attrs[f"{what}SegmentSizes"] = ir.DenseI32ArrayAttr.get([1] * count + [0] * (len(fields) - count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 from dhlo.ir.dialect import Kind, defining
@@ -48,10 +48,15 @@ class Graph:
         for n, sources in enumerate(self.sources):
             for p in sources:
                 self._readers[p].append(n)
-        self.above = [0] * len(self.ops)
+        self._shared = list(range(len(self.ops)))  # of each op the first of its unit: what they depend on is kept there
+        self._above = [0] * len(self.ops)
         for n, sources in enumerate(self.sources):
             for p in sources:
-                self.above[n] |= self.above[p] | (1 << p)
+                self._above[n] |= self._above[p] | (1 << p)
+
+    def above(self, n: int) -> int:
+        """What op n and its unit depend on, as a bit set."""
+        return self._above[self._shared[n]]
 
     def producer(self, v: Value) -> int | None:
         return self._by_value.get(v)
@@ -102,26 +107,20 @@ class Graph:
             self.unit[n] = unit
         if len(unit.ops) == 1:
             return
-        shared = 0
-        for n in unit.ops:
-            shared |= self.above[n]
-        changed = [n for n in unit.ops if self._raise(n, shared)]
-        heapify(changed)
+        first = unit.ops[0]
+        for n in unit.ops[1:]:
+            self._above[first] |= self._above[n]
+            self._shared[n] = first
+        changed = [first]
         while changed:  # in order, so that most ops change once
             n = heappop(changed)
-            more = self.above[n] | 1 << n
-            for r in self._readers[n]:
-                if self._raise(r, more):
-                    heappush(changed, r)
-            for r in self.unit[n].ops if n in self.unit else ():
-                if self._raise(r, self.above[n]):
-                    heappush(changed, r)
-
-    def _raise(self, n: int, bits: int) -> bool:
-        """Adds to what op n depends on; whether that is news."""
-        before = self.above[n]
-        self.above[n] = before | bits
-        return self.above[n] != before
+            for m in self.unit[n].ops if n in self.unit else (n,):
+                more = self._above[n] | 1 << m
+                for r in map(self._shared.__getitem__, self._readers[m]):
+                    if self._above[r] | more != self._above[r]:
+                        self._above[r] |= more
+                        if r not in changed:
+                            heappush(changed, r)
 
 
 class InOrder:
@@ -164,7 +163,7 @@ class Members:
         g = self.g
         self.ops.add(n)
         self.bits |= 1 << n
-        self.above |= g.above[n]
+        self.above |= g.above(n)
         for v in g.ops[n].results:
             self._count(v, sum(u not in self.ops for u in g.users(v)))
         for v in set(g.operands[n]):
@@ -192,7 +191,7 @@ class Members:
 
     def closes_cycle(self, n: int) -> bool:
         """Whether op n reads what depends on these ops and isn't one of them."""
-        return any(p not in self.ops and self.g.above[p] & self.bits for p in self.g.sources[n])
+        return any(p not in self.ops and self.g.above(p) & self.bits for p in self.g.sources[n])
 
 
 def _overwritten(g: Graph, block: Block) -> list[tuple[int, set[int]]]:

@@ -129,7 +129,7 @@ def _absorb_producers(
         if from_mlir(v).shape != tuple(domain):
             continue
         # nothing taken so far may reach it, and it may reach what is taken only directly
-        if g.above[p] & taken.bits or any(u not in taken.ops and taken.above >> u & 1 for u in g.users(v) if g.ops[u] != op):
+        if g.above(p) & taken.bits or any(u not in taken.ops and taken.above >> u & 1 for u in g.users(v) if g.ops[u] != op):
             continue
         taken.add(p)
         axes[v] = full

@@ -253,9 +253,13 @@ def _malformed(op: Any) -> str | None:
     return None
 
 
-@functools.cache
-def _fields(cls: Any, name: str) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _fields(cls: Any, name: str) -> Any:
     """The fields of a class under one of its names: operands, attributes, results, regions."""
+    return _partition(cls, name)  # mypy takes classes of these bindings for unhashable
+
+
+@functools.cache
+def _partition(cls: Any, name: str) -> Any:
     return ext.partition_fields(lists.fields_at(cls, lists.width_of(name)[1]) if cls.stated else cls._fields)
 
 

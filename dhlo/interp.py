@@ -11,7 +11,7 @@ import torch
 from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 
 from dhlo.errors import ContractError, InternalError
-from dhlo.ir.dialect import OPS, Kind, attr, result_types
+from dhlo.ir.dialect import Kind, attr, op_class, result_types
 from dhlo.ir.function import argument_names, ranges_of
 from dhlo.ir.handles import Block, Module
 from dhlo.ir.ops import control, host, lookup, movement, random
@@ -103,7 +103,7 @@ class _Machine:
         """Runs a block; what its terminator returns or yields."""
         for op in block.operations:
             name = op.operation.name
-            if name in ("func.return", "dhlo.yield"):
+            if name == "func.return" or isinstance(op, control.Yield):
                 return [self.values[v] for v in op.operands]
             try:
                 self._op(op, name)
@@ -114,7 +114,7 @@ class _Machine:
         return []
 
     def _op(self, op: Any, name: str) -> None:
-        cls = OPS.get(name)
+        cls = op_class(name)
         if cls is None:
             raise InternalError(f"{name} is no dhlo op")
         args = [self.values[v] for v in op.operands]

@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 from dhlo.errors import CompileError
 from dhlo.ir import mlir
-from dhlo.ir.dialect import OPS, is_size, operand_types, result_types, same
+from dhlo.ir.dialect import OPS, is_size, op_class, operand_types, result_types, same
 from dhlo.ir.handles import Block, Module
+from dhlo.ir.lists import define, width_of
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.control import Cond, Group, While
+from dhlo.ir.ops.control import Cond, Group, While, Yield
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.shape_infer.verify import misused_symbol
 
@@ -88,8 +89,7 @@ class _Scan:
                     alias = token if token[0] == "#" and follows else ""
                 self._name(token, at, follows, alias)
             elif kind == "string" and self.text[m.end() : m.end() + 1] == "(" and not any(here for _, here in self.open):
-                if token[1:-1] not in OPS and token[1:-1] not in _UPSTREAM:
-                    self.fail(f"{token} is no op of this dialect", at)
+                self._op(token[1:-1], at)
             elif kind == "mark":
                 alias = "" if token == "}" else alias
                 self._bracket(token, at, before)
@@ -104,6 +104,15 @@ class _Scan:
                 name, depth = self.inside[name], depth + 1
                 if depth > _DEPTH:
                     self.fail(f"the location {start} is nested too deeply", 0)
+
+    def _op(self, name: str, at: int) -> None:
+        """An op's name. One for long lists, of which at least the segment sizes are in the text, becomes known to the parser."""
+        if name in OPS or name in _UPSTREAM:
+            return
+        cls, width = op_class(name), width_of(name)[1]
+        if cls is None or 3 * width > len(self.text):
+            self.fail(f'"{name}" is no op of this dialect', at)
+        define(cls, width)
 
     def _follows(self, at: int) -> bool:
         """Does `=` come next?"""
@@ -167,10 +176,10 @@ class _Verifier:
     def _block(self, owner: Any, block: Block, end: str) -> None:
         self._types(owner, block.arguments)
         ops = [op.operation for op in block.operations]
-        if not ops or ops[-1].name != end:
+        if not ops or width_of(ops[-1].name)[0] != end:
             self.fail(owner, f"a block ends in {end}")
         for op in ops[:-1]:
-            if op.name not in OPS or op.name == "dhlo.yield":
+            if op_class(op.name) in (None, Yield):
                 self.fail(op, "this op has no place here")
             self._types(op, op.results)
             for region in op.regions:

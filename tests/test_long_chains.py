@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from dhlo.ir.dialect import build
+from dhlo.ir.mlir import ir
 from dhlo.ir.ops import compute
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
 from dhlo.ir.types import from_mlir
+from dhlo.passes.fuse.fuse import fuse
 from tests.programs import Module, Part, plain, t
 
 LONG = 500
@@ -54,6 +56,38 @@ def joined(x: Any) -> list[Any]:
         x = build(mv.Slice, [wide], {"starts": ["0", "1"], "steps": [1, 1]}, results=[ty]).results[0]
         x = build(ew.Neg, [x]).results[0]
     return [x]
+
+
+def centred(x: Any, count: int) -> Any:
+    """Sums of rows, and what they are taken from, by turns."""
+    ty = from_mlir(x)
+    for _ in range(count):
+        s = build(compute.Reduce, [x], {"how": "sum", "dims": [1]}).results[0]
+        x = build(ew.Sub, [x, build(mv.Broadcast, [s], {"dims": [0]}, results=[ty]).results[0]]).results[0]
+    return x
+
+
+@pytest.mark.parametrize("chain", [additions, centred])
+def test_fusion_takes_time_in_proportion_to_the_program(chain: Callable[[Any, int], Any]) -> None:
+    def calls(count: int) -> int:
+        """Of functions, in Python and in C, while a chain of that length is fused."""
+        seen = 0
+
+        def see(_frame: object, event: str, _arg: object) -> None:
+            nonlocal seen
+            seen += event.endswith("call")
+
+        module = Module([Part([(t("f32", "n", "m"), plain)], lambda x: [chain(x, count)])])
+        with module.context, ir.Location.unknown():
+            sys.setprofile(see)
+            try:
+                fuse(module.module)
+            finally:
+                sys.setprofile(None)
+        return seen
+
+    calls(10)  # what is kept for types
+    assert calls(240) < 5 * calls(60)
 
 
 @pytest.mark.parametrize("body", [pointwise, reduced, turned, joined])

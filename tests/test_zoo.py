@@ -1,12 +1,8 @@
-"""Real models (a folder with a zoo.py, named by DHLO_ZOO): each program, compiled once, serves all its input sets as eager
-does."""
+"""Real models: each program, compiled once, serves all its input sets as eager does."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +10,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import dhlo
+from tests import zoo
 from tests.plans import assert_plan_is_run
 
-_FOLDER = os.environ.get("DHLO_ZOO")
-
-
-def _zoo() -> Any:
-    spec = importlib.util.spec_from_file_location("zoo", Path(_FOLDER or "") / "zoo.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ZOO = _zoo() if _FOLDER else None
-NAMES = list(ZOO.REGISTRY) if ZOO else []
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(ZOO is None, reason="DHLO_ZOO names no folder")]
+pytestmark = zoo.marks
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
@@ -47,17 +31,13 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=2e-2 if low else 1e-3, atol=(1e-2 if low else 1e-4) * scale, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", zoo.NAMES)
 def test_model(name: str) -> None:
-    assert ZOO is not None
-    entry = ZOO.REGISTRY[name]
-    if "known_fail" in entry.tags:
-        pytest.skip("does not export")
-    try:
-        case = ZOO.build(name)
-        exported = ZOO.export(case, **entry.recipe)
-    except ImportError as e:
-        pytest.skip(str(e))
+    zoo.in_own_process(check, name)
+
+
+def check(name: str) -> None:
+    case, exported = zoo.exported(name)
     pristine = copy.deepcopy(case.module)
     model = dhlo.compile(exported)
     for args, kwargs in [(case.args, case.kwargs), *case.others]:

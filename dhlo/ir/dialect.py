@@ -2,7 +2,6 @@
 
 import enum
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -10,6 +9,8 @@ import sympy
 import torch
 
 from dhlo.errors import InternalError
+from dhlo.ir import lists
+from dhlo.ir.lists import Operands, Results
 from dhlo.ir.mlir import ext, ir
 from dhlo.ir.symbols import as_expr, is_static, parse, show
 from dhlo.ir.types import TensorType, from_mlir
@@ -25,7 +26,9 @@ __all__ = [
     "Number",
     "Numbers",
     "Op",
+    "Operands",
     "Outs",
+    "Results",
     "Scalar",
     "ShapeAttr",
     "Sizes",
@@ -36,6 +39,7 @@ __all__ = [
     "dims_of",
     "is_size",
     "number",
+    "op_class",
     "operand_types",
     "result_types",
     "same",
@@ -119,8 +123,7 @@ if TYPE_CHECKING:  # what the bindings make at run time, for the type checker
     class OpView:
         _fields: ClassVar[list[Any]]
         OPERATION_NAME: ClassVar[str]
-        _ODS_OPERAND_SEGMENTS: ClassVar[list[int] | None]
-        _ODS_RESULT_SEGMENTS: ClassVar[list[int] | None]
+        stated: ClassVar[dict[str, Any]]
         operation: Any
         operands: Any
         results: Any
@@ -154,9 +157,14 @@ class Op(OpView):
     kind = Kind.OPAQUE
     work = 0
     explicit = False  # result types are given by the builder
+    stated = {}  # of an op with lists: its annotations, each list one of them
 
     @classmethod
     def __init_subclass__(cls, *, name: str | None = None, traits: list[type] | None = None, **kwargs: Any) -> None:
+        stated = dict(cls.__dict__.get("__annotations__", {}))
+        if any(what in (Operands, Results) for what in stated.values()):
+            cls.stated = stated
+            cls.__annotations__ = lists.expand(stated, lists.SHORT)
         if name is not None and traits is None and cls.kind not in (Kind.SYMBOL, Kind.CONTROL, Kind.GROUP, Kind.HOST):
             traits = [ext.Pure]
         super().__init_subclass__(name=name, traits=traits, **kwargs)
@@ -201,7 +209,7 @@ class Op(OpView):
 def _mistyped(op: Any) -> str | None:
     """What is wrong with an op's types by its own rules."""
     cls, operands, results = type(op), operand_types(op), result_types(op)
-    attrs = {f.name: attr(op, f.name) for f in ext.partition_fields(cls._fields)[1]}
+    attrs = {f.name: attr(op, f.name) for f in _fields(cls, cls.OPERATION_NAME)[1]}
     if not cls.explicit:
         want = cls.infer(operands, attrs)
         if len(want) != len(results) or any(not same(w, r) for w, r in zip(want, results, strict=True)):
@@ -213,7 +221,7 @@ def _mistyped(op: Any) -> str | None:
 def _malformed(op: Any) -> str | None:
     """What is wrong with the number of an op's operands, results and regions, and with its attributes; None if nothing is, and
     type rules can be asked. (MLIR tests some of that too, but later.)"""
-    operands, attributes, results, regions = ext.partition_fields(type(op)._fields)
+    operands, attributes, results, regions = _fields(type(op), op.operation.name)
     for what, fields, values in (("operand", operands, op.operands), ("result", results, op.results)):
         sizes = [1] * len(fields)
         if any(f.variadicity != ext.Variadicity.single for f in fields):
@@ -243,6 +251,22 @@ def _malformed(op: Any) -> str | None:
         if not good(op.attributes[f.name]):
             return f"{f.name} must be {what}, not {op.attributes[f.name]}"
     return None
+
+
+def _fields(cls: Any, name: str) -> Any:
+    """The fields of a class under one of its names: operands, attributes, results, regions."""
+    return _partition(cls, name)  # mypy takes classes of these bindings for unhashable
+
+
+@functools.cache
+def _partition(cls: Any, name: str) -> Any:
+    return ext.partition_fields(lists.fields_at(cls, lists.width_of(name)[1]) if cls.stated else cls._fields)
+
+
+def op_class(name: str) -> type[Op] | None:
+    """The class of an op's name, or None if there is no such op."""
+    wide = OPS.get(lists.width_of(name)[0])
+    return OPS.get(name) or (wide if wide is not None and wide.stated else None)
 
 
 def _is_int(a: Any) -> bool:
@@ -286,7 +310,7 @@ _OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
 @functools.cache
 def _size_attributes(cls: Any) -> tuple[str, ...]:
     """The names of the attributes that hold size expressions."""
-    return tuple(f.name for f in ext.partition_fields(cls._fields)[1] if f.constraint in _OF_SIZES)
+    return tuple(f.name for f in _fields(cls, cls.OPERATION_NAME)[1] if f.constraint in _OF_SIZES)
 
 
 @functools.cache
@@ -386,26 +410,15 @@ def build(
         results = cls.infer([from_mlir(v) for v in operands], plain)
     plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
     made = [t.mlir() for t in results]
-    for name, fields, types in (
-        ("operandSegmentSizes", cls._ODS_OPERAND_SEGMENTS, [v.type for v in operands]),
-        ("resultSegmentSizes", cls._ODS_RESULT_SEGMENTS, made),
-    ):
-        if fields is not None and len(fields) > 1 and all(f == -1 for f in fields):
-            plain_attrs[name] = ir.DenseI32ArrayAttr.get(_segments(cls, types, len(fields)))
-    op = ir.Operation.create(
-        cls.OPERATION_NAME, results=made, operands=list(operands), attributes=plain_attrs, regions=regions, loc=loc
-    )
+    name = cls.OPERATION_NAME
+    if cls.stated:
+        name = lists.define(cls, lists.width_for(max(len(operands), len(made))))
+        taken, _, given, _ = _fields(cls, name)
+        for what, fields, count in (("operand", taken, len(operands)), ("result", given, len(made))):
+            if len(fields) > 1:
+                plain_attrs[f"{what}SegmentSizes"] = ir.DenseI32ArrayAttr.get([1] * count + [0] * (len(fields) - count))
+    op = ir.Operation.create(name, results=made, operands=list(operands), attributes=plain_attrs, regions=regions, loc=loc)
     return op.opview if hasattr(op, "opview") else op
-
-
-def _segments(cls: type[Op], types: Sequence[Any], fields: int) -> list[int]:
-    """How many of a list's values each field takes: one, or where there are more values than fields, a run of one type."""
-    runs = [1] * len(types)
-    if len(types) > fields:
-        runs = [len(list(run)) for _, run in itertools.groupby(types)]
-    if len(runs) > fields:
-        raise InternalError(f"{cls.OPERATION_NAME} takes at most {fields} runs of values of one type, {len(runs)} given")
-    return runs + [0] * (fields - len(runs))
 
 
 def exprs(texts: Sequence[str]) -> list[sympy.Expr]:

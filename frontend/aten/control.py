@@ -180,14 +180,13 @@ def _cond(b: OpBuilder, pred: Operand, on_true: Any, on_false: Any, operands: An
             values.append([b.importer.tensor_of(v) if number else v for v, number in zip(result, numbers, strict=True)])
         bodies.append((holder, block))
     types = [_joined(b, x, y) for x, y in zip(*values, strict=True)]
-    order = _order([(x.type, y.type, t.mlir()) for x, y, t in zip(*values, types, strict=True)])
     with location(b.node):
-        op = build(control.Cond, [b.convert(pred, "i1")], results=[types[i] for i in order], regions=2)
+        op = build(control.Cond, [b.convert(pred, "i1")], results=types, regions=2)
     for region, (_holder, block), results in zip(op.operation.regions, bodies, values, strict=True):
         block.append_to(region)
         with ir.InsertionPoint(block):
-            build(control.Yield, [results[i] for i in order])
-    return _together(_numbered(b, _unordered(op.results, order), numbers), pairs)
+            build(control.Yield, results)
+    return _together(_numbered(b, list(op.results), numbers), pairs)
 
 
 def _apart(values: Sequence[Any]) -> tuple[list[Any], list[bool]]:
@@ -200,22 +199,6 @@ def _together(values: Sequence[Any], pairs: Sequence[bool]) -> list[Any]:
     """The values that were taken apart."""
     rest = iter(values)
     return [Complex(next(rest), next(rest)) if pair else next(rest) for pair in pairs]
-
-
-def _order(types: Sequence[Any]) -> list[int]:
-    """In which order the values of a long list are stored: those of one type side by side, since only that is unlimited."""
-    if len(types) <= control.MAX_LIST:
-        return list(range(len(types)))
-    first: list[Any] = []
-    for t in types:
-        if t not in first:
-            first.append(t)
-    return sorted(range(len(types)), key=lambda i: first.index(types[i]))
-
-
-def _unordered(values: Sequence[Value], order: Sequence[int]) -> list[Value]:
-    """Values stored in `order`, as they were before."""
-    return [v for _, v in sorted(zip(order, values, strict=True), key=lambda x: x[0])]
 
 
 def _numbered(b: OpBuilder, values: Sequence[Value], numbers: Sequence[bool]) -> list[Any]:
@@ -246,20 +229,19 @@ def loop(
 ) -> list[Value]:
     """A `while` op: `cond` and `body` build the regions on the carried values."""
     types = [from_mlir(v) for v in init]
-    order = _order([v.type for v in init])
     with location(b.node):
-        op = build(control.While, [init[i] for i in order], results=[types[i] for i in order], regions=2)
+        op = build(control.While, init, results=types, regions=2)
     unknown = [ir.Location.unknown()] * len(types)
     for region, f in zip(op.operation.regions, (cond, body), strict=True):
-        block = ir.Block.create_at_start(region, [types[i].mlir() for i in order], unknown)
+        block = ir.Block.create_at_start(region, [t.mlir() for t in types], unknown)
         with ir.InsertionPoint(block):
-            out = f(_unordered(block.arguments, order))
+            out = f(list(block.arguments))
             if b.is_tensor(out):
                 values = [b.convert(out, "i1")]
             else:
-                values = [_as(b, out[i], types[i]) for i in order]
+                values = [_as(b, v, t) for v, t in zip(out, types, strict=True)]
             build(control.Yield, values)
-    return _unordered(op.results, order)
+    return list(op.results)
 
 
 def _as(b: OpBuilder, v: Value, t: TensorType) -> Value:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dhlo.ir.dialect import Condition, Kind, Op, Out, Outs, Tensor, TypeError_, Variadic, attr, result_types, same
+from dhlo.ir.dialect import Condition, Kind, Op, Operands, Out, Results, Tensor, TypeError_, attr, result_types, same
 from dhlo.ir.mlir import ext, ir
 from dhlo.ir.symbols import SYMBOL, is_static, symbol
 from dhlo.ir.types import TensorType
@@ -84,18 +84,16 @@ class AssertTensor(Op, name="assert_tensor"):
         return []
 
 
-# IRDL wants the members of a variadic field to have one type, so that a list of any types is many such fields: `dialect.build`
-# puts one value into each, or where there are more values, a run of values of one type.
-MAX_LIST = 24
-
-
 class Cond(Op, name="cond"):
     """Runs one of two regions as the one-element bool `pred` says; each ends in a `yield` of the results. Regions use values of
     the enclosing function directly."""
 
     kind = Kind.CONTROL
     explicit = True
-    __annotations__ = {"pred": Tensor, **{f"y{i}": Outs for i in range(MAX_LIST)}, "then_": ext.Region, "else_": ext.Region}
+    pred: Tensor
+    y: Results
+    then_: ext.Region
+    else_: ext.Region
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
@@ -109,12 +107,10 @@ class While(Op, name="while"):
 
     kind = Kind.CONTROL
     explicit = True
-    __annotations__ = {
-        **{f"x{i}": Variadic for i in range(MAX_LIST)},
-        **{f"y{i}": Outs for i in range(MAX_LIST)},
-        "cond_": ext.Region,
-        "body": ext.Region,
-    }
+    x: Operands
+    y: Results
+    cond_: ext.Region
+    body: ext.Region
 
     @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
@@ -126,7 +122,7 @@ class Yield(Op, name="yield", traits=[ir.IsTerminatorTrait]):
     """Ends a region and gives its results."""
 
     kind = Kind.CONTROL
-    __annotations__ = {f"x{i}": Variadic for i in range(MAX_LIST)}
+    x: Operands
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
@@ -139,7 +135,9 @@ class Group(Op, name="group"):
 
     kind = Kind.GROUP
     explicit = True
-    __annotations__ = {"anchor": ir.StringAttr, **{f"y{i}": Outs for i in range(MAX_LIST)}, "body": ext.Region}
+    anchor: ir.StringAttr
+    y: Results
+    body: ext.Region
 
 
 def yielded(region: Any) -> list[Any]:

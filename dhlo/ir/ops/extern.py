@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from dhlo.ir.dialect import Kind, Numbers, Op, Outs, Variadic, attr, result_types
+from dhlo.ir.dialect import Kind, Numbers, Op, Operands, Results, attr, result_types
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.control import MAX_LIST
 from dhlo.ir.ops.movement import number
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import from_torch_dtype
@@ -22,13 +21,11 @@ class Extern(Op, name="extern"):
 
     kind = Kind.OPAQUE
     explicit = True
-    __annotations__ = {
-        "symbol": ir.StringAttr,
-        "library": ir.StringAttr,
-        "numbers": Numbers,
-        **{f"x{i}": Variadic for i in range(MAX_LIST)},
-        **{f"y{i}": Outs for i in range(MAX_LIST)},
-    }
+    symbol: ir.StringAttr
+    library: ir.StringAttr
+    numbers: Numbers
+    x: Operands
+    y: Results
 
     def reference(self, args: Args, sizes: Any) -> Args:
         out = [torch.empty([sizes(s) for s in t.shape], dtype=t.dtype.torch) for t in result_types(self)]

@@ -11,17 +11,21 @@ from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Slice, Take, Tr
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, kind_of
 
-__all__ = ["reads_fewer", "subtree_cost", "worth_storing"]
+__all__ = ["Costs", "reads_fewer", "subtree_cost", "worth_storing"]
 
 CHEAP = 4  # recomputing this much is better than storing and loading
 
 
-def worth_storing(g: Graph, op: Any, readers: set[int]) -> bool:
+Costs = dict[tuple[int, int], int]
+"""Of ops by number and depth, what `subtree_cost` found; good as long as nothing that they read is put into a unit."""
+
+
+def worth_storing(g: Graph, op: Any, readers: set[int], costs: Costs) -> bool:
     """More than one group would repeat real work, or a broadcast would repeat it for every copy. Views are never stored for that:
     what they show is."""
     if isinstance(op, (Full, Iota, Reshape, Transpose, Slice, Broadcast)):
         return False
-    cost = subtree_cost(g, op)
+    cost = subtree_cost(g, op, costs)
     return cost > CHEAP and (len(readers) > 1 or _is_repeated(g, op.results[0]))
 
 
@@ -47,7 +51,7 @@ def reads_fewer(take: Any) -> bool:
     return out != 0 and bool(sympy.cancel(table / out).as_numer_denom()[1] == 1)
 
 
-def subtree_cost(g: Graph, op: Any, depth: int = 12) -> int:
+def subtree_cost(g: Graph, op: Any, costs: Costs, depth: int = 12) -> int:
     """Cost of computing a value from memory, counting what would be pulled in."""
     total: int = op.work
     if depth == 0 or total > 64:
@@ -55,5 +59,7 @@ def subtree_cost(g: Graph, op: Any, depth: int = 12) -> int:
     for v in op.operands:
         p = g.producer(v)
         if p is not None and p not in g.unit and kind_of(g.ops[p]).pullable:
-            total += subtree_cost(g, g.ops[p], depth - 1)
+            if (p, depth) not in costs:
+                costs[p, depth] = subtree_cost(g, g.ops[p], costs, depth - 1)
+            total += costs[p, depth]
     return total

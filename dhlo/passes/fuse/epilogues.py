@@ -7,7 +7,7 @@ from typing import Any
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.types import from_mlir
-from dhlo.passes.fuse.graph import Graph, Unit, bits, kind_of
+from dhlo.passes.fuse.graph import Graph, InOrder, Members, Unit, kind_of
 
 __all__ = ["grow_epilogues"]
 
@@ -31,22 +31,19 @@ def grow_epilogues(g: Graph) -> None:
 def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:
     root = g.ops[n].results[0]
     shape = from_mlir(root).shape
-    taken, best, best_out = {n}, [n], [root]
-    frontier = g.users(root)
-    while frontier:
-        k = frontier.pop(0)
+    taken, order = Members(g, n), [n]
+    best, out = 1, [root]
+    todo = InOrder(g.users(root))
+    while (k := todo.next()) is not None:
         op = g.ops[k]
-        if k in taken or k in g.unit or kind_of(op) is not Kind.ELEMENTWISE or from_mlir(op.results[0]).shape != shape:
-            continue
-        inside = bits(taken)
-        if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):
+        if k in g.unit or kind_of(op) is not Kind.ELEMENTWISE or from_mlir(op.results[0]).shape != shape or taken.closes_cycle(k):
             continue
         taken.add(k)
-        frontier = sorted({*frontier, *g.users(op.results[0])} - taken)
-        open_values = [v for t in taken for v in g.ops[t].results if any(u not in taken for u in g.users(v)) or not g.users(v)]
-        if len(open_values) == 1:
-            best, best_out = sorted(taken), open_values
-    return best, best_out
+        order.append(k)
+        todo.add(g.users(op.results[0]))
+        if len(taken.open) == 1:
+            best, out = len(order), list(taken.open)
+    return order[:best], out
 
 
 def _absorb_output_transpose(g: Graph, unit: Unit) -> None:

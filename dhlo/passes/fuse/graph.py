@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 from dhlo.ir.dialect import Kind, defining
@@ -15,7 +15,7 @@ from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Graph", "Unit", "bits", "kind_of"]
+__all__ = ["Graph", "InOrder", "Members", "Unit", "kind_of"]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Graph:
         self._silent = [n for n, op in enumerate(self.ops) if not op.results]
         self.unit: dict[int, Unit] = {}
         self.stored: dict[Any, Any] = {}  # value -> the group result that holds it, once the group is made
-        self._users: dict[Any, list[int]] = {}
+        self._users: dict[Any, tuple[int, ...]] = {}
         self._definers = _definers(self.ops, known)
         self.sources = [self._sources(n) for n in range(len(self.ops))]
         for n, readers in _overwritten(self, block):
@@ -48,10 +48,15 @@ class Graph:
         for n, sources in enumerate(self.sources):
             for p in sources:
                 self._readers[p].append(n)
-        self.above = [0] * len(self.ops)
+        self._shared = list(range(len(self.ops)))  # of each op the first of its unit: what they depend on is kept there
+        self._above = [0] * len(self.ops)
         for n, sources in enumerate(self.sources):
             for p in sources:
-                self.above[n] |= self.above[p] | (1 << p)
+                self._above[n] |= self._above[p] | (1 << p)
+
+    def above(self, n: int) -> int:
+        """What op n and its unit depend on, as a bit set."""
+        return self._above[self._shared[n]]
 
     def producer(self, v: Value) -> int | None:
         return self._by_value.get(v)
@@ -79,22 +84,22 @@ class Graph:
             found |= {d for s in _mentioned(self.ops[n]) if (d := self._definers.get(s, n)) != n}
         return sorted(found)
 
-    def users(self, v: Value) -> list[int]:
-        """Ops that read a value of the block, themselves or in a region; as long as no group is made."""
+    def users(self, v: Value) -> tuple[int, ...]:
+        """Ops that read a value of the block, themselves or in a region, in order; as long as no group is made."""
         if v not in self._users:
             self._users[v] = self._find_users(v)
-        return list(self._users[v])
+        return self._users[v]
 
-    def _find_users(self, v: Value) -> list[int]:
-        out = []
+    def _find_users(self, v: Value) -> tuple[int, ...]:
+        out = set()
         for use in v.uses:
             op = use.owner.operation
             while op is not None and self.number(op) is None:  # inside a region; outside of the block, if the value is too
                 op = op.operation.parent
             n = None if op is None else self.number(op)
-            if n is not None and n not in out:
-                out.append(n)
-        return sorted(out)
+            if n is not None:
+                out.add(n)
+        return tuple(sorted(out))
 
     def merge(self, unit: Unit) -> None:
         """Makes a unit of its ops: its members share what they depend on, and pass it on."""
@@ -102,26 +107,91 @@ class Graph:
             self.unit[n] = unit
         if len(unit.ops) == 1:
             return
-        shared = 0
-        for n in unit.ops:
-            shared |= self.above[n]
-        changed = [n for n in unit.ops if self._raise(n, shared)]
-        heapify(changed)
+        first = unit.ops[0]
+        for n in unit.ops[1:]:
+            self._above[first] |= self._above[n]
+            self._shared[n] = first
+        changed = [first]
         while changed:  # in order, so that most ops change once
             n = heappop(changed)
-            more = self.above[n] | 1 << n
-            for r in self._readers[n]:
-                if self._raise(r, more):
-                    heappush(changed, r)
-            for r in self.unit[n].ops if n in self.unit else ():
-                if self._raise(r, self.above[n]):
-                    heappush(changed, r)
+            for m in self.unit[n].ops if n in self.unit else (n,):
+                more = self._above[n] | 1 << m
+                for r in map(self._shared.__getitem__, self._readers[m]):
+                    if self._above[r] | more != self._above[r]:
+                        self._above[r] |= more
+                        if r not in changed:
+                            heappush(changed, r)
 
-    def _raise(self, n: int, bits: int) -> bool:
-        """Adds to what op n depends on; whether that is news."""
-        before = self.above[n]
-        self.above[n] = before | bits
-        return self.above[n] != before
+
+class InOrder:
+    """Numbers of ops, each once, in the program's order; more may be added on the way, and those before the last are left out."""
+
+    def __init__(self, ops: Iterable[int] = (), after: int = -1) -> None:
+        self._at = after
+        self._todo: list[int] = []
+        self.add(ops)
+
+    def add(self, ops: Iterable[int]) -> None:
+        for n in ops:
+            if n > self._at:
+                heappush(self._todo, n)
+
+    def next(self) -> int | None:
+        while self._todo:
+            n = heappop(self._todo)
+            if n > self._at:
+                self._at = n
+                return n
+        return None
+
+
+class Members:
+    """Ops that are to share a unit: which of their values others read, and what they depend on, kept up to date. As long as no
+    unit is made meanwhile."""
+
+    def __init__(self, g: Graph, first: int) -> None:
+        self.g = g
+        self.ops: set[int] = set()
+        self.bits = 0  # the ops, as a bit set
+        self.above = 0  # what any of them depends on
+        self.open: dict[Any, None] = {}  # values that others read, or nobody
+        self.read: set[Any] = set()  # those of them that others read
+        self._outside: dict[Any, int] = {}  # of each value, how many others read it
+        self.add(first)
+
+    def add(self, n: int) -> None:
+        g = self.g
+        self.ops.add(n)
+        self.bits |= 1 << n
+        self.above |= g.above(n)
+        for v in g.ops[n].results:
+            self._count(v, sum(u not in self.ops for u in g.users(v)))
+        for v in set(g.operands[n]):
+            if v in self._outside:
+                self._count(v, self._outside[v] - 1)
+
+    def drop_last(self, n: int) -> None:
+        """Takes out the last of the ops, in the program's order, which none of the others reads."""
+        self.ops.remove(n)
+        for v in self.g.ops[n].results:
+            self._outside.pop(v)
+            self.open.pop(v, None)
+            self.read.discard(v)
+        for v in set(self.g.operands[n]):
+            if v in self._outside:
+                self._count(v, self._outside[v] + 1)
+
+    def _count(self, v: Value, outside: int) -> None:
+        self._outside[v] = outside
+        if outside or not self.g.users(v):
+            self.open[v] = None
+        else:
+            self.open.pop(v, None)
+        (self.read.add if outside else self.read.discard)(v)
+
+    def closes_cycle(self, n: int) -> bool:
+        """Whether op n reads what depends on these ops and isn't one of them."""
+        return any(p not in self.ops and self.g.above(p) & self.bits for p in self.g.sources[n])
 
 
 def _overwritten(g: Graph, block: Block) -> list[tuple[int, set[int]]]:
@@ -177,13 +247,6 @@ def captures(op: Any) -> list[Any]:
             for inner in block.operations:
                 found += captures(inner)
     return found
-
-
-def bits(ops: Iterable[int]) -> int:
-    out = 0
-    for n in ops:
-        out |= 1 << n
-    return out
 
 
 def kind_of(op: Any) -> Kind:

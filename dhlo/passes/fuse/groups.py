@@ -36,12 +36,14 @@ def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
     for u in units:
         for n in u.ops:
             item_of[n] = u
-    lone = [n for n, op in enumerate(g.ops) if n not in item_of and not kind_of(op).pullable]
-    for n in lone:  # views that they read stand beside them
+    lone = dict.fromkeys(n for n, op in enumerate(g.ops) if n not in item_of and not kind_of(op).pullable)
+    todo = list(lone)
+    for n in todo:  # views that they read stand beside them
         for v in g.inputs(n):
             p = g.producer(v)
             if p is not None and p not in item_of and p not in lone and kind_of(g.ops[p]).pullable:
-                lone.append(p)
+                lone[p] = None
+                todo.append(p)
     for n in lone:
         item_of[n] = n
 
@@ -119,16 +121,11 @@ def _build_group(g: Graph, unit: Unit, before: Any) -> Any:
         g.ops[n].operation.move_before(end.operation)
     for out, result in zip(unit.outputs, group.results, strict=True):
         g.stored[out] = result
-        members = {g.ops[n].operation for n in inside}
         for use in list(out.uses):
-            user = use.owner.operation.opview
-            if user.operation not in members and user.operation != end.operation and not _within(user, body):
-                user.operation.operands[use.operand_number] = result
+            user = use.owner.operation
+            if user.block != body:
+                user.operands[use.operand_number] = result
     return group
-
-
-def _within(op: Any, body: Any) -> bool:
-    return bool(op.operation.block == body)
 
 
 def _pull(g: Graph, n: int, inside: set[int], end: Any, copies: dict[int, Any]) -> None:

@@ -8,7 +8,7 @@ from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.ir.types import from_mlir
-from dhlo.passes.fuse.cost import worth_storing
+from dhlo.passes.fuse.cost import Costs, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
 from dhlo.passes.fuse.sites import Sites
 from dhlo.shape_infer.views import View, same, strided
@@ -23,12 +23,13 @@ def make_loops(g: Graph) -> None:
     stored: set[Any] = set()
     readers_of: dict[Any, set[int]] = {}
     sites = Sites(g)
+    costs: Costs = {}  # operands come later here: what they read is in the units that it will be in
     for n in range(len(g.ops) - 1, -1, -1):
         op = g.ops[n]
         free = n not in g.unit and kind_of(op).pullable
         if free:
             v = op.results[0]
-            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()))) or sites.too_many(n):
+            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()), costs)) or sites.too_many(n):
                 stored.add(v)
                 g.unit[n] = Unit(None, [n], [v])
                 free = False

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Sequence
 from typing import Any
 
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Reduce
-from dhlo.ir.ops.control import MAX_LIST
 from dhlo.ir.ops.movement import Take
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import reads_fewer
-from dhlo.passes.fuse.graph import Graph, Unit, bits, kind_of
+from dhlo.passes.fuse.graph import Graph, InOrder, Members, Unit, kind_of
 from dhlo.shape_infer.axes import reduction_axes
 
 __all__ = ["grow_reductions"]
+
+STREAMS = 24
+"""Results of one kernel at most. Rows of many arrays, written by turns, drive each other out of the first-level cache, whose sets
+have 8 to 12 ways; and each keeps a pointer alive in the kernel's loops."""
 
 
 def grow_reductions(g: Graph) -> None:
@@ -25,53 +27,27 @@ def grow_reductions(g: Graph) -> None:
             g.merge(_grow_reduction(g, n))
 
 
-class _Readers:
-    """Ops after a first one that read any of some values, in order; values may be added on the way."""
-
-    def __init__(self, g: Graph, after: int) -> None:
-        self.g, self.at = g, after
-        self.values: set[Any] = set()
-        self.todo: list[int] = []
-
-    def add(self, values: Iterable[Any]) -> None:
-        for v in values:
-            if v not in self.values:
-                self.values.add(v)
-                for n in self.g.users(v):
-                    if n > self.at:
-                        heappush(self.todo, n)
-
-    def next(self) -> int | None:
-        while self.todo:
-            n = heappop(self.todo)
-            if n > self.at:
-                self.at = n
-                return n
-        return None
-
-
 def _grow_reduction(g: Graph, seed: int) -> Unit:
     op = g.ops[seed]
     domain, dims = from_mlir(op.operands[0]).shape, attr(op, "dims")
     kept = tuple(d for d in range(len(domain)) if d not in dims)
     full = tuple(range(len(domain)))
     axes: dict[Any, tuple[int | None, ...]] = {op.results[0]: kept}
-    taken = {seed}
-    _absorb_producers(g, op, taken, axes, domain, full)
-    todo = _Readers(g, seed)
-    todo.add([*axes, op.operands[0]])
+    taken = Members(g, seed)
+    todo = InOrder(after=seed)
+    for v in (op.results[0], *_absorb_producers(g, op, taken, axes, domain, full), op.operands[0]):
+        todo.add(g.users(v))
     while (k := todo.next()) is not None:
         u = g.ops[k]
         sibling = isinstance(u, Reduce) and u.operands[0] == op.operands[0] and attr(u, "dims") == dims  # reads the same rows
         if (
             k in g.unit
-            or k in taken
+            or k in taken.ops
             or not (sibling or any(v in axes for v in u.operands))
             or kind_of(u) not in (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION)
         ):
             continue
-        inside = bits(taken)
-        if any(p not in taken and (g.above[p] | 1 << p) & inside for p in g.sources[k]):
+        if taken.closes_cycle(k):
             continue
         new: tuple[int | None, ...] | None
         if isinstance(u, Reduce):
@@ -82,16 +58,19 @@ def _grow_reduction(g: Graph, seed: int) -> Unit:
             continue
         taken.add(k)
         axes[u.results[0]] = new
+        todo.add(g.users(u.results[0]))
         if new == full or isinstance(u, Reduce):
-            _absorb_producers(g, u, taken, axes, domain, full)
-        todo.add(axes)
-    while len(_open(g, sorted(taken))) > MAX_LIST:
-        taken.remove(max(taken))
-    again = _leave_to_lookups(g, taken, axes, full)
-    ops = sorted(taken)
+            for v in _absorb_producers(g, u, taken, axes, domain, full):
+                todo.add(g.users(v))
+    for k in sorted(taken.ops, reverse=True):
+        if len(taken.read) <= STREAMS:
+            break
+        taken.drop_last(k)
+    again = _leave_to_lookups(g, taken.ops, axes, full)
+    ops = sorted(taken.ops)
     outputs = [v for v in _open(g, ops) if v not in again]
     for v in again:
-        outputs += [x for x in _needed_again(g, v, taken) if x not in outputs]
+        outputs += [x for x in _needed_again(g, v, taken.ops) if x not in outputs]
     return Unit(Kind.REDUCTION, ops, sorted(outputs, key=lambda v: g.producer(v) or 0))
 
 
@@ -137,25 +116,26 @@ def _needed_again(g: Graph, v: Value, taken: set[int]) -> list[Any]:
 
 
 def _absorb_producers(
-    g: Graph, op: Any, taken: set[int], axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any], full: tuple[int, ...]
-) -> None:
-    """Elementwise producers of the whole domain that others read too are computed (and stored) here."""
+    g: Graph, op: Any, taken: Members, axes: dict[Any, tuple[int | None, ...]], domain: Sequence[Any], full: tuple[int, ...]
+) -> list[Any]:
+    """Elementwise producers of the whole domain that others read too are computed (and stored) here; returns their values."""
+    found: list[Any] = []
     todo = [(op, v) for v in reversed(op.operands)]
     while todo:
         op, v = todo.pop()
         p = g.producer(v)
-        if p is None or p in taken or p in g.unit or getattr(g.ops[p], "kind", None) is not Kind.ELEMENTWISE:
+        if p is None or p in taken.ops or p in g.unit or getattr(g.ops[p], "kind", None) is not Kind.ELEMENTWISE:
             continue
         if from_mlir(v).shape != tuple(domain):
             continue
         # nothing taken so far may reach it, and it may reach what is taken only directly
-        if g.above[p] & bits(taken) or any(
-            u not in taken and any(g.above[t] >> u & 1 for t in taken) for u in g.users(v) if g.ops[u] != op
-        ):
+        if g.above(p) & taken.bits or any(u not in taken.ops and taken.above >> u & 1 for u in g.users(v) if g.ops[u] != op):
             continue
         taken.add(p)
         axes[v] = full
+        found.append(v)
         todo += [(g.ops[p], x) for x in reversed(g.ops[p].operands)]
+    return found
 
 
 def _open(g: Graph, ops: Sequence[int]) -> list[Any]:

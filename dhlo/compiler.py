@@ -16,6 +16,7 @@ from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.registry import lower_groups
+from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.split import split_module
@@ -29,7 +30,7 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, Pass, Stage, run_passes
+from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
 from dhlo.shape_infer.cost import group_cost
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "plan_program", "renumber"]
@@ -88,7 +89,7 @@ class Planned:
     target: Target
     module: Any
     low: Lowering
-    groups: list[_Sited]
+    groups: list[Family]
 
     @property
     def block(self) -> Any:
@@ -127,7 +128,10 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
             families = lower_groups(low, bodies(module)[0])
             after(LOWER_GROUPS, module)
             run_passes(module, program.weights, BUFFERS, after)
-            out.append(Planned(target, module, low, list(map(_Sited, families))))
+            schedule_launches(low, bodies(module)[0], families)
+            verify(module, f"stage {SCHEDULE_LAUNCHES.name} left an invalid module")
+            after(SCHEDULE_LAUNCHES, module)
+            out.append(Planned(target, module, low, families))
     return out
 
 
@@ -139,22 +143,6 @@ def renumber(program: Program) -> None:
         return i - sum(k < i for k in updates)
 
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
-
-
-class _Sited:
-    """A group's family that remembers which of the host program's launches are its own."""
-
-    def __init__(self, family: Family) -> None:
-        self._family, self.launches = family, [0, 0]
-
-    @property
-    def workspace(self) -> Any:
-        return self._family.workspace
-
-    def emit(self, host: HostProgram) -> None:
-        first = len(host.launches)
-        self._family.emit_launch(host)
-        self.launches = [first, len(host.launches)]
 
 
 def _objects(made: Sequence[_Lowered], descriptor: Descriptor) -> tuple[list[str], list[bytes], list[Target]]:
@@ -223,7 +211,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
                 "name": m.planned.target.name,
                 "cpu_features": "",  # known when there is code
                 "launches": list(m.host.launches),
-                "groups": [g.launches for g in m.planned.groups],
+                "groups": m.host.launches_of,
                 "arena": [
                     {"name": attr(op, "name_"), "bytes": attr(op, "bytes"), "first": attr(op, "first"), "last": attr(op, "last")}
                     for op in walk(m.planned.block)

@@ -117,11 +117,11 @@ class _Machine:
         cls = op_class(name)
         if cls is None:
             raise InternalError(f"{name} is no dhlo op")
-        args = [self.values[v] for v in op.operands]
+        args = [] if cls.kind is Kind.HOST else [self.values[v] for v in op.operands]
         if cls is host.Check:
             self._check(op)
         elif cls.kind is Kind.HOST or cls is host.Capacity:
-            pass  # memory, and what a call brings beside its tensors' elements
+            pass  # memory, launches, and what a call brings beside its tensors' elements
         elif cls is host.Size:
             self.define(attr(op, "symbol"), args[0].shape[attr(op, "dim")])
         elif cls is control.Assert:

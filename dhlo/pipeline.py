@@ -11,13 +11,14 @@
     check-contract    dhlo.check_type, size, solve, check, assume: what a call checks, and where symbols come from
     stage-inputs      dhlo.stage, update_argument, update_state: copies in and out
     lower-groups      each group's `family` and the bytes of `workspace` that it needs; kernels       (from here on for one target)
-    assign-buffers    dhlo.alloc, arrange, arena, plan, and `memory` beside each op: the planned module
+    assign-buffers    dhlo.alloc, arrange, arena, plan, and `memory` beside each op
+    schedule-launches dhlo.address, launch; `kernels` that a group chooses from at each call: the planned module
     host-program      the planned module's ops, one after the other -> the function dhlo_run
     split-module, llvm-ir, machine-code  kernels and host program -> objects
     link              objects, constants, metadata -> model file
 
 Each pass can be run on text by `dhlo opt`, and what stands after each can be dumped (`Options.dump`). What `--emit=planned` prints
-is what the host program is made of: nothing stands beside it but the families of its groups, by number, which write their launches.
+is what the host program is made of: nothing stands beside it but the families of groups that choose between kernels at each call.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 from dhlo.codegen.backends.cpu.link import write_model
 from dhlo.codegen.backends.cpu.llvm import compile_object, lower_to_llvm_ir
 from dhlo.codegen.families.registry import lower_groups
+from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.errors import InternalError
@@ -56,7 +58,20 @@ from dhlo.passes.stage_inputs import stage_inputs
 from dhlo.passes.update_parts import update_parts
 from dhlo.shape_infer.verify import misused_symbol
 
-__all__ = ["BUFFERS", "FRONT", "LOWER_GROUPS", "PASSES", "REWRITES", "STAGES", "Pass", "Stage", "Weights", "run_passes"]
+__all__ = [
+    "BUFFERS",
+    "FRONT",
+    "LOWER_GROUPS",
+    "PASSES",
+    "REWRITES",
+    "SCHEDULE_LAUNCHES",
+    "STAGES",
+    "Pass",
+    "Stage",
+    "Weights",
+    "run_passes",
+    "verify",
+]
 
 Weights = dict[str, torch.Tensor]
 
@@ -128,11 +143,13 @@ REWRITES = (*PASSES, *BUFFERS)
 """All that `dhlo opt` can run on text."""
 
 LOWER_GROUPS = Stage("lower-groups", lower_groups)
+SCHEDULE_LAUNCHES = Stage("schedule-launches", schedule_launches)
 STAGES: tuple[Pass | Stage, ...] = (
     Stage("import", import_program),
     *PASSES,
     LOWER_GROUPS,
     *BUFFERS,
+    SCHEDULE_LAUNCHES,
     Stage("host-program", emit_host_program),
     Stage("split-module", split_module),
     Stage("llvm-ir", lower_to_llvm_ir),
@@ -149,16 +166,16 @@ def run_passes(
 
     Raises InternalError, naming the pass, if one leaves an invalid module; so for one that is invalid before the first.
     """
-    _verify(module, "the importer made an invalid module")
+    verify(module, "the importer made an invalid module")
     for p in passes:
         p.run(module, weights)
-        _verify(module, f"pass {p.name} left an invalid module")
+        verify(module, f"pass {p.name} left an invalid module")
         if after is not None:
             after(p, module)
 
 
-def _verify(module: Module, what: str) -> None:
-    """Raises InternalError, which says what is wrong and where."""
+def verify(module: Module, what: str) -> None:
+    """Raises InternalError, which begins with `what` and says what is wrong and where, if a module isn't valid."""
     try:
         module.operation.verify()
     except mlir.ir.MLIRError as e:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dhlo.errors import InternalError
@@ -10,7 +10,7 @@ from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.function import bodies, ranges_of, walk
 from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.host import CONTRACT, Alloc, Arena, Arrange, Plan
+from dhlo.ir.ops.host import CONTRACT, Address, Alloc, Arena, Arrange, Launch, Plan
 from dhlo.ir.symbols import evaluate, parse, symbols_of
 from dhlo.shape_infer.buffers import Arrangement, Buffer
 
@@ -23,8 +23,8 @@ def verify_memory(module: Any) -> None:
     """Raises InternalError where a planned module's memory can't be right; modules that aren't planned yet are passed over.
 
     Every buffer that an op names has been allocated, and its segment laid out, before the op; every value that an op reads has
-    memory; the number of each op lies in the lifetimes of the buffers that it names; and in every arrangement, buffers whose
-    lifetimes meet lie apart, at sampled sizes.
+    memory; the number of each op lies in the lifetimes of the buffers that it names, that of a group in those of its launches; each
+    group launches something, once one does; and in every arrangement, buffers whose lifetimes meet lie apart, at sampled sizes.
     """
     for block in bodies(module)[:1]:
         if any(isinstance(op, Plan) for op in block.operations):
@@ -39,14 +39,21 @@ class _Verifier:
         self.ready: set[int] = set()  # buffers whose segment is laid out
 
     def verify(self) -> None:
-        number = 0
-        for op in walk(self.block):
+        number, ops = 0, list(walk(self.block))
+        if any(isinstance(op, Launch) or "kernels" in op.operation.attributes for op in ops):
+            self._launches(ops)
+        for op in ops:
             if isinstance(op, Alloc):
                 self._alloc(op)
             elif isinstance(op, Arrange):
                 self._arrangement(op)
             elif isinstance(op, Arena):
                 self.ready |= set(self.segments.get(attr(op, "segment"), []))
+            elif isinstance(op, Address):
+                self._reads(op, op.operands[0], number - 1)
+            elif isinstance(op, Launch):
+                for a in attr(op, "arguments"):
+                    self._buffers(op, a, number - 1)
             elif op.kind is not Kind.HOST and not isinstance(op, CONTRACT):
                 self._operation(op, number)
                 number += 1
@@ -63,15 +70,29 @@ class _Verifier:
 
     def _operation(self, op: Any, number: int) -> None:
         for v in _read(op):
-            made = defining(v)
-            if made is not None and made.kind is Kind.GROUP and not memory_of(v):
-                self.fail(op, f"reads a result of {made.OPERATION_NAME}, which has no memory")
-            self._buffers(op, memory_of(v), number)
+            self._reads(op, v, number)
         for v in op.results:
             self._buffers(op, memory_of(v), number)
         for name in ("workspace_memory", "spare"):
             for n in buffers_of(op, name):
                 self._buffers(op, {"buffer": n}, number)
+
+    def _reads(self, op: Any, v: Any, number: int) -> None:
+        made = defining(v)
+        if made is not None and made.kind is Kind.GROUP and not memory_of(v):
+            self.fail(op, f"reads a result of {made.OPERATION_NAME}, which has no memory")
+        self._buffers(op, memory_of(v), number)
+
+    def _launches(self, ops: Sequence[Any]) -> None:
+        """Is every group followed by its launches, unless it chooses at each call; and is every launch a group's?"""
+        for op, following in zip(ops, [*ops[1:], None], strict=True):
+            launched = isinstance(following, (Address, Launch))
+            if isinstance(op, Group) and launched == ("kernels" in op.operation.attributes):
+                self.fail(op, "is followed by launches and chooses between kernels" if launched else "launches nothing")
+            if isinstance(op, Address) and not launched:
+                self.fail(op, "is an address that nothing launches with")
+            if launched and not isinstance(op, (Address, Group, Launch)):
+                self.fail(following, "is of no group")
 
     def _buffers(self, op: Any, memory: Any, number: int) -> None:
         """Is the buffer that a place names, if it does, there and in use while op `number` runs?"""

@@ -80,7 +80,10 @@ def test_what_is_printed_is_what_is_compiled(tmp_path: Path) -> None:
     torch.export.save(exported, tmp_path / "m.pt2")
     printed = compile_file(tmp_path / "m.pt2", None, Emit.PLANNED, None, False, [], False).read_text()
     assert printed.rstrip() == compile_program(import_program(read_program(tmp_path / "m.pt2")), Options()).planned.rstrip()
-    for what in ("check_type", "solve", "check", "plan", "stage", "alloc", "arrange", "arena", "count_nonzero", "fill_nonzero"):
+    for what in (
+        *("check_type", "solve", "check", "plan", "stage", "alloc", "arrange", "arena", "count_nonzero", "fill_nonzero"),
+        *("address", "launch"),
+    ):
         assert f'"dhlo.{what}"' in printed
     assert 'family = "loops"' in printed
 
@@ -89,7 +92,8 @@ def test_every_stage_is_listed_in_order() -> None:
     names = [s.name for s in STAGES]
     assert len(set(names)) == len(names) and all(s.summary for s in STAGES)
     assert names[0] == "import" and names[-1] == "link"
-    order = ["grow", "separate-state", "fuse", "check-contract", "stage-inputs", "lower-groups", "assign-buffers", "host-program"]
+    order = ["grow", "separate-state", "fuse", "check-contract", "stage-inputs", "lower-groups", "assign-buffers"]
+    order += ["schedule-launches", "host-program"]
     assert [n for n in names if n in order] == order
     out = CliRunner().invoke(app, ["opt", "--list"]).output
     assert [line.split()[0] for line in out.splitlines()] == names

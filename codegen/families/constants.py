@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,11 +21,11 @@ class Constants:
     packing 400 MB of weights never needs two copies of everything."""
 
     def __init__(self) -> None:
-        self._offsets: dict[Any, int] = {}
+        self._offsets: dict[Hashable, int] = {}
         self._parts: list[tuple[int, int, Callable[[], npt.NDArray[Any]]]] = []
         self.bytes = 0
 
-    def add(self, key: Any, nbytes: int, data: Callable[[], npt.NDArray[Any]]) -> int:
+    def add(self, key: Hashable, nbytes: int, data: Callable[[], npt.NDArray[Any]]) -> int:
         """Offset of a constant of `nbytes`; `data` is called later, unless `key` is here already."""
         if key not in self._offsets:
             self._offsets[key] = self.bytes
@@ -33,7 +33,7 @@ class Constants:
             self.bytes += -(-nbytes // _ALIGN) * _ALIGN
         return self._offsets[key]
 
-    def add_tensor(self, key: Any, t: torch.Tensor) -> int:
+    def add_tensor(self, key: Hashable, t: torch.Tensor) -> int:
         """Offset of a dense row-major copy of a tensor."""
         return self.add(key, t.numel() * t.element_size(), lambda: raw(t))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
+from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.types import DType, from_mlir
 
 __all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue"]
@@ -23,11 +25,11 @@ class Epilogue:
     symbol: str
     touch: str | None  # the function that prefetches what the epilogue writes and reads of a tile, with the same arguments
     slots: list[Slot]
-    lookups: dict[int, Any]  # number of an index check -> the op that it is about
+    lookups: dict[int, Op]  # number of an index check -> the op that it is about
 
 
 def lower_epilogue(
-    module: KernelModule, group: Any, anchor: Any, checks: Checks, place: Callable[[Any, Index, Index, Index], Sequence[Index]]
+    module: KernelModule, group: Group, anchor: Op, checks: Checks, place: Callable[[Emitter, Index, Index, Index], Sequence[Index]]
 ) -> Epilogue:
     """`place(emitter, batch, row, column)` gives the index of a tile's element in the anchor's result. The tile has room for whole
     vectors, so that lanes beyond its last column may be read."""
@@ -42,7 +44,7 @@ def lower_epilogue(
     return Epilogue(symbol, touch, k.args.slots, k.lookups)
 
 
-def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index], Sequence[Index]]) -> None:
+def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, Index], Sequence[Index]]) -> None:
     fn, em = k.fn, k.em
     _, tile, ld, batch, m0, n0, mr, nr = fn.args
     acc = anchor.results[0]
@@ -62,7 +64,7 @@ def _emit(k: GroupKernel, anchor: Any, place: Callable[[Any, Index, Index, Index
         vectors(em, 0, nr, body)
 
 
-def epilogue_args(host: Any, e: Epilogue) -> tuple[V, V]:
+def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:
     """The epilogue's address and its filled argument array."""
     return host.fn.address_of(e.symbol), host.array([host.slot(s) for s in e.slots])
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import sympy
 
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of
 from dhlo.ir.dialect import Kind, Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.shape_infer.cost import Cost, group_cost
 
-__all__ = ["Family", "LaunchFamily", "launch"]
+__all__ = ["ChoiceFamily", "Family", "KernelFamily"]
 
 
 class Family(ABC):
@@ -26,8 +28,10 @@ class Family(ABC):
     ops: ClassVar[tuple[type[Op], ...]] = ()  # and, where a kind has several families, its class
     workspace: sympy.Expr = sympy.Integer(0)
     """Bytes of memory that live during the launches."""
+    kernels: Sequence[str] = ()
+    """What `emit_kernels` added to the module, or found there, of what can be launched."""
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         self.low, self.group = low, group
 
     @classmethod
@@ -36,7 +40,7 @@ class Family(ABC):
         return cls.__name__.removesuffix("Family").lower()
 
     @classmethod
-    def matches(cls, group: Any) -> bool:
+    def matches(cls, group: Group) -> bool:
         """Whether the family is the one for a fused group."""
         if attr(group, "anchor") != cls.anchor:
             return False
@@ -44,20 +48,21 @@ class Family(ABC):
 
     @abstractmethod
     def emit_kernels(self) -> None:
-        """Adds the kernels that launches choose from to the module, once for all groups that share them; constants and workspace
+        """Adds the kernels that the group may launch to the module, once for all groups that share them; constants and workspace
         are known after it."""
 
     @abstractmethod
-    def emit_launch(self, host: GroupHost) -> None:
-        """Writes size arithmetic, the choice of a variant and launches into the host program."""
+    def launches(self) -> Sequence[Launch] | None:
+        """The group's launches in order, which become `dhlo.launch` ops of the planned module; None where it takes a call to know
+        them. The memory of the group's results is assigned."""
 
     def cost(self) -> Cost:
         """Arithmetic and bytes of the group, as expressions of sizes."""
         return group_cost(self.group)
 
 
-class LaunchFamily(Family):
-    """A family whose groups are one launch of one kernel."""
+class KernelFamily(Family):
+    """A family whose groups are one launch of one kernel, which groups of equal structure share."""
 
     @abstractmethod
     def lower(self) -> Launch:
@@ -66,10 +71,17 @@ class LaunchFamily(Family):
     def emit_kernels(self) -> None:
         self.launch = self.low.once(self.group, "kernel", self.lower)
 
+    def launches(self) -> Sequence[Launch]:
+        return [self.launch]
+
+
+class ChoiceFamily(Family):
+    """A family whose groups may choose between kernels at each call, by sizes and facts of the machine, or repeat launches as sizes
+    say. That is arithmetic of the host program, which `emit_launch` writes; the planned module lists the kernels."""
+
+    def launches(self) -> Sequence[Launch] | None:
+        return None
+
+    @abstractmethod
     def emit_launch(self, host: GroupHost) -> None:
-        launch(host, self.launch)
-
-
-def launch(host: GroupHost, x: Launch) -> None:
-    """One launch with sizes as expressions."""
-    host.launch(x.kernel, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+        """Writes size arithmetic, the choice and launches into the host program, of a group whose `launches` aren't known."""

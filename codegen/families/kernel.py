@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import sympy
 
@@ -14,6 +13,8 @@ from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import KERNEL_ARGS
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 
 __all__ = ["Checks", "GroupKernel", "Launch", "finish", "rows", "vectors"]
 
@@ -22,14 +23,15 @@ _PLACEHOLDER = "dhlo_kernel_in_progress"
 
 @dataclass
 class Launch:
-    """One launch as the host program sees it; sizes are expressions."""
+    """One launch; sizes are expressions. Beside what `Slot` says, a slot may be ("view", View), the address of a view's first
+    element, ("constant", offset in bytes), or ("workspace", offset in bytes): of what the group asked for."""
 
     kernel: str
     slots: list[Slot]
     count: sympy.Expr
     grain: sympy.Expr
     scratch: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
-    lookups: dict[int, Any] = field(default_factory=dict)  # number of an index check -> the op that it is about
+    lookups: dict[int, Op] = field(default_factory=dict)  # number of an index check -> the op that it is about
 
 
 class Checks(list[tuple[str, int, str]]):
@@ -42,7 +44,7 @@ class Checks(list[tuple[str, int, str]]):
         self.append(entry)
         return len(self) - 1
 
-    def index_check(self, op: Any) -> int:
+    def index_check(self, op: Op) -> int:
         """The check that an op's indices are in range."""
         return self.add("INDEX", f"{op.OPERATION_NAME} at {where(op)}: index out of range")
 
@@ -53,7 +55,7 @@ class GroupKernel:
     def __init__(
         self,
         module: KernelModule,
-        group: Any,
+        group: Group,
         checks: Checks,
         args: Sequence[tuple[str, str]] = KERNEL_ARGS,
         first_arg: int = 0,
@@ -66,9 +68,9 @@ class GroupKernel:
         self.fn = Fn(module, _PLACEHOLDER, args)
         self.args = KernelArgs(self.fn, self.fn.args[0], first_arg, slots)
         self.em = Emitter(self.fn, self.args, {op.operation for op in self.ops}, self._check_of)
-        self.lookups: dict[int, Any] = {}
+        self.lookups: dict[int, Op] = {}
 
-    def _check_of(self, op: Any) -> int:
+    def _check_of(self, op: Op) -> int:
         n = self.checks.index_check(op)
         self.lookups[n] = op
         return n
@@ -77,7 +79,7 @@ class GroupKernel:
         return self.args.get(("pointer", self.group.results[i]))
 
 
-def where(op: Any) -> str:
+def where(op: Op) -> str:
     """The op's source location as users know it."""
     text = str(op.location)
     return text.removeprefix("loc(").removesuffix(")").replace('"', "")
@@ -88,7 +90,8 @@ def finish(k: GroupKernel, family: str) -> str:
     k.fn.done()
     made = k.module.functions.pop(_PLACEHOLDER)
     name = f"{family}_{hashlib.sha1(made.body.encode()).hexdigest()[:10]}"
-    k.module.functions.setdefault(name, made.renamed(_PLACEHOLDER, name))
+    if name not in k.module.functions:
+        k.module.functions[name] = made.renamed(_PLACEHOLDER, name)
     return name
 
 

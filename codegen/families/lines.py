@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 
 from dhlo.codegen.elementwise.emit import memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import GroupKernel
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import Fn, V
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import FloorDiv, ceil_div, product
 from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir
 from dhlo.shape_infer.views import View
@@ -51,7 +53,7 @@ class Lines:
 class OpKernel(GroupKernel):
     """The kernel of a group that holds one op; its operands are dense views of memory."""
 
-    def __init__(self, low: Any, group: Any, op: Any, first_arg: int = 0) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op, first_arg: int = 0) -> None:
         super().__init__(low.module, group, low.checks, first_arg=first_arg)
         self.low, self.op = low, op
         self.begin, self.end, self.scratch = self.fn.args[1], self.fn.args[2], self.fn.args[4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
 import sympy
@@ -17,8 +17,10 @@ from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
-from dhlo.ir.dialect import Kind, defining
+from dhlo.ir.dialect import Kind, Op, attr, defining
+from dhlo.ir.handles import Value
 from dhlo.ir.mlir import ir
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Weight
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View, strided
@@ -33,23 +35,23 @@ class GroupHost(HostContext, Protocol):
     """The host program as families see it that stage memory and make checks, beyond launches."""
 
     def size(self, e: sympy.Expr | int) -> V: ...
-    def pointer(self, v: Any) -> V: ...
+    def pointer(self, v: Value) -> V: ...
     def constant(self, offset: int) -> V: ...
     def workspace(self) -> V: ...
     def slot(self, s: Slot) -> V: ...
     def array(self, values: list[V]) -> V: ...
-    def is_written_over(self, v: Any) -> bool: ...
     def require(self, ok: V, check: int, expected: V, got: V) -> None: ...
     def mark_data_dependent(self) -> None: ...
     def unless_planning(self, value: Callable[[], V], planned: V) -> V: ...
 
 
-def anchor_of(group: Any, kind: Kind) -> Any:
+def anchor_of(group: Group, kind: Kind) -> Op:
     """The op that shapes a group."""
     found = [op for op in group.operation.regions[0].blocks[0].operations if getattr(op, "kind", None) is kind]
     if len(found) != 1:
         raise InternalError(f"a {kind.value} group holds {len(found)} anchors")
-    return found[0]
+    anchor: Op = found[0]
+    return anchor
 
 
 class Lowering:
@@ -70,20 +72,22 @@ class Lowering:
         self.module, self.constants, self.checks = KernelModule(target), constants, checks
         self.states = States(state, self.constants)
         self.weights = weights
-        self._known: dict[Any, tuple[Structure, Any]] = {}
+        self._known: dict[Any, tuple[Structure, Any, set[str]]] = {}
 
-    def once(self, group: Any, what: str, make: Callable[[], T]) -> T:
+    def once(self, group: Group, what: str, make: Callable[[], T]) -> T:
         """Lowers a group, or reuses what was made for an earlier one of the same structure, with this group's buffers and sizes."""
         structure = Structure(group)
         key = (what, structure.key)
         if key not in self._known:
-            self._known[key] = (structure, make())
-        made_for, made = self._known[key]
+            with self.module.asked() as asked:
+                self._known[key] = (structure, make(), asked)
+        made_for, made, asked = self._known[key]
+        self.module.functions.asked |= asked
         lowered: T = made
         return lowered if made_for is structure else structure.adopt(lowered, made_for, self.checks.index_check)
 
     # ------------------------------------------------------------------ constants
-    def constant_value(self, v: Any) -> torch.Tensor | None:
+    def constant_value(self, v: Value) -> torch.Tensor | None:
         """The value of what depends on weights alone, through views; None otherwise."""
         op = defining(v)
         if op is None:
@@ -98,19 +102,20 @@ class Lowering:
         result: torch.Tensor = op.reference(args, lambda e: int(e))[0]
         return result
 
-    def constant_key(self, v: Any) -> Any:
+    def constant_key(self, v: Value) -> Hashable:
         """Identifies a constant by the weights and views that make it."""
         op = defining(v)
         if isinstance(op, Weight):
-            return ir.StringAttr(op.operation.attributes["name_"]).value
+            name: str = attr(op, "name_")
+            return name
         attrs = tuple(str(op.operation.attributes[n]) for n in op.operation.attributes)
         return (op.OPERATION_NAME, attrs, *(self.constant_key(x) for x in op.operands))
 
-    def view(self, group: Any, v: Any) -> View:
+    def view(self, group: Group, v: Value) -> View:
         """An operand as a view of a buffer outside the group."""
         block = group.operation.regions[0].blocks[0]
 
-        def outside(x: Any) -> bool:
+        def outside(x: Value) -> bool:
             op = defining(x)
             return op is None or op.operation.block != block or isinstance(op, Weight)
 

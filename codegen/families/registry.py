@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.codegen.families.attention.step import AttentionFamily
 from dhlo.codegen.families.conv.step import ConvFamily
 from dhlo.codegen.families.extern.extern import ExternFamily
@@ -20,9 +18,11 @@ from dhlo.codegen.families.reduce.step import ArgReduceFamily, ReductionFamily
 from dhlo.codegen.families.scan.step import ScanFamily
 from dhlo.codegen.families.scatter.step import WriteFamily
 from dhlo.codegen.families.sort.step import HistogramFamily, LexSortFamily, SearchSortedFamily, SortFamily, TopKFamily
+from dhlo.codegen.kernel_ir.launch import is_kernel
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, to_attr
 from dhlo.ir.function import walk
+from dhlo.ir.handles import Block
 from dhlo.ir.ops.complexes import Imag, Interleave, Real
 from dhlo.ir.ops.control import Group, Yield
 from dhlo.ir.types import from_mlir
@@ -54,7 +54,7 @@ FAMILIES: tuple[type[Family], ...] = (
 """Every family; a group has exactly one."""
 
 
-def lower_group(low: Lowering, group: Any) -> Family:
+def lower_group(low: Lowering, group: Group) -> Family:
     """The family of a fused group, its kernels emitted. Raises CompileError where there is no kernel for it."""
     for op in group.operation.regions[0].blocks[0].operations:
         if isinstance(op, (Real, Imag, Interleave, Yield)):
@@ -64,13 +64,15 @@ def lower_group(low: Lowering, group: Any) -> Family:
     for family in FAMILIES:
         if family.matches(group):
             lowered = family(low, group)
-            lowered.emit_kernels()
+            with low.module.asked() as asked:
+                lowered.emit_kernels()
+            lowered.kernels = sorted(name for name in asked if is_kernel(low.module, name))
             return lowered
     op = anchor_of(group, Kind(attr(group, "anchor")))
     raise CompileError(f"{op.OPERATION_NAME} has no kernel yet", where=where(op))
 
 
-def lower_groups(low: Lowering, block: Any) -> list[Family]:
+def lower_groups(low: Lowering, block: Block) -> list[Family]:
     """The families of a function's groups, all kernels emitted. Groups say their number in the list, what family theirs is, and how
     many bytes of memory their launches need. Raises CompileError where there is no kernel for one."""
     families: list[Family] = []

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
+from dhlo.ir.dialect import Op
+from dhlo.ir.handles import Value
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import SYMBOL_NAME, renamed, symbol
 
 __all__ = ["Structure"]
@@ -21,15 +24,15 @@ class Structure:
     """The shape of a group's body: `key` is equal for groups with the same kernel; `buffers`, `ops` and `symbols` correspond one to
     one."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Group) -> None:
         body = list(group.operation.regions[0].blocks[0].operations)
         self.ops = body[:-1]
         self.symbols: dict[str, int] = {}
-        local: dict[Any, int] = {}
-        outside: dict[Any, int] = {}
-        rows: list[Any] = [str(group.operation.attributes["anchor"])]
+        local: dict[Value, int] = {}
+        outside: dict[Value, int] = {}
+        rows: list[object] = [str(group.operation.attributes["anchor"])]
         for op in body:
-            operands: list[Any] = []
+            operands: list[object] = []
             for v in op.operands:
                 operands.append(local[v] if v in local else (outside.setdefault(v, len(outside)), self._numbered(str(v.type))))
             attrs = tuple(
@@ -46,13 +49,13 @@ class Structure:
         """Symbols by their order of appearance instead of their names; what kind of symbol it is stays."""
         return SYMBOL_NAME.sub(lambda m: f"{m[1]}#{self.symbols.setdefault(m[0], len(self.symbols))}", text)
 
-    def adopt(self, made: T, made_for: Structure, check_of: Callable[[Any], int]) -> T:
+    def adopt(self, made: T, made_for: Structure, check_of: Callable[[Op], int]) -> T:
         """What was made for another group of the same structure (dataclasses with kernels' arguments and size expressions, in
         tuples or alone), for this one. `check_of` gives the number of an op's index check."""
         names = {symbol(a): symbol(b) for a, b in zip(made_for.symbols, self.symbols, strict=True) if a != b}
         position = {v: n for n, v in enumerate(made_for.buffers)}
 
-        def slot(s: Slot, lookups: dict[int, Any]) -> Slot:
+        def slot(s: Slot, lookups: dict[int, Op]) -> Slot:
             kind, what = s
             if kind == "pointer":
                 return kind, self.buffers[position[what]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.families.copy.strided import emit_copy_strided
@@ -11,7 +10,8 @@ from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I64, PTR, V
 from dhlo.ir.dialect import attr
-from dhlo.ir.memory import base
+from dhlo.ir.handles import Value
+from dhlo.ir.memory import base, is_written_over
 from dhlo.ir.ops.host import Stage, UpdateArgument, UpdateState
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -104,19 +104,19 @@ class Arguments:
         host, v = self.host, base(op.operands[0])
         if isinstance(op, UpdateArgument):
             self._update_argument(attr(op, "input"), v)
-        elif not host.is_written_over(v):
+        elif not is_written_over(v):
             name = attr(op, "name_")
             self._copy_flat(host.pointer(v), host.state(name), self.fn.i64(host.low.states.bytes(name)))
 
     def _copy_flat(self, source: V, to: V, size: V) -> None:
         self.host.launch(emit_copy_flat(self.host.module), [source, to, size], self.fn.ceildivu(size, BLOCK_BYTES), 8)
 
-    def _update_argument(self, k: int, v: Any) -> None:
+    def _update_argument(self, k: int, v: Value) -> None:
         """An argument with gaps is written element by element, even if its dense copy was written in place."""
         host, fn, t = self.host, self.fn, from_mlir(self.host.arguments[k])
         source, size, zero = host.pointer(v), host.size(t.bytes), fn.i64(0)
         dense = self.dense.get(k, fn.const(True, "i1"))
-        if not host.is_written_over(v):
+        if not is_written_over(v):
             self._copy_flat(source, self.homes[k], fn.select(dense, size, zero))
         if k in self.dense:
             self._copy_gaps(k, source, self.homes[k], copies_out=True, count=lambda rows: fn.select(dense, zero, rows))

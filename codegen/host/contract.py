@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
 from dhlo.ir.function import argument_type
 from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
 from dhlo.ir.symbols import parse, product
@@ -19,7 +17,7 @@ from dhlo.shape_infer.views import dense_strides
 __all__ = ["emit_contract"]
 
 
-def emit_contract(host: HostProgram, op: Any) -> None:
+def emit_contract(host: HostProgram, op: Op) -> None:
     """Writes one op of the contract."""
     if isinstance(op, CheckType):
         _check_type(host, op)
@@ -41,7 +39,7 @@ def emit_contract(host: HostProgram, op: Any) -> None:
         host.fn.assume(host.sizes.symbols[attr(op, "of")], lo, hi)
 
 
-def _argument(host: HostProgram, op: Any) -> int:
+def _argument(host: HostProgram, op: Op) -> int:
     """The number of the argument that an op is about."""
     return host.arguments.index(op.operands[0])
 

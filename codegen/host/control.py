@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I1, I8, I64, PTR, V
+from dhlo.ir.handles import Block, Value
 from dhlo.ir.memory import base, buffers_of
 from dhlo.ir.ops.control import Cond, While, new_symbols, yielded
 from dhlo.ir.symbols import symbols_of
@@ -16,10 +16,10 @@ from dhlo.ir.types import from_mlir
 
 __all__ = ["emit_cond", "emit_while"]
 
-Block = Callable[[Any, Mapping[Any, V]], None]  # writes a block's operations; gives values the memory that they shall have
+EmitBlock = Callable[[Block, Mapping[Value, V]], None]  # writes a block's operations; gives values the memory that they shall have
 
 
-def emit_cond(host: HostProgram, memory: Memory, op: Cond, emit_block: Block) -> None:
+def emit_cond(host: HostProgram, memory: Memory, op: Cond, emit_block: EmitBlock) -> None:
     """Runs one region. Its results are written where the surrounding program wants them; a result whose size only the branch
     knows stays where the branch computed it. A planning call goes through both."""
     fn = host.fn
@@ -55,7 +55,7 @@ def emit_cond(host: HostProgram, memory: Memory, op: Cond, emit_block: Block) ->
         _settle(host, memory, op, v, fn.load(place, PTR))
 
 
-def _decision(host: HostProgram, v: Any) -> V:
+def _decision(host: HostProgram, v: Value) -> V:
     """The value of a one-element bool tensor; a planning call takes it for true."""
     host.check_sizes()
     host.mark_data_dependent()
@@ -63,7 +63,7 @@ def _decision(host: HostProgram, v: Any) -> V:
     return host.unless_planning(lambda: host.fn.cmp("ne", host.fn.load(p, I8), 0), host.fn.const(True, I1))
 
 
-def _settle(host: HostProgram, memory: Memory, op: Cond, v: Any, at: V) -> None:
+def _settle(host: HostProgram, memory: Memory, op: Cond, v: Value, at: V) -> None:
     """A value of only now known size stays where it is, or is copied to where the surrounding program wants it."""
     memory.place_results([v], op)
     if v in host.pointers:
@@ -77,7 +77,7 @@ def _copy(host: HostProgram, source: V, to: V, nbytes: V) -> None:
     host.launch(emit_copy_flat(host.module), [source, to, nbytes], host.fn.ceildivu(nbytes, BLOCK_BYTES), 8)
 
 
-def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: Block) -> None:
+def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: EmitBlock) -> None:
     """Repeats the body. Each carried value has two buffers that swap roles; the first is the result's own. A planning call goes
     through it once."""
     fn = host.fn

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I64, PTR, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
 from dhlo.ir.function import updates_of, walk
+from dhlo.ir.handles import Value
 from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.host import Alloc, Arrange
 from dhlo.ir.symbols import parse, spell, symbols_of
@@ -48,7 +48,7 @@ class Memory:
         updates = updates_of(host.block)
         self.returns = [v for i, v in enumerate(list(host.block.operations)[-1].operands) if i not in updates]
 
-    def _segment(self, op: Any) -> Segment:
+    def _segment(self, op: Op) -> Segment:
         return self.segments.setdefault(attr(op, "segment"), Segment())
 
     def buffer(self, number: int) -> Buffer:
@@ -154,7 +154,7 @@ class Memory:
         return offsets, total
 
     # ------------------------------------------------------------------ results
-    def place_results(self, values: Sequence[Any], op: Any) -> None:
+    def place_results(self, values: Sequence[Value], op: Op) -> None:
         """Checks the sizes of an operation's results, and gets memory for those that are outputs of the model."""
         host = self.host
         self.check_dims(values, op)
@@ -179,7 +179,7 @@ class Memory:
         array = host.shared_array(sizes)
         return fn.call_ptr(host.service("output", PTR), [host.call, fn.i64(index), fn.i64(len(shape)), array], PTR)
 
-    def check_dims(self, values: Sequence[Any], op: Any) -> None:
+    def check_dims(self, values: Sequence[Value], op: Op) -> None:
         """Ends the call where a dim of a value is negative, unless that can't be."""
         host, fn = self.host, self.fn
         for e in dict.fromkeys(e for v in values for e in from_mlir(v).shape if not e.is_Integer):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import sympy
+
+from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.scatter.nonzero import emit_nonzero
@@ -17,16 +21,19 @@ from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import F64, I8, I32, I64, PTR, V
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.dialect import Kind, Op, attr, defining
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.memory import base
 from dhlo.ir.ops.control import Assert, AssertTensor, Cond, Group, Item, While
 from dhlo.ir.ops.host import (
     CONTRACT,
+    Address,
     Arena,
     CountNonzero,
     FillNonzero,
     FillUnique,
     FindUnique,
+    Launch,
     Plan,
     Stage,
     UpdateArgument,
@@ -39,7 +46,7 @@ from dhlo.ir.types import from_mlir
 __all__ = ["emit_host_program"]
 
 
-def emit_host_program(low: Lowering, module: Any, block: Any, families: Sequence[Any]) -> HostProgram:
+def emit_host_program(low: Lowering, module: Module, block: Block, families: Sequence[Family]) -> HostProgram:
     """Writes `dhlo_run` of a planned module's main function. `families` are its groups', by number."""
     host = HostProgram(low, module, block, families)
     _Operations(host).function()
@@ -69,13 +76,15 @@ class _Operations:
         fn.ret(fn.const(0, I32))
         fn.done()
 
-    def block(self, block: Any, bound: Mapping[Any, V]) -> None:
+    def block(self, block: Block, bound: Mapping[Value, V]) -> None:
         """All operations of a block; `bound` gives memory to values that a surrounding op owns."""
         self.host.pointers.update(bound)
-        for op in list(block.operations)[:-1]:
+        for op, following in pairwise(list(block.operations)):
             self._operation(op)
+            if isinstance(op, Launch) and not isinstance(following, (Address, Launch)):
+                self.host.end_group()
 
-    def _operation(self, op: Any) -> None:
+    def _operation(self, op: Op) -> None:
         host = self.host
         rule = _RULES.get(type(op))
         if isinstance(op, CONTRACT):
@@ -94,8 +103,37 @@ class _Operations:
         inside = list(op.operation.regions[0].blocks[0].operations)[:-1]
         self.memory.check_dims([v for x in inside for v in (*x.operands, *x.results)], op)
         self.memory.place_results(list(op.results), op)
-        self.host.group(op)
-        self.host.check_status()
+        self.host.begin_group(op)
+        if "kernels" in op.operation.attributes:
+            self.host.choose(op)
+            self.host.end_group()
+
+    def _launch(self, op: Launch) -> None:
+        host, (count, grain, scratch) = self.host, (parse(attr(op, name)) for name in ("count", "grain", "scratch"))
+        arguments = [self._argument(op, x) for x in attr(op, "arguments")]
+        host.launch(attr(op, "kernel"), arguments, host.size(count), host.size(grain), host.size(scratch))
+
+    def _argument(self, op: Launch, argument: Mapping[str, Any]) -> V:
+        """What a kernel's argument array holds at one place."""
+        host, ((kind, what), *_) = self.host, argument.items()
+        match kind:
+            case "operand":
+                address = defining(op.operands[what])
+                return self._at(host.pointer(address.operands[0]), parse(attr(address, "offset")))
+            case "buffer":
+                return self._at(host.arena_pointer(what), parse(argument["offset"]))
+            case "constant":
+                return host.constant(what)
+            case "errors":
+                return host.cell(what)
+            case "real":
+                return host.sizes.real(parse(what))
+            case _:
+                return host.size(parse(what))
+
+    def _at(self, p: V, offset: sympy.Expr) -> V:
+        """The address so many bytes further on."""
+        return p if offset == 0 else self.fn.gep(p, self.host.size(offset), I8)
 
     def _assert(self, op: Assert) -> None:
         host, zero = self.host, self.fn.i64(0)
@@ -161,7 +199,7 @@ class _Operations:
         host.launch(fill, [x, host.size(t.numel), inverse, host.size(parse(attr(op, "number"))), values, counts], 1, 1)
         host.check_status()
 
-    def _define(self, op: Any, cell: V, most: V) -> None:
+    def _define(self, op: Op, cell: V, most: V) -> None:
         """The op's symbol has its value in `cell` now, not above `most`."""
         host, fn = self.host, self.fn
         host.check_status()
@@ -180,8 +218,9 @@ class _Operations:
             fn.store(fn.add(number, 1), draws)
 
 
-_RULES: dict[type, Any] = {
+_RULES: dict[type[Op], Callable[[_Operations, Any], None]] = {
     Group: _Operations._group,
+    Launch: _Operations._launch,
     Item: _Operations._item,
     CountNonzero: _Operations._count_nonzero,
     FillNonzero: _Operations._fill_nonzero,

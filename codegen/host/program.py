@@ -5,11 +5,11 @@ where sizes depend on data."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.families.family import ChoiceFamily, Family
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.host.checked import CheckedFn
 from dhlo.codegen.host.sizes import SizeEmitter
@@ -18,7 +18,9 @@ from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, KernelModule, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import attr, defining
 from dhlo.ir.function import user_names
+from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.memory import base, buffers_of, memory_of, offset_of
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import State, Weight
 from dhlo.ir.types import from_mlir
 
@@ -33,19 +35,21 @@ _TOO_LARGE = "the program has a tensor that is too large at these input sizes"
 
 
 class HostProgram:
-    """Writes `dhlo_run` into the lowering's module, of a planned module. `families` are those of its groups, by number."""
+    """Writes `dhlo_run` into the lowering's module, of a planned module. `families` are those of its groups, by number; only groups
+    that choose between kernels at each call need theirs."""
 
-    def __init__(self, low: Lowering, module: Any, block: Any, families: Sequence[Any]) -> None:
+    def __init__(self, low: Lowering, module: Module, block: Block, families: Sequence[Family]) -> None:
         self.low, self.block, self.families = low, block, families
         self.arguments = list(block.arguments)
         self.names = user_names(module)
         self.launches: list[str] = []
+        self.launches_of: list[list[int]] = []  # by group: the first of its launches, and the one after the last
         self.module: KernelModule = low.module
         self._labels = 0
         name = f"{HOST_PROGRAM}.{low.module.target.tag}"
         self.fn = CheckedFn(self.module, name, [("call", PTR), ("inputs", PTR)], I32, internal=False)
         self.sizes = SizeEmitter(self.fn)
-        self.pointers: dict[Any, V] = {}
+        self.pointers: dict[Value, V] = {}
         self.call, self.inputs = self.fn.args
         self.status = self.fn.alloca(1, I32, 8)
         self.fn.entry_store(self.fn.const(0, I32), self.status, 0)
@@ -55,12 +59,26 @@ class HostProgram:
         self._service: dict[str, V] = {}
         self._facts: dict[str, V] = {}
         self._args: V | None = None
-        self._group: Any = None  # the group whose launches are being written
+        self._group: Group | None = None  # whose launches are being written
 
-    def group(self, op: Any) -> None:
-        """Writes a group's launches."""
+    def begin_group(self, op: Group) -> None:
+        """The launches that follow are the group's."""
         self._group = op
-        self.families[attr(op, "number")].emit(self)
+        self.launches_of.append([len(self.launches)] * 2)
+
+    def end_group(self) -> None:
+        """Ends the call if a launch of the group failed."""
+        self.launches_of[-1][1] = len(self.launches)
+        self.check_status()
+
+    def choose(self, op: Group) -> None:
+        """Writes the choice of a group between its kernels, and their launches."""
+        family = self.families[attr(op, "number")]
+        assert isinstance(family, ChoiceFamily)
+        family.emit_launch(self)
+        strange = set(self.launches[self.launches_of[-1][0] :]) - set(attr(op, "kernels"))
+        if strange:
+            raise InternalError(f"{op.OPERATION_NAME} at {op.location} launches {min(strange)}, which isn't one of its kernels")
 
     # ------------------------------------------------------------------ what the call brings
     @property
@@ -147,7 +165,7 @@ class HostProgram:
         """Address of a state's content."""
         return self.fn.gep(self.service("state", PTR), self.low.states.offset(name), I8)
 
-    def pointer(self, v: Any) -> V:
+    def pointer(self, v: Value) -> V:
         """Address of a value's memory."""
         if v in self.pointers:
             return self.pointers[v]
@@ -177,19 +195,15 @@ class HostProgram:
         found = buffers_of(self._group, "workspace_memory")
         return self.arena_pointer(found[0]) if found else self.fn.int_to_ptr(self.fn.i64(64))  # no bytes were asked for
 
-    def is_written_over(self, v: Any) -> bool:
-        """Is `v` written over the content that it replaces part of?"""
-        return not {"state", "argument"}.isdisjoint(memory_of(v))
-
     def slot(self, s: Slot) -> V:
         kind, what = s
         if kind == "pointer":
             return self.pointer(what)
         if kind == "errors":
-            return self._cell(what)
+            return self.cell(what)
         return self.size(what) if kind == "size" else self.sizes.real(what)
 
-    def _cell(self, check: int) -> V:
+    def cell(self, check: int) -> V:
         """Where kernels report an index out of range: [index, size, flag], cleared in the entry block."""
         if check not in self.cells:
             self.cells[check] = self.fn.alloca(3, I64, 8)

@@ -137,6 +137,22 @@ class Symbol:
         return replace(self, body=self.body.replace(old, new), declaration=self.declaration.replace(old, new), uses=uses)
 
 
+class _Functions(dict[str, Symbol]):
+    """Functions by name. Emitters look for a function before they add it: `asked` is told both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def __setitem__(self, name: str, symbol: Symbol) -> None:
+        self.asked.add(name)
+        super().__setitem__(name, symbol)
+
+
 class KernelModule:
     """Functions and globals by name, in order, for one target; the unit that is lowered and optimised together.
 
@@ -146,11 +162,20 @@ class KernelModule:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.functions: dict[str, Symbol] = {}
+        self.functions = _Functions()
         self.globals: dict[str, Symbol] = {}
 
     def text(self) -> str:
         return "module {\n" + "\n".join(s.text() for s in [*self.globals.values(), *self.functions.values()]) + "\n}\n"
+
+    @contextmanager
+    def asked(self) -> Iterator[set[str]]:
+        """The names of functions that emitters add to the module inside, or would if they weren't there."""
+        outer, inner = self.functions.asked, set[str]()
+        self.functions.asked = inner
+        yield inner
+        outer |= inner
+        self.functions.asked = outer
 
     def tagged(self, name: str) -> str:
         """The name as this module's texts spell it."""

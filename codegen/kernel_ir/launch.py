@@ -1,4 +1,4 @@
-"""What a kernel family needs of the host program: sizes as i64 values in, launches out."""
+"""What a kernel is, and what a kernel family needs of the host program: sizes as i64 values in, launches out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 
-__all__ = ["EPILOGUE_ARGS", "KERNEL_ARGS", "HostContext", "kernel_fn", "load_args"]
+__all__ = ["EPILOGUE_ARGS", "KERNEL_ARGS", "HostContext", "is_kernel", "kernel_fn", "load_args"]
 
 KERNEL_ARGS = (("args", PTR), ("begin", I64), ("end", I64), ("worker", I64), ("scratch", PTR))
 
@@ -46,6 +46,12 @@ class HostContext(Protocol):
 def kernel_fn(module: KernelModule, name: str) -> Fn:
     """Starts a kernel: `void name(const int64_t* args, int64_t begin, int64_t end, int64_t worker, void* scratch)`."""
     return Fn(module, name, KERNEL_ARGS)
+
+
+def is_kernel(module: KernelModule, name: str) -> bool:
+    """Is a name that of a function of the module that can be launched?"""
+    known = module.functions.get(name)
+    return known is not None and known.declaration.endswith(f"({', '.join(ty for _, ty in KERNEL_ARGS)})")
 
 
 def load_args(fn: Fn, types: Sequence[str]) -> list[V]:

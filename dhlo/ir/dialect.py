@@ -18,6 +18,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = [
     "DHLO",
     "OPS",
+    "Arguments",
     "Condition",
     "Flag",
     "Ints",
@@ -83,6 +84,10 @@ class Numbers(ir.ArrayAttr):  # type: ignore[misc]
 
 class Scalar(ir.StringAttr):  # type: ignore[misc]
     """An attribute that is an element's value as text: a number, complex or not, a truth or a size expression."""
+
+
+class Arguments(ir.ArrayAttr):  # type: ignore[misc]
+    """An attribute that is a list of what a kernel's argument array holds; see `dhlo.launch`."""
 
 
 class Condition(ir.StringAttr):  # type: ignore[misc]
@@ -287,6 +292,24 @@ def _is_condition(a: Any) -> bool:
     return isinstance(e, sympy.logic.boolalg.Boolean) and not e.is_Symbol
 
 
+_ARGUMENTS: dict[frozenset[str], Callable[[Any], bool]] = {  # by the keys of a kernel's argument: whether its values are good
+    frozenset({"operand"}): lambda a: _is_int(a["operand"]),
+    frozenset({"buffer", "offset"}): lambda a: _is_int(a["buffer"]) and is_size(a["offset"]),
+    frozenset({"constant"}): lambda a: _is_int(a["constant"]),
+    frozenset({"size"}): lambda a: is_size(a["size"]),
+    frozenset({"real"}): lambda a: is_size(a["real"]),
+    frozenset({"errors"}): lambda a: _is_int(a["errors"]),
+}
+
+
+def _is_argument(a: Any) -> bool:
+    """Is an attribute what a kernel's argument array holds at one place?"""
+    if not isinstance(a, ir.DictAttr):
+        return False
+    good = _ARGUMENTS.get(frozenset(e.name for e in a))
+    return good is not None and good(a)
+
+
 def _every(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda a: isinstance(a, ir.ArrayAttr) and all(map(good, a))
 
@@ -303,6 +326,7 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by an attribute's cl
     Numbers: ("a list of numbers or sizes as text", _every(_is_number)),
     Scalar: ("a text", lambda a: isinstance(a, ir.StringAttr)),  # whether it is a value depends on the dtype
     Condition: ("a relation of sizes as text", _is_condition),
+    Arguments: ("a list of a kernel's arguments", _every(_is_argument)),
 }
 _OF_SIZES = (Sizes, Number, Numbers, Scalar, Condition)
 
@@ -377,12 +401,16 @@ def to_attr(x: Any) -> Any:
         return ir.StringAttr.get(show(x))
     if isinstance(x, (list, tuple)):
         return ir.ArrayAttr.get([to_attr(i) for i in x])
+    if isinstance(x, dict):
+        return ir.DictAttr.get({name: to_attr(i) for name, i in x.items()})
     raise InternalError(f"no attribute for {x!r}")
 
 
 def _from_attr(a: Any) -> Any:
     if isinstance(a, (ir.ArrayAttr, ir.DenseI32ArrayAttr)):
         return [_from_attr(i) if isinstance(i, ir.Attribute) else i for i in a]
+    if isinstance(a, ir.DictAttr):
+        return {e.name: _from_attr(e.attr) for e in a}
     return a.value if hasattr(a, "value") else a
 
 

@@ -22,7 +22,7 @@ from dhlo.ir.dialect import defining, to_attr
 from dhlo.ir.mlir import ir
 from dhlo.ir.symbols import parse
 
-__all__ = ["base", "buffers_of", "memory_of", "offset_of", "set_memory"]
+__all__ = ["base", "buffers_of", "is_written_over", "memory_of", "offset_of", "set_memory"]
 
 Memory = Mapping[str, Any]
 
@@ -37,6 +37,11 @@ def memory_of(v: Any, name: str = "memory") -> Memory:
     """Where a value lives; empty where nothing is written down."""
     op = defining(v)
     return {} if op is None else _place(op, ir.OpResult(v).result_number, name)
+
+
+def is_written_over(v: Any) -> bool:
+    """Is a value written over the content that it replaces part of?"""
+    return not {"state", "argument"}.isdisjoint(memory_of(v))
 
 
 def buffers_of(op: Any, name: str) -> list[int]:

@@ -70,10 +70,9 @@ class Attention:
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels once: `<symbol>_prefill`, `<symbol>_decode`, `<symbol>_combine`."""
-        if f"{self.symbol}_prefill" not in module.functions:
-            emit_prefill(module, f"{self.symbol}_prefill", self.spec)
-            emit_decode(module, f"{self.symbol}_decode", self.spec)
-            emit_combine(module, f"{self.symbol}_combine", self.spec)
+        for form, emit in (("prefill", emit_prefill), ("decode", emit_decode), ("combine", emit_combine)):
+            if f"{self.symbol}_{form}" not in module.functions:
+                emit(module, f"{self.symbol}_{form}", self.spec)
 
     def emit_launch(
         self,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.attention.attention import EXTRA_ARGS, Attention
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import GroupKernel, where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.dialect import Kind, Op, attr
+from dhlo.ir.handles import Value
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.symbols import FloorDiv, is_static
 from dhlo.ir.types import from_mlir
@@ -33,7 +34,7 @@ class Mask:
     lookups    number of an index check -> the op that it is about
     """
 
-    def __init__(self, low: Lowering, group: Any, value: Any) -> None:
+    def __init__(self, low: Lowering, group: Group, value: Value) -> None:
         kernel = GroupKernel(KernelModule(low.module.target), group, low.checks)
         self.value, self.members, self.check_of = value, kernel.em.members, kernel.em.check_of
         self.slots: list[Slot] = []
@@ -63,15 +64,15 @@ class _Kernels:
 
     attention: Attention
     slots: list[Slot]
-    lookups: dict[int, Any]
+    lookups: dict[int, Op]
 
 
-class AttentionFamily(Family):
+class AttentionFamily(ChoiceFamily):
     """Attention; its mask is computed inside the kernel, its result may be stored with dims in another order."""
 
     anchor = Kind.ATTENTION.value
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         """Raises CompileError for head sizes that aren't static and for elements that have no kernel."""
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.ATTENTION)
@@ -88,13 +89,13 @@ class AttentionFamily(Family):
         self.mask = operands[3] if len(operands) > 3 else None
 
     def emit_kernels(self) -> None:
-        self.kernels = self.low.once(self.group, "attention", self._emit)
-        self.workspace = sympy.Integer(self.kernels.attention.workspace_bytes)
+        self.emitted = self.low.once(self.group, "attention", self._emit)
+        self.workspace = sympy.Integer(self.emitted.attention.workspace_bytes)
 
     def _emit(self) -> _Kernels:
         """Emits the kernels under a name that tells their mask, so that layers share them."""
         low = self.low
-        name, slots, lookups, emit_mask = "attention", list[Slot](), dict[int, Any](), None
+        name, slots, lookups, emit_mask = "attention", list[Slot](), dict[int, Op](), None
         if self.mask is not None:
             mask = Mask(low, self.group, self.mask)
             name, slots, lookups, emit_mask = f"attention_{mask.digest}", mask.slots, mask.lookups, mask.emit
@@ -116,7 +117,7 @@ class AttentionFamily(Family):
         b, hq, sq = q.shape[:3]
         hkv, skv = k.shape[1:3]
         group = FloorDiv(hq, hkv) if hkv != hq else sympy.Integer(1)
-        self.kernels.attention.emit_launch(
+        self.emitted.attention.emit_launch(
             host,
             q=view_pointer(host, q),
             k=view_pointer(host, k),
@@ -133,5 +134,5 @@ class AttentionFamily(Family):
             v_strides=[s(x) for x in v.strides[:3]],
             o_strides=[s(x) for x in strides[:3]],
             scale=float(attr(self.op, "scale")),
-            extra_args=[host.slot(x) for x in self.kernels.slots],
+            extra_args=[host.slot(x) for x in self.emitted.slots],
         )

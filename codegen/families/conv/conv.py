@@ -99,9 +99,10 @@ class Conv:
         if self.depthwise:
             if f"{self.name}_depthwise" not in module.functions:
                 emit_depthwise_kernel(p)
-        elif f"{self.name}_normal" not in module.functions:
-            emit_conv_kernel(p, swapped=False)
-            emit_conv_kernel(p, swapped=True)
+            return
+        for form, swapped in (("normal", False), ("swapped", True)):
+            if f"{self.name}_{form}" not in module.functions:
+                emit_conv_kernel(p, swapped=swapped)
 
     @property
     def layout(self) -> WeightLayout:
@@ -118,10 +119,15 @@ class Conv:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
         return prod(self.layout.shape) * BITS[self.elem] // 8
 
+    def emit_pack_kernel(self, module: KernelModule, view: WeightView | None = None) -> str:
+        """Emits (once) what `emit_pack` launches and returns its symbol."""
+        p = self.params(module)
+        return emit_pack_weights(p, view or WeightView.dense(p), self.depthwise)
+
     def emit_pack(self, host: HostContext, *, weight: V, packed: V, view: WeightView | None = None) -> None:
         """Emits the packing of run-time weights, dense row-major like `pack_weight`'s unless `view` is given."""
         p = self.params(host.module)
-        kernel = emit_pack_weights(p, view or WeightView.dense(p), self.depthwise)
+        kernel = self.emit_pack_kernel(host.module, view)
         count = self.out_channels if self.depthwise else self.groups * p.channel_panels
         elements = p.points if self.depthwise else p.depth * p.panel
         host.launch(kernel, [weight, packed], host.fn.i64(count), host.fn.i64(_GRAIN_ELEMENTS // elements + 1))

@@ -11,13 +11,14 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -25,12 +26,12 @@ from dhlo.shape_infer.buffers import aligned
 __all__ = ["ConvFamily"]
 
 
-class ConvFamily(Family):
+class ConvFamily(ChoiceFamily):
     """A convolution, transposed or not, with its epilogue."""
 
     anchor = Kind.CONVOLUTION.value
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = op = anchor_of(group, Kind.CONVOLUTION)
         self.x, w = (from_mlir(v) for v in op.operands)
@@ -53,6 +54,8 @@ class ConvFamily(Family):
     def emit_kernels(self) -> None:
         low, op, conv = self.low, self.op, self.conv
         conv.emit_kernels(low.module)
+        if self.weight is None:
+            conv.emit_pack_kernel(low.module)
         self.epilogue: Epilogue = low.once(
             self.group, "epilogue", lambda: lower_epilogue(low.module, self.group, op, low.checks, self._place)
         )

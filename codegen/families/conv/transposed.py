@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import gcd, prod
@@ -156,8 +156,19 @@ class ConvTranspose:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
         return self._offsets()[-1] * BITS[self.elem] // 8
 
+    def emit_pack_kernel(self, module: KernelModule) -> None:
+        """Emits (once) what `emit_pack` launches."""
+        for conv, _, view, _ in self._packed():
+            conv.emit_pack_kernel(module, view)
+
     def emit_pack(self, host: HostContext, *, weight: V, packed: V) -> None:
         """Emits the packing of run-time weights, dense [in_channels, out_channels/groups, *kernel]."""
+        for conv, base, view, at in self._packed():
+            source, to = host.fn.gep(weight, base, self.elem), host.fn.gep(packed, at, self.elem)
+            conv.emit_pack(host, weight=source, packed=to, view=view)
+
+    def _packed(self) -> Iterator[tuple[Conv, int, WeightView, int]]:
+        """Of each phase that isn't zero: where its weights begin, how they lie there, and where they begin when packed."""
         points = int(np.prod(self.kernel))
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
         strides = [int(np.prod(self.kernel[d + 1 :])) for d in range(len(self.kernel))]
@@ -166,12 +177,7 @@ class ConvTranspose:
                 base = sum(t.first * s for t, s in zip(taps, strides, strict=True))
                 steps = [0] * (3 - len(taps)) + [-t.step * s for t, s in zip(taps, strides, strict=True)]
                 view = WeightView(group_in * group_out * points, points, group_out * points, (steps[0], steps[1], steps[2]))
-                conv.emit_pack(
-                    host,
-                    weight=host.fn.gep(weight, base, self.elem),
-                    packed=host.fn.gep(packed, at, self.elem),
-                    view=view,
-                )
+                yield conv, base, view, at
 
     def output_workspace(self, fn: Fn, sizes: Sequence[V]) -> V:
         """Bytes that `emit_launch` needs for the phases' outputs; 0 for stride 1."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sympy
+
+from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.ir.handles import Value
+from dhlo.ir.symbols import ceil_div
+from dhlo.shape_infer.views import View
 
-__all__ = ["BLOCK_BYTES", "emit_copy", "emit_copy_flat"]
+__all__ = ["BLOCK_BYTES", "copy_launch", "emit_copy", "emit_copy_flat"]
 
 _BYTES_GRAIN = 1 << 16
 BLOCK_BYTES = 1 << 14
@@ -27,6 +34,13 @@ def emit_copy_flat(module: KernelModule) -> str:
         fn.store(fn.load(fn.gep(src, lp.iv, I8), I8), fn.gep(dst, lp.iv, I8))
     fn.done()
     return name
+
+
+def copy_launch(module: KernelModule, source: View, to: Value, nbytes: sympy.Expr) -> Launch:
+    """The launch that copies dense memory to that of a value; emits the kernel."""
+    slots: list[Slot] = [("view", source), ("pointer", to), ("size", nbytes)]
+    grain = sympy.Integer(_BYTES_GRAIN // BLOCK_BYTES)
+    return Launch(emit_copy_flat(module), slots, ceil_div(nbytes, BLOCK_BYTES), grain)
 
 
 def emit_copy(host: HostContext, src: V, dst: V, nbytes: V) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.kernel_ir.builder import F64, I32, I64, PTR, V
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.movement import number
 from dhlo.ir.symbols import parse
@@ -19,13 +19,13 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = ["ExternFamily"]
 
 
-class ExternFamily(Family):
+class ExternFamily(ChoiceFamily):
     """One call, on the thread that runs the model."""
 
     anchor = Kind.OPAQUE.value
     ops = (Extern,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         op = anchor_of(group, Kind.OPAQUE)
         self.symbol: str = attr(op, "symbol")

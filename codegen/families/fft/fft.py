@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,12 @@ from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, grain_of, while_loop
-from dhlo.codegen.kernel_ir.builder import BITS, F64, I64, PTR, KernelModule, V
+from dhlo.codegen.families.lowering import Lowering
+from dhlo.codegen.kernel_ir.builder import BITS, F64, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div
 from dhlo.ir.types import from_mlir
 
@@ -102,14 +103,14 @@ def table_scratch(n: sympy.Expr) -> sympy.Expr:
     return 16 * (FINE + ceil_div(n, FINE))
 
 
-def _times(fn: Any, a: Complex, b: Complex) -> Complex:
+def _times(fn: Fn, a: Complex, b: Complex) -> Complex:
     return fn.sub(fn.mul(a[0], b[0]), fn.mul(a[1], b[1])), fn.add(fn.mul(a[0], b[1]), fn.mul(a[1], b[0]))
 
 
 class _Fft(OpKernel):
     """One pass over the tensor along one dim; its first argument is the table."""
 
-    def __init__(self, low: Any, group: Any, op: Any, number: int) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op, number: int) -> None:
         super().__init__(low, group, op, first_arg=1)
         x = from_mlir(op.operands[0])
         self.dtype, self.real = x.dtype, x.dtype.register
@@ -279,7 +280,7 @@ class _Fft(OpKernel):
             write(out.iv, _times(fn, (lp.results[0], lp.results[1]), self.root(fn.mul(turn, out.iv))))
 
 
-def lower_fft(low: Any, group: Any, op: Any, number: int) -> Launch:
+def lower_fft(low: Lowering, group: Group, op: Op, number: int) -> Launch:
     """The pass along the op's dim `number`; the first reads the operands, later ones work on the results in place. The
     launch takes the table's address before its slots."""
     return _Fft(low, group, op, number).lower()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import sympy
 
+from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.fft.fft import emit_fft_table, fft_table, fft_table_bytes, lower_fft, table_scratch
 from dhlo.codegen.families.kernel import Launch
-from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of
+from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.sequence import Fft
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
@@ -26,7 +29,7 @@ class FftFamily(Family):
     anchor = Kind.OPAQUE.value
     ops = (Fft,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.OPAQUE)
         x, self.dims = from_mlir(self.op.operands[0]), attr(self.op, "dims")
@@ -51,17 +54,13 @@ class FftFamily(Family):
     def _pass(self, number: int) -> Launch:
         return lower_fft(self.low, self.group, self.op, number)
 
-    def emit_launch(self, host: GroupHost) -> None:
+    def launches(self) -> Sequence[Launch]:
+        out: list[Launch] = []
+        one = sympy.Integer(1)
         for x, n, offset, constant in zip(self.passes, self.lengths, self.offsets, self.tables, strict=True):
-            if constant is not None:
-                table = host.constant(constant)
-            else:
-                table = host.fn.gep(host.workspace(), host.size(offset), "i8")
-                host.launch(emit_fft_table(host.module, self.real), [table, host.size(n)], 1, 1, host.size(table_scratch(n)))
-            host.launch(
-                x.kernel,
-                [table, *(host.slot(s) for s in x.slots)],
-                host.size(x.count),
-                host.size(x.grain),
-                host.size(x.scratch),
-            )
+            table: Slot = ("workspace", offset) if constant is None else ("constant", constant)
+            if constant is None:
+                make = emit_fft_table(self.low.module, self.real)
+                out.append(Launch(make, [table, ("size", n)], one, one, table_scratch(n)))
+            out.append(replace(x, slots=[table, *x.slots]))
+        return out

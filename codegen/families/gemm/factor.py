@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sympy
 import torch
 
@@ -16,6 +17,8 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, V
 from dhlo.errors import CompileError
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import as_expr, exact_floors
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -27,7 +30,7 @@ class Factor:
     """The right side of products: one or more matrices [k, n], packed beforehand if constant, else at each use.
     `transposed` matrices are stored [n, k]."""
 
-    def __init__(self, low: Lowering, group: Any, op: Any, i: int, *, transposed: bool) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op, i: int, *, transposed: bool) -> None:
         """Raises CompileError where elements of this dtype have no kernel."""
         self.low, v = low, op.operands[i]
         self.type, self.view = from_mlir(v), low.view(group, v)
@@ -52,7 +55,7 @@ class Factor:
             count = value.numel() // (value.shape[-1] * value.shape[-2])
             self.packed = low.constants.add(self.key, count * int(self.bytes), lambda: self._pack(value))
 
-    def _pack(self, value: torch.Tensor) -> Any:
+    def _pack(self, value: torch.Tensor) -> npt.NDArray[Any]:
         mats = value.detach().reshape(-1, *value.shape[-2:])
         columns = self.matmul.spec.panel(self.matmul.elem)
         return np.concatenate([pack_matrix(m.t() if self.transposed else m, columns).reshape(-1) for m in mats])

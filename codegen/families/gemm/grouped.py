@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
 
@@ -18,14 +17,14 @@ __all__ = ["GroupedGemmFamily"]
 _BYTES_GRAIN = 1 << 16
 
 
-class GroupedGemmFamily(Family):
+class GroupedGemmFamily(ChoiceFamily):
     """Rows [s, k] sorted by group times the group's matrix of [e, k, n]: one product a group that has rows, and zeros in the rows
     after the last."""
 
     anchor = Kind.OPAQUE.value
     ops = (GroupedMatmul,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         op = anchor_of(group, Kind.OPAQUE)
         self.x, self.offsets = (low.view(group, op.operands[i]) for i in (0, 2))

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sympy
 import torch
 
+from dhlo.codegen.elementwise.emit import Emitter
+from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
@@ -18,7 +21,8 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind
+from dhlo.ir.dialect import Kind, Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import exact_floors, product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View
@@ -26,13 +30,13 @@ from dhlo.shape_infer.views import View
 __all__ = ["GemmFamily"]
 
 
-class GemmFamily(Family):
+class GemmFamily(ChoiceFamily):
     """A matrix product [batch..., m, k] x [batch..., k, n] or [..., k] x [k, n] with its epilogue. A constant right side is packed
     beforehand."""
 
     anchor = Kind.MATMUL.value
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = op = anchor_of(group, Kind.MATMUL)
         self.a_type, self.b_type = (from_mlir(v) for v in op.operands)
@@ -68,7 +72,7 @@ class GemmFamily(Family):
         batch = value.numel() // (k * n) if k * n else 0
         columns = spec.panel(elem)
 
-        def data() -> Any:
+        def data() -> npt.NDArray[Any]:
             mats = value.detach().reshape(batch, k, n)
             packed = [pack_matrix(m, columns) for m in mats]
             return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
@@ -76,7 +80,7 @@ class GemmFamily(Family):
         nbytes = batch * int(workspace_bytes(1, n, k, elem, spec))
         return self.low.constants.add(("packed_b", self.low.constant_key(self.op.operands[1]), columns), nbytes, data)
 
-    def _place(self, em: Any, batch: Any, row: Any, column: Any) -> list[Any]:
+    def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         shape = self.out.shape
         if self.flat:
             return [*em.split(row, shape[:-1]), column]
@@ -133,7 +137,7 @@ def _row_stride(view: View) -> sympy.Expr:
 _Batch = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 
 
-def _batch_dims(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequence[sympy.Expr], op: Any) -> list[_Batch]:
+def _batch_dims(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequence[sympy.Expr], op: Op) -> list[_Batch]:
     """Size and strides on both sides of the batch dims, those joined that step regularly on both; the kernels take two."""
     out: list[_Batch] = []
     for n, sa, sb in zip(sizes, a, b, strict=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import OpKernel, grain_of, lanes_at
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import V
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div
 from dhlo.ir.types import from_mlir
 
@@ -16,13 +19,13 @@ __all__ = ["lower_interleave"]
 CHUNK = 1024  # numbers that one item covers
 
 
-def lower_interleave(low: Any, group: Any, op: Any) -> Launch:
+def lower_interleave(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.complex."""
     k = OpKernel(low, group, op)
     fn, part = k.fn, from_mlir(op.operands[0])
     re, im, out, n = k.operand(0), k.operand(1), k.result(0), k.size(part.numel)
 
-    def body(i: V, _: Any) -> list[V]:
+    def body(i: V, _: Sequence[V]) -> list[V]:
         for offset, p in enumerate((re, im)):
             at = fn.add(fn.mul(fn.add(fn.splat(i), fn.iota()), 2), offset)
             k.store(k.load(p, part.dtype, Index(i, 1)), out, part.dtype, Index(0, vec=at))

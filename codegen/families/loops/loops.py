@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 
 from dhlo.codegen.elementwise.index import Index
@@ -11,6 +9,7 @@ from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, ro
 from dhlo.codegen.families.loops.transpose import Turned
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Full
 from dhlo.ir.symbols import FloorDiv, ceil_div, product
 from dhlo.ir.types import from_mlir
@@ -22,7 +21,7 @@ BLOCK = 1024  # elements of a row that one item covers
 MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
 
 
-def lower_loops(module: KernelModule, group: Any, checks: Checks) -> Launch:
+def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
     """One kernel that computes and stores all results of the group, which have one shape."""
     k = GroupKernel(module, group, checks)
     shape = from_mlir(group.results[0]).shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.loops.interleave import lower_interleave
 from dhlo.codegen.families.loops.loops import lower_loops
@@ -13,7 +13,7 @@ from dhlo.ir.ops.complexes import Interleave
 __all__ = ["LoopsFamily", "InterleaveFamily"]
 
 
-class LoopsFamily(LaunchFamily):
+class LoopsFamily(KernelFamily):
     """Elementwise work, views and constants."""
 
     anchor = "loops"
@@ -22,7 +22,7 @@ class LoopsFamily(LaunchFamily):
         return lower_loops(self.low.module, self.group, self.low.checks)
 
 
-class InterleaveFamily(LaunchFamily):
+class InterleaveFamily(KernelFamily):
     """Complex numbers of their parts."""
 
     anchor = Kind.OPAQUE.value

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.families.pool.adaptive import AdaptivePool
 from dhlo.codegen.families.pool.pool import Pool
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.ops import compute
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import product
 from dhlo.ir.types import from_mlir
 
 __all__ = ["PoolFamily"]
 
 
-class PoolFamily(Family):
+class PoolFamily(ChoiceFamily):
     """Pooling over windows, fixed or adaptive; the result's type has the sizes, rounded down or up."""
 
     anchor = Kind.WINDOW.value
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         op = anchor_of(group, Kind.WINDOW)
         self.x, self.out = from_mlir(op.operands[0]), from_mlir(op.results[0])
@@ -48,7 +47,7 @@ class PoolFamily(Family):
         )
 
 
-def _parameters(op: Any, elem: str) -> Pool | AdaptivePool:
+def _parameters(op: Op, elem: str) -> Pool | AdaptivePool:
     """The static parameters of a dhlo.pool or dhlo.adaptive_pool."""
     if isinstance(op, compute.AdaptivePool):
         return AdaptivePool(attr(op, "how"), elem=elem)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.codegen.families.copy.flat import emit_copy, emit_copy_flat
-from dhlo.codegen.families.family import Family
+from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.families.recurrent.recurrent import CELL_GRAIN, CHUNK, emit_cell
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.sequence import Gru, Lstm, Rnn
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -17,13 +16,13 @@ from dhlo.shape_infer.buffers import aligned
 __all__ = ["RecurrentFamily"]
 
 
-class RecurrentFamily(Family):
+class RecurrentFamily(ChoiceFamily):
     """One direction of a recurrent layer: per step a product with the hidden state, then the cell, then the projection if any."""
 
     anchor = Kind.OPAQUE.value
     ops = (Gru, Lstm, Rnn)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.OPAQUE)
         names = {Lstm: "lstm", Gru: "gru"}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.combine import identity_of
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, grain_of, lanes_at, register_of
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I32, I64, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.types import DTYPES, from_mlir
 
 __all__ = ["lower_argreduce"]
@@ -21,7 +22,7 @@ WAYS = 4  # independent vectors along a line
 class _ArgReduce(OpKernel):
     """Keeps the best value and its place lane by lane: from the worst value at place 0 on, better ones replace it."""
 
-    def __init__(self, low: Any, group: Any, op: Any) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op) -> None:
         super().__init__(low, group, op)
         x = from_mlir(op.operands[0])
         self.dtype, self.lines, self.how = x.dtype, Lines.of(x, attr(op, "dim")), attr(op, "how")
@@ -99,7 +100,7 @@ class _ArgReduce(OpKernel):
         blocks_across(self, lines, body)
 
 
-def lower_argreduce(low: Any, group: Any, op: Any) -> Launch:
+def lower_argreduce(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.argmax and argmin along a dim: the first of equal elements; NaN wins."""
     k = _ArgReduce(low, group, op)
     lines = k.lines

@@ -24,7 +24,9 @@ from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, ro
 from dhlo.codegen.families.loops.loops import MIN_WORK
 from dhlo.codegen.kernel_ir.builder import BITS, I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Reduce
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import FloorDiv, ceil_div, is_static, least, product
 from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.axes import reduction_axes
@@ -43,7 +45,7 @@ KEEP_COST = 6  # values cheaper than this are computed again in every pass
 class _Reduction:
     """One kernel: the whole reduction, or (`part`) sums of parts to the workspace, or what brings the parts together."""
 
-    def __init__(self, module: KernelModule, group: Any, checks: Checks, part: str = "") -> None:
+    def __init__(self, module: KernelModule, group: Group, checks: Checks, part: str = "") -> None:
         self.part = part
         self.k = GroupKernel(module, group, checks, first_arg=1 if part else 0)
         self.fn, self.em = self.k.fn, self.k.em
@@ -73,7 +75,7 @@ class _Reduction:
                 if new is not None:
                     self.axes[op.results[0]] = new
 
-    def whole(self, v: Any) -> bool:
+    def whole(self, v: Value) -> bool:
         """Has a value for every element of the domain."""
         return from_mlir(v).shape == self.shape and (v not in self.axes or any(d in self.dims for d in self.axes[v]))
 
@@ -265,14 +267,14 @@ class _Reduction:
         em.leaves.clear()
         em.leaves.update(saved)
 
-    def _finished(self, v: Any, xs: list[V]) -> Callable[[Any, Sequence[Index]], V]:
+    def _finished(self, v: Value, xs: list[V]) -> Callable[[Any, Sequence[Index]], V]:
         """Gives a reduction's value: one for the item, or one for each vector of columns."""
         if not self.lane_kept:
             return lambda _em, _idx: xs[0]
         position, way = self.axes[v].index(self.lane), self._way
         return lambda _em, idx: xs[way[idx[position].key]]
 
-    def _small_index(self, v: Any, at: dict[int, Index]) -> list[Index]:
+    def _small_index(self, v: Value, at: dict[int, Index]) -> list[Index]:
         return [self.em.zero if d is None else at.get(d, self.em.zero) for d in self.axes[v]]
 
     def _small(self, level: int, at: dict[int, Index]) -> None:
@@ -282,7 +284,7 @@ class _Reduction:
             if op.kind is Kind.ELEMENTWISE and v in self.axes and not self.whole(v) and self.level[v] == level:
                 self.em.value(v, self._small_index(v, at))
 
-    def _scratch(self, v: Any) -> V:
+    def _scratch(self, v: Value) -> V:
         n = self.slot[v]
         base = self.fn.args[4]
         return base if n == 0 else self.fn.gep(base, self.fn.i64(self.em.size(self.slot_bytes * n)), "i8")
@@ -296,7 +298,7 @@ class _Reduction:
         at = em.offset(em.times(flat, lanes * COLUMNS), self._way[idx[self.lane].key] * lanes)
         return em.plus(at, Index(0, 1, multiple=lanes))
 
-    def _reload(self, v: Any) -> Callable[[Any, Sequence[Index]], V]:
+    def _reload(self, v: Value) -> Callable[[Any, Sequence[Index]], V]:
         def leaf(em: Any, idx: Sequence[Index]) -> V:
             r: V = em.load_memory(self._scratch(v), _scratch_type(v), self._scratch_at(idx))
             return r
@@ -409,7 +411,7 @@ class _Reduction:
         return fn.if_else(fn.cmp("lt", full, n), tail, lambda: accs, [a.type for a in accs])
 
 
-def _scratch_type(v: Any) -> DType:
+def _scratch_type(v: Value) -> DType:
     """Kept values stay in register precision."""
     d = from_mlir(v).dtype
     return DTYPES["f32"] if d.register == "f32" else d
@@ -426,7 +428,7 @@ class Split:
     gather: Launch
 
 
-def lower_reduction(module: KernelModule, group: Any, checks: Checks) -> tuple[Launch, Split | None]:
+def lower_reduction(module: KernelModule, group: Group, checks: Checks) -> tuple[Launch, Split | None]:
     """The kernel of a group that holds reductions over the same dims of one domain, and how the group is split where it has few
     items; None where it never is."""
     r = _Reduction(module, group, checks)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
 
-from dhlo.codegen.families.family import Family, LaunchFamily, launch
+from dhlo.codegen.families.family import ChoiceFamily, KernelFamily
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import GroupHost, anchor_of
 from dhlo.codegen.families.reduce.argreduce import lower_argreduce
@@ -19,7 +20,7 @@ from dhlo.ir.symbols import least
 __all__ = ["ArgReduceFamily", "ReductionFamily"]
 
 
-class ReductionFamily(Family):
+class ReductionFamily(ChoiceFamily):
     """Reductions: in one launch; or, where they have few items and much to do for each, in parts that are then gathered."""
 
     anchor = Kind.REDUCTION.value
@@ -30,10 +31,11 @@ class ReductionFamily(Family):
         if self.split is not None:
             self.workspace = least(self.whole.count, sympy.Integer(MAX_SPLIT)) * self.split.parts * self.split.cell_bytes
 
+    def launches(self) -> Sequence[Launch] | None:
+        return [self.whole] if self.split is None else None
+
     def emit_launch(self, host: GroupHost) -> None:
-        if self.split is None:
-            launch(host, self.whole)
-            return
+        assert self.split is not None
         fn, split, workspace = host.fn, self.split, host.workspace()
         whole, partial, gather = (Sizes.of(host, x) for x in (self.whole, split.partial, split.gather))  # outside of branches
 
@@ -69,7 +71,7 @@ class Sizes:
         host.launch(self.kernel, [*first, *self.slots], self.count, self.grain, self.scratch)
 
 
-class ArgReduceFamily(LaunchFamily):
+class ArgReduceFamily(KernelFamily):
     """The position of the largest or smallest element."""
 
     anchor = Kind.OPAQUE.value

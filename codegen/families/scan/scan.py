@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.index import Index
@@ -19,8 +19,10 @@ from dhlo.codegen.families.lines import (
     prefix,
     register_of,
 )
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.types import DTYPES, DType, from_mlir
 
 __all__ = ["lower_scan"]
@@ -35,7 +37,7 @@ _PREFIX_COST = 8  # of an element of a line, in simple operations: prefixes with
 
 
 class _Scan(OpKernel):
-    def __init__(self, low: Any, group: Any, op: Any) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op) -> None:
         super().__init__(low, group, op)
         x = from_mlir(op.operands[0])
         self.dtype, self.lines = x.dtype, Lines.of(x, attr(op, "dim"))
@@ -75,7 +77,7 @@ class _Scan(OpKernel):
         with fn.loop(self.begin, self.end) as item:
             start = self.line_start(item.iv, lines)
 
-            def body(i: V, carried: Any) -> list[V]:
+            def body(i: V, carried: Sequence[V]) -> list[V]:
                 at = self.elements(start, i, lines)
                 v = self.get(x, at)
                 if self.em.mask is not None:
@@ -101,7 +103,7 @@ class _Scan(OpKernel):
         blocks_across(self, lines, body)
 
 
-def lower_scan(low: Any, group: Any, op: Any) -> Launch:
+def lower_scan(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.cumsum, cumprod, logcumsumexp and the values of cummax, cummin."""
     k = _Scan(low, group, op)
     lines = k.lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import anchor_of
 from dhlo.codegen.families.scan.scan import lower_scan
@@ -12,7 +12,7 @@ from dhlo.ir.ops.compute import Scan
 __all__ = ["ScanFamily"]
 
 
-class ScanFamily(LaunchFamily):
+class ScanFamily(KernelFamily):
     """Running sums, products and extremes."""
 
     anchor = Kind.OPAQUE.value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import sympy
 
@@ -12,8 +11,10 @@ from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import combine
 from dhlo.codegen.families.kernel import Launch, finish, vectors
 from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I64, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import from_mlir
 
@@ -27,7 +28,7 @@ class _Scatter(OpKernel):
     don't depend on the number of threads, and of several writes to a place the last wins. Trailing dims that aren't
     indexed are rows, handled a vector at a time."""
 
-    def __init__(self, low: Any, group: Any, op: Any) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op) -> None:
         super().__init__(low, group, op)
         x, *index, _ = op.operands
         self.shape, self.dtype = from_mlir(x).shape, from_mlir(x).dtype
@@ -93,6 +94,6 @@ class _Scatter(OpKernel):
         self.store(x, self.y, self.dtype, y)
 
 
-def lower_scatter(low: Any, group: Any, op: Any) -> Launch:
+def lower_scatter(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.index_put, index_add, scatter and the like, onto a result that already holds the operand."""
     return _Scatter(low, group, op).lower()

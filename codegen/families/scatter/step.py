@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from dhlo.codegen.families.copy.flat import emit_copy
-from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.copy.flat import copy_launch
+from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch
-from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
+from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.codegen.families.scatter.scatter import lower_scatter
 from dhlo.codegen.families.scatter.update_slice import lower_update_slice
 from dhlo.ir.dialect import Kind
+from dhlo.ir.memory import is_written_over
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.types import from_mlir
 
 __all__ = ["WriteFamily"]
 
 
-class WriteFamily(LaunchFamily):
+class WriteFamily(KernelFamily):
     """The operand copied to the result, unless that is the operand's own memory; then the source combined into it."""
 
     anchor = Kind.OPAQUE.value
     ops = (Scatter, UpdateSlice)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.OPAQUE)
         self.view, self.bytes = low.view(group, self.op.operands[0]), from_mlir(self.op.results[0]).bytes
@@ -32,8 +34,8 @@ class WriteFamily(LaunchFamily):
         lower = lower_scatter if isinstance(self.op, Scatter) else lower_update_slice
         return lower(self.low, self.group, self.op)
 
-    def emit_launch(self, host: GroupHost) -> None:
+    def launches(self) -> Sequence[Launch]:
         result = self.group.results[0]
-        if not host.is_written_over(result):
-            emit_copy(host, view_pointer(host, self.view), host.pointer(result), host.size(self.bytes))
-        super().emit_launch(host)
+        if is_written_over(result):
+            return [self.launch]
+        return [copy_launch(self.low.module, self.view, result, self.bytes), self.launch]

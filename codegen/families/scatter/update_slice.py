@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish, vectors
 from dhlo.codegen.families.lines import OpKernel, grain_of
-from dhlo.ir.dialect import attr, exprs
+from dhlo.codegen.families.lowering import Lowering
+from dhlo.ir.dialect import Op, attr, exprs
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import from_mlir
 
@@ -16,7 +16,7 @@ __all__ = ["lower_update_slice"]
 CHUNK = 1024  # elements of a row that one item covers
 
 
-def lower_update_slice(low: Any, group: Any, op: Any) -> Launch:
+def lower_update_slice(low: Lowering, group: Group, op: Op) -> Launch:
     """Onto a result that already holds the operand. Trailing dims that are stored whole make rows, a vector at a time."""
     k = OpKernel(low, group, op)
     fn, em = k.fn, k.em

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import sympy
 
@@ -11,14 +10,17 @@ from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import OpKernel, while_loop
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.sort.radix import key_of, key_type
 from dhlo.codegen.kernel_ir.builder import I1, I64, PTR, Fn, KernelModule, V
+from dhlo.ir.dialect import Op
+from dhlo.ir.ops.control import Group
 from dhlo.ir.types import DTYPES, DType, from_mlir
 
 __all__ = ["lower_lexsort"]
 
 
-def lower_lexsort(low: Any, group: Any, op: Any) -> Launch:
+def lower_lexsort(low: Lowering, group: Group, op: Op) -> Launch:
     """Positions of the rows in order, stable; runs as a single item."""
     k = OpKernel(low, group, op)
     fn, t = k.fn, from_mlir(op.operands[0])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 
 from dhlo.codegen.elementwise.emit import memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish, vectors
 from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I64, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import DTYPES, from_mlir
 
@@ -20,7 +20,7 @@ __all__ = ["lower_histogram", "lower_search_sorted"]
 CHUNK = 512
 
 
-def lower_search_sorted(low: Any, group: Any, op: Any) -> Launch:
+def lower_search_sorted(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.searchsorted, of values of the edges' dtype: a vector of searches side by side, whose remaining lengths are the same."""
     k = OpKernel(low, group, op)
     fn, em = k.fn, k.em
@@ -61,7 +61,7 @@ def lower_search_sorted(low: Any, group: Any, op: Any) -> Launch:
     return Launch(finish(k, "searchsorted"), k.args.slots, lines * chunks, grain_of(CHUNK * 64))
 
 
-def lower_histogram(low: Any, group: Any, op: Any) -> Launch:
+def lower_histogram(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.histc of floats; runs as a single item."""
     k = OpKernel(low, group, op)
     fn, t, bins = k.fn, from_mlir(op.operands[0]), attr(op, "bins")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import Lines, OpKernel, grain_of, lanes_at
+from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.sort.radix import BUCKETS, digits, emit_radix_sort, key_of, key_type
 from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, V
-from dhlo.ir.dialect import attr
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import DTYPES, from_mlir
 
@@ -27,7 +28,7 @@ SLACK_VECTORS = 2  # past the end of a buffer, which whole vectors may touch
 class _Sort(OpKernel):
     """The first k elements of every line in order. Lines hold fewer than 2**31 elements."""
 
-    def __init__(self, low: Any, group: Any, op: Any, descending: bool) -> None:
+    def __init__(self, low: Lowering, group: Group, op: Op, descending: bool) -> None:
         super().__init__(low, group, op)
         x, y = from_mlir(op.operands[0]), from_mlir(op.results[0])
         dim = attr(op, "dim")
@@ -204,11 +205,11 @@ class _Sort(OpKernel):
         return lanes_at(self, room, n, [k, bound], body)[0]
 
 
-def lower_sort(low: Any, group: Any, op: Any) -> Launch:
+def lower_sort(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.sort, stable."""
     return _Sort(low, group, op, bool(attr(op, "descending"))).lower()
 
 
-def lower_topk(low: Any, group: Any, op: Any) -> Launch:
+def lower_topk(low: Lowering, group: Group, op: Op) -> Launch:
     """aten.topk, sorted; of equal values the lower index comes first."""
     return _Sort(low, group, op, bool(attr(op, "largest"))).lower()

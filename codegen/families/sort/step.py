@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch, where
 from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.codegen.families.sort.lexsort import lower_lexsort
@@ -12,18 +10,19 @@ from dhlo.codegen.families.sort.search import lower_histogram, lower_search_sort
 from dhlo.codegen.families.sort.sort import lower_sort, lower_topk
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind
+from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Histogram, LexSort, SearchSorted, Sort, TopK
 from dhlo.ir.types import from_mlir
 
 __all__ = ["HistogramFamily", "LexSortFamily", "SearchSortedFamily", "SortFamily", "TopKFamily"]
 
 
-class _OpaqueFamily(LaunchFamily):
+class _OpaqueFamily(KernelFamily):
     """Groups that hold one op and nothing else."""
 
     anchor = Kind.OPAQUE.value
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         self.op = anchor_of(group, Kind.OPAQUE)
 
@@ -33,7 +32,7 @@ class HistogramFamily(_OpaqueFamily):
 
     ops = (Histogram,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         x = from_mlir(self.op.operands[0])
         if not x.dtype.is_float:
@@ -48,7 +47,7 @@ class SearchSortedFamily(_OpaqueFamily):
 
     ops = (SearchSorted,)
 
-    def __init__(self, low: Lowering, group: Any) -> None:
+    def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         edges, x = (from_mlir(v) for v in self.op.operands)
         if edges.dtype != x.dtype:

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from dhlo.ir.dialect import Flag, Ints, Kind, Nested, Number, Op, Out, Tensor, TypeError_
+from dhlo.ir.dialect import Arguments, Flag, Ints, Kind, Nested, Number, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.ir.mlir import ir
-from dhlo.ir.symbols import SYMBOL
+from dhlo.ir.symbols import SYMBOL, parse, symbols_of
 from dhlo.ir.types import TensorType
 
 Args = list[torch.Tensor]
@@ -163,6 +163,58 @@ class Arena(_Statement, name="arena"):
     """Asks for the memory of a segment, in the arrangement before it that needs least at these sizes."""
 
     segment: ir.IntegerAttr
+
+
+# ------------------------------------------------------------------------------------------------ launches
+class Address(Op, name="address"):
+    """Where a value's memory begins, `offset` bytes further on, as a number."""
+
+    kind = Kind.HOST
+    x: Tensor
+    offset: Number
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return [_ADDRESS]
+
+
+class Launch(_Statement, name="launch"):
+    """Runs `kernel` on items [0, `count`), on as many threads as have `grain` items each, every thread with `scratch` bytes of its
+    own. Launches behind a group are the group's: a call whose launch fails ends after the last of them. `arguments` says what the
+    kernel's argument array holds, 8 bytes each:
+
+        {operand = k}                the address that is operand k
+        {buffer = n, offset = "e"}   the address of byte e of arena buffer n
+        {constant = n}               the address of byte n of the constants
+        {size = "e"}                 a size as i64
+        {real = "e"}                 a number as f64
+        {errors = n}                 the address of the cell where the kernel reports what fails check n
+    """
+
+    addresses: Variadic
+    kernel: ir.StringAttr
+    arguments: Arguments
+    count: Number
+    grain: Number
+    scratch: Number
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        for t in operands:
+            if t != _ADDRESS:
+                raise TypeError_(f"{t} is no address")
+        for k in (a["operand"] for a in attrs["arguments"] if "operand" in a):
+            if not 0 <= k < len(operands):
+                raise TypeError_(f"there is no operand {k}")
+        return []
+
+    def mentions(self) -> set[str]:
+        texts = [a[what] for a in attr(self, "arguments") for what in ("size", "real", "offset") if what in a]
+        return super().mentions() | {s for text in texts for s in symbols_of(parse(text))}
+
+
+_ADDRESS = TensorType.of("i64", [])
 
 
 # ------------------------------------------------------------------------------------------------ sizes that depend on data

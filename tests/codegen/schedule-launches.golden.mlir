@@ -64,27 +64,30 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     %14 = "dhlo.group"() ({
       %32 = "dhlo.slice"(%9#0) {starts = ["0", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
       %33 = "dhlo.abs"(%32) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %34 = "dhlo.slice"(%9#1) {starts = ["0", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %35 = "dhlo.abs"(%34) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %36 = "dhlo.maximum"(%33, %35) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %34 = "dhlo.isinf"(%33) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>
+      %35 = "dhlo.slice"(%9#1) {starts = ["0", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %36 = "dhlo.abs"(%35) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
       %37 = "dhlo.isinf"(%36) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>
-      %38 = "dhlo.minimum"(%33, %35) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %39 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %40 = "dhlo.eq"(%36, %39) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>
-      %41 = "dhlo.full"() {value = "1.0"} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %42 = "dhlo.select"(%40, %41, %36) : (tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %43 = "dhlo.div"(%38, %42) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %44 = "dhlo.mul"(%43, %43) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %45 = "dhlo.add"(%44, %41) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %46 = "dhlo.sqrt"(%45) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %47 = "dhlo.mul"(%36, %46) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      %48 = "dhlo.select"(%37, %36, %47) : (tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
-      "dhlo.yield"(%48) {operandSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> ()
+      %38 = "dhlo.or"(%34, %37) : (tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>, tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>
+      %39 = "dhlo.full"() {value = "inf"} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %40 = "dhlo.maximum"(%33, %36) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %41 = "dhlo.minimum"(%33, %36) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %42 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %43 = "dhlo.eq"(%40, %42) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>
+      %44 = "dhlo.full"() {value = "1.0"} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %45 = "dhlo.select"(%43, %44, %40) : (tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %46 = "dhlo.div"(%41, %45) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %47 = "dhlo.mul"(%46, %46) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %48 = "dhlo.add"(%47, %44) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %49 = "dhlo.sqrt"(%48) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %50 = "dhlo.mul"(%40, %49) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      %51 = "dhlo.select"(%38, %39, %50) : (tensor<?x5xi1, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
+      "dhlo.yield"(%51) {operandSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> ()
     }) {anchor = "loops", family = "loops", memory = [{outputs = [1]}], number = 4 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
     %15 = "dhlo.address"(%9#0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %16 = "dhlo.address"(%9#1) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %17 = "dhlo.address"(%14) {offset = "0"} : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<i64>
-    "dhlo.launch"(%15, %16, %17) {arguments = [{size = "s77"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}], count = "s77", grain = "721", kernel = "loops_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%15, %16, %17) {arguments = [{size = "s77"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}], count = "s77", grain = "649", kernel = "loops_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
     %18 = "dhlo.group"() ({
       %32 = "dhlo.full"() {value = "fpow(float(s77), 0.5)"} : () -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
       %33 = "dhlo.mul"(%arg0, %32) : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>

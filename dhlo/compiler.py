@@ -119,7 +119,7 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
             options.dump(stage.name, str(module))
 
     with program.context:
-        run_passes(program.module, program.weights, PASSES, after)
+        run_passes(program.module, program.weights, PASSES, after, verified=True)
         states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
         modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
         constants, checks, out = Constants(), Checks(), list[Planned]()
@@ -127,7 +127,7 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
             low = Lowering(program.weights, target, states, constants, checks)
             families = lower_groups(low, bodies(module)[0])
             after(LOWER_GROUPS, module)
-            run_passes(module, program.weights, BUFFERS, after)
+            run_passes(module, program.weights, BUFFERS, after, verified=True)
             schedule_launches(low, bodies(module)[0], families)
             verify(module, f"stage {SCHEDULE_LAUNCHES.name} left an invalid module")
             after(SCHEDULE_LAUNCHES, module)

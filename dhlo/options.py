@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Options", "c_compiler", "cache_dir", "default_target"]
+__all__ = ["Options", "c_compiler", "cache_dir", "default_target", "verify_passes"]
 
 
 def default_target() -> str:
@@ -39,6 +39,11 @@ class Options:
 def cache_dir() -> str | None:
     """DHLO_CACHE_DIR: where compiled programs are kept; unset or empty means nowhere."""
     return os.environ.get("DHLO_CACHE_DIR") or None
+
+
+def verify_passes() -> bool:
+    """DHLO_VERIFY_PASSES: whether modules are verified after every pass, not only after the last of a row; no if unset or empty."""
+    return bool(os.environ.get("DHLO_VERIFY_PASSES"))
 
 
 def c_compiler(usual: str = "cc") -> str:

@@ -17,8 +17,9 @@
     split-module, llvm-ir, machine-code  kernels and host program -> objects
     link              objects, constants, metadata -> model file
 
-Each pass can be run on text by `dhlo opt`, and what stands after each can be dumped (`Options.dump`). What `--emit=planned` prints
-is what the host program is made of: nothing stands beside it but the families of groups that choose between kernels at each call.
+Modules are verified on the way, with DHLO_VERIFY_PASSES=1 after every pass. Each pass can be run on text by `dhlo opt`, and what
+stands after each can be dumped (`Options.dump`). What `--emit=planned` prints is what the host program is made of: nothing stands
+beside it but the families of groups that choose between kernels at each call.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from dhlo.errors import InternalError
 from dhlo.frontend import import_program
 from dhlo.ir import mlir
 from dhlo.ir.handles import Module
+from dhlo.options import verify_passes
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.check_contract import check_contract
@@ -160,18 +162,31 @@ STAGES: tuple[Pass | Stage, ...] = (
 
 
 def run_passes(
-    module: Module, weights: Weights, passes: tuple[Pass, ...] = PASSES, after: Callable[[Pass, Any], None] | None = None
+    module: Module,
+    weights: Weights,
+    passes: tuple[Pass, ...] = PASSES,
+    after: Callable[[Pass, Any], None] | None = None,
+    *,
+    verified: bool = False,
 ) -> None:
-    """Runs passes on a module in its context, verifying after each; `after` sees the module after each pass.
+    """Runs passes on a module in its context; `after` sees the module after each pass.
 
-    Raises InternalError, naming the pass, if one leaves an invalid module; so for one that is invalid before the first.
+    The module is verified before the first one, unless it is `verified`, and after the last, with DHLO_VERIFY_PASSES after each.
+    Raises InternalError if it isn't valid, naming what made it so.
     """
-    verify(module, "the importer made an invalid module")
+    if not verified:
+        verify(module, "the importer made an invalid module")
+    each = verify_passes()
     for p in passes:
         p.run(module, weights)
-        verify(module, f"pass {p.name} left an invalid module")
+        if each:
+            verify(module, f"pass {p.name} left an invalid module")
         if after is not None:
             after(p, module)
+    if passes and not each:
+        several = f"one of the passes {passes[0].name} to {passes[-1].name}"
+        culprit = f"pass {passes[0].name}" if len(passes) == 1 else f"{several} (DHLO_VERIFY_PASSES=1 tells which)"
+        verify(module, f"{culprit} left an invalid module")
 
 
 def verify(module: Module, what: str) -> None:

@@ -1,6 +1,7 @@
 """Shared by all tests: a seed, a small transformer, and a C++ compiler call that finds the runtime."""
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dhlo.errors import DhloError
 from tests.goldens import Golden
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ["DHLO_VERIFY_PASSES"] = "1"
 
 BuildHost = Callable[[Path, Path], Path]
 

@@ -92,3 +92,23 @@ def test_what_the_importer_makes_is_verified() -> None:
     with context():
         with pytest.raises(InternalError, match="the importer made an invalid module: dhlo.full at .*the symbol u0"):
             run_passes(ir.Module.parse(text(full("u0"))), {}, ())
+
+
+def test_verified_once_for_a_row_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without DHLO_VERIFY_PASSES a row of passes is verified at its end, and the error names the row."""
+    monkeypatch.delenv("DHLO_VERIFY_PASSES")
+    seen: list[str] = []
+
+    def lose_items(module: Any, weights: Any) -> None:
+        for op in list(module.body.operations[0].regions[0].blocks[0].operations):
+            if op.operation.name == "dhlo.item":
+                op.operation.erase()
+
+    row = (Pass("lose-items", lose_items), Pass("next", lambda module, weights: seen.append("next")))
+    with context():
+        module = ir.Module.parse(text(ITEM + full("u0")))
+        with pytest.raises(
+            InternalError, match="one of the passes lose-items to next .DHLO_VERIFY_PASSES=1 tells which. left an invalid"
+        ):
+            run_passes(module, {}, row)
+    assert seen == ["next"]

@@ -58,7 +58,7 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
     module = KernelModule(spec.target)
     host = TestHost(module, asked=["bf16_percent", "l2_bytes"])
-    p = {x: host.size(x) for x in NAMES}
+    p = {x: host.size(x) for x in (*NAMES, "l2_bytes")}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
     fn = host.fn
     eargs = fn.alloca(4, I64)

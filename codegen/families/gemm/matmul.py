@@ -12,6 +12,7 @@ from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, nar
 from dhlo.codegen.families.gemm.microkernel import (
     BF16,
     TileSpec,
+    accumulator,
     depth,
     emit_microkernel_table,
     unit,
@@ -35,8 +36,10 @@ _DOTS_PAY = 80
 # more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
 _AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
 
-# Rows of a block from which packing B again for each block is cheaper than a launch that packs it for all of them.
-_REPACK_ROWS = 64
+# So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
+_FEW_USES = 2
+
+_LINE_BYTES = 64
 
 _PACKED, _STRIDED = PackedPanels(), StridedPanels()
 
@@ -165,12 +168,11 @@ class Matmul:
             def own() -> list[V]:
                 return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
 
-            # A panel that a single item uses, or that many rows share the packing of, is packed to scratch by each item: no second
-            # launch, no way through memory.
-            shared = [fn.and_(fn.cmp("eq", s, 0), fn.cmp("gt", n, 1)) for s, n in zip(x.b_strides, x.batch, strict=False)]
-            used_once = fn.and_(fn.cmp("eq", blocking.plan.blocks, 1), fn.not_(fn.or_(*shared)))
-            pays = fn.cmp("ge", blocking.plan.rows, _REPACK_ROWS)
-            return fn.if_else(fn.or_(used_once, pays), own, pack_first, [])
+            # Panels of B that few blocks use are packed to scratch by each: no second launch, no way through memory.
+            uses = blocking.plan.blocks
+            for stride, size in zip(x.b_strides, x.batch, strict=False):
+                uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
+            return fn.if_else(fn.cmp("le", uses, _FEW_USES), own, pack_first, [])
 
         if self._row_forms == (False,):
             tiled()
@@ -315,10 +317,9 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, source: PanelSource, *, r
                     emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, fn.mul(offset, sm), elem), sm, sk, mr, elements, to)
             slice_bytes = fn.mul(size, ahead_step)
             last = fn.cmp("eq", fn.add(chunk.iv, 1), chunks)
-            accumulate = fn.select(fn.cmp("gt", chunk.iv, 0), fn.i64(1), 0)
-            calls = _TileCalls(
-                matmul, fn, fn.address_of(table), size, accumulate, epilogue, touch, fn.and_(touches, last), last, eargs
-            )
+            adds = fn.cmp("gt", chunk.iv, 0)
+            accumulate, touches_now = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
+            calls = _TileCalls(matmul, fn, fn.address_of(table), size, adds, accumulate, epilogue, touch, touches_now, last, eargs)
             with fn.loop(g0, g1) as p:
                 n0 = fn.mul(p.iv, columns)
                 width = fn.min(fn.sub(n, n0), columns)
@@ -366,7 +367,8 @@ class _TileCalls:
     fn: Fn
     table: V
     steps: V  # of the chunk of k
-    accumulate: V  # whether it adds to the tile
+    adds: V  # whether it adds to the tile
+    accumulate: V  # the same for micro-kernels
     epilogue: V
     touch: V
     touches: V  # whether there is such a function, and the chunk is the last
@@ -389,11 +391,13 @@ class _TileCalls:
 
     def emit(self, variants: V, a: Sequence[V], b: V, tile: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
         """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C."""
-        fn = self.fn
+        fn, acc = self.fn, accumulator(self.matmul.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
         place = [self.eargs, tile, fn.i64(ld), *place]
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
+        with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
+            fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
         with fn.when(self.last):
             fn.call_ptr(self.epilogue, place)

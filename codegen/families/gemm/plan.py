@@ -16,13 +16,15 @@ _CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
-# Deep products take k in chunks: one of a panel of B should fit one part in so many of the second-level cache, and be at least so
-# many units deep; the sums that wait for the next chunk may take another part in so many, and are of at least so many panels.
-_B_CHUNK_SHARE, _LEAST_KC, _C_SHARE, _LEAST_NC = 16, 128, 2, 4
+# Deep products take k in chunks: one of a panel of B should fit one part in so many of the second-level cache, or of twice as many
+# where it is a copy, which leaves room for more rows to share it; and be at least so many units deep.
+_B_CHUNK_SHARE, _LEAST_KC = 8, 128
+# The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
+_WAITING_EXCESS, _LEAST_NC = 2, 4
 # Chunks are multiples of this many units, and products of so many chunks or fewer aren't deep.
 _KC_UNIT, _SHALLOW = 16, 2
 # Cycles per unit of k to pack a panel of B that no one packed before.
-_COPY_CYCLES = 12
+_COPY_CYCLES = 20
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
@@ -54,12 +56,13 @@ class Plan:
     ) -> None:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
-        most_kc = fn.max(fn.divu(host.l2_bytes, _B_CHUNK_SHARE * spec.row_bytes(elem)), _LEAST_KC)
+        parts = _B_CHUNK_SHARE * (2 if copied else 1)
+        most_kc = fn.max(fn.divu(host.l2_bytes, parts * spec.row_bytes(elem)), _LEAST_KC)
         deep = fn.and_(fn.cmp("gt", k, fn.mul(most_kc, _SHALLOW)), fn.cmp("gt", m, spec.rows(elem)))
         chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
         equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
         self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))
-        waiting, tile_bytes = fn.divu(host.l2_bytes, _C_SHARE), spec.panel(elem) * BITS[accumulator(elem)] // 8
+        waiting, tile_bytes = fn.mul(host.l2_bytes, _WAITING_EXCESS), spec.panel(elem) * BITS[accumulator(elem)] // 8
 
         def group(rows: V) -> V:
             at_most = fn.max(fn.divu(waiting, fn.mul(fn.max(rows, 1), tile_bytes)), _LEAST_NC)

@@ -16,13 +16,14 @@ _CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
-# Deep products take k in chunks: one of a panel of B should fit one part in so many of the second-level cache, or of twice as many
-# where it is a copy, which leaves room for more rows to share it; and be at least so many units deep.
-_B_CHUNK_SHARE, _LEAST_KC = 8, 128
+# Products are deep where a panel of B takes more than one part in so many of the second-level cache: beside the rows of A there must
+# be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
+# copies, which leaves room for more rows to share one. They are at least so many units deep.
+_PANEL_SHARE, _COPY_SHARE, _LEAST_KC = 8, 16, 128
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
 _WAITING_EXCESS, _LEAST_NC = 2, 4
-# Chunks are multiples of this many units, and products of so many chunks or fewer aren't deep.
-_KC_UNIT, _SHALLOW = 16, 2
+# Chunks are multiples of this many units.
+_KC_UNIT = 16
 # Cycles per unit of k to pack a panel of B that no one packed before.
 _COPY_CYCLES = 20
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
@@ -56,9 +57,12 @@ class Plan:
     ) -> None:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
-        parts = _B_CHUNK_SHARE * (2 if copied else 1)
-        most_kc = fn.max(fn.divu(host.l2_bytes, parts * spec.row_bytes(elem)), _LEAST_KC)
-        deep = fn.and_(fn.cmp("gt", k, fn.mul(most_kc, _SHALLOW)), fn.cmp("gt", m, spec.rows(elem)))
+
+        def most(share: int) -> V:
+            return fn.max(fn.divu(host.l2_bytes, share * spec.row_bytes(elem)), _LEAST_KC)
+
+        most_kc = most(_COPY_SHARE if copied else _PANEL_SHARE)
+        deep = fn.and_(fn.cmp("gt", k, most(_PANEL_SHARE)), fn.cmp("gt", m, spec.rows(elem)))
         chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
         equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
         self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))

@@ -16,8 +16,8 @@ _CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
-# Products are deep where a panel of B takes more than one part in so many of the second-level cache: beside the rows of A there must
-# be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
+# Products are deep where a panel of B takes more than one part in so many of the second-level cache: beside the rows of A there
+# must be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
 # copies, which leaves room for more rows to share one. They are at least so many units deep.
 _PANEL_SHARE, _COPY_SHARE, _LEAST_KC = 8, 16, 128
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.

@@ -18,7 +18,7 @@ from dhlo.codegen.families.gemm.microkernel import (
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
 from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, RowSplit, call_cycles
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["Matmul", "Operands", "workspace_bytes"]
@@ -92,8 +92,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; bf16 is always packed, for its pairs."""
-        return (False,) if self.elem == BF16 else (True, False)
+        """Forms of A: in place or packed; what lies in units of several elements is always packed."""
+        return (False,) if depth(self.elem) > 1 else (True, False)
 
     @property
     def widened(self) -> Matmul | None:
@@ -255,6 +255,7 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
     b_pack = fn.gep(tile, spec.tile_elements(elem), part)
     a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, columns), part)
     touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
+    column_sums = fn.alloca(columns, I32) if spec.flips(elem) else None
     calls = _TileCalls(matmul, fn, fn.address_of(table), steps, tile, epilogue, touch, touches, eargs)
     panels = fn.max(fn.ceildivu(n, columns), 1)
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
@@ -289,6 +290,8 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
                 operand = [fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, steps), part)]
+                if column_sums is not None:
+                    operand += [column_sums, i.iv]
                 fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
                 row = [batch, fn.add(split.first, offset)]
                 if variants is not None:
@@ -347,4 +350,6 @@ class _TileCalls:
             b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
             later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
             at = fn.gep(panel, fn.add(fetch, later), I8)
+            if spec.flips(elem):
+                a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

@@ -143,9 +143,9 @@ def compile_command(
         str | None,
         typer.Option(
             metavar="TARGET[,...]",
-            help="The machine to compile for: native (the default), x86-64-v3, x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), "
-            "aarch64 (+dotprod, +i8mm, +bf16, +sve). Several of one architecture go into one file; a machine takes the last that "
-            "it can run.",
+            help="The machine to compile for: native (the default), x86-64-v3 (+vnni), x86-64-v4 (+bf16, +vnni, +amx-bf16, "
+            "+amx-int8), aarch64 (+dotprod, +i8mm, +bf16, +sve). Several of one architecture go into one file; a machine takes the "
+            "last that it can run.",
         ),
     ] = None,
     locations: Locations = False,

@@ -351,18 +351,30 @@ class OpBuilder:
         """How many elements a reduction along dims combines."""
         return product([self.shape(x)[d] for d in dims])
 
-    def matmul(self, a: Value, b: Value) -> Value:
-        """Matrix product; batch dims of a and b must be the same, or b of rank 2. f16 is multiplied in f32 and rounded once;
-        products of integers are summed one by one, which is exact."""
+    def _factors(self, a: Value, b: Value) -> tuple[TensorType, TensorType]:
+        """The types of the sides of a matrix product, whose common sizes are the same from here on."""
         ta, tb = from_mlir(a), from_mlir(b)
         self.dims.same(ta.shape[-1], tb.shape[-2])
         if tb.rank > 2:
             for x, y in zip(ta.shape[:-2], tb.shape[:-2], strict=True):
                 self.dims.same(x, y)
+        return ta, tb
+
+    def matmul_bytes(self, a: Value, b: Value) -> Value:
+        """The product of i8 or ui8 with i8 in i32, whose sums wrap; shapes as in `matmul`."""
+        self._factors(a, b)
+        return self.op(compute.Matmul, [a, b])
+
+    def matmul(self, a: Value, b: Value) -> Value:
+        """Matrix product; batch dims of a and b must be the same, or b of rank 2. f16 is multiplied in f32 and rounded once;
+        products of integers are exact: of i8 they are summed in i32, of others one by one."""
+        ta, tb = self._factors(a, b)
         if ta.dtype.name == "f16":
             return self.convert(self.op(compute.Matmul, [self.convert(a, "f32"), self.convert(b, "f32")]), "f16")
         if ta.dtype.is_float:
             return self.op(compute.Matmul, [a, b])
+        if ta.dtype.name == tb.dtype.name == "i8":
+            return self.convert(self.matmul_bytes(a, b), "i8")
         rows, columns = self.unsqueeze(a, ta.rank - 1), self.unsqueeze(self.swap(b, -1, -2), tb.rank - 2)
         products = self.mul(rows, columns)
         return self.reduce(products, "any" if ta.dtype.is_bool else "sum", [from_mlir(products).rank - 1])

@@ -13,7 +13,7 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops import compute, control
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
-from dhlo.ir.types import from_mlir
+from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, mostly_true, plain, powers, t, within
 
@@ -31,6 +31,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 WEIGHTS = {
     "linear": _random(7, 5),
     "linear64": _random(7, 5, dtype=torch.float64),
+    "linear8": torch.randint(-128, 128, (37, 70), generator=_GEN, dtype=torch.int8),
     "conv": _random(8, 3, 3, 3),
     "conv1": _random(4, 1, 5),
     "depth": _random(6, 1, 3, 3),
@@ -42,7 +43,7 @@ WEIGHTS = {
 
 def weight(name: str) -> Any:
     w = WEIGHTS[name]
-    return build(mv.Weight, [], {"name_": name}, results=[t("f64" if w.dtype == torch.float64 else "f32", *w.shape)]).results[0]
+    return build(mv.Weight, [], {"name_": name}, results=[TensorType.of(from_torch_dtype(w.dtype), w.shape)]).results[0]
 
 
 # ---------------------------------------------------------------------------------------------------- reductions
@@ -207,6 +208,41 @@ def linear(name: str, dtype: str, shape: Sequence[object]) -> Part:
     )
 
 
+def byte_product(left: str, a: Sequence[object], b: Sequence[object], perm: Sequence[int] | None = None) -> Part:
+    """Bytes by bytes, exactly; the right side is transposed."""
+
+    def body(x: Any, y: Any) -> list[Any]:
+        y = y if perm is None else build(mv.Transpose, [y], {"perm": perm}).results[0]
+        return [build(compute.Matmul, [x, y]).results[0]]
+
+    def eager(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.matmul(x.int(), (y if perm is None else y.permute(perm)).int())]
+
+    return Part([(t(left, *a), anything), (t("i8", *b), anything)], body, eager, label=f"matmul {left} {a} {b}")
+
+
+def byte_linear(left: str, shape: Sequence[object]) -> Part:
+    """x @ w.T, scaled by row and column, plus a bias: what quantised layers are."""
+    w = WEIGHTS["linear8"]
+
+    def body(x: Any, rows: Any, columns: Any) -> list[Any]:
+        y = build(compute.Matmul, [x, build(mv.Transpose, [weight("linear8")], {"perm": [1, 0]}).results[0]]).results[0]
+        ty = from_mlir(y).with_dtype("f32")
+        y = build(ew.Convert, [y], results=[ty]).results[0]
+        by_row, by_column = (
+            build(mv.Broadcast, [v], {"dims": dims}, results=[ty]).results[0]
+            for v, dims in ((rows, list(range(ty.rank - 1))), (columns, [ty.rank - 1]))
+        )
+        y = build(ew.Mul, [build(ew.Mul, [y, by_row]).results[0], by_column]).results[0]
+        return [build(ew.Add, [y, by_column]).results[0]]
+
+    def eager(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.matmul(x.int(), w.t().int()).float() * rows[..., None] * columns + columns]
+
+    args = [(t(left, *shape), anything), (t("f32", *shape[:-1]), within(-1, 1)), (t("f32", w.shape[0]), within(-1, 1))]
+    return Part(args, body, eager, tol={"f32": 1e-6}, atol=1e-6, label=f"linear {left} {shape}")
+
+
 MATMUL = [
     product("f32", ["n", "m"], ["m", 5]),
     product("f64", ["n", "m"], ["m", "n"]),
@@ -220,6 +256,12 @@ MATMUL = [
     linear("linear", "f32", ["n", "m", 5]),
     linear("linear", "f32", ["n", 5]),
     linear("linear64", "f64", ["m", 5]),
+    byte_product("i8", ["n", "m"], ["m", "n"]),
+    byte_product("ui8", ["m", "n"], ["n", "m"]),
+    byte_product("i8", ["n", 3, "m"], ["n", 5, "m"], [0, 2, 1]),
+    byte_product("ui8", [2, "n", 3, "m"], [33, "m"], [1, 0]),
+    byte_linear("i8", ["n", "m", 70]),
+    byte_linear("ui8", ["m", 70]),
 ]
 
 

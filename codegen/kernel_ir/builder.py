@@ -629,8 +629,9 @@ class Fn:
 
         self.if_else(self.cmp("ge", n, x.lanes), whole, part, [])
 
-    def gather(self, ptrs: V, mask: V, other: V) -> V:
-        a = max(1, BITS[other.elem] // 8)
+    def gather(self, ptrs: V, mask: V, other: V, align: int | None = None) -> V:
+        """Lanes of memory where `mask` holds, of `other` elsewhere; element alignment unless said otherwise."""
+        a = align or max(1, BITS[other.elem] // 8)
         return self.op(
             other.type,
             f"llvm.intr.masked.gather {ptrs.name}, {mask.name}, {other.name} {{alignment = {a} : i32}}"

@@ -73,13 +73,14 @@ def _merge(chains: list[tuple[Any, Any, str | None]], weights: dict[str, torch.T
     weights[name] = torch.cat([w.detach() for w in rows])
     first = chains[0][0]
     with ir.InsertionPoint(first.operation), first.location:
-        t = TensorType.of(from_mlir(first.results[0]).dtype, list(weights[name].shape))
+        t = TensorType.of(from_mlir(first.operands[1]).dtype, list(weights[name].shape))
         w = build(Weight, [], {"name_": name}, results=[t]).results[0]
         product = build(Matmul, [first.operands[0], build(Transpose, [w], {"perm": [1, 0]}).results[0]]).results[0]
         if chains[0][2] is not None:
             bias = "merged." + ".".join(str(c[2]) for c in chains)
             weights[bias] = torch.cat([weights[str(c[2])].detach() for c in chains])
-            b = build(Weight, [], {"name_": bias}, results=[t.with_shape([t.shape[0]])]).results[0]
+            columns = TensorType.of(from_mlir(product).dtype, [t.shape[0]])
+            b = build(Weight, [], {"name_": bias}, results=[columns]).results[0]
             wide = build(Broadcast, [b], {"dims": [from_mlir(product).rank - 1]}, results=[from_mlir(product)]).results[0]
             product = build(Add, [product, wide]).results[0]
         start = 0

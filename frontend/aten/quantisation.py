@@ -85,7 +85,7 @@ def _choose_symmetric(b: OpBuilder, x: Value, low: int, high: int, eps: float, d
 
 @lowers(A._int_mm.default)
 def _int_mm(b: OpBuilder, x: Value, y: Value) -> Value:
-    return b.matmul(b.convert(x, "i32"), b.convert(y, "i32"))
+    return b.matmul_bytes(x, y)
 
 
 @lowers(A._weight_int8pack_mm.default)

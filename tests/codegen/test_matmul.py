@@ -14,10 +14,10 @@ import pytest
 import sympy
 
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
-from dhlo.codegen.kernel_ir.builder import F32, F64, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import native, parse_target
 from tests.codegen.harness import Program, TestHost, aligned
@@ -25,7 +25,7 @@ from tests.targets import TARGET, TILES
 
 Array = npt.NDArray[Any]
 SIZES = (0, 1, 2, 3, 7, 13, 14, 15, 16, 17, 29, 31, 32, 33, 64, 100, 257)
-DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16}
+DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16, I8: np.int8, I32: np.int32}
 LEVEL = parse_target(TARGET.name.partition("+")[0])
 """The target without extensions."""
 PLAIN = tile_spec(LEVEL)
@@ -103,7 +103,7 @@ def run(
     l2_bytes: int = 1 << 20,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
-    elem = next(e for e, d in DTYPES.items() if d == a.dtype)
+    elem = next(e for e, d in DTYPES.items() if d == b.dtype)
     bt0, bt1, m, k = a.shape
     n = b.shape[-1]
     dtype = np.dtype(DTYPES[accumulator(elem)])
@@ -112,8 +112,8 @@ def run(
     distinct = (bt0 if sb[0] else 1) * (bt1 if sb[1] else 1)
     ws = aligned(workspace_bytes(distinct, n, k, elem, spec) + 64)
     if packed:
-        b = pack_b(b, False, spec.panel(elem), pairs=elem == BF16)
-        unit = b.itemsize * (2 if elem == BF16 else 1)
+        b = pack_b(b, False, spec.panel(elem), step=depth(elem))
+        unit = b.itemsize * depth(elem)
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})

@@ -106,6 +106,7 @@ def check(module: torch.nn.Module, artifact: Artifact) -> str:
         ("", "the target '' isn't known"),
         ("haswell", "the target 'haswell' isn't known"),
         ("x86-64-v3+bf16", "the target 'x86-64-v3' has no extension 'bf16'"),
+        ("x86-64-v3+amx-int8", "the target 'x86-64-v3' has no extension 'amx-int8'"),
         ("x86-64-v4+dotprod", "no extension 'dotprod'"),
         ("aarch64+vnni", "no extension 'vnni'"),
         ("native+bf16", "the target 'native\\+bf16' isn't known"),
@@ -123,6 +124,7 @@ def test_names_that_are_no_targets(name: str, text: str) -> None:
 def test_targets_are_data() -> None:
     assert [t.name for t in parse_targets("x86-64-v3, x86-64-v4+vnni+bf16")] == ["x86-64-v3", "x86-64-v4+bf16+vnni"]
     assert (V3.lanes("f32"), V3.registers, V4.lanes("f64"), V4.registers) == (8, 16, 8, 32)
+    assert parse_target("x86-64-v3+vnni").extras == {"avxvnni"} and parse_target("x86-64-v4+vnni").extras == {"avx512vnni"}
     assert parse_target("x86-64-v4+amx-int8").extras == {"amx-tile", "amx-int8"}
     assert parse_target("aarch64").lanes("f32") == 4 and not parse_target("aarch64").mask_registers
     assert len({t.tag for t in parse_targets("x86-64-v3,x86-64-v4,x86-64-v4+bf16,x86-64-v4+amx-bf16")}) == 4
@@ -134,6 +136,8 @@ def test_levels_of_cpus() -> None:
     assert level_of(v4 | {"avx512bf16"}) == ("x86-64-v4", ["bf16"])
     for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"):
         assert level_of((v4 - {f}) | {"avx512bf16"}) == ("x86-64-v3", [])
+        assert level_of((v4 - {f}) | {"avx512bf16", "avxvnni"}) == ("x86-64-v3", ["vnni"])
+    assert level_of(v4 | {"avxvnni", "avx512vnni"}) == ("x86-64-v4", ["vnni"])
     for f in ("avx2", "fma", "f16c"):
         assert level_of(v4 - {f}) is None
 
@@ -198,6 +202,8 @@ def test_features_are_those_that_the_code_names() -> None:
     assert code_features(dot, target) == [*V4.features, "avx512bf16"]
     assert code_features("  %1 = load bfloat, ptr %0\n", target) == [*V4.features, "avx512bf16"]
     assert code_features('@name = constant [4 x i8] c"@llvm.x86.avx512vnni.x"\n', target) == [*V4.features]
+    bytes_ = "declare <8 x i32> @llvm.x86.avx512.vpdpbusd.256(<8 x i32>, <32 x i8>, <32 x i8>)\n"
+    assert code_features(bytes_, parse_target("x86-64-v3+vnni")) == [*V3.features, "avxvnni"]
     with pytest.raises(dhlo.CompileError, match="needs avx512bf16, which the target 'x86-64-v4' lacks"):
         code_features(dot, V4)
 

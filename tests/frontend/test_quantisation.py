@@ -75,8 +75,35 @@ def test_products_of_bytes() -> None:
         return torch.randint(-128, 127, shape, dtype=i8)
 
     compiled(torch._int_mm, [bytes_(32, 16), bytes_(16, 32)], [bytes_(33, 8), bytes_(8, 40)])
+    unsigned: Any = lambda *shape: torch.randint(0, 256, shape, dtype=torch.uint8)
+    compiled(torch._int_mm, [unsigned(32, 16), bytes_(16, 32)], [unsigned(1, 9), bytes_(9, 1)], [unsigned(3, 0), bytes_(0, 4)])
+    compiled(torch.matmul, [bytes_(4, 3, 16), bytes_(4, 16, 5)], [bytes_(2, 1, 131), bytes_(2, 131, 40)])
+    compiled(torch.matmul, [unsigned(5, 16), unsigned(16, 3)], [unsigned(1, 300), unsigned(300, 2)])
     w8 = lambda x, w, s: A._weight_int8pack_mm(x, w, s)
     compiled(w8, [torch.rand(8, 16).bfloat16(), bytes_(32, 16), torch.rand(32).bfloat16()])
+
+
+class Quantised(torch.nn.Module):
+    """Products of one left side, which become one product with a wider right side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for n in "qkv":
+            self.register_buffer(n, torch.randint(-128, 128, (24, 40), dtype=i8))
+            self.register_buffer(n + "_bias", torch.randint(-999, 999, (24,), dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        products = (torch._int_mm(x, getattr(self, n).t()) + getattr(self, n + "_bias") for n in "qkv")
+        return torch.stack([y.reshape(-1, 4, 6).transpose(0, 1) for y in products])
+
+
+def test_joined_products_of_bytes() -> None:
+    module = Quantised().eval()
+    draw: Any = lambda n: torch.randint(-128, 128, (n, 40), dtype=i8)
+    model = dhlo.compile(export(module, (draw(5),), ({0: torch.export.Dim.AUTO},)))
+    for n in (1, 2, 7, 33):
+        x = draw(n)
+        assert torch.equal(model(x), module(x))
 
 
 @torch.library.custom_op("dhlo_test::shifted", mutates_args=())

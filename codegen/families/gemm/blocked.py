@@ -9,7 +9,7 @@ from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth,
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.families.gemm.plan import RowSplit
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["emit_blocked_kernel"]
@@ -53,6 +53,7 @@ class _Kernel:
         self.b_pack = fn.gep(self.tile, tiles, self.part)
         self.a_pack = self.b_pack if source.in_place else fn.gep(self.b_pack, fn.mul(self.kc, self.columns), self.part)
         self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
+        self.column_sums = fn.alloca(self.columns, I32) if spec.flips(elem) else None  # of a chunk of a panel
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
         # Elements between rows of tiles that wait for the next chunk; where none waits, all use one.
         self.kept = fn.select(fn.cmp("gt", self.chunks, 1), fn.i64(self.columns), 0)
@@ -103,6 +104,8 @@ class _Kernel:
                 a = [fn.gep(a_chunk, fn.mul(offset, self.sm), elem), self.sm]
                 if not self.rows:
                     a = [fn.gep(self.a_pack, fn.mul(offset, size), self.part)]
+                if self.column_sums is not None:
+                    a += [self.column_sums, i.iv]
                 if self.source.in_place:
                     fetch, step = fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step
                 else:
@@ -207,4 +210,6 @@ class _TileCalls:
             # The columns before it take mr * t.iv elements: kept is 0 or the columns of a panel.
             sums = fn.gep(tile, fn.divu(fn.mul(fn.mul(mr, t.iv), kept), columns), part)
             here = [batch, m0, fn.add(n0, t.iv), mr, left]
+            if spec.flips(elem):
+                a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             self.emit(self.variants(left), a, b, sums, here, ld, fn.gep(fetch, later, I8), share)

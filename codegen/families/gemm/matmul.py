@@ -99,8 +99,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; bf16 is always packed, for its pairs."""
-        return (False,) if self.elem == BF16 else (True, False)
+        """Forms of A: in place or packed; what lies in units of several elements is always packed."""
+        return (False,) if depth(self.elem) > 1 else (True, False)
 
     @property
     def widened(self) -> Matmul | None:

@@ -11,6 +11,7 @@ from dhlo.codegen.target import DotProduct, Target
 __all__ = [
     "BF16",
     "PREFETCH_BYTES",
+    "SIGN_BITS",
     "TileSpec",
     "accumulator",
     "depth",
@@ -27,18 +28,18 @@ BF16 = "bf16"
 
 
 def accumulator(elem: str) -> str:
-    """The element type of tiles: bf16 products are summed in f32."""
-    return F32 if elem == BF16 else elem
+    """The element type of tiles: bf16 products are summed in f32, those of i8 in i32."""
+    return {BF16: F32, I8: I32}.get(elem, elem)
 
 
 def unit(elem: str) -> str:
-    """The element type of panels: bf16 lies in pairs of adjacent k, as the dot-product instruction reads it."""
-    return I32 if elem == BF16 else elem
+    """The element type of panels: bf16 and i8 lie in groups of adjacent k, as the dot-product instruction reads them."""
+    return I32 if depth(elem) > 1 else elem
 
 
 def depth(elem: str) -> int:
     """How many steps of k a unit of a panel holds."""
-    return 2 if elem == BF16 else 1
+    return {BF16: 2, I8: 4}.get(elem, 1)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class TileSpec:
     `per_panel` tiles side by side. A panel of A is [k][mr] with exactly as many rows as the micro-kernel variant that
     reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with its columns as leading
     dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with 0; tiles are f32.
-    Without a dot product of pairs, they are widened to f32.
+    Without a dot product of pairs, they are widened to f32. For i8 they hold four: [ceil(k / 4)][columns or mr][4], and
+    tiles are i32, whose sums wrap; the left side may be ui8 as well, and lies there as the dot product wants it (`flips`).
     """
 
     target: Target
@@ -57,6 +59,7 @@ class TileSpec:
     vectors: int
     per_panel: int
     widen: bool = False  # even where the target has a dot product of pairs
+    unsigned: bool = False  # the left side of i8 is ui8
 
     def __str__(self) -> str:
         return f"{self.target.name} {self.name}"
@@ -67,8 +70,9 @@ class TileSpec:
 
     @property
     def suffix(self) -> str:
-        """What tells symbols of kernels for wider panels from those for panels of a tile, and those that needn't widen."""
-        return ("" if self.per_panel == 1 else f"_of{self.panel(F32)}") + ("_widened" if self.widen else "")
+        """What tells symbols of kernels apart: for wider panels than a tile, for units that needn't be widened, for ui8."""
+        of = "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
+        return of + ("_widened" if self.widen else "") + ("_unsigned" if self.unsigned else "")
 
     @property
     def alone(self) -> TileSpec:
@@ -79,17 +83,38 @@ class TileSpec:
     def bf16_dot(self) -> DotProduct | None:
         return None if self.widen else self.target.dots.get(BF16)
 
+    def dot(self, elem: str) -> DotProduct | None:
+        """The target's dot product of the elements of a unit."""
+        return self.bf16_dot if elem == BF16 else self.target.dots.get(self._left) if elem == I8 else None
+
+    @property
+    def _left(self) -> str:
+        """What the left side of the dot product of bytes is: the operand's type if there is a choice."""
+        mine, other = ("ui8", I8) if self.unsigned else (I8, "ui8")
+        return other if other in self.target.dots and mine not in self.target.dots else mine
+
+    def flips(self, elem: str) -> bool:
+        """Whether panels of A hold bytes with their sign bit flipped, i8 + 128 as ui8 or ui8 - 128 as i8, since the dot product
+        wants the other kind. The micro-kernels take back what that adds to each sum, a multiple of the sum of B's column, and
+        have two arguments more, after A: `sums`, memory for panel(elem) of those in i32, and `turn`, which is 0 in the first
+        call for some columns and steps of B. That one computes them, the calls after it read them."""
+        return elem == I8 and self._left != ("ui8" if self.unsigned else I8)
+
     def lanes(self, elem: str) -> int:
         """Columns of the tile in a vector register."""
         return self.target.lanes(accumulator(elem))
 
     def rows(self, elem: str) -> int:
-        """The most rows of a tile: widening bf16 takes registers."""
-        return self.mr - 2 if self.widens(elem) else self.mr
+        """The most rows of a tile: taking units apart takes registers, and so do sums of B's columns."""
+        return self.mr - 2 if self.widens(elem) else self.mr - self.flips(elem)
 
     def widens(self, elem: str) -> bool:
-        """Whether pairs are taken apart and multiplied as f32."""
-        return elem == BF16 and not self.bf16_dot
+        """Whether units are taken apart: bf16 is then multiplied as f32, i8 as i16 or i32."""
+        return depth(elem) > 1 and not self.dot(elem)
+
+    def byte_products(self, elem: str) -> int:
+        """Multiplications for a unit of bytes: of each of them, of pairs, or of all by a dot product; 1 for other elements."""
+        return 1 if elem != I8 or self.dot(elem) else 2 if self.target.pair_products else 4
 
     def nr(self, elem: str) -> int:
         """Columns of a tile."""
@@ -112,7 +137,7 @@ class TileSpec:
         return self.panel(elem) * BITS[unit(elem)] // 8
 
     def accumulators(self, elem: str) -> int:
-        """Registers left for sums beside a row of B and two more vectors; bf16 that is widened has two of each row of B."""
+        """Registers left for sums beside a row of B and two more vectors; units taken apart have two of each row of B."""
         return self.target.registers - self.vectors * (1 + self.widens(elem)) - 2
 
     def whole_panel_rows(self, elem: str) -> int:
@@ -120,7 +145,7 @@ class TileSpec:
         for more columns, and B then streams through in one pass."""
         if self.per_panel == 1:
             return 0
-        return self.accumulators(elem) // (self.vectors * self.per_panel * (1 + self.widens(elem)))
+        return self.accumulators(elem) // (self.vectors * self.per_panel * (1 + self.widens(elem))) - self.flips(elem)
 
 
 # Columns of f32 of a tile, at least, and of a panel of B on every target.
@@ -148,6 +173,9 @@ _PREFETCH_LOCALITY = 2
 # second time, so many bytes after the first.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 
+SIGN_BITS = -0x7F7F7F80
+"""Of a unit of bytes."""
+
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
@@ -155,17 +183,17 @@ _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
     """Emits `ukr_{elem}_{mr}(a, b, k, tile, accumulate)` once and returns its symbol.
 
-    tile[mr][nr] = sum_k a[k][mr] * b[k][nr], added to the tile's content if `accumulate` != 0; `k` may be 0. `elem` is
-    f32, f64 or bf16, for which `k` counts pairs. Panels are as wide as a tile and need element alignment only. The
-    function is internal and not inlined; it prefetches B some way ahead.
+    tile[mr][nr] = sum_k a[k][mr] * b[k][nr], added to the tile's content if `accumulate` != 0; `k` counts units and may be
+    0. `elem` is f32, f64, bf16 or i8. Panels are as wide as a tile and need element alignment only. The function is
+    internal and not inlined; it prefetches B some way ahead.
     """
-    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone), (("a", PTR),), spec)
+    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone), _left_args(elem, spec), spec)
 
 
 def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
     """Emits `ukr_{elem}_{mr}_rows(a, lda, b, k, tile, accumulate)`, which reads A in place: row r at a + r * lda.
 
-    `lda` is in elements; bf16 has no such variant.
+    `lda` is in elements; elements that lie in units have no such variant.
     """
     return _emit_default_ahead(
         module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone, rows=True), (("a", PTR), ("lda", I64)), spec
@@ -185,7 +213,7 @@ def emit_microkernel_ahead(
     name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
     if name in module.functions:
         return name
-    head = (("a", PTR), ("lda", I64)) if rows else (("a", PTR),)
+    head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
     fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS), noinline=True)
     a, rest = fn.args[0], fn.args[len(head) :]
     if rows:
@@ -202,8 +230,14 @@ def emit_microkernel_ahead(
             narrow,
         )
     else:
-        _emit_body(fn, elem, mr, spec, rest, lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)], mr, narrow)
+        rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)]
+        _emit_body(fn, elem, mr, spec, rest, rows_at, mr, narrow, fn.args[1 : len(head)])
     return name
+
+
+def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
+    """The arguments before B of a micro-kernel that reads packed panels."""
+    return (("a", PTR), ("sums", PTR), ("turn", I64)) if spec.flips(elem) else (("a", PTR),)
 
 
 def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple[tuple[str, str], ...], spec: TileSpec) -> str:
@@ -266,18 +300,35 @@ def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, in
 
 
 def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
-    """sum_ + x * y for vectors of units; pairs of bf16 add both products."""
-    if elem != BF16:
+    """sum_ + x * y for vectors of units; units of several elements add all their products."""
+    if depth(elem) == 1:
         return fn.fma(x, y, sum_)
+    dot = spec.dot(elem)
+    if dot is not None:
+        return fn.intrinsic(dot.intrinsic, sum_.type, sum_, _as_vector_of(fn, elem, x), _as_vector_of(fn, elem, y))
+    if elem == BF16:
+        sum_ = fn.fma(fn.bitcast(fn.shl(x, 16), F32), fn.bitcast(fn.shl(y, 16), F32), sum_)
+        return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
+    pairs = spec.target.pair_products
+    wide = "i16" if pairs else I32
+    for x_byte, y_byte in zip(_bytes(fn, x, wide, unsigned=spec.unsigned), _bytes(fn, y, wide), strict=True):
+        product = fn.intrinsic(pairs, sum_.type, x_byte, y_byte) if pairs else fn.mul(x_byte, y_byte)
+        sum_ = fn.add(sum_, product)
+    return sum_
 
-    def pairs(v: V) -> V:
-        ty = vec(BF16, 2 * v.lanes)
-        return fn.op(ty, f"vector.bitcast {v.name} : {v.type} to {ty}")
 
-    if spec.bf16_dot:
-        return fn.intrinsic(spec.bf16_dot.intrinsic, sum_.type, sum_, pairs(x), pairs(y))
-    sum_ = fn.fma(fn.bitcast(fn.shl(x, 16), F32), fn.bitcast(fn.shl(y, 16), F32), sum_)
-    return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
+def _as_vector_of(fn: Fn, elem: str, x: V) -> V:
+    """The same bits."""
+    ty = vec(elem, x.lanes * BITS[x.elem] // BITS[elem])
+    return x if ty == x.type else fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
+
+
+def _bytes(fn: Fn, units: V, wide: str, *, unsigned: bool = False) -> list[V]:
+    """The first, second, ... byte of every `wide` integer in a vector of units, as such integers."""
+    x, last = _as_vector_of(fn, wide, units), BITS[wide] - 8
+    if unsigned:
+        return [fn.and_(fn.shr(x, at) if at else x, 255) for at in range(0, last + 1, 8)]
+    return [fn.shr(fn.shl(x, last - at) if at < last else x, last) for at in range(0, last + 1, 8)]
 
 
 def _interleaved_sums(elem: str, mr: int, accumulators: int, spec: TileSpec) -> int:
@@ -298,20 +349,22 @@ def _emit_body(
     a_at: Callable[[V], list[tuple[V, int]]],
     a_step: int,
     narrow: bool,
+    column_sums: Sequence[V] = (),
 ) -> None:
-    """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on."""
+    """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
+    `column_sums`: see `TileSpec.flips`."""
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
-    ty, n = vec(accumulator(elem), lanes), mr * nv
+    ty = vec(accumulator(elem), lanes)
     fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
-    sets = _interleaved_sums(elem, mr, n, spec)
-    unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets))
     zero = fn.const(0.0, ty)
     cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
 
-    def step(u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
+    def step(rows: int, u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
         def row(i: int) -> V:
+            if i == mr:
+                return fn.const(SIGN_BITS, vec(part, lanes))
             base, offset = a_k[i]
             return fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
 
@@ -320,37 +373,62 @@ def _emit_body(
 
         out = list(acc)
         if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
-            xs = [row(i) for i in range(mr)]
+            xs = [row(i) for i in range(rows)]
             for v in range(nv):
                 y = vector(v)
                 for i, x in enumerate(xs):
                     out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
             return out
         ys = [vector(v) for v in range(nv)]
-        for i in range(mr):
+        for i in range(rows):
             x = row(i)
             for v, y in enumerate(ys):
                 out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
-    first = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * n, [ty] * n)
-    main = fn.mul(fn.divu(k, unroll), unroll)
-    with fn.loop(0, main, unroll, first + [zero] * (n * (sets - 1))) as loop:
-        b_k, a_k = fn.gep(b, fn.mul(loop.iv, panel), part), a_at(loop.iv)
-        acc = list(loop.carried)
-        fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
-        for u in range(unroll):
-            for line in fetched:
-                fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
-            fetch = fn.gep(fetch, ahead_step, I8)
-            s = u % sets * n
-            acc[s : s + n] = step(u, acc[s : s + n], b_k, a_k)
-        loop.yield_(*acc)
-    sums = loop.results[:n]
-    for s in range(1, sets):
-        sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
-    with fn.loop(main, k, 1, sums) as tail:
-        tail.yield_(*step(0, tail.carried, fn.gep(b, fn.mul(tail.iv, panel), part), a_at(tail.iv)))
-    for p, x in zip(cells, tail.results, strict=True):
+    c = len(cells)
+    start = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * c, [ty] * c)
+
+    def summed(rows: int) -> list[V]:
+        """Of the tile's rows, and perhaps of one of sign bits."""
+        n = rows * nv
+        sets = _interleaved_sums(elem, mr, n, spec)
+        unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * spec.byte_products(elem)))
+        main = fn.mul(fn.divu(k, unroll), unroll)
+        with fn.loop(0, main, unroll, start + [zero] * (n * sets - c)) as loop:
+            b_k, a_k = fn.gep(b, fn.mul(loop.iv, panel), part), a_at(loop.iv)
+            acc = list(loop.carried)
+            fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
+            for u in range(unroll):
+                for line in fetched:
+                    fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
+                fetch = fn.gep(fetch, ahead_step, I8)
+                s = u % sets * n
+                acc[s : s + n] = step(rows, u, acc[s : s + n], b_k, a_k)
+            loop.yield_(*acc)
+        sums = loop.results[:n]
+        for s in range(1, sets):
+            sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
+        with fn.loop(main, k, 1, sums) as tail:
+            tail.yield_(*step(rows, 0, tail.carried, fn.gep(b, fn.mul(tail.iv, panel), part), a_at(tail.iv)))
+        return tail.results
+
+    sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
+    for p, x in zip(cells, sums, strict=True):
         fn.store(x, p)
     fn.done()
+
+
+def _less_what_flips_add(fn: Fn, summed: Callable[[int], list[V]], mr: int, nv: int, memory: V, turn: V) -> list[V]:
+    """The sums of `mr` rows of `nv` vectors; those of a row more are what `flips` says is in `memory` from the second turn on."""
+    lanes, n = fn.target.lanes(I32), mr * nv
+    ty, at = vec(I32, lanes), [fn.gep(memory, v * lanes, I32) for v in range(nv)]
+
+    def first() -> list[V]:
+        out = summed(mr + 1)
+        for p, x in zip(at, out[n:], strict=True):
+            fn.store(x, p)
+        return out
+
+    out = fn.if_else(fn.cmp("eq", turn, 0), first, lambda: [*summed(mr), *(fn.load(p, ty) for p in at)], [ty] * (n + nv))
+    return [fn.sub(x, out[n + i % nv]) for i, x in enumerate(out[:n])]

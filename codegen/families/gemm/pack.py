@@ -9,27 +9,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, unit
-from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, depth, unit
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["emit_pack_a_panel", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_rows", "pack_b", "pack_matrix", "units"]
 
 
+# How many units ahead rows of bytes are prefetched: each is too short for the hardware to see a stream. To the second level:
+# rows that are a power of two apart share sets of the first.
+_STEPS_AHEAD, _PREFETCH_LOCALITY = 16, 2
+
+
 def units(fn: Fn, k: V, elem: str) -> V:
-    """Steps of k in a panel: k, or pairs of it rounded up."""
+    """Steps of k in a panel: k, or groups of it rounded up."""
     return fn.ceildivu(k, depth(elem)) if depth(elem) > 1 else k
 
 
-def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec) -> str:
+def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: bool = False) -> str:
     """Emits `pack_rows_{elem}(src, row_stride, k_stride, rows, k, dst, ld)` once and returns its symbol.
 
     dst[kk * ld + r] = src[r * row_stride + kk * k_stride] for r < rows, 0 for rows <= r < min(ld, lanes), where lanes is
-    the vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1. Strides are in
-    elements, `ld` in panel units. Steps write up to `lanes` units in ascending order of k, so that with ld < lanes a
-    step overwrites the padding of the one before, and up to lanes - ld units past the panel are clobbered.
+    the vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1, for i8 it is four,
+    with their sign bits flipped if `flip` (the variant `pack_rows_{elem}_flipped`, which leaves padding undefined).
+    Strides are in elements, `ld` in panel units. Steps write up to `lanes` units in ascending order of k, so that with
+    ld < lanes a step overwrites the padding of the one before, and up to lanes - ld units past the panel are clobbered.
     """
-    name = f"pack_rows_{elem}"
+    name = f"pack_rows_{elem}{'_flipped' if flip else ''}"
     if name in module.functions:
         return name
     lanes = spec.lanes(elem)
@@ -47,7 +53,7 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec) -> str:
         """By the height of blocks: padding isn't transposed where a next step overwrites it."""
 
         def block() -> list[V]:
-            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, dst, ld, mask)]
+            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, dst, ld, mask, flip)]
 
         dense = fn.and_(fn.cmp("le", rows, high), fn.cmp("eq", ld, rows)) if high < lanes else None
         return block() if dense is None else fn.if_else(dense, block, lambda: transposed(high * 2), [I64])
@@ -62,12 +68,28 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec) -> str:
         offsets = fn.mul(fn.iota(I64, lanes), row_stride)
         return fn.gather(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), offsets, elem), mask, zero)
 
-    def remaining(load: Callable[[V], V]) -> list[V]:
-        with fn.loop(done, units(fn, k, elem)) as loop:
-            fn.store(_load_unit(fn, elem, load, loop.iv, k), fn.gep(dst, fn.mul(loop.iv, ld), unit(elem)))
+    def whole_units() -> list[V]:
+        """Where k is contiguous: all but a last one that isn't whole. Returns how many."""
+        whole = fn.divu(k, depth(elem))
+        offsets = fn.mul(fn.iota(I64, lanes), row_stride)
+        with fn.loop(done, whole) as loop:
+            pointers = fn.gep(fn.gep(src, fn.mul(loop.iv, depth(elem)), elem), offsets, elem)
+            x = fn.gather(pointers, mask, fn.const(0, vec(unit(elem), lanes)), BITS[elem] // 8)
+            fn.store(_flipped(fn, x, flip), fn.gep(dst, fn.mul(loop.iv, ld), unit(elem)))
+        return [whole]
+
+    def remaining(load: Callable[[V], V], first: V) -> list[V]:
+        with fn.loop(first, units(fn, k, elem)) as loop:
+            x = _flipped(fn, _load_unit(fn, elem, load, loop.iv, k), flip)
+            fn.store(x, fn.gep(dst, fn.mul(loop.iv, ld), unit(elem)))
         return []
 
-    fn.if_else(fn.cmp("eq", row_stride, 1), lambda: remaining(contiguous), lambda: remaining(gathered), [])
+    def from_anywhere() -> list[V]:
+        if elem != I8:
+            return remaining(gathered, done)
+        return remaining(gathered, fn.if_else(transpose, whole_units, lambda: [done], [I64])[0])
+
+    fn.if_else(fn.cmp("eq", row_stride, 1), lambda: remaining(contiguous, done), from_anywhere, [])
     fn.done()
     return name
 
@@ -77,10 +99,16 @@ def _memory(elem: str) -> str:
     return "i16" if elem == BF16 else elem
 
 
+def _flipped(fn: Fn, units: V, flip: bool) -> V:
+    return fn.xor(units, SIGN_BITS) if flip else units
+
+
 def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
-    """A vector of panel units from loads of single k; the pair of an odd k's last element is completed by 0."""
+    """A vector of panel units from loads of single k; the last unit is completed by zeros."""
     if depth(elem) == 1:
         return load(step)
+    if elem == I8:
+        return _load_bytes(fn, load, fn.mul(step, depth(elem)), k)
     first = fn.mul(step, 2)
     second = fn.add(first, 1)
     low = fn.cast(load(first), I32, signed=False)
@@ -88,7 +116,43 @@ def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
     return fn.or_(low, fn.select(fn.cmp("lt", second, k), high, fn.const(0, high.type)))
 
 
-def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V, mask: V) -> V:
+def _load_bytes(fn: Fn, load: Callable[[V], V], first: V, k: V) -> V:
+    """A vector of units of the bytes at `first` and the next three k."""
+    x = [load(first)]
+    for i in range(1, depth(I8)):
+        at = fn.add(first, i)
+        byte = load(fn.min(at, fn.sub(k, 1)))
+        x.append(fn.select(fn.cmp("lt", at, k), byte, fn.const(0, byte.type)))
+    return _interleaved(fn, x)
+
+
+def _interleaved(fn: Fn, x: list[V]) -> V:
+    """A vector of units from vectors of their four bytes."""
+    lanes = x[0].lanes
+    turns = [i for lane in range(lanes) for i in (lane, lanes + lane)]
+    low, high = (_as_lanes(fn, fn.shuffle(a, b, turns), "i16") for a, b in (x[:2], x[2:]))
+    return _as_lanes(fn, fn.shuffle(low, high, turns), I32)
+
+
+def _zipped(fn: Fn, x: list[V]) -> list[V]:
+    """The same as four vectors in turn: shuffles that every target has for 16 bytes."""
+
+    def zips(a: V, b: V) -> list[V]:
+        half = a.lanes // 2
+        return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
+
+    low, high = ([_as_lanes(fn, y, "i16") for y in zips(a, b)] for a, b in (x[:2], x[2:]))
+    return [_as_lanes(fn, y, I32) for a, b in zip(low, high, strict=True) for y in zips(a, b)]
+
+
+def _as_lanes(fn: Fn, x: V, elem: str) -> V:
+    ty = vec(elem, x.lanes * BITS[x.elem] // BITS[elem])
+    return fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
+
+
+def _emit_transposed(
+    fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V, mask: V, flip: bool
+) -> V:
     """Blocks of `high` rows by `lanes` units, read along k and transposed in registers; returns how many units of k are done."""
     main = fn.mul(fn.divu(k, lanes * depth(elem)), lanes)
     pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
@@ -98,7 +162,10 @@ def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_strid
     second = [x + lanes // 2 for x in first]
     with fn.loop(0, main, lanes) as loop:
         at = fn.mul(loop.iv, depth(elem))
-        block = [fn.load(fn.gep(p, at, elem), ty, BITS[elem] // 8) for p in pointers]
+        if elem == I8:  # whose rows are short: those of the next call
+            for p in pointers:
+                fn.prefetch(fn.gep(fn.gep(p, fn.mul(row_stride, lanes), elem), at, elem), _PREFETCH_LOCALITY)
+        block = [_flipped(fn, fn.load(fn.gep(p, at, elem), ty, BITS[elem] // 8), flip) for p in pointers]
         for _ in range(high.bit_length() - 1):  # a perfect shuffle of the block brings one bit of the row's number to the end
             block = [fn.shuffle(block[i // 2], block[i // 2 + high // 2], second if i % 2 else first) for i in range(high)]
         for i in range(lanes):
@@ -111,7 +178,7 @@ def _emit_transposed(fn: Fn, elem: str, lanes: int, high: int, src: V, row_strid
 def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:
     """Emits the packing of `rows` rows of A to a panel [k][rows]; up to lanes - 1 units past it are clobbered."""
     lanes = spec.lanes(elem)
-    pack = emit_pack_rows(fn.module, elem, spec)
+    pack = emit_pack_rows(fn.module, elem, spec, flip=spec.flips(elem))
     for first in reversed(range(0, spec.rows(elem), lanes)):  # the padding of a group is overwritten by the one before
         left = fn.min(fn.sub(rows, first), lanes)
         with fn.when(fn.cmp("gt", left, 0)):
@@ -137,9 +204,26 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     lanes, columns = spec.lanes(elem), spec.panel(elem)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
+    def copy_whole_rows() -> list[V]:
+        """Of bytes, whose tails take more than loading them."""
+        whole = fn.divu(k, depth(elem))
+        with fn.loop(0, whole) as loop:
+            starts = [fn.gep(src, fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), k_stride), elem) for i in range(depth(elem))]
+            to = fn.gep(dst, fn.mul(loop.iv, columns), unit(elem))
+            for p in starts:
+                fn.prefetch(fn.gep(p, fn.mul(k_stride, depth(elem) * _STEPS_AHEAD), elem), _PREFETCH_LOCALITY)
+            for first in range(0, columns, 16):
+                rows = [fn.load(fn.gep(p, first, elem), vec(elem, 16)) for p in starts]
+                for i, x in enumerate(_zipped(fn, rows)):
+                    fn.store(x, fn.gep(to, first + i * 4, unit(elem)))
+        return [whole]
+
     def copy_rows() -> list[V]:
+        done = fn.i64(0)
+        if elem == I8:
+            done = fn.if_else(fn.cmp("ge", width, columns), copy_whole_rows, lambda: [fn.i64(0)], [I64])[0]
         masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(columns // lanes)]
-        with fn.loop(0, units(fn, k, elem)) as loop:
+        with fn.loop(done, units(fn, k, elem)) as loop:
             for v, mask in enumerate(masks):
 
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
@@ -203,17 +287,17 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     return name
 
 
-def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, pairs: bool = False) -> npt.NDArray[np.generic]:
+def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, step: int = 1) -> npt.NDArray[np.generic]:
     """Packs a weight (..., K, N), or (..., N, K) if `transposed`, into panels of P = `columns` (..., ceil(N/P), K, P), zero-padded.
 
-    With `pairs` (bf16, passed as any 16-bit type) the result is (..., ceil(N/P), ceil(K/2), P, 2), K padded to even.
+    With a `step` (the `depth` of the element type; bf16 is passed as any 16-bit type) the result is
+    (..., ceil(N/P), ceil(K/step), P, step), K padded with zeros to a multiple of it.
     """
     x = torch.from_numpy(np.require(weight, requirements=["C", "W"]))
     if not transposed:
         x = x.transpose(-1, -2)
-    step = 2 if pairs else 1
-    if x.shape[-1] % step:
-        x = torch.cat([x, torch.zeros((*x.shape[:-1], 1), dtype=x.dtype)], dim=-1)
+    if rest := -x.shape[-1] % step:
+        x = torch.cat([x, torch.zeros((*x.shape[:-1], rest), dtype=x.dtype)], dim=-1)
     n, k = x.shape[-2], x.shape[-1] // step
     lead, panels, full = x.shape[:-2], -(-n // columns), n // columns
     out = torch.empty((*lead, panels, k, columns, step), dtype=x.dtype)
@@ -222,14 +306,18 @@ def pack_b(weight: npt.NDArray[np.generic], transposed: bool, columns: int, *, p
         out[..., full, :, :, :] = 0
         tail = n - full * columns
         out[..., full, :, :tail, :] = x[..., full * columns :, :].reshape(*lead, tail, k, step).transpose(-2, -3)
-    return out.numpy() if pairs else out.squeeze(-1).numpy()
+    return out.numpy() if step > 1 else out.squeeze(-1).numpy()
 
 
 def pack_matrix(m: torch.Tensor, columns: int) -> Any:
     """Packs [K, N] into panels of `columns`; the usual case of a transposed weight is packed from its own rows."""
-    pairs = m.dtype == torch.bfloat16
-    if pairs:
+    step = depth(_ELEMENTS.get(m.dtype, ""))
+    if m.dtype == torch.bfloat16:  # which NumPy doesn't know
         m = m.view(torch.int16)
     if m.stride(0) == 1 and m.stride(1) != 1:
-        return pack_b(m.t().numpy(), True, columns, pairs=pairs)
-    return pack_b(m.contiguous().numpy(), False, columns, pairs=pairs)
+        return pack_b(m.t().numpy(), True, columns, step=step)
+    return pack_b(m.contiguous().numpy(), False, columns, step=step)
+
+
+# Element types of which a unit holds several.
+_ELEMENTS = {torch.bfloat16: BF16, torch.int8: I8}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dhlo.codegen.families.gemm.microkernel import BF16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I8
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, Op
 from dhlo.ir.ops.control import Group
@@ -42,10 +43,12 @@ class GemmFamily(ChoiceFamily):
         self.a_type, self.b_type = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         elem = self.a_type.dtype.name
-        if elem not in (F32, F64, BF16):
+        if elem not in (F32, F64, BF16, I8, "ui8"):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
-        rest = self.b_type.shape[-1] % low.tiles.nr(elem)
-        self.matmul = Matmul(elem, low.tiles, narrow=not rest.is_Integer or 0 < int(rest) <= low.tiles.lanes(elem))
+        tiles = replace(low.tiles, unsigned=True) if elem == "ui8" else low.tiles
+        elem = self.b_type.dtype.name
+        rest = self.b_type.shape[-1] % tiles.nr(elem)
+        self.matmul = Matmul(elem, tiles, narrow=not rest.is_Integer or 0 < int(rest) <= tiles.lanes(elem))
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
         self.a = low.view(group, op.operands[0])
         self.weight = low.constant_value(op.operands[1])

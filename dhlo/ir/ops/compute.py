@@ -106,7 +106,7 @@ class Scan(Op, name="scan"):
 
 class Matmul(Op, name="matmul"):
     """Matrix product: lhs [*batch, M, K] with rhs [K, N] or [*batch, K, N]. With a rank-2 rhs all leading dims of lhs count as M.
-    Floats accumulate in f32 or wider."""
+    Floats accumulate in f32 or wider. i8 or ui8 times i8 gives i32, whose sums wrap."""
 
     kind = Kind.MATMUL
     lhs: Tensor
@@ -116,17 +116,19 @@ class Matmul(Op, name="matmul"):
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         a, b = operands
-        if a.rank < 2 or b.rank < 2 or (b.rank > 2 and b.rank != a.rank) or a.dtype != b.dtype:
+        of_bytes = a.dtype.name in ("i8", "ui8") and b.dtype.name == "i8"
+        if a.rank < 2 or b.rank < 2 or (b.rank > 2 and b.rank != a.rank) or (a.dtype != b.dtype and not of_bytes):
             raise TypeError_(f"can't multiply {a} with {b}")
         k1, k2 = a.shape[-1], b.shape[-2]
         if is_static(k1) and is_static(k2) and k1 != k2:
             raise TypeError_(f"inner sizes {k1} and {k2} differ")
         if b.rank > 2:
             equal_shapes([a.with_shape(a.shape[:-2]), b.with_shape(b.shape[:-2])], "leading dims")
-        return [a.with_shape([*a.shape[:-1], b.shape[-1]])]
+        return [TensorType.of("i32" if of_bytes else a.dtype, [*a.shape[:-1], b.shape[-1]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        return [torch.matmul(args[0], args[1])]
+        a, b = (x.int() if x.dtype in (torch.int8, torch.uint8) else x for x in args)
+        return [torch.matmul(a, b)]
 
     def flops(self) -> sympy.Expr:
         return 2 * from_mlir(self.results[0]).numel * from_mlir(self.operands[0]).shape[-1]

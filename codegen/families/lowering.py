@@ -11,15 +11,19 @@ import torch
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.constants import Constants, States
 from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
-from dhlo.ir.dialect import Kind, defining
+from dhlo.ir.coded import coded
+from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.movement import Weight
+from dhlo.ir.ops.elementwise import Convert
+from dhlo.ir.ops.movement import Full, Weight, number
+from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View, strided
 
@@ -90,13 +94,37 @@ class Lowering:
             return None
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
-        if op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):
+        if not (op.kind is Kind.MOVEMENT or isinstance(op, (Convert, Dequantize)) and coded(v) is not None) or not all(from_mlir(x).is_static for x in op.operands):
             return None
-        args = [self.constant_value(x) for x in op.operands]
+        args = [self._number(x) if isinstance(defining(x), Full) else self.constant_value(x) for x in op.operands]
         if any(a is None for a in args):
             return None
         result: torch.Tensor = op.reference(args, lambda e: int(e))[0]
         return result
+
+    def _number(self, v: Any) -> torch.Tensor | None:
+        """The value of a Full, if that is a number."""
+        op = defining(v)
+        if number(attr(op, "value")) is None or not from_mlir(v).is_static:
+            return None
+        result: torch.Tensor = op.reference([], lambda e: int(e))[0]
+        return result
+
+    def quantised(self, v: Any) -> QuantisedMatrix | None:
+        """The matrix, kept as codes, that a product's right side is; None where it isn't one or has no kernel in this form."""
+        found = coded(v)
+        if found is None:
+            return None
+        op = found.op
+        args = [self._number(x) if isinstance(defining(x), Full) else self.constant_value(x) for x in op.operands]
+        if any(a is None for a in args):
+            return None
+        codes, *parameters = (a.permute(found.perm) for a in args if a is not None)
+        code = attr(op, "code") if isinstance(op, Dequantize) else from_mlir(op.operands[0]).dtype.name
+        if not QuantisedMatrix.fits(code, codes, *parameters):
+            return None
+        scale, zero = [*parameters, None, None][:2]
+        return QuantisedMatrix(code, codes, scale, zero)
 
     def constant_key(self, v: Any) -> Any:
         """Identifies a constant by the weights and views that make it."""

@@ -17,6 +17,7 @@ from dhlo.codegen.families.gemm.microkernel import (
     unit,
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
+from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, RowSplit, call_cycles
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
@@ -84,10 +85,12 @@ class Matmul:
     elem: str
     spec: TileSpec
     narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
+    source: PanelSource | None = None  # `b` and `b_strides` are then its arguments
 
     def kernel(self, *, rows: bool, packed: bool) -> str:
         """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
-        form = f"{'_rows' if rows else ''}{'' if packed else '_pack_b'}{'_narrow' if self.narrow else ''}"
+        made = "" if packed else "_pack_b" if self.source is None else self.source.name
+        form = f"{'_rows' if rows else ''}{made}{'_narrow' if self.narrow else ''}"
         return f"matmul_{self.elem}{form}{self.spec.suffix}"
 
     @property
@@ -104,12 +107,12 @@ class Matmul:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
         if self.widened is not None:
             self.widened.emit_kernels(module, packed=packed)
-        forms = (True,) if packed else (True, False)
+        forms = (True,) if packed else (True, False) if self.source is None else (False,)
         for form in forms:
             for rows in self._row_forms:
                 if self.kernel(rows=rows, packed=form) not in module.functions:
                     _emit_kernel(self, module, rows=rows, packed=form)
-        if not packed:
+        if not packed and self.source is None:
             emit_pack_b_kernel(module, self.elem, self.spec)
             if True in self._row_forms:
                 emit_stream_kernel(module, self.elem, self.spec)
@@ -156,6 +159,9 @@ class Matmul:
                 [],
             )
 
+        if self.source is not None:
+            launches(packed=False, b=x.b, strides=x.b_strides)
+            return
         if x.workspace is None:
             launches(packed=True, b=x.b, strides=[*x.b_strides, fn.i64(0), fn.i64(0)])
             return
@@ -282,6 +288,10 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
                 alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
                 alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
                 ahead = fn.select(calls.single(split), alone, fn.mul(steps, row_bytes))
+            elif matmul.source is not None:
+                of = matmul.source.matrix(fn, elem, [b, b0, b1, b_k, b_n], i0, i1)
+                chunk = Chunk(n0, width, fn.i64(0), steps, steps, k, b_pack)
+                panel, ahead = matmul.source.chunk(fn, elem, spec, of, chunk), fn.i64(0)
             else:
                 panel, ahead = b_pack, fn.i64(0)
                 fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])

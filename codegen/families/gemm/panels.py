@@ -1,0 +1,96 @@
+"""Where the kernels of a product find panels of B: packed beforehand, or made chunk by chunk in scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec, depth, unit
+from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, V
+
+__all__ = ["Chunk", "PackedPanels", "PanelSource", "StridedPanels"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Units [first, first + units) of the panel that begins at column n0, `width` of whose columns are the matrix's.
+
+    A whole panel has `steps` units; `k` is the number of elements in the chunk, `scratch` has room for it if the source isn't
+    `in_place`.
+    """
+
+    n0: V
+    width: V
+    first: V
+    units: V
+    steps: V
+    k: V
+    scratch: V
+
+
+class PanelSource(Protocol):
+    """A form in which B is given to the kernel of a product, which asks it for a chunk of a panel at a time.
+
+    Each panel's chunks are asked for once by each block of rows and thread.
+    """
+
+    @property
+    def name(self) -> str:
+        """What ends the symbols of kernels that read from it."""
+        ...
+
+    @property
+    def args(self) -> Sequence[str]:
+        """Types of the kernel's arguments that describe B."""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Chunks are read where they lie, packed panel after packed panel, so that the next can be prefetched; else each is made
+        in scratch."""
+        ...
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        """What `chunk` needs of the matrix with batch indices i0 and i1."""
+        ...
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        """Address of the chunk as the micro-kernel reads it: [units][panel(elem)], columns beyond `width` zero."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedPanels:
+    """Panels of whole depth, one after the other (see `pack_b`). Arguments: address, strides of both batch dims in units."""
+
+    name: str = ""
+    args: tuple[str, ...] = (PTR, I64, I64)
+    in_place: bool = True
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        b, b0, b1 = args
+        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), unit(elem))]
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        return fn.gep(matrix[0], fn.add(fn.mul(c.n0, c.steps), fn.mul(c.first, spec.panel(elem))), unit(elem))
+
+
+@dataclass(frozen=True)
+class StridedPanels:
+    """Any matrix, packed to scratch. Arguments: address, strides (batch 0, batch 1, k, n) in elements."""
+
+    name: str = "_pack_b"
+    args: tuple[str, ...] = (PTR, I64, I64, I64, I64)
+    in_place: bool = False
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        b, b0, b1, b_k, b_n = args
+        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem), b_k, b_n]
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        b, b_k, b_n = matrix
+        at = fn.add(fn.mul(c.n0, b_n), fn.mul(fn.mul(c.first, depth(elem)), b_k))
+        fn.call(emit_pack_b_panel(fn.module, elem, spec), [fn.gep(b, at, elem), b_k, b_n, c.width, c.k, c.scratch])
+        return c.scratch

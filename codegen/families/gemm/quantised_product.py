@@ -1,0 +1,197 @@
+"""Products with a right side of codes: few rows decode it in registers, more of them panel by panel to f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.panels import Chunk
+from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
+from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_sums, emit_widen_row, most_rows
+from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+
+__all__ = ["CodedPanels", "QuantisedMatmul"]
+
+# Rows, and more than that are better off with a panel in f32.
+_FEW_PASSES = 2
+# Cycles that a step of k of a panel takes at least.
+_STEP_CYCLES = 8
+_WIDEN_GRAIN = 1 << 14
+
+
+@dataclass(frozen=True)
+class CodedPanels:
+    """Panels of codes, decoded to scratch. Arguments: address, strides of both batch dims in bytes, bytes of a panel, units of a
+    group."""
+
+    coding: Coding
+    args: tuple[str, ...] = (PTR, I64, I64, I64, I64)
+    in_place: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"_coded_{self.coding.name}"
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        b, b0, b1, panel_bytes, units = args
+        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8), panel_bytes, units]
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        b, panel_bytes, units = matrix
+        panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
+        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
+        return c.scratch
+
+
+@dataclass(frozen=True)
+class QuantisedMatmul:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] with B a `QuantisedMatrix`, in f32, handed to an epilogue as `Matmul`
+    does. `elem` is that of A, f32 or bf16.
+
+    Few rows scale partial sums of groups, more rows multiply by the numbers that codes stand for: results differ by rounding.
+    """
+
+    elem: str
+    spec: TileSpec
+    matrix: QuantisedMatrix
+    narrow: bool = False
+
+    @property
+    def coding(self) -> Coding:
+        return self.matrix.coding
+
+    @property
+    def _tiled(self) -> Matmul:
+        return Matmul(F32, self.spec, narrow=self.narrow, source=CodedPanels(self.coding))
+
+    @property
+    def _few(self) -> int:
+        return most_rows(self.spec.target) * _FEW_PASSES
+
+    def workspace_bytes(self, rows: object) -> object:
+        """Workspace for `rows` rows of A of all batches: where they are f32 first."""
+        return 0 if self.elem == F32 else rows * self.matrix.k * 4  # type: ignore[operator]
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
+        self._tiled.emit_kernels(module, packed=False)
+        _emit_few(module, self.elem, self.coding)
+        if self.elem != F32:
+            _emit_widen(module, self.elem)
+
+    def emit_launch(self, host: HostContext, x: Operands) -> None:
+        """Emits the choice and the launches. Of `x`, `b` is the packed matrices' address, `b_strides` are their batches' in
+        bytes, `workspace` has room for `workspace_bytes`."""
+        fn = host.fn
+
+        def few() -> list[V]:
+            self._launch_few(host, x)
+            return []
+
+        def many() -> list[V]:
+            y = x if self.elem == F32 else self._widened(host, x)
+            strides = [*x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
+            self._tiled.emit_launch(host, replace(y, b_strides=strides, workspace=None))
+            return []
+
+        fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
+
+    def _launch_few(self, host: HostContext, x: Operands) -> None:
+        fn, matrix = host.fn, self.matrix
+        padded = matrix.groups * matrix.units * self.coding.form.depth
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), fn.i64(matrix.groups), fn.i64(matrix.units)]
+        row = padded + matrix.groups
+        tile = most_rows(self.spec.target) * COLUMNS
+        scratch = fn.mul(fn.add(fn.mul(x.m, row), tile), 4)
+        host.launch(
+            _emit_few(host.module, self.elem, self.coding),
+            [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
+            count,
+            WAKE_CYCLES // (padded * _STEP_CYCLES) + 1,
+            scratch,
+        )
+
+    def _widened(self, host: HostContext, x: Operands) -> Operands:
+        """The same with A converted to dense f32."""
+        fn, k = host.fn, x.k
+        assert x.workspace is not None
+        rows = fn.mul(fn.mul(*x.batch), x.m)
+        batch0, batch1, row, column = x.a_strides
+        per = _WIDEN_GRAIN // max(1, self.matrix.k) + 1
+        host.launch(
+            _emit_widen(host.module, self.elem),
+            [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), k, x.workspace],
+            rows,
+            per,
+        )
+        size = fn.mul(x.m, k)
+        return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, k, fn.i64(1)])
+
+
+def _emit_widen(module: KernelModule, elem: str) -> str:
+    """Emits a kernel that converts A to f32: items are rows of all batches."""
+    name = f"widen_{elem}"
+    if name in module.functions:
+        return name
+    widen = emit_widen_row(module, elem)
+    fn = kernel_fn(module, name)
+    a, a0, a1, sm, sk, batch1, m, k, to = load_args(fn, [PTR, *[I64] * 7, PTR])
+    with fn.loop(fn.args[1], fn.args[2]) as loop:
+        batch, row = fn.divu(loop.iv, m), fn.remu(loop.iv, m)
+        at = fn.add(fn.mul(fn.divu(batch, batch1), a0), fn.add(fn.mul(fn.remu(batch, batch1), a1), fn.mul(row, sm)))
+        fn.call(widen, [fn.gep(a, at, elem), sk, k, k, fn.gep(to, fn.mul(loop.iv, k), F32)])
+    fn.done()
+    return name
+
+
+def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
+    """Emits the kernel `matmul_coded_{coding}_{elem}`; its items are (batch, column panel). Returns its symbol."""
+    name = f"matmul_coded_{coding.name}_{elem}"
+    if name in module.functions:
+        return name
+    rows = most_rows(module.target)
+    table = f"coded_table_{coding.name}"
+    if table not in module.globals:
+        emit_pointers(module, table, [emit_row_kernel(module, coding, r + 1) for r in range(rows)])
+    widen, sum_up = emit_widen_row(module, elem), emit_sums(module)
+    fn = kernel_fn(module, name)
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 8, PTR, PTR]
+    )
+    _, begin, end, _, tile = fn.args
+    kernels = fn.address_of(table)
+    group = fn.mul(units, coding.form.depth)
+    padded = fn.mul(groups, group)
+    panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
+    wide = fn.gep(tile, rows * COLUMNS, F32)
+    sums = fn.gep(wide, fn.mul(m, padded), F32)
+    panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
+    passes = fn.ceildivu(m, rows)
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
+        before = fn.mul(batch.iv, panels)
+        i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
+        a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
+        b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
+        with fn.loop(0, m) as i:
+            row = fn.gep(wide, fn.mul(i.iv, padded), F32)
+            fn.call(widen, [fn.gep(a_at, fn.mul(i.iv, sm), elem), sk, k, padded, row])
+            if coding.bias or coding.zero:
+                fn.call(sum_up, [row, groups, group, fn.gep(sums, fn.mul(i.iv, groups), F32)])
+        with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+            panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
+            width = fn.min(fn.sub(n, n0), COLUMNS)
+            split = RowSplit(fn, m, fn.i64(1), fn.i64(0), rows)
+            with fn.loop(0, passes) as i:
+                first, mr = split.panel(i.iv)
+                kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
+                of = [fn.gep(wide, fn.mul(first, padded), F32), padded, fn.gep(sums, fn.mul(first, groups), F32), groups]
+                fn.call_ptr(kernel, [*of, panel, groups, units, tile])
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
+    fn.done()
+    return name

@@ -94,7 +94,8 @@ class Lowering:
             return None
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
-        if not (op.kind is Kind.MOVEMENT or isinstance(op, (Convert, Dequantize)) and coded(v) is not None) or not all(from_mlir(x).is_static for x in op.operands):
+        decodes = isinstance(op, (Convert, Dequantize)) and coded(v) is not None
+        if not (decodes or op.kind is Kind.MOVEMENT) or not all(from_mlir(x).is_static for x in op.operands):
             return None
         args = [self._number(x) if isinstance(defining(x), Full) else self.constant_value(x) for x in op.operands]
         if any(a is None for a in args):

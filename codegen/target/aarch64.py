@@ -14,11 +14,13 @@ FEATURES = ("fp-armv8", "neon")
 EXTRAS = {"dotprod": ("dotprod",), "i8mm": ("i8mm",), "bf16": ("bf16",), "sve": ("sve",)}
 """What a target's name may add, and the features behind it."""
 
+_DOTS = (("bf16", "bf16", "bfdot.v4f32.v8bf16"), ("dotprod", "i8", "sdot.v4i32.v16i8"), ("i8mm", "ui8", "usdot.v4i32.v16i8"))
+
 
 def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
     """A target with some of `EXTRAS`, scheduled for the CPU `tune`."""
     names = sorted(extras)
-    dots = {"bf16": DotProduct("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16")} if "bf16" in names else {}
+    dots = {key: DotProduct(f"llvm.aarch64.neon.{name}", has) for has, key, name in _DOTS if has in names}
     return Target(
         name="+".join([LEVEL, *names]),
         tag=LEVEL,

@@ -16,7 +16,7 @@ BITS = REGISTER_BITS
 class DotProduct:
     """An instruction that adds dot products of neighbouring elements to each lane of an accumulator.
 
-    `intrinsic` is LLVM's: (accumulator, x, y) -> accumulator, all of them a vector register wide.
+    `intrinsic` is LLVM's: (accumulator, x, y) -> accumulator, all of them a vector register wide. Nothing saturates.
     """
 
     intrinsic: str
@@ -39,7 +39,9 @@ class Target:
     maxima_choose   max(a, b) is a where it is larger, else b, so also where one is NaN; elsewhere it is NaN then
     strides         multiples of a run-time stride, counted from 0, that an address may add to its base
     extras          what some code uses besides, by the features' names
-    dots            dot-product instructions by the type of the elements that they multiply
+    dots            dot-product instructions by the type of the elements that they multiply: pairs of bf16; four of "i8" or
+                    "ui8" (x) with as many i8 (y), in accumulators of i32
+    pair_products   LLVM's intrinsic of the baseline that adds products of neighbouring i16: (x, y) -> i32; "" if there is none
     lane_factors    a multiply-add takes a factor from any lane of a register
     constraint      how inline assembly asks for a vector register
     """
@@ -56,6 +58,7 @@ class Target:
     maxima_choose: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    pair_products: str = field(default="", repr=False)
     lane_factors: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 

@@ -15,7 +15,7 @@ from dhlo.errors import CompileError
 
 __all__ = ["native", "parse_target", "parse_targets"]
 
-_NAMES = "native, x86-64-v3, x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), aarch64 (+dotprod, +i8mm, +bf16, +sve)"
+_NAMES = "native, x86-64-v3 (+vnni), x86-64-v4 (+bf16, +vnni, +amx-bf16, +amx-int8), aarch64 (+dotprod, +i8mm, +bf16, +sve)"
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def parse_target(name: str) -> Target:
     level, *extras = name.strip().split("+")
     if level == "native" and not extras:
         return native()
-    known = x86.EXTRAS if level == "x86-64-v4" else aarch64.EXTRAS if level == aarch64.LEVEL else {}
+    known = {**x86.EXTRAS, aarch64.LEVEL: aarch64.EXTRAS}.get(level, {})
     if level not in (*x86.LEVELS, aarch64.LEVEL):
         below = level in ("x86-64", "x86-64-v1", "x86-64-v2")
         why = "has no AVX2, which kernels need" if below else "isn't known"

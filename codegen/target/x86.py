@@ -18,22 +18,29 @@ LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, "prfchw", *_AVX512)}
 """LLVM's names of what code for a level may use, the lowest level first."""
 
 EXTRAS = {
-    "bf16": ("avx512bf16",),
-    "vnni": ("avx512vnni",),
-    "amx-bf16": ("amx-tile", "amx-bf16"),
-    "amx-int8": ("amx-tile", "amx-int8"),
+    "x86-64-v3": {"vnni": ("avxvnni",)},
+    "x86-64-v4": {
+        "bf16": ("avx512bf16",),
+        "vnni": ("avx512vnni",),
+        "amx-bf16": ("amx-tile", "amx-bf16"),
+        "amx-int8": ("amx-tile", "amx-int8"),
+    },
 }
-"""What a target's name may add to the fourth level, and the features behind it."""
+"""What a target's name may add to each level, and the features behind it."""
 
 _TUNE = {"x86-64-v3": "haswell", "x86-64-v4": "skylake-avx512"}
 
 
 def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
-    """A target of a level in `LEVELS` with some of `EXTRAS`, scheduled for the CPU `tune`."""
+    """A target of a level in `LEVELS` with some of its `EXTRAS`, scheduled for the CPU `tune`."""
     wide = level == "x86-64-v4"
     names = sorted(extras)
-    features = frozenset(f for n in names for f in EXTRAS[n])
-    dots = {"bf16": DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16")} if "bf16" in names else {}
+    features = frozenset(f for n in names for f in EXTRAS[level][n])
+    dots = {}
+    if "bf16" in names:
+        dots["bf16"] = DotProduct("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16")
+    if "vnni" in names:  # LLVM's name of both is that of the AVX-512 form
+        dots["ui8"] = DotProduct(f"llvm.x86.avx512.vpdpbusd.{512 if wide else 256}", *EXTRAS[level]["vnni"])
     return Target(
         name="+".join([level, *names]),
         tag=level.removeprefix("x86-64-"),
@@ -47,6 +54,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         maxima_choose=True,
         extras=features,
         dots=dots,
+        pair_products="llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd",
     )
 
 
@@ -57,4 +65,4 @@ def level_of(features: Iterable[str]) -> tuple[str, list[str]] | None:
     if not levels:
         return None
     level = levels[-1]
-    return level, [n for n, needs in EXTRAS.items() if has.issuperset(needs)] if level == "x86-64-v4" else []
+    return level, [n for n, needs in EXTRAS[level].items() if has.issuperset(needs)]

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
-from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
+from dhlo.codegen.families.gemm.quantised_dots import (
+    INFO_BYTES,
+    LIMBS,
+    block_units,
+    dot_rows,
+    emit_dot_kernel,
+    emit_limbs,
+    has_dots,
+)
 from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_sums, emit_widen_row, most_rows
-from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.codegen.target import Target
 
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
 # Rows, and more than that are better off with a panel in f32.
-_FEW_PASSES = 2
+_FEW_PASSES, _DOT_PASSES = 2, 4
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_GRAIN = 1 << 14
@@ -71,7 +82,8 @@ class QuantisedMatmul:
 
     @property
     def _few(self) -> int:
-        return most_rows(self.spec.target) * _FEW_PASSES
+        target, form = self.spec.target, self.coding.form
+        return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
 
     def workspace_bytes(self, rows: object) -> object:
         """Workspace for `rows` rows of A of all batches: where they are f32 first."""
@@ -103,12 +115,16 @@ class QuantisedMatmul:
 
     def _launch_few(self, host: HostContext, x: Operands) -> None:
         fn, matrix = host.fn, self.matrix
-        padded = matrix.groups * matrix.units * self.coding.form.depth
+        form, target = self.coding.form, self.spec.target
+        padded = matrix.groups * matrix.units * form.depth
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
-        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), fn.i64(matrix.groups), fn.i64(matrix.units)]
-        row = padded + matrix.groups
-        tile = most_rows(self.spec.target) * COLUMNS
-        scratch = fn.mul(fn.add(fn.mul(x.m, row), tile), 4)
+        block = block_units(form, matrix.units)
+        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts]
+        row = 4 * (padded + matrix.groups)
+        if has_dots(target, form):
+            row += LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
+        scratch = fn.add(fn.mul(x.m, row), 4 * _most_rows(target, form) * COLUMNS)
         host.launch(
             _emit_few(host.module, self.elem, self.coding),
             [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
@@ -150,48 +166,144 @@ def _emit_widen(module: KernelModule, elem: str) -> str:
     return name
 
 
+def _most_rows(target: Target, form: Form) -> int:
+    """Rows of a pass over a panel."""
+    return dot_rows(target) if has_dots(target, form) else most_rows(target)
+
+
+def _emit_table(module: KernelModule, coding: Coding, *, dots: bool) -> tuple[str, int]:
+    """A table of kernels for 1, 2, ... rows, and how many."""
+    # Where there are dot products, sums in f32 are for rows with infinite elements.
+    rows = dot_rows(module.target) if dots else 1 if has_dots(module.target, coding.form) else most_rows(module.target)
+    name = f"coded_{'dots_' if dots else ''}table_{coding.name}"
+    if name not in module.globals:
+        emit = emit_dot_kernel if dots else emit_row_kernel
+        emit_pointers(module, name, [emit(module, coding, r + 1) for r in range(rows)])
+    return name, rows
+
+
 def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     """Emits the kernel `matmul_coded_{coding}_{elem}`; its items are (batch, column panel). Returns its symbol."""
     name = f"matmul_coded_{coding.name}_{elem}"
     if name in module.functions:
         return name
-    rows = most_rows(module.target)
-    table = f"coded_table_{coding.name}"
-    if table not in module.globals:
-        emit_pointers(module, table, [emit_row_kernel(module, coding, r + 1) for r in range(rows)])
-    widen, sum_up = emit_widen_row(module, elem), emit_sums(module)
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 8, PTR, PTR]
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
-    kernels = fn.address_of(table)
-    group = fn.mul(units, coding.form.depth)
-    padded = fn.mul(groups, group)
+    rows = _Rows(fn, coding, fn.gep(tile, _most_rows(module.target, coding.form) * COLUMNS, F32), m, k, groups, units, block)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
-    wide = fn.gep(tile, rows * COLUMNS, F32)
-    sums = fn.gep(wide, fn.mul(m, padded), F32)
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
-    passes = fn.ceildivu(m, rows)
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
         before = fn.mul(batch.iv, panels)
         i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
-        with fn.loop(0, m) as i:
-            row = fn.gep(wide, fn.mul(i.iv, padded), F32)
-            fn.call(widen, [fn.gep(a_at, fn.mul(i.iv, sm), elem), sk, k, padded, row])
-            if coding.bias or coding.zero:
-                fn.call(sum_up, [row, groups, group, fn.gep(sums, fn.mul(i.iv, groups), F32)])
-        with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
-            panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
-            width = fn.min(fn.sub(n, n0), COLUMNS)
-            split = RowSplit(fn, m, fn.i64(1), fn.i64(0), rows)
-            with fn.loop(0, passes) as i:
-                first, mr = split.panel(i.iv)
-                kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
-                of = [fn.gep(wide, fn.mul(first, padded), F32), padded, fn.gep(sums, fn.mul(first, groups), F32), groups]
-                fn.call_ptr(kernel, [*of, panel, groups, units, tile])
-                fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
+
+        def multiply(*, dots: bool) -> list[V]:
+            table, most = _emit_table(module, coding, dots=dots)
+            kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
+            split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+            with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+                panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
+                width = fn.min(fn.sub(n, n0), COLUMNS)
+                with fn.loop(0, passes) as i:
+                    first, mr = split.panel(i.iv)
+                    kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
+                    fn.call_ptr(kernel, rows.arguments(first, panel, tile, dots=dots))
+                    fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
+            return []
+
+        rows.widen(elem, a_at, sm, sk)
+        if has_dots(module.target, coding.form):
+            finite = rows.split()
+            fn.if_else(finite, lambda: multiply(dots=True), lambda: multiply(dots=False), [])
+        else:
+            multiply(dots=False)
     fn.done()
     return name
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k, the sums of their groups, and their limbs."""
+
+    fn: Fn
+    coding: Coding
+    memory: V
+    m: V
+    k: V
+    groups: V
+    units: V
+    block: V  # units of a block of limbs
+
+    @cached_property
+    def group(self) -> V:
+        return self.fn.mul(self.units, self.coding.form.depth)
+
+    @cached_property
+    def padded(self) -> V:
+        return self.fn.mul(self.groups, self.group)
+
+    @cached_property
+    def blocks(self) -> V:
+        """Of a group."""
+        fn = self.fn
+        return fn.divu(fn.add(self.units, fn.sub(self.block, 1)), self.block)
+
+    @cached_property
+    def limbs(self) -> V:
+        return self.fn.gep(self.memory, self.fn.mul(self.m, self.fn.add(self.padded, self.groups)), F32)
+
+    @cached_property
+    def ld(self) -> V:
+        """Bytes of the limbs of a row and of what is known of its blocks."""
+        fn = self.fn
+        return fn.add(fn.mul(self.padded, LIMBS), fn.mul(fn.mul(self.groups, self.blocks), INFO_BYTES))
+
+    def row(self, i: V) -> V:
+        return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
+
+    def sums(self, i: V) -> V:
+        fn = self.fn
+        return fn.gep(self.memory, fn.add(fn.mul(self.m, self.padded), fn.mul(i, self.groups)), F32)
+
+    def widen(self, elem: str, a: V, sm: V, sk: V) -> None:
+        """Copies the rows at `a`, and sums up groups where zero points ask for that."""
+        fn = self.fn
+        widen, sum_up = emit_widen_row(fn.module, elem), emit_sums(fn.module)
+        # What is computed once must stand before the loop.
+        group, padded = self.group, self.padded
+        with fn.loop(0, self.m) as i:
+            fn.call(widen, [fn.gep(a, fn.mul(i.iv, sm), elem), sk, self.k, padded, self.row(i.iv)])
+            if self.coding.bias or self.coding.zero:
+                fn.call(sum_up, [self.row(i.iv), self.groups, group, self.sums(i.iv)])
+
+    def split(self) -> V:
+        """Makes limbs; says whether all rows are finite."""
+        fn, depth = self.fn, self.coding.form.depth
+        emit = emit_limbs(fn.module)
+        group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
+        with fn.loop(0, self.m, 1, [fn.const(1, I1)]) as i:
+            row, to = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8)
+            info = fn.gep(to, fn.mul(padded, LIMBS), I8)
+            with fn.loop(0, fn.mul(self.groups, blocks), 1, [i.carried[0]]) as b:
+                in_group = fn.mul(fn.remu(b.iv, blocks), self.block)
+                first = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
+                size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
+                at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
+                ok = fn.call(emit, [fn.gep(row, first, F32), size, padded, fn.gep(to, first, I8), at], I1)
+                assert ok is not None
+                b.yield_(fn.and_(b.carried[0], ok))
+            i.yield_(b.results[0])
+        return i.results[0]
+
+    def arguments(self, first: V, panel: V, tile: V, *, dots: bool) -> list[V]:
+        """Of a kernel for some rows."""
+        fn = self.fn
+        if not dots:
+            return [self.row(first), self.padded, self.sums(first), self.groups, panel, self.groups, self.units, tile]
+        limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
+        info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
+        return [limbs, info, self.ld, self.padded, panel, self.groups, self.units, self.block, tile]

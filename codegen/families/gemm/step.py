@@ -125,7 +125,7 @@ class GemmFamily(Family):
         (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 
     def _b_batch_strides(self) -> Sequence[sympy.Expr]:
-        """Of the right side's batch dims: in elements of its view, in panel units where it is packed, in bytes where it is codes."""
+        """Of the right side's batch dims: in elements of its view, in panel units where it is packed, in bytes of codes."""
         if self.b is not None:
             return self.b.strides[:-2]
         k, n = (int(s) for s in self.b_type.shape[-2:])

@@ -30,9 +30,7 @@ def make_loops(g: Graph) -> None:
         if free:
             v = op.results[0]
             decoded = coded(v) is not None and only_multiplies(v)  # by each of its readers
-            if v in stored or not decoded and (
-                g.users(v) and worth_storing(g, op, readers_of.get(v, set())) or sites.too_many(n)
-            ):
+            if v in stored or not decoded and (g.users(v) and worth_storing(g, op, readers_of.get(v, set())) or sites.too_many(n)):
                 stored.add(v)
                 g.unit[n] = Unit(None, [n], [v])
                 free = False

@@ -22,7 +22,7 @@ from dhlo.ir.coded import coded
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.elementwise import Convert
-from dhlo.ir.ops.movement import Full, Weight, number
+from dhlo.ir.ops.movement import Weight
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View, strided
@@ -94,21 +94,23 @@ class Lowering:
             return None
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
-        decodes = isinstance(op, (Convert, Dequantize)) and coded(v) is not None
-        if not (decodes or op.kind is Kind.MOVEMENT) or not all(from_mlir(x).is_static for x in op.operands):
+        if isinstance(op, (Convert, Dequantize)) and coded(v) is not None:
+            args = [self._evaluate(x) for x in op.operands]
+        elif op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):
             return None
-        args = [self._number(x) if isinstance(defining(x), Full) else self.constant_value(x) for x in op.operands]
+        else:
+            args = [self.constant_value(x) for x in op.operands]
         if any(a is None for a in args):
             return None
         result: torch.Tensor = op.reference(args, lambda e: int(e))[0]
         return result
 
-    def _number(self, v: Any) -> torch.Tensor | None:
-        """The value of a Full, if that is a number."""
+    def _evaluate(self, v: Any) -> torch.Tensor:
+        """The value of what `is_constant`."""
         op = defining(v)
-        if number(attr(op, "value")) is None or not from_mlir(v).is_static:
-            return None
-        result: torch.Tensor = op.reference([], lambda e: int(e))[0]
+        if isinstance(op, Weight):
+            return self.weights[attr(op, "name_")]
+        result: torch.Tensor = op.reference([self._evaluate(x) for x in op.operands], lambda e: int(e))[0]
         return result
 
     def quantised(self, v: Any) -> QuantisedMatrix | None:
@@ -117,10 +119,7 @@ class Lowering:
         if found is None:
             return None
         op = found.op
-        args = [self._number(x) if isinstance(defining(x), Full) else self.constant_value(x) for x in op.operands]
-        if any(a is None for a in args):
-            return None
-        codes, *parameters = (a.permute(found.perm) for a in args if a is not None)
+        codes, *parameters = (self._evaluate(x).permute(found.perm) for x in op.operands)
         code = attr(op, "code") if isinstance(op, Dequantize) else from_mlir(op.operands[0]).dtype.name
         if not QuantisedMatrix.fits(code, codes, *parameters):
             return None

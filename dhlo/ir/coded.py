@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.dialect import Kind, attr, defining, number
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Convert
@@ -32,7 +32,9 @@ def is_constant(v: Value) -> bool:
     op = defining(v)
     if op is None or not from_mlir(v).is_static:
         return False
-    return isinstance(op, (Weight, Full)) or op.kind is Kind.MOVEMENT and bool(op.operands) and all(map(is_constant, op.operands))
+    if isinstance(op, Full):
+        return number(attr(op, "value")) is not None
+    return isinstance(op, Weight) or op.kind is Kind.MOVEMENT and bool(op.operands) and all(map(is_constant, op.operands))
 
 
 def coded(v: Value) -> Coded | None:

@@ -11,9 +11,10 @@ from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.movement import Full, Transpose, Weight
 from dhlo.ir.ops.quantised import Dequantize
+from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Coded", "coded", "is_constant", "only_multiplies"]
+__all__ = ["Coded", "coded", "is_constant", "only_multiplies", "takes_codes"]
 
 # Types of weights that products take as they are stored and convert to their own.
 _STORED = ("f16", "bf16", "i8", "ui8")
@@ -58,10 +59,14 @@ def _converts_constant(op: Any) -> bool:
     return isinstance(op, Convert) and is_constant(op.operands[0])
 
 
+def takes_codes(op: Any, i: int) -> bool:
+    """Whether an op's kernels decode operand i themselves."""
+    return isinstance(op, (Matmul, GroupedMatmul)) and i == 1
+
+
 def only_multiplies(v: Value) -> bool:
     """Whether a value is read as the right side of products alone, through transposes and conversions at most."""
     users = [(u.owner.operation.opview, u.operand_number) for u in v.uses]
     return bool(users) and all(
-        isinstance(op, Matmul) and k == 1 or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0])
-        for op, k in users
+        takes_codes(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users
     )

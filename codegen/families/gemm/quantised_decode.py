@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
-__all__ = ["bytes_of", "emit_decode_panel", "emit_unit", "emit_words", "load_parameter", "parameters"]
+__all__ = ["SIGN_OF_BYTES", "bytes_of", "emit_decode_panel", "emit_unit", "emit_words", "load_parameter", "parameters"]
 
 I16 = "i16"
 
@@ -43,24 +43,33 @@ def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int) -> list[V]:
 
 
 def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, nv: int) -> Callable[[int, int], V]:
-    """Loads a unit; gives what is stored at a step of k for a vector of columns, as f32."""
+    """Loads a unit; gives codes (times the form's factor) at a step of k for a vector of columns, as f32."""
     if form.kind == "rows":
         return lambda step, v: _row(fn, form, unit, step * COLUMNS + v * lanes, lanes)
-    if not form.nibbles or form.name == "f4e2m1fn":
+    if form.name == "f4e2m1fn":
         words = [emit_words(fn, form, unit, v * lanes, lanes) for v in range(nv)]
+        return lambda step, v: _field(fn, words[v][step // 4], step % 4 * 8, 8, signed=True)
+    raw = [fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in range(nv)]
+    if form.name == "i8":
+        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=True)
+    if form.name == "ui8":
+        raw = [fn.xor(x, SIGN_OF_BYTES) for x in raw]
+        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=False)
+    if form.bias:
+        raw = [fn.xor(x, _SIGN_OF_NIBBLES) for x in raw]
+    return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
 
-        def byte(step: int, v: int) -> V:
-            x, at = words[v][step // 4], 24 - step % 4 * 8
-            return fn.cast(fn.shr(fn.shl(x, at) if at else x, 24), F32)
 
-        return byte
-    packed = [fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in range(nv)]
+# As i32: 0x80 and 0x88 in each byte.
+SIGN_OF_BYTES, _SIGN_OF_NIBBLES = -0x7F7F7F80, -0x77777778
 
-    def nibble(step: int, v: int) -> V:
-        at = step % 4 * 8 + step // 4 * 4
-        return fn.cast(fn.and_(fn.shr(packed[v], at) if at else packed[v], 15), F32)
 
-    return nibble
+def _field(fn: Fn, x: V, at: int, bits: int, *, signed: bool) -> V:
+    """Some bits of each word, from bit `at` on, as f32."""
+    if signed:
+        up = 32 - bits - at
+        return fn.cast(fn.shr(fn.shl(x, up) if up else x, 32 - bits), F32)
+    return fn.cast(fn.and_(fn.shr(x, at) if at else x, (1 << bits) - 1), F32)
 
 
 def _row(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
@@ -123,7 +132,6 @@ def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
             def store(step: int) -> None:
                 for v in range(nv):
                     x, zero = number(step, v), zeros[v]
-                    x = fn.sub(x, float(coding.bias)) if coding.bias else x
                     x = x if zero is None else fn.sub(x, zero)
                     fn.store(fn.mul(x, scales[v]), fn.gep(rows, step * COLUMNS + v * lanes, F32))
 

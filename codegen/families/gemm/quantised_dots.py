@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
-from dhlo.codegen.families.gemm.quantised_decode import bytes_of, emit_words, parameters
+from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of, emit_words, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
@@ -54,16 +54,15 @@ def block_units(form: Form, units: int) -> int:
 
 
 def emit_limbs(module: KernelModule) -> str:
-    """Emits `limbs(x, size, padded, dst, info) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
+    """Emits `limbs(x, size, dst, info) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
 
-    Limb i of the number at k goes to dst[i * padded + k], the highest first. False if a number is infinite or NaN: `info` is then
-    of no use.
+    dst[k / 4][limb, the highest first][k % 4] are bytes. False if a number is infinite or NaN: these are then of no use.
     """
     name = "limbs"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("x", PTR), ("size", I64), ("padded", I64), ("dst", PTR), ("info", PTR)], I1, noinline=True)
-    x, size, padded, dst, info = fn.args
+    fn = Fn(module, name, [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR)], I1, noinline=True)
+    x, size, dst, info = fn.args
     lanes = 4
     ty = vec(I32, lanes)
 
@@ -85,7 +84,7 @@ def emit_limbs(module: KernelModule) -> str:
         sums = list(loop.carried)
         for i in reversed(range(LIMBS)):
             limb = fn.shr(fn.shl(rest, 24), 24)
-            fn.store(fn.cast(limb, I8), fn.gep(fn.gep(dst, fn.mul(padded, i), I8), loop.iv, I8))
+            fn.store(fn.cast(limb, I8), fn.gep(fn.gep(dst, fn.mul(loop.iv, LIMBS), I8), 4 * i, I8))
             sums[i] = fn.add(sums[i], limb)
             rest = fn.shr(fn.sub(rest, limb), 8)
         loop.yield_(*sums)
@@ -108,15 +107,15 @@ def _combined(fn: Fn, parts: Sequence[V]) -> V:
 
 
 def emit_dot_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
-    """Emits `coded_dots_{coding}_{rows}(limbs, info, ld, padded, panel, groups, units, block, tile)` once; returns its symbol.
+    """Emits `coded_dots_{coding}_{rows}(limbs, info, ld, panel, groups, units, block, tile)` once and returns its symbol.
 
-    tile[rows][32] = A times the panel's columns. Rows of `limbs` and `info` (see `emit_limbs`) are `ld` bytes apart, `padded` is
-    the steps of k in all groups of `units`, `block` the units of a block.
+    tile[rows][32] = A times the panel's columns. Rows of `limbs` and `info` (see `emit_limbs`) are `ld` bytes apart; a group has
+    `units`, a block `block` of them.
     """
     name = f"coded_dots_{coding.name}_{rows}"
     if name in module.functions:
         return name
-    names = [("limbs", PTR), ("info", PTR), ("ld", I64), ("padded", I64), ("panel", PTR), ("groups", I64), ("units", I64)]
+    names = [("limbs", PTR), ("info", PTR), ("ld", I64), ("panel", PTR), ("groups", I64), ("units", I64)]
     fn = Fn(module, name, [*names, ("block", I64), ("tile", PTR)], noinline=True)
     lanes = fn.lanes
     vectors = COLUMNS // lanes
@@ -136,7 +135,7 @@ class _Pass:
     def __init__(self, fn: Fn, coding: Coding, rows: int, columns: range, lanes: int) -> None:
         self.fn, self.coding, self.rows, self.columns, self.lanes = fn, coding, rows, columns, lanes
         self.offset = _offset(fn.target, coding.form)
-        self.limbs, self.info, self.ld, self.padded, self.panel, self.groups, self.units, self.block, self.tile = fn.args
+        self.limbs, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile = fn.args
 
     def emit(self, *, fetch: bool) -> None:
         fn, form = self.fn, self.coding.form
@@ -171,19 +170,18 @@ class _Pass:
             for _ in self.columns:
                 for i in range(LIMBS):
                     init.append(fn.splat(fn.mul(fn.load(fn.gep(p, 8 + 4 * i, I8), I32), -bias), lanes) if bias else fn.const(0, ty))
-        starts = [fn.gep(fn.gep(self.limbs, fn.mul(self.ld, r), I8), k0, I8) for r in range(self.rows)]
-        of_limb = [[fn.gep(p, fn.mul(self.padded, i), I8) for i in range(LIMBS)] for p in starts]
+        starts = [fn.gep(fn.gep(self.limbs, fn.mul(self.ld, r), I8), fn.mul(k0, LIMBS), I8) for r in range(self.rows)]
         with fn.loop(0, count, 1, init) as u:
-            unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth)
+            unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * LIMBS)
             if fetch:
                 for line in range(0, form.bytes, 64):
                     fn.prefetch(fn.gep(unit, PREFETCH_BYTES + line, I8))
             words = [self._operands(unit, v) for v in self.columns]
             acc = list(u.carried)
             for q in range(len(words[0])):
-                for r in range(self.rows):
+                for r, start in enumerate(starts):
                     for i in range(LIMBS):
-                        four = fn.splat(fn.load(fn.gep(fn.gep(of_limb[r][i], at, I8), 4 * q, I8), I32, 1), lanes)
+                        four = fn.splat(fn.load(fn.gep(fn.gep(start, at, I8), 4 * (q * LIMBS + i), I8), I32, 1), lanes)
                         for c, word in enumerate(words):
                             n = (r * len(words) + c) * LIMBS + i
                             acc[n] = self._dot(acc[n], word[q], four)
@@ -194,7 +192,7 @@ class _Pass:
         fn, form = self.fn, self.coding.form
         words = emit_words(fn, form, unit, v * self.lanes, self.lanes)
         if self.offset == 128:
-            return [fn.xor(w, -0x7F7F7F80) for w in words]
+            return [fn.xor(w, SIGN_OF_BYTES) for w in words]
         if self.offset:  # bytes don't carry into one another: the sums are small and not negative
             return [fn.op(w.type, f"vector.bitcast {y.name} : {y.type} to {w.type}") for w in words for y in [self._shifted(w)]]
         return words

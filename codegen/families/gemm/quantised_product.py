@@ -21,7 +21,7 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     emit_limbs,
     has_dots,
 )
-from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_sums, emit_widen_row, most_rows
+from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_widen_row, most_rows
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
@@ -121,7 +121,7 @@ class QuantisedMatmul:
         block = block_units(form, matrix.units)
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts]
-        row = 4 * (padded + matrix.groups)
+        row = 4 * padded
         if has_dots(target, form):
             row += LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         scratch = fn.add(fn.mul(x.m, row), 4 * _most_rows(target, form) * COLUMNS)
@@ -227,7 +227,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k, the sums of their groups, and their limbs."""
+    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k, and their limbs."""
 
     fn: Fn
     coding: Coding
@@ -254,7 +254,7 @@ class _Rows:
 
     @cached_property
     def limbs(self) -> V:
-        return self.fn.gep(self.memory, self.fn.mul(self.m, self.fn.add(self.padded, self.groups)), F32)
+        return self.fn.gep(self.memory, self.fn.mul(self.m, self.padded), F32)
 
     @cached_property
     def ld(self) -> V:
@@ -265,20 +265,12 @@ class _Rows:
     def row(self, i: V) -> V:
         return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
 
-    def sums(self, i: V) -> V:
-        fn = self.fn
-        return fn.gep(self.memory, fn.add(fn.mul(self.m, self.padded), fn.mul(i, self.groups)), F32)
-
     def widen(self, elem: str, a: V, sm: V, sk: V) -> None:
-        """Copies the rows at `a`, and sums up groups where zero points ask for that."""
-        fn = self.fn
-        widen, sum_up = emit_widen_row(fn.module, elem), emit_sums(fn.module)
-        # What is computed once must stand before the loop.
-        group, padded = self.group, self.padded
+        """Copies the rows at `a`."""
+        fn, padded = self.fn, self.padded  # computed before the loop
+        widen = emit_widen_row(fn.module, elem)
         with fn.loop(0, self.m) as i:
             fn.call(widen, [fn.gep(a, fn.mul(i.iv, sm), elem), sk, self.k, padded, self.row(i.iv)])
-            if self.coding.bias or self.coding.zero:
-                fn.call(sum_up, [self.row(i.iv), self.groups, group, self.sums(i.iv)])
 
     def split(self) -> V:
         """Makes limbs; says whether all rows are finite."""
@@ -293,7 +285,7 @@ class _Rows:
                 first = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
                 size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
                 at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
-                ok = fn.call(emit, [fn.gep(row, first, F32), size, padded, fn.gep(to, first, I8), at], I1)
+                ok = fn.call(emit, [fn.gep(row, first, F32), size, fn.gep(to, fn.mul(first, LIMBS), I8), at], I1)
                 assert ok is not None
                 b.yield_(fn.and_(b.carried[0], ok))
             i.yield_(b.results[0])
@@ -303,7 +295,7 @@ class _Rows:
         """Of a kernel for some rows."""
         fn = self.fn
         if not dots:
-            return [self.row(first), self.padded, self.sums(first), self.groups, panel, self.groups, self.units, tile]
+            return [self.row(first), self.padded, panel, self.groups, self.units, tile]
         limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
         info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
-        return [limbs, info, self.ld, self.padded, panel, self.groups, self.units, self.block, tile]
+        return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile]

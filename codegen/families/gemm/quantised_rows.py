@@ -8,7 +8,7 @@ from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import Target
 
-__all__ = ["emit_sums", "emit_row_kernel", "emit_widen_row", "most_rows"]
+__all__ = ["emit_row_kernel", "emit_widen_row", "most_rows"]
 
 # Sums that cover the latency of multiply-adds.
 _MIN_SUMS = 8
@@ -49,35 +49,19 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
     return name
 
 
-def emit_sums(module: KernelModule) -> str:
-    """Emits `sums_f32(x, groups, group, dst)` once: dst[g] = sum of x[g][group]; `group` is a multiple of 4."""
-    name = "sums_f32"
-    if name in module.functions:
-        return name
-    fn = Fn(module, name, [("x", PTR), ("groups", I64), ("group", I64), ("dst", PTR)], noinline=True)
-    x, groups, group, dst = fn.args
-    with fn.loop(0, groups) as g:
-        row = fn.gep(x, fn.mul(g.iv, group), F32)
-        with fn.loop(0, group, 4, [fn.const(0.0, vec(F32, 4))]) as loop:
-            loop.yield_(fn.add(loop.carried[0], fn.load(fn.gep(row, loop.iv, F32), vec(F32, 4))))
-        fn.store(fn.reduce("add", loop.results[0]), fn.gep(dst, g.iv, F32))
-    fn.done()
-    return name
-
-
 def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
-    """Emits `coded_{coding}_{rows}(a, lda, sums, ldsums, panel, groups, units, tile)` once and returns its symbol.
+    """Emits `coded_{coding}_{rows}(a, lda, panel, groups, units, tile)` once and returns its symbol.
 
-    tile[rows][32] = A times the panel's columns. `a` is f32 [rows] of `groups` times `units` of k, rows `lda` apart, `sums` the sum
-    of each row's groups, rows `ldsums` apart. Partial sums of a group are scaled: sum(a * (stored - zero)) * scale.
+    tile[rows][32] = A times the panel's columns. `a` is f32 [rows] of `groups` times `units` of k, rows `lda` apart. Scales come
+    after the sums of a group, zero points before the products, so that infinite elements give what they must.
     """
     name = f"coded_{coding.name}_{rows}"
     if name in module.functions:
         return name
     form = coding.form
-    names = (("a", PTR), ("lda", I64), ("sums", PTR), ("ldsums", I64), ("panel", PTR), ("groups", I64), ("units", I64))
-    fn = Fn(module, name, [*names, ("tile", PTR)], noinline=True)
-    a, lda, sums, ldsums, panel, groups, units, tile = fn.args
+    names = (("a", PTR), ("lda", I64), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR))
+    fn = Fn(module, name, names, noinline=True)
+    a, lda, panel, groups, units, tile = fn.args
     lanes = fn.lanes
     nv = COLUMNS // lanes
     n = rows * nv
@@ -94,6 +78,7 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
         head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
         codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
         from_ = [fn.gep(p, k0, F32) for p in starts]
+        scales, zeros = zip(*(parameters(fn, coding, head, v, lanes) for v in range(nv)), strict=True)
         for line in range(0, coding.header_bytes, 64):
             fn.prefetch(fn.gep(head, PREFETCH_BYTES + line, I8))
         with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
@@ -106,31 +91,15 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
                 xs = [fn.splat(fn.load(fn.gep(fn.gep(p, at, F32), step, F32), F32), lanes) for p in from_]
                 s = step % sets * n
                 for v in range(nv):
-                    y = number(step, v)
+                    y, of = number(step, v), zeros[v]
+                    y = y if of is None else fn.sub(y, of)
                     for r, x in enumerate(xs):
                         acc[s + r * nv + v] = fn.fma(x, y, acc[s + r * nv + v])
             u.yield_(*acc)
         total = list(u.results[:n])
         for s in range(1, sets):
             total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
-        _add_scaled(fn, coding, head, total, [fn.gep(fn.gep(sums, fn.mul(ldsums, r), F32), g.iv, F32) for r in range(rows)], cells)
+        for i, (x, p) in enumerate(zip(total, cells, strict=True)):
+            fn.store(fn.fma(x, scales[i % nv], fn.load(p, x.type)), p)
     fn.done()
     return name
-
-
-def _add_scaled(fn: Fn, coding: Coding, head: V, total: list[V], sums: list[V], cells: list[V]) -> None:
-    """Adds a group's partial sums to the tile, less the zero points' share, by the scales."""
-    lanes, rows = fn.lanes, len(sums)
-    nv = COLUMNS // lanes
-    of_row = [fn.splat(fn.load(p, F32), lanes) if coding.zero or coding.bias else None for p in sums]
-    for v in range(nv):
-        scale, zero = parameters(fn, coding, head, v, lanes)
-        if coding.bias:
-            bias = fn.const(float(coding.bias), scale.type)
-            zero = bias if zero is None else fn.add(zero, bias)
-        for r in range(rows):
-            x, of = total[r * nv + v], of_row[r]
-            if zero is not None and of is not None:
-                x = fn.sub(x, fn.mul(zero, of))
-            cell = cells[r * nv + v]
-            fn.store(fn.fma(x, scale, fn.load(cell, x.type)), cell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import coded, only_multiplies
+from dhlo.ir.coded import coded, only_multiplies, takes_codes
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -72,7 +72,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
         p = g.producer(v)
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
             continue
-        if kind is Kind.MATMUL and k == 1 and coded(v) is not None:
+        if takes_codes(op, k) and coded(v) is not None:
             continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -111,18 +111,19 @@ def measure_workload(
     timeout: float = 600.0,
     tiny: bool = False,
     results: Path = RESULTS,
+    subject: tuple[str, Mapping[str, Any]] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """One workload on the peers, as JSON values: shapes, work, floors, the machine, and each peer's figures or error.
 
-    `budget` is in seconds, of timing after compilation; `timeout` of compilation.
+    `budget` is in seconds, of timing after compilation; `timeout` of compilation. `subject` says how the measuring process makes
+    the workload again, where the registry doesn't have it.
     """
     _prepare(results)
     work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
     ceilings: Ceilings = measure(threads)
     request = Request(
-        "benchmarks.workloads:subject",
-        {"name": w.name, "tiny": tiny},
+        *(subject or ("benchmarks.workloads:subject", {"name": w.name, "tiny": tiny})),
         len(w.shapes),
         threads,
         wanted,

@@ -62,7 +62,7 @@ class TestHost:
 
     @property
     def l2_bytes(self) -> V:
-        return self.fn.i64(1 << 20)
+        return self.size("l2_bytes") if "l2_bytes" in self.asked else self.fn.i64(1 << 20)
 
     def machine(self, fact: str) -> V:
         return self.size(fact) if fact in self.asked else self.fn.i64(MACHINE_RANGES[fact][0])

@@ -57,8 +57,8 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 @functools.cache
 def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
     module = KernelModule(spec.target)
-    host = TestHost(module, asked=["bf16_percent"])
-    p = {x: host.size(x) for x in NAMES}
+    host = TestHost(module, asked=["bf16_percent", "l2_bytes"])
+    p = {x: host.size(x) for x in (*NAMES, "l2_bytes")}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
     fn = host.fn
     eargs = fn.alloca(4, I64)
@@ -98,6 +98,7 @@ def run(
     seed: int | None = None,
     spec: TileSpec = PLAIN,
     bf16_percent: int = 200,
+    l2_bytes: int = 1 << 20,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == a.dtype)
@@ -113,7 +114,7 @@ def run(
         unit = b.itemsize * (2 if elem == BF16 else 1)
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
-    facts = {"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {}
+    facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})
     program(elem, packed, bias is not None, spec)(
         num_threads=num_threads,
         seed=seed,
@@ -297,6 +298,24 @@ def test_splits_and_threads_do_not_change_bits(spec: TileSpec) -> None:
             np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed, spec=spec), whole)
         few = run(a[:, :, :3], b, packed=False, spec=spec)
         np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5, spec=spec), few)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_chunks_of_k_do_not_change_bits(spec: TileSpec, elem: str, packed: bool) -> None:
+    """A small second-level cache cuts k, groups of panels and rows; what is added to waiting sums keeps its order."""
+    rng = np.random.default_rng(11)
+    sizes = [(m, 33 + 16 * (m % 5), k) for m in (1, 6, 7, 12, 13, 14, 15, 29, 61) for k in (512, 513, 700)]
+    for i, (m, n, k) in enumerate([*sizes, (129, 330, 1025), (40, 257, 2049), (300, 32, 600)]):
+        a_forms = [tensor(rng, (2, 1, m, k), elem), tensor(rng, (2, 1, k, m), elem).swapaxes(2, 3)]
+        b_forms = [tensor(rng, (2, 1, n, k), elem).swapaxes(2, 3), tensor(rng, (1, 1, k, n), elem)]
+        a, b = a_forms[i % 2], np.broadcast_to(b_forms[i // 2 % 2], (2, 1, k, n))
+        whole = run(a, b, packed=packed, spec=spec, l2_bytes=64 << 20)
+        check(whole, a, b)
+        for threads, seed in ((1, None), (2, None), (3, i)):
+            got = run(a, b, packed=packed, spec=spec, num_threads=threads, seed=seed, l2_bytes=128 << 10)
+            np.testing.assert_array_equal(got, whole)
 
 
 def test_pack_b_layout() -> None:

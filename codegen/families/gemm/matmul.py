@@ -12,12 +12,13 @@ from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, nar
 from dhlo.codegen.families.gemm.microkernel import (
     BF16,
     TileSpec,
+    accumulator,
     depth,
     emit_microkernel_table,
     unit,
 )
-from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, emit_pack_b_panel, units
-from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
+from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, units
+from dhlo.codegen.families.gemm.panels import Chunk, PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, RowSplit, call_cycles
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
@@ -34,6 +35,13 @@ _DOTS_PAY = 80
 # How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
 # more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
 _AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
+
+# So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
+_FEW_USES = 2
+
+_LINE_BYTES = 64
+
+_PACKED, _STRIDED = PackedPanels(), StridedPanels()
 
 Size = TypeVar("Size", int, sympy.Expr)
 
@@ -71,6 +79,16 @@ class Operands:
 
 
 @dataclass(frozen=True)
+class _Blocking:
+    """A product's plan and what it was made from: panels of B, whether A is read in place; `count` items."""
+
+    plan: Plan
+    panels: V
+    in_place: V
+    count: V
+
+
+@dataclass(frozen=True)
 class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
 
@@ -85,12 +103,10 @@ class Matmul:
     elem: str
     spec: TileSpec
     narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
-    source: PanelSource | None = None  # `b` and `b_strides` are then its arguments
 
-    def kernel(self, *, rows: bool, packed: bool) -> str:
-        """Symbol of a variant: A read in place or packed, B packed beforehand or panel by panel."""
-        made = "" if packed else "_pack_b" if self.source is None else self.source.name
-        form = f"{'_rows' if rows else ''}{made}{'_narrow' if self.narrow else ''}"
+    def kernel(self, *, rows: bool, source: PanelSource) -> str:
+        """Symbol of a variant: A read in place or packed, B from a source of panels."""
+        form = f"{'_rows' if rows else ''}{source.name}{'_narrow' if self.narrow else ''}"
         return f"matmul_{self.elem}{form}{self.spec.suffix}"
 
     @property
@@ -107,15 +123,18 @@ class Matmul:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
         if self.widened is not None:
             self.widened.emit_kernels(module, packed=packed)
-        forms = (True,) if packed else (True, False) if self.source is None else (False,)
-        for form in forms:
-            for rows in self._row_forms:
-                if self.kernel(rows=rows, packed=form) not in module.functions:
-                    _emit_kernel(self, module, rows=rows, packed=form)
-        if not packed and self.source is None:
+        for source in (_PACKED,) if packed else (_PACKED, _STRIDED):
+            self.emit_kernels_from(module, source)
+        if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
             if True in self._row_forms:
                 emit_stream_kernel(module, self.elem, self.spec)
+
+    def emit_kernels_from(self, module: KernelModule, source: PanelSource) -> None:
+        """Emits the kernels that read B from a source, once a module."""
+        for rows in self._row_forms:
+            if self.kernel(rows=rows, source=source) not in module.functions:
+                _emit_kernel(self, module, source, rows=rows)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted."""
@@ -134,56 +153,64 @@ class Matmul:
     def _emit_launch(self, host: HostContext, x: Operands) -> None:
         """The same by this tile."""
         fn = host.fn
-        panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
-        cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
-        in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
-        plan = Plan(self.spec, self.elem, host, x.m, units(fn, x.k, self.elem), panels, cells, in_place)
-        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
-        touch = self._touch_where_deep(fn, x.k, x.touch)
-        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.blocks, x.epilogue, touch, x.epilogue_args]
-        batch0, batch1, row, column = x.a_strides
-
-        def launch(*, rows: bool, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
-            args = [x.a, row, column, batch0, batch1, b, *strides, *sizes]
-            scratch = plan.scratch_bytes(rows=rows, packed=packed)
-            host.launch(self.kernel(rows=rows, packed=packed), args, count, plan.grain, scratch)
-            return []
-
-        def launches(*, packed: bool, b: V, strides: Sequence[V]) -> list[V]:
-            if self._row_forms == (False,):
-                return launch(rows=False, packed=packed, b=b, strides=strides)
-            return fn.if_else(
-                in_place,
-                lambda: launch(rows=True, packed=packed, b=b, strides=strides),
-                lambda: launch(rows=False, packed=packed, b=b, strides=strides),
-                [],
-            )
-
-        if self.source is not None:
-            launches(packed=False, b=x.b, strides=x.b_strides)
-            return
         if x.workspace is None:
-            launches(packed=True, b=x.b, strides=[*x.b_strides, fn.i64(0), fn.i64(0)])
+            self.launch_from(host, x, _PACKED, [x.b, *x.b_strides])
             return
         workspace = x.workspace
 
-        def pack_first() -> list[V]:
-            strides = self._launch_pack(host, x, workspace, panels, count)
-            return launches(packed=True, b=workspace, strides=[*strides, fn.i64(0), fn.i64(0)])
-
-        # A panel that a single item uses is packed to scratch by that item: no second launch, no way through memory.
-        shared = [fn.and_(fn.cmp("eq", s, 0), fn.cmp("gt", n, 1)) for s, n in zip(x.b_strides, x.batch, strict=False)]
-        used_once = fn.and_(fn.cmp("eq", plan.blocks, 1), fn.not_(fn.or_(*shared)))
-
         def tiled() -> list[V]:
-            return fn.if_else(used_once, lambda: launches(packed=False, b=x.b, strides=x.b_strides), pack_first, [])
+            blocking = self._blocking(host, x, _STRIDED)
+
+            def pack_first() -> list[V]:
+                strides = self._launch_pack(host, x, workspace, blocking)
+                return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
+
+            def own() -> list[V]:
+                return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
+
+            # Panels of B that few blocks use are packed to scratch by each: no second launch, no way through memory.
+            uses = blocking.plan.blocks
+            for stride, size in zip(x.b_strides, x.batch, strict=False):
+                uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
+            return fn.if_else(fn.cmp("le", uses, _FEW_USES), own, pack_first, [])
 
         if self._row_forms == (False,):
             tiled()
             return
         few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS), fn.cmp("ge", x.n, narrow_columns(self.elem, self.spec)))
-        streams = fn.and_(fn.and_(few, fn.cmp("eq", column, 1)), fn.cmp("eq", x.b_strides[3], 1))
+        streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
+
+    def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
+        """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""
+        self._launch(host, x, source, b, self._blocking(host, x, source))
+
+    def _blocking(self, host: HostContext, x: Operands, source: PanelSource) -> _Blocking:
+        fn = host.fn
+        panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
+        cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
+        in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+        steps = units(fn, x.k, self.elem)
+        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=not source.in_place)
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
+        return _Blocking(plan, panels, in_place, count)
+
+    def _launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], blocking: _Blocking) -> list[V]:
+        fn, plan = host.fn, blocking.plan
+        touch = self._touch_where_deep(fn, x.k, x.touch)
+        batch0, batch1, row, column = x.a_strides
+        cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles]
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
+        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, x.epilogue, touch, x.epilogue_args]
+
+        def launch(*, rows: bool) -> list[V]:
+            scratch = plan.scratch_bytes(rows=rows, copied=not source.in_place)
+            host.launch(self.kernel(rows=rows, source=source), args, blocking.count, plan.grain, scratch)
+            return []
+
+        if self._row_forms == (False,):
+            return launch(rows=False)
+        return fn.if_else(blocking.in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
 
     def _launch_stream(self, host: HostContext, x: Operands) -> list[V]:
         """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
@@ -227,14 +254,14 @@ class Matmul:
         fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), room)
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
-    def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, product_count: V) -> tuple[V, V]:
+    def _launch_pack(self, host: HostContext, x: Operands, workspace: V, blocking: _Blocking) -> tuple[V, V]:
         """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
-        fn, n, k, batch = host.fn, x.n, x.k, x.batch
+        fn, n, k, batch, panels = host.fn, x.n, x.k, x.batch, blocking.panels
         s0, s1, sk, sn = x.b_strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
-        count = fn.select(fn.cmp("eq", product_count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
+        count = fn.select(fn.cmp("eq", blocking.count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, STREAM_CYCLES), 1)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
@@ -247,22 +274,25 @@ class Matmul:
         return p0, p1
 
 
-def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bool) -> None:
-    """Items are (batch, row block, column panel); runs of column panels of one row block share its packed rows of A."""
+def _emit_kernel(matmul: Matmul, module: KernelModule, source: PanelSource, *, rows: bool) -> None:
+    """Items are (batch, row block, column panel). Of runs of panels of one row block, groups take one chunk of k after the other:
+    the chunk's rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
     spec, elem = matmul.spec, matmul.elem
     columns, row_bytes, part = spec.panel(elem), spec.row_bytes(elem), unit(elem)
     table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
-    fn = kernel_fn(module, matmul.kernel(rows=rows, packed=packed))
-    a, sm, sk, a0, a1, b, b0, b1, b_k, b_n, m, n, k, batch1, blocks, epilogue, touch, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR, PTR]
-    )
+    fn = kernel_fn(module, matmul.kernel(rows=rows, source=source))
+    types = [PTR, *[I64] * 4, *source.args, *[I64] * 8, PTR, PTR, PTR]
+    a, sm, sk, a0, a1, *args = load_args(fn, types)
+    b_args, (m, n, k, batch1, blocks, kc, nc, tiles, epilogue, touch, eargs) = args[: len(source.args)], args[len(source.args) :]
     _, begin, end, _, tile = fn.args
     steps = units(fn, k, elem)
-    b_pack = fn.gep(tile, spec.tile_elements(elem), part)
-    a_pack = b_pack if packed else fn.gep(b_pack, fn.mul(steps, columns), part)
+    b_pack = fn.gep(tile, tiles, part)
+    a_pack = b_pack if source.in_place else fn.gep(b_pack, fn.mul(kc, columns), part)
     touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
-    calls = _TileCalls(matmul, fn, fn.address_of(table), steps, tile, epilogue, touch, touches, eargs)
     panels = fn.max(fn.ceildivu(n, columns), 1)
+    chunks = fn.max(fn.divu(fn.add(steps, fn.sub(kc, 1)), kc), 1)
+    # Elements between rows of tiles that wait for the next chunk; where none waits, all use one.
+    kept = fn.select(fn.cmp("gt", chunks, 1), fn.i64(columns), 0)
     with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
         before = fn.mul(run.iv, panels)
         p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
@@ -270,42 +300,63 @@ def _emit_kernel(matmul: Matmul, module: KernelModule, *, rows: bool, packed: bo
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         split = RowSplit(fn, m, blocks, block, spec.rows(elem))
         a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(split.first, sm)), elem)
-        b_batch = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), part if packed else elem)
-        if not rows:
-            with fn.loop(0, split.panels) as i:
-                offset, mr = split.panel(i.iv)
-                to = fn.gep(a_pack, fn.mul(offset, steps), part)
-                emit_pack_a_panel(fn, elem, spec, fn.gep(a_block, fn.mul(offset, sm), elem), sm, sk, mr, k, to)
+        matrix = source.matrix(fn, elem, b_args, i0, i1)
         ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
-        slice_bytes = fn.mul(steps, ahead_step)
-        with fn.loop(p0, p1) as p:
-            n0 = fn.mul(p.iv, columns)
-            width = fn.min(fn.sub(n, n0), columns)
-            if packed:
-                panel = fn.gep(b_batch, fn.mul(n0, steps), part)
-                # One tile: stream ahead in this panel of B. More: they fetch the next panel between them, a slice each; the
-                # thread's next chunk starts there.
-                alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
-                alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-                ahead = fn.select(calls.single(split), alone, fn.mul(steps, row_bytes))
-            elif matmul.source is not None:
-                of = matmul.source.matrix(fn, elem, [b, b0, b1, b_k, b_n], i0, i1)
-                chunk = Chunk(n0, width, fn.i64(0), steps, steps, k, b_pack)
-                panel, ahead = matmul.source.chunk(fn, elem, spec, of, chunk), fn.i64(0)
-            else:
-                panel, ahead = b_pack, fn.i64(0)
-                fn.call(emit_pack_b_panel(module, elem, spec), [fn.gep(b_batch, fn.mul(n0, b_n), elem), b_k, b_n, width, k, panel])
-            variants = calls.variants(width) if spec.per_panel == 1 else None
-            with fn.loop(0, split.panels) as i:
-                offset, mr = split.panel(i.iv)
-                operand = [fn.gep(a_block, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, steps), part)]
-                fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
-                row = [batch, fn.add(split.first, offset)]
-                if variants is not None:
-                    calls.emit(variants, operand, panel, [*row, n0, mr, width], spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
-                else:
-                    calls.emit_across(operand, panel, row, n0, mr, width, fetch, ahead_step)
+        in_run = fn.sub(p1, p0)
+        groups = fn.divu(fn.add(in_run, fn.sub(nc, 1)), nc)
+        with fn.loop(0, groups) as group, fn.loop(0, chunks) as chunk:
+            g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
+            first = fn.mul(chunk.iv, kc)
+            size, begins = fn.min(fn.sub(steps, first), kc), fn.mul(first, depth(elem))
+            elements = fn.min(fn.sub(k, begins), fn.mul(size, depth(elem)))
+            a_chunk = fn.gep(a_block, fn.mul(begins, sk), elem)
+            if not rows:
+                with fn.loop(0, split.panels) as i:
+                    offset, mr = split.panel(i.iv)
+                    to = fn.gep(a_pack, fn.mul(offset, size), part)
+                    emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, fn.mul(offset, sm), elem), sm, sk, mr, elements, to)
+            slice_bytes = fn.mul(size, ahead_step)
+            last = fn.cmp("eq", fn.add(chunk.iv, 1), chunks)
+            adds = fn.cmp("gt", chunk.iv, 0)
+            accumulate, touches_now = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
+            calls = _TileCalls(matmul, fn, fn.address_of(table), size, adds, accumulate, epilogue, touch, touches_now, last, eargs)
+            with fn.loop(g0, g1) as p:
+                n0 = fn.mul(p.iv, columns)
+                width = fn.min(fn.sub(n, n0), columns)
+                panel = source.chunk(fn, elem, spec, matrix, Chunk(n0, width, first, size, steps, elements, b_pack))
+                ahead = fn.i64(0)
+                if source.in_place:
+                    ahead = _next_chunk(calls, split, p.iv, g0, g1, first, steps, row_bytes)
+                variants = calls.variants(width) if spec.per_panel == 1 else None
+                tile_row = fn.mul(fn.sub(p.iv, g0), split.size)
+                with fn.loop(0, split.panels) as i:
+                    offset, mr = split.panel(i.iv)
+                    operand = (
+                        [fn.gep(a_chunk, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, size), part)]
+                    )
+                    fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
+                    row = [batch, fn.add(split.first, offset)]
+                    sums = fn.gep(tile, fn.mul(fn.add(tile_row, offset), kept), part)
+                    if variants is not None:
+                        place = [*row, n0, mr, width]
+                        calls.emit(variants, operand, panel, sums, place, spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
+                    else:
+                        calls.emit_across(operand, panel, sums, kept, row, n0, mr, width, fetch, ahead_step)
     fn.done()
+
+
+def _next_chunk(calls: _TileCalls, split: RowSplit, p: V, g0: V, g1: V, first: V, steps: V, row_bytes: int) -> V:
+    """How many bytes from the chunk of packed panel `p` lies what is read next: that of the group's next panel, after the last the
+    first one's next chunk, after all chunks the next group. Where one tile takes all rows, it streams ahead in its own panel."""
+    fn = calls.fn
+    whole = fn.mul(steps, row_bytes)
+    turn = fn.select(
+        calls.last, fn.sub(whole, fn.mul(first, row_bytes)), fn.sub(fn.mul(calls.steps, row_bytes), fn.mul(fn.sub(p, g0), whole))
+    )
+    onward = fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
+    alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
+    alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
+    return fn.select(calls.single(split), alone, onward)
 
 
 @dataclass(frozen=True)
@@ -315,11 +366,13 @@ class _TileCalls:
     matmul: Matmul
     fn: Fn
     table: V
-    steps: V
-    tile: V
+    steps: V  # of the chunk of k
+    adds: V  # whether it adds to the tile
+    accumulate: V  # the same for micro-kernels
     epilogue: V
     touch: V
-    touches: V  # whether there is such a function
+    touches: V  # whether there is such a function, and the chunk is the last
+    last: V
     eargs: V
 
     def single(self, split: RowSplit) -> V:
@@ -336,19 +389,24 @@ class _TileCalls:
         narrow = fn.cmp("le", width, spec.lanes(elem))
         return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
 
-    def emit(self, variants: V, a: Sequence[V], b: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
-        """One tile at `place` (batch, row, column, rows, columns) of C."""
-        fn = self.fn
+    def emit(self, variants: V, a: Sequence[V], b: V, tile: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
+        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C."""
+        fn, acc = self.fn, accumulator(self.matmul.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
-        place = [self.eargs, self.tile, fn.i64(ld), *place]
+        place = [self.eargs, tile, fn.i64(ld), *place]
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
-        fn.call_ptr(ukr, [*a, b, self.steps, self.tile, fn.i64(0), fetch, fetch_step])
-        fn.call_ptr(self.epilogue, place)
+        with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
+            fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
+        fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
+        with fn.when(self.last):
+            fn.call_ptr(self.epilogue, place)
 
-    def emit_across(self, a: Sequence[V], panel: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V) -> None:
-        """The tiles of some rows across a panel that is wider than they are. What lies `fetch` bytes from its start they prefetch
-        between them, at `fetch_step` bytes a step of k."""
+    def emit_across(
+        self, a: Sequence[V], panel: V, tile: V, kept: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V
+    ) -> None:
+        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where sums are `kept`.
+        What lies `fetch` bytes from the panel's start they prefetch between them, at `fetch_step` bytes a step of k."""
         fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
         columns, part = spec.panel(elem), unit(elem)
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
@@ -357,4 +415,6 @@ class _TileCalls:
             b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
             later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
             at = fn.gep(panel, fn.add(fetch, later), I8)
-            self.emit(self.variants(left), a, b, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)
+            # The columns before it take mr * t.iv elements: kept is 0 or the columns of a panel.
+            sums = fn.gep(tile, fn.divu(fn.mul(fn.mul(mr, t.iv), kept), columns), part)
+            self.emit(self.variants(left), a, b, sums, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

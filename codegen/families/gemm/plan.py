@@ -1,8 +1,8 @@
-"""How the rows of a product are split: the host program's cost model, and the same split in the kernels."""
+"""How a product is blocked (MC, KC and NC in BLIS's terms): the host program's cost model, and the split of rows in the kernels."""
 
 from __future__ import annotations
 
-from dhlo.codegen.families.gemm.microkernel import TileSpec, unit
+from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -16,6 +16,15 @@ _CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
+# Deep products take k in chunks: one of a panel of B should fit one part in so many of the second-level cache, or of twice as many
+# where it is a copy, which leaves room for more rows to share it; and be at least so many units deep.
+_B_CHUNK_SHARE, _LEAST_KC = 8, 128
+# The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
+_WAITING_EXCESS, _LEAST_NC = 2, 4
+# Chunks are multiples of this many units, and products of so many chunks or fewer aren't deep.
+_KC_UNIT, _SHALLOW = 16, 2
+# Cycles per unit of k to pack a panel of B that no one packed before.
+_COPY_CYCLES = 20
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
@@ -31,18 +40,36 @@ def call_cycles(spec: TileSpec) -> int:
 
 
 class Plan:
-    """The host's choice of the number of row blocks, and what follows from it.
+    """The host's choice of the number of row blocks and of the chunks of k, and what follows from it.
+
+    Where a panel of B and the rows of A that it meets would leave the second-level cache, k is taken in `kc` units at a time, as
+    equal as their multiples allow, by groups of at most `nc` panels whose sums wait in scratch, added to in order of k: what the
+    caches hold doesn't change a bit of them. One row panel alone has nothing to gain: it reads B once.
 
     More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
     more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
     blocks only, each of which is then packed once.
     """
 
-    def __init__(self, spec: TileSpec, elem: str, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V) -> None:
+    def __init__(
+        self, spec: TileSpec, elem: str, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V, *, copied: bool
+    ) -> None:
         fn = host.fn
-        self.fn, self.spec, self.elem, self.k = fn, spec, elem, k
+        self.fn, self.spec, self.elem = fn, spec, elem
+        parts = _B_CHUNK_SHARE * (2 if copied else 1)
+        most_kc = fn.max(fn.divu(host.l2_bytes, parts * spec.row_bytes(elem)), _LEAST_KC)
+        deep = fn.and_(fn.cmp("gt", k, fn.mul(most_kc, _SHALLOW)), fn.cmp("gt", m, spec.rows(elem)))
+        chunks = fn.divu(fn.add(k, fn.sub(most_kc, 1)), most_kc)
+        equal = fn.divu(fn.add(k, fn.sub(chunks, 1)), fn.max(chunks, 1))
+        self.kc = fn.select(deep, fn.mul(fn.ceildivu(equal, _KC_UNIT), _KC_UNIT), fn.max(k, 1))
+        waiting, tile_bytes = fn.mul(host.l2_bytes, _WAITING_EXCESS), spec.panel(elem) * BITS[accumulator(elem)] // 8
+
+        def group(rows: V) -> V:
+            at_most = fn.max(fn.divu(waiting, fn.mul(fn.max(rows, 1), tile_bytes)), _LEAST_NC)
+            return fn.select(deep, fn.min(at_most, columns), columns)
+
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        nbytes, room = fn.mul(fn.mul(m, k), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        nbytes, room = fn.mul(fn.mul(m, self.kc), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
 
@@ -51,7 +78,8 @@ class Plan:
             in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors * spec.per_panel)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
-            item = fn.add(fn.mul(k, fn.max(work, STREAM_CYCLES)), fn.mul(in_block, call_cycles(spec)))
+            work = fn.max(work, STREAM_CYCLES)
+            item = fn.add(fn.mul(k, fn.add(work, _COPY_CYCLES) if copied else work), fn.mul(in_block, call_cycles(spec)))
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
@@ -77,15 +105,19 @@ class Plan:
         _, self.grain, self.blocks, self.rows = loop.results
         fn.assume(self.blocks, 1, fn.interval(row_panels)[1])
         fn.assume(self.rows, 0, fn.interval(m)[1])
+        self.nc = group(self.rows)
+        kept = fn.mul(fn.mul(self.rows, self.nc), spec.panel(elem))
+        self.tiles = fn.select(deep, kept, spec.tile_elements(elem))
 
-    def scratch_bytes(self, *, rows: bool, packed: bool) -> V:
-        """Scratch of a kernel variant: tile, panel of B, block of A and a vector of padding (see `emit_pack_rows`)."""
+    def scratch_bytes(self, *, rows: bool, copied: bool) -> V:
+        """Scratch of a kernel variant: tiles, a chunk of a panel of B that is `copied`, one of a block of A unless its `rows` are
+        read in place, and a vector of padding (see `emit_pack_rows`)."""
         fn, spec, elem = self.fn, self.spec, self.elem
-        elements = fn.const(spec.tile_elements(elem) + spec.lanes(elem), I64)
-        if not packed:
-            elements = fn.add(elements, fn.mul(self.k, spec.panel(elem)))
+        elements = fn.add(self.tiles, spec.lanes(elem))
+        if copied:
+            elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
         if not rows:
-            elements = fn.add(elements, fn.mul(self.rows, self.k))
+            elements = fn.add(elements, fn.mul(self.rows, self.kc))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 
 

@@ -78,7 +78,7 @@ class QuantisedMatmul:
 
     @property
     def _tiled(self) -> Matmul:
-        return Matmul(F32, self.spec, narrow=self.narrow, source=CodedPanels(self.coding))
+        return Matmul(F32, self.spec, narrow=self.narrow)
 
     @property
     def _few(self) -> int:
@@ -91,7 +91,7 @@ class QuantisedMatmul:
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
-        self._tiled.emit_kernels(module, packed=False)
+        self._tiled.emit_kernels_from(module, CodedPanels(self.coding))
         _emit_few(module, self.elem, self.coding)
         if self.elem != F32:
             _emit_widen(module, self.elem)
@@ -107,8 +107,8 @@ class QuantisedMatmul:
 
         def many() -> list[V]:
             y = x if self.elem == F32 else self._widened(host, x)
-            strides = [*x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
-            self._tiled.emit_launch(host, replace(y, b_strides=strides, workspace=None))
+            b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
+            self._tiled.launch_from(host, y, CodedPanels(self.coding), b)
             return []
 
         fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])

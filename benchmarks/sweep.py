@@ -1,0 +1,213 @@
+"""python -m benchmarks.sweep: matrix products of sizes drawn at random, beside other peers and the machine's multiply-add ceiling.
+
+K and N are log-uniform in 16 … 16,384, the rows M in 1 … 2,048; B is a constant (one program for each K and N, three M each), an
+argument (one program for all sizes) or a batch of arguments. The same seed draws the same sample everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, randn
+from torch.export import Dim
+
+from benchmarks import measure, models
+from benchmarks.workloads import Shape, Workload
+from dhlo.bench.peers import installed
+from dhlo.bench.subject import Subject
+
+__all__ = ["Summary", "main", "sample", "subject", "summarise"]
+
+_DEPTHS, _ROWS, _BATCHES = (16, 16_384), (1, 2_048), (2, 64)
+_TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES = (3, 70), (1, 20), (2, 3)
+_ROWS_EACH = 3  # products with each constant
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# Larger matrices are drawn again: four peers hold a copy or two each. Batches are of smaller products, as attention has them.
+_MOST_ELEMENTS, _MOST_BATCHED = 1 << 26, 1 << 24
+# Products that the ceiling of multiply-adds bounds, not memory.
+_LARGE_ROWS, _LARGE_DEPTH = 256, 512
+_PEERS = ("eager", "ort", "openvino", "dhlo")
+
+
+def _draw(rng: random.Random, bounds: tuple[int, int]) -> int:
+    """Log-uniform, both ends included."""
+    lo, hi = bounds
+    return min(hi, int(math.exp(rng.uniform(math.log(lo), math.log(hi + 1)))))
+
+
+def sample(count: int, seed: int, tiny: bool = False) -> dict[str, Workload]:
+    """Programs by name with `count` products of each kind and dtype in all; `tiny` ones test the machinery."""
+    depths, rows, batches = (_TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES) if tiny else (_DEPTHS, _ROWS, _BATCHES)
+    return {w.name: w for tag in _DTYPES for w in _programs(tag, count, random.Random(f"{tag}{seed}"), depths, rows, batches)}
+
+
+def _programs(
+    tag: str, count: int, rng: random.Random, depths: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int]
+) -> Iterator[Workload]:
+    dtype = _DTYPES[tag]
+
+    def matrix(most: int) -> tuple[int, int]:
+        while True:
+            k, n = _draw(rng, depths), _draw(rng, depths)
+            if k * n <= most:
+                return k, n
+
+    def distinct(draw: Any) -> list[Shape]:
+        found: dict[Shape, None] = {}
+        while len(found) < count:
+            found[draw()] = None
+        return list(found)
+
+    dims = [Dim(name, min=1, max=1 << 15) for name in ("batch", "m", "k", "n")]
+    batch, m, k, n = dims
+    for i in range(-(-count // _ROWS_EACH)):
+        size = matrix(_MOST_ELEMENTS)
+        yield Workload(
+            f"{tag}_constant_{i}_{size[0]}x{size[1]}",
+            f"{tag} constant",
+            partial(nn.Linear, *size, bias=False, dtype=dtype),
+            partial(_rows, size[0], dtype),
+            ({0: m},),
+            [(r,) for r in sorted({_draw(rng, rows) for _ in range(_ROWS_EACH)})],
+            (31,),
+            dtype,
+        )
+
+    def product(*sizes: int) -> tuple[torch.Tensor, ...]:
+        *lead, m, k, n = sizes
+        return randn(*lead, m, k).to(dtype), randn(*lead, k, n).to(dtype)
+
+    def one() -> Shape:
+        k, n = matrix(_MOST_ELEMENTS)
+        return _draw(rng, rows), k, n
+
+    def many() -> Shape:
+        while True:
+            b, m, (k, n) = _draw(rng, batches), _draw(rng, rows), matrix(_MOST_BATCHED)
+            if b * max(k * n, m * k, m * n) <= _MOST_BATCHED:
+                return b, m, k, n
+
+    multiply = partial(models.function, _product)
+    two, three = ({0: m, 1: k}, {0: k, 1: n}), ({0: batch, 1: m, 2: k}, {0: batch, 1: k, 2: n})
+    yield Workload(f"{tag}_argument", f"{tag} argument", multiply, product, two, distinct(one), (31, 40, 24), dtype)
+    yield Workload(f"{tag}_batched", f"{tag} batched", multiply, product, three, distinct(many), (3, 31, 40, 24), dtype)
+
+
+def _rows(k: int, dtype: torch.dtype, m: int) -> tuple[torch.Tensor]:
+    return (randn(m, k).to(dtype),)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def subject(name: str, count: int, seed: int, tiny: bool) -> Subject:
+    """A program of the sample as the measuring process takes it."""
+    return sample(count, seed, tiny)[name].subject()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of some products: how many, and with each the best other peer's time over this compiler's: geometric mean, least, and the
+    share of products below 0.95; `ceiling`, the geometric mean of what part of the multiply-add ceiling is reached; and the
+    products with the least ratios. Without another peer's figures all but `ceiling` are NaN."""
+
+    count: int
+    mean: float
+    least: float
+    below: float
+    ceiling: float
+    worst: Sequence[tuple[float, str]]
+
+
+def summarise(results: Sequence[Mapping[str, Any]], *, large: bool = False) -> Summary:
+    """`results` as `measure.measure_workload` returns them; `large`: only of products that arithmetic bounds."""
+    ratios, shares = [], []
+    for r in results:
+        peers = {p: f["min_ms"] for p, f in r["peers"].items() if "error" not in f}
+        if "dhlo" not in peers:
+            continue
+        peak = r["ceilings"]["bf16_gflops" if r["dtype"] == "bfloat16" else "f32_gflops"]
+        for i, (label, ours) in enumerate(zip(r["labels"], peers["dhlo"], strict=True)):
+            sizes = [*map(int, label.split("x")), *(() if "constant" not in r["workload"] else _depths(r["workload"]))]
+            if large and (sizes[-3] < _LARGE_ROWS or min(sizes[-2:]) < _LARGE_DEPTH):
+                continue
+            shares.append(r["flops"][i] / (ours * 1e6 * peak))
+            others = [t[i] for p, t in peers.items() if p != "dhlo"]
+            ratios.append((min(others, default=math.nan) / ours, f"{r['group']} {'x'.join(map(str, sizes))}"))
+    mean = statistics.geometric_mean([x for x, _ in ratios]) if ratios else math.nan
+    below = sum(x < 0.95 for x, _ in ratios) / len(ratios) if ratios else math.nan
+    least = min((x for x, _ in ratios), default=math.nan)
+    return Summary(len(ratios), mean, least, below, statistics.geometric_mean(shares) if shares else math.nan, sorted(ratios)[:5])
+
+
+def _depths(name: str) -> tuple[int, int]:
+    k, n = name.rpartition("_")[2].split("x")
+    return int(k), int(n)
+
+
+def _arguments() -> argparse.Namespace:
+    here = [p for p in _PEERS if p in installed()]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+    parser.add_argument("--peer", default=",".join(here), help=f"by default {','.join(here)}")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=60, help="products of each kind of B and dtype")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="first part of the programs' names: f32, bf16_constant, f32_argument …")
+    parser.add_argument("--budget", type=float, default=15, help="seconds of timing for each program, after compilation")
+    parser.add_argument("--results", type=Path, default=measure.RESULTS / "sweep", help="where results are kept")
+    parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit code 2 where `--only` names nothing, 1 if a program failed on this compiler."""
+    a = _arguments()
+    given = {"count": a.samples, "seed": a.seed, "tiny": a.tiny}
+    chosen = [w for w in sample(**given).values() if w.name.startswith(a.only)]
+    if not chosen:
+        print(f"error: no program begins with '{a.only}'", file=sys.stderr)
+        return 2
+    folder = a.results / f"{'tiny' if a.tiny else 'full'}_{a.samples}_{a.seed}"
+    for w in [] if a.report_only else chosen:
+        print(f"== {w.name}", file=sys.stderr, flush=True)
+        result = measure.measure_workload(
+            w,
+            a.peer.split(","),
+            a.threads,
+            budget=a.budget,
+            results=folder,
+            subject=("benchmarks.sweep:subject", {"name": w.name, **given}),
+            tell=lambda text: print(f"   {text}", file=sys.stderr, flush=True),
+        )
+        measure.save(result, folder)
+    names = {w.name for w in chosen}
+    results = [r for r in measure.load(a.threads, folder) if r["workload"] in names]
+    print(f"{'':24} {'count':>5} {'mean':>6} {'least':>6} {'<0.95':>6} {'ceiling':>7}   best other peer's time over ours")
+    for group in [*dict.fromkeys(w.group for w in chosen), "all"]:
+        of_group = [r for r in results if group in (r["group"], "all")]
+        for large in (False, True):
+            s = summarise(of_group, large=large)
+            if s.count:
+                name = f"{group}{', large' if large else ''}"
+                print(f"{name:24} {s.count:5} {s.mean:6.2f} {s.least:6.2f} {s.below:6.1%} {s.ceiling:7.1%}")
+    print("worst: " + ", ".join(f"{name} {ratio:.2f}" for ratio, name in summarise(results).worst))
+    failed = [r["workload"] for r in results if "error" in r["peers"].get("dhlo", {})]
+    for name in failed:
+        print(f"error: dhlo fails on {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

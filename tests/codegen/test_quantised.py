@@ -21,7 +21,9 @@ from tests.programs import Module, Part, t
 
 ROWS = (0, 1, 2, 5, 7, 13, 35, 100)
 # k, n, groups, zero points
-SIZES = ((1, 1, 1, False), (2, 33, 1, True), (31, 32, 1, False), (64, 31, 2, True), (320, 40, 1, True), (192, 65, 3, False))
+SMALL = ((1, 1, 1, False), (2, 33, 1, True), (31, 32, 1, False), (64, 31, 2, True), (192, 65, 3, False))
+# Several blocks of fixed point a group, and chunks of k that begin within groups.
+SIZES = (*SMALL, (320, 40, 1, True), (1320, 33, 5, True))
 
 
 def draw_codes(code: str, shape: Sequence[int], g: torch.Generator) -> torch.Tensor:
@@ -71,30 +73,39 @@ def close(got: torch.Tensor, want: torch.Tensor, tol: float) -> None:
         assert error <= tol, f"off by {error:.1e} of scale"
 
 
-@functools.cache
-def programs(code: str) -> tuple[Module, Any]:
+def products(code: str, sizes: Sequence[tuple[int, int, int, bool]]) -> Module:
     """One module of a code at all sizes, for f32 and bf16."""
     g, weights, parts = torch.Generator().manual_seed(0), dict[str, torch.Tensor](), []
-    for k, n, groups, zero in SIZES:
+    for k, n, groups, zero in sizes:
         for dtype in ("f32", "bf16"):
             parameters = [torch.rand((n, groups), generator=g) * 0.1 + 0.01]
             if zero:
                 parameters.append(torch.randint(0, 16, (n, groups), generator=g).float() - 0.5)
             q = draw_codes(code, (n, k), g)
             parts.append(Part([(t(dtype, "m", k), normal)], linear(weights, code, q, *parameters, dtype=dtype)))
-    module = Module(parts, weights)
+    return Module(parts, weights)
+
+
+@functools.cache
+def programs(code: str) -> tuple[Module, Any]:
+    module = products(code, SIZES)
     return module, module.compile()
+
+
+def check(module: Module, model: Callable[..., Any], m: int) -> None:
+    """One call with `m` rows, now and then with elements that don't lie side by side."""
+    inputs = module.draw({"m": m}, m)
+    if m == 7:
+        inputs = [x.t().contiguous().t() for x in inputs]
+    for x, got, want in zip(inputs, model(*inputs), module.interpret(inputs), strict=True):
+        close(got, want, 1e-5 if x.dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_code_at_every_size(code: str) -> None:
     module, (model, artifact) = programs(code)
     for m in ROWS:
-        inputs = module.draw({"m": m}, m)
-        if m == 7:
-            inputs = [x.t().contiguous().t() for x in inputs]
-        for x, got, want in zip(inputs, model(*inputs), module.interpret(inputs), strict=True):
-            close(got, want, 1e-5 if x.dtype == torch.float32 else 2e-2)
+        check(module, model, m)
     # The small sizes are filled up to panels of 32 columns, and to whole units.
     widened = sum(4 * k * -(-n // 32) * 32 for k, n, *_ in SIZES)
     assert artifact.constants.bytes < widened * 2, "codes were widened"

@@ -63,32 +63,43 @@ def emit_limbs(module: KernelModule) -> str:
         return name
     fn = Fn(module, name, [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR)], I1, noinline=True)
     x, size, dst, info = fn.args
-    lanes = 4
-    ty = vec(I32, lanes)
+    four = vec(I32, 4)
+    main = fn.mul(fn.divu(size, fn.lanes), fn.lanes)
 
-    def bits(k: V) -> V:
-        return fn.load(fn.gep(x, k, F32), ty)
+    def bits(k: V, lanes: int) -> V:
+        return fn.load(fn.gep(x, k, F32), vec(I32, lanes))
 
-    with fn.loop(0, size, lanes, [fn.const(0, ty)]) as loop:
-        loop.yield_(fn.max(loop.carried[0], fn.and_(bits(loop.iv), 0x7FFFFFFF)))
-    largest = fn.shr(fn.reduce("maxsi", loop.results[0]), 23)
+    def size_of(k: V, lanes: int) -> V:
+        return fn.and_(bits(k, lanes), 0x7FFFFFFF)
+
+    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))]) as loop:
+        loop.yield_(fn.max(loop.carried[0], size_of(loop.iv, fn.lanes)))
+    with fn.loop(main, size, 4, [fn.const(0, four)]) as rest:
+        rest.yield_(fn.max(rest.carried[0], size_of(rest.iv, 4)))
+    largest = fn.shr(fn.max(fn.reduce("maxsi", loop.results[0]), fn.reduce("maxsi", rest.results[0])), 23)
     finite = fn.cmp("lt", largest, _SPECIAL)
     # Numbers this small are as good as 0, and the powers of two stay normal.
     exponent = fn.max(largest, _BITS + 1)
     up = fn.bitcast(fn.shl(fn.sub(2 * _BIAS + _BITS - 1, fn.min(exponent, _SPECIAL - 1)), 23), F32)
     down = fn.bitcast(fn.shl(fn.sub(exponent, _BITS - 1), 23), F32)
-    with fn.loop(0, size, lanes, [fn.const(0, ty)] * LIMBS) as loop:
-        raw = bits(loop.iv)
+
+    def split(k: V, lanes: int, sums: Sequence[V]) -> list[V]:
+        raw = bits(k, lanes)
         known = fn.select(fn.cmp("lt", fn.and_(raw, 0x7FFFFFFF), _SPECIAL << 23), raw, 0)
-        rest = fn.cast(fn.unary("roundeven", fn.mul(fn.bitcast(known, F32), fn.splat(up, lanes))), I32)
-        sums = list(loop.carried)
-        for i in reversed(range(LIMBS)):
-            limb = fn.shr(fn.shl(rest, 24), 24)
-            fn.store(fn.cast(limb, I8), fn.gep(fn.gep(dst, fn.mul(loop.iv, LIMBS), I8), 4 * i, I8))
-            sums[i] = fn.add(sums[i], limb)
-            rest = fn.shr(fn.sub(rest, limb), 8)
-        loop.yield_(*sums)
-    parts = [fn.reduce("add", s) for s in loop.results]
+        left = fn.cast(fn.unary("roundeven", fn.mul(fn.bitcast(known, F32), fn.splat(up, lanes))), I32)
+        limbs: list[V] = []
+        for _ in range(LIMBS):
+            limb = fn.shr(fn.shl(left, 24), 24)
+            limbs.insert(0, limb)
+            left = fn.shr(fn.sub(left, limb), 8)
+        fn.store(_interleaved(fn, [fn.cast(limb, I8) for limb in limbs]), fn.gep(dst, fn.mul(k, LIMBS), I8), 1)
+        return [fn.add(s, limb) for s, limb in zip(sums, limbs, strict=True)]
+
+    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))] * LIMBS) as loop:
+        loop.yield_(*split(loop.iv, fn.lanes, loop.carried))
+    with fn.loop(main, size, 4, [fn.const(0, four)] * LIMBS) as rest:
+        rest.yield_(*split(rest.iv, 4, rest.carried))
+    parts = [fn.add(fn.reduce("add", s), fn.reduce("add", r)) for s, r in zip(loop.results, rest.results, strict=True)]
     fn.store(down, info)
     fn.store(fn.mul(_combined(fn, [fn.cast(p, F32) for p in parts]), down), fn.gep(info, 4, I8))
     for i, p in enumerate(parts):
@@ -96,6 +107,18 @@ def emit_limbs(module: KernelModule) -> str:
     fn.ret(finite)
     fn.done()
     return name
+
+
+def _interleaved(fn: Fn, limbs: Sequence[V]) -> V:
+    """Vectors of bytes joined by turns, four bytes of each."""
+    n, each = limbs[0].lanes // 4, len(limbs)
+    words = []
+    for x in limbs:
+        ty = vec(I32, n)
+        words.append(fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}"))
+    low = fn.shuffle(words[0], words[1], [*range(2 * n)])
+    high = fn.shuffle(words[2], words[2], [*range(n), *[0] * n])
+    return fn.shuffle(low, high, [i * n + q for q in range(n) for i in range(each)])
 
 
 def _combined(fn: Fn, parts: Sequence[V]) -> V:

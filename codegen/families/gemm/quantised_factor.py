@@ -13,7 +13,6 @@ from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.lowering import GroupHost, Lowering
 from dhlo.codegen.kernel_ir.builder import F32, V
-from dhlo.ir.symbols import as_expr, exact_floors
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
 
@@ -27,7 +26,7 @@ class CodedFactor:
         self.low, self.type, self.matrix = low, from_mlir(v), matrix
         self.key = ("coded", low.constant_key(v))
         self.product = QuantisedMatmul(self.type.dtype.name, low.tiles, matrix)
-        self.workspace = aligned(exact_floors(as_expr(self.product.workspace_bytes(rows))))
+        self.workspace = aligned(self.product.workspace_bytes(rows))
 
     @staticmethod
     def of(low: Lowering, v: Any, rows: sympy.Expr) -> CodedFactor | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import sympy
+
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
@@ -25,6 +27,7 @@ from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_wide
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
+from dhlo.ir.symbols import exact_floors
 
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
@@ -85,9 +88,9 @@ class QuantisedMatmul:
         target, form = self.spec.target, self.coding.form
         return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
 
-    def workspace_bytes(self, rows: object) -> object:
-        """Workspace for `rows` rows of A of all batches: where they are f32 first."""
-        return 0 if self.elem == F32 else rows * self.matrix.k * 4  # type: ignore[operator]
+    def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
+        """Workspace for `rows` rows of A of all batches: where they become f32 first."""
+        return exact_floors(sympy.Integer(0) if self.elem == F32 else rows * self.matrix.k * 4)
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""

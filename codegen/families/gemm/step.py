@@ -21,7 +21,7 @@ from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind
-from dhlo.ir.symbols import as_expr, exact_floors, product
+from dhlo.ir.symbols import exact_floors, product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View
 
@@ -73,7 +73,7 @@ class GemmFamily(Family):
         self.product.emit_kernels(self.low.module)
         key = ("coded", self.low.constant_key(self.op.operands[1]))
         self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)
-        self.workspace = exact_floors(as_expr(self.product.workspace_bytes(product(self.a_type.shape[:-1]))))
+        self.workspace = self.product.workspace_bytes(product(self.a_type.shape[:-1]))
 
     def _pack(self, value: torch.Tensor) -> int:
         """Offset of the packed constant."""

@@ -15,13 +15,14 @@ from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of,
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
-__all__ = ["INFO_BYTES", "LIMBS", "block_units", "dot_rows", "emit_dot_kernel", "emit_limbs", "has_dots"]
+__all__ = ["INFO_BYTES", "LIMBS", "block_units", "dot_bias", "dot_rows", "emit_dot_kernel", "emit_limbs", "has_dots"]
 
 LIMBS = 3
 # Steps of k in a block at most: their sums of products of bytes fit 24 bits, which f32 holds.
 _BLOCK = 256
 
-# Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as a number, and the sum of each limb.
+# Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as a number, and what the sums of each limb
+# with codes begin with, to be without the codes' bias.
 INFO_BYTES = 20
 # The exponent of f32 from which on a number is infinite or NaN, its bias, and the bits of the integers.
 _SPECIAL, _BIAS, _BITS = 255, 127, 22
@@ -43,6 +44,11 @@ def _offset(target: Target, form: Form) -> int:
     return {"i8": 128, "ui8": 128, "f4e2m1fn": 12}.get(form.name, 0)
 
 
+def dot_bias(target: Target, form: Form) -> int:
+    """What the instruction's numbers are above codes."""
+    return _offset(target, form) + form.bias
+
+
 def dot_rows(target: Target) -> int:
     """Rows of a pass over a panel's half or other part."""
     return max(1, (target.registers - 4) // LIMBS - 1)
@@ -54,15 +60,16 @@ def block_units(form: Form, units: int) -> int:
 
 
 def emit_limbs(module: KernelModule) -> str:
-    """Emits `limbs(x, size, dst, info) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
+    """Emits `limbs(x, size, dst, info, weight) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
 
-    dst[k / 4][limb, the highest first][k % 4] are bytes. False if a number is infinite or NaN: these are then of no use.
+    dst[k / 4][limb, the highest first][k % 4] are bytes; sums of limbs are stored `weight` times. False if a number is infinite or
+    NaN: these are then of no use.
     """
     name = "limbs"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR)], I1, noinline=True)
-    x, size, dst, info = fn.args
+    fn = Fn(module, name, [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR), ("weight", I32)], I1, noinline=True)
+    x, size, dst, info, weight = fn.args
     four = vec(I32, 4)
     main = fn.mul(fn.divu(size, fn.lanes), fn.lanes)
 
@@ -103,7 +110,7 @@ def emit_limbs(module: KernelModule) -> str:
     fn.store(down, info)
     fn.store(fn.mul(_combined(fn, [fn.cast(p, F32) for p in parts]), down), fn.gep(info, 4, I8))
     for i, p in enumerate(parts):
-        fn.store(p, fn.gep(info, 8 + 4 * i, I8))
+        fn.store(fn.mul(p, weight), fn.gep(info, 8 + 4 * i, I8))
     fn.ret(finite)
     fn.done()
     return name
@@ -187,7 +194,7 @@ class _Pass:
         """Integer sums of a block, by row, column and limb."""
         fn, form, lanes = self.fn, self.coding.form, self.lanes
         ty = vec(I32, lanes)
-        bias = self.offset + self.coding.bias
+        bias = dot_bias(fn.target, form)
         init = []
         for p in info:
             for _ in self.columns:

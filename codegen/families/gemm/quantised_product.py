@@ -18,13 +18,14 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     INFO_BYTES,
     LIMBS,
     block_units,
+    dot_bias,
     dot_rows,
     emit_dot_kernel,
     emit_limbs,
     has_dots,
 )
 from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_widen_row, most_rows
-from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
 from dhlo.ir.symbols import exact_floors
@@ -32,7 +33,7 @@ from dhlo.ir.symbols import exact_floors
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
 # Rows, and more than that are better off with a panel in f32.
-_FEW_PASSES, _DOT_PASSES = 2, 4
+_FEW_PASSES, _DOT_PASSES = 1, 1
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_GRAIN = 1 << 14
@@ -278,7 +279,7 @@ class _Rows:
     def split(self) -> V:
         """Makes limbs; says whether all rows are finite."""
         fn, depth = self.fn, self.coding.form.depth
-        emit = emit_limbs(fn.module)
+        emit, less = emit_limbs(fn.module), fn.const(-dot_bias(fn.target, self.coding.form), I32)
         group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
         with fn.loop(0, self.m, 1, [fn.const(1, I1)]) as i:
             row, to = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8)
@@ -288,7 +289,7 @@ class _Rows:
                 first = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
                 size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
                 at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
-                ok = fn.call(emit, [fn.gep(row, first, F32), size, fn.gep(to, fn.mul(first, LIMBS), I8), at], I1)
+                ok = fn.call(emit, [fn.gep(row, first, F32), size, fn.gep(to, fn.mul(first, LIMBS), I8), at, less], I1)
                 assert ok is not None
                 b.yield_(fn.and_(b.carried[0], ok))
             i.yield_(b.results[0])

@@ -234,11 +234,22 @@ def test_what_has_no_form_is_widened() -> None:
     """Groups that cut units of codes apart."""
     g, weights = torch.Generator().manual_seed(5), dict[str, torch.Tensor]()
     q = draw_codes("ui4", (40, 12), g)
-    module = Module([Part([(t("f32", "m", 12), normal)], linear(weights, "ui4", q, torch.rand((40, 4), generator=g)))], weights)
+    product = linear(weights, "ui4", q, torch.rand((40, 4), generator=g))
+    experts, scale, ends = (
+        weight(weights, x) for x in (draw_codes("i4", (2, 12, 8), g), torch.rand((2, 4, 1)), torch.tensor([3, 9]))
+    )
+
+    def grouped(x: Any) -> Any:
+        w = build(Dequantize, [experts(), scale()], {"code": "i4", "dtype": "f32"}).results[0]
+        return [build(GroupedMatmul, [x, w, ends()]).results[0]]
+
+    rows = [(t("f32", "m", 12), normal)]
+    module = Module([Part(rows, product), Part(rows, grouped)], weights)
     model, _ = module.compile()
-    for m in (1, 30):
+    for m in (9, 30):
         x = module.draw({"m": m}, m)
-        close(model(*x), module.interpret(x)[0], 1e-5)
+        for got, want in zip(model(*x), module.interpret(x), strict=True):
+            close(got, want, 1e-5)
 
 
 def test_panels_hold_scales_in_the_narrowest_type() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import sympy
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
-from dhlo.codegen.kernel_ir.builder import F32, F64, I64, Fn, KernelModule, vec
+from dhlo.codegen.families.gemm.panels import Chunk
+from dhlo.codegen.kernel_ir.builder import F32, F64, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import native, parse_target
 from tests.codegen.harness import Program, TestHost, aligned
@@ -316,6 +318,49 @@ def test_chunks_of_k_do_not_change_bits(spec: TileSpec, elem: str, packed: bool)
         for threads, seed in ((1, None), (2, None), (3, i)):
             got = run(a, b, packed=packed, spec=spec, num_threads=threads, seed=seed, l2_bytes=128 << 10)
             np.testing.assert_array_equal(got, whole)
+
+
+class Halves:
+    """Panels packed as half of what they stand for: a source that makes chunks in scratch. Argument: address."""
+
+    name, args, in_place = "_halves", (PTR,), False
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        return args
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        columns = spec.panel(elem)
+        panel = fn.gep(matrix[0], fn.add(fn.mul(c.n0, c.steps), fn.mul(c.first, columns)), elem)
+        with fn.loop(0, fn.mul(c.units, columns), spec.lanes(elem)) as at:
+            x = fn.load(fn.gep(panel, at.iv, elem), vec(elem, spec.lanes(elem)))
+            fn.store(fn.add(x, x), fn.gep(c.scratch, at.iv, elem))
+        return c.scratch
+
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        return c.scratch, fn.i64(0)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_other_sources_of_panels(spec: TileSpec) -> None:
+    module = KernelModule(spec.target)
+    host = TestHost(module, asked=["l2_bytes"])
+    p = {x: host.size(x) for x in ("m", "n", "k", "c", "l2_bytes")}
+    a, b, fn = host.pointer("a"), host.pointer("b"), host.fn
+    eargs = fn.alloca(4, I64)
+    for i, x in enumerate(("c", "m", "n", "c")):
+        fn.store(p[x], fn.gep(eargs, i, I64))
+    epilogue = fn.address_of(emit_epilogue(module, F32, spec.lanes(F32), bias_relu=False))
+    product, zero, one = Matmul(F32, spec), fn.i64(0), fn.i64(1)
+    product.emit_kernels_from(module, Halves())
+    x = Operands(a, b, p["m"], p["n"], p["k"], [zero, zero, p["k"], one], [], [one, one], epilogue, eargs)
+    product.launch_from(host, x, Halves(), [b])
+    built, rng = host.build(), np.random.default_rng(12)
+    for i, (m, n, k) in enumerate([(1, 33, 700), (14, 64, 5), (31, 100, 700), (40, 257, 2049), (5, 7, 0)]):
+        left, right = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
+        c = aligned(max(1, m * n) * 4).view(np.float32)
+        packed = pack_b(right / 2, False, spec.panel(F32))
+        built(num_threads=1 + i % 2, seed=i, a=left, b=packed, c=c, m=m, n=n, k=k, l2_bytes=128 << 10)
+        check(c[: m * n].reshape(1, 1, m, n), left, right)
 
 
 def test_pack_b_layout() -> None:

@@ -8,20 +8,14 @@ from typing import TypeVar
 
 import sympy
 
+from dhlo.codegen.families.gemm.blocked import emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_elements
-from dhlo.codegen.families.gemm.microkernel import (
-    BF16,
-    TileSpec,
-    accumulator,
-    depth,
-    emit_microkernel_table,
-    unit,
-)
-from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, emit_pack_b_kernel, units
-from dhlo.codegen.families.gemm.panels import Chunk, PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, RowSplit, call_cycles
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, PTR, Fn, KernelModule, V
-from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
+from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
+from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
+from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, call_cycles
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Matmul", "Operands", "workspace_bytes"]
 
@@ -32,14 +26,8 @@ _TOUCH_DEPTH = 64
 # What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
 # one or two to take it apart.
 _DOTS_PAY = 80
-# How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
-# more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
-_AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
-
 # So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
 _FEW_USES = 2
-
-_LINE_BYTES = 64
 
 _PACKED, _STRIDED = PackedPanels(), StridedPanels()
 
@@ -134,7 +122,7 @@ class Matmul:
         """Emits the kernels that read B from a source, once a module."""
         for rows in self._row_forms:
             if self.kernel(rows=rows, source=source) not in module.functions:
-                _emit_kernel(self, module, source, rows=rows)
+                emit_blocked_kernel(module, self.kernel(rows=rows, source=source), self.elem, self.spec, source, rows, self.narrow)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted."""
@@ -272,149 +260,3 @@ class Matmul:
         p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
         p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))
         return p0, p1
-
-
-def _emit_kernel(matmul: Matmul, module: KernelModule, source: PanelSource, *, rows: bool) -> None:
-    """Items are (batch, row block, column panel). Of runs of panels of one row block, groups take one chunk of k after the other:
-    the chunk's rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
-    spec, elem = matmul.spec, matmul.elem
-    columns, row_bytes, part = spec.panel(elem), spec.row_bytes(elem), unit(elem)
-    table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=matmul.narrow, spec=spec)
-    fn = kernel_fn(module, matmul.kernel(rows=rows, source=source))
-    types = [PTR, *[I64] * 4, *source.args, *[I64] * 8, PTR, PTR, PTR]
-    a, sm, sk, a0, a1, *args = load_args(fn, types)
-    b_args, (m, n, k, batch1, blocks, kc, nc, tiles, epilogue, touch, eargs) = args[: len(source.args)], args[len(source.args) :]
-    _, begin, end, _, tile = fn.args
-    steps = units(fn, k, elem)
-    b_pack = fn.gep(tile, tiles, part)
-    a_pack = b_pack if source.in_place else fn.gep(b_pack, fn.mul(kc, columns), part)
-    touches = fn.cmp("ne", fn.ptr_to_int(touch), 0)
-    panels = fn.max(fn.ceildivu(n, columns), 1)
-    chunks = fn.max(fn.divu(fn.add(steps, fn.sub(kc, 1)), kc), 1)
-    # Elements between rows of tiles that wait for the next chunk; where none waits, all use one.
-    kept = fn.select(fn.cmp("gt", chunks, 1), fn.i64(columns), 0)
-    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as run:
-        before = fn.mul(run.iv, panels)
-        p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
-        batch, block = fn.divu(run.iv, blocks), fn.remu(run.iv, blocks)
-        i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
-        split = RowSplit(fn, m, blocks, block, spec.rows(elem))
-        a_block = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(split.first, sm)), elem)
-        matrix = source.matrix(fn, elem, b_args, i0, i1)
-        ahead_step = fn.divu(fn.const(row_bytes, I64), split.panels)
-        in_run = fn.sub(p1, p0)
-        groups = fn.divu(fn.add(in_run, fn.sub(nc, 1)), nc)
-        with fn.loop(0, groups) as group, fn.loop(0, chunks) as chunk:
-            g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
-            first = fn.mul(chunk.iv, kc)
-            size, begins = fn.min(fn.sub(steps, first), kc), fn.mul(first, depth(elem))
-            elements = fn.min(fn.sub(k, begins), fn.mul(size, depth(elem)))
-            a_chunk = fn.gep(a_block, fn.mul(begins, sk), elem)
-            if not rows:
-                with fn.loop(0, split.panels) as i:
-                    offset, mr = split.panel(i.iv)
-                    to = fn.gep(a_pack, fn.mul(offset, size), part)
-                    emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, fn.mul(offset, sm), elem), sm, sk, mr, elements, to)
-            slice_bytes = fn.mul(size, ahead_step)
-            last = fn.cmp("eq", fn.add(chunk.iv, 1), chunks)
-            adds = fn.cmp("gt", chunk.iv, 0)
-            accumulate, touches_now = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
-            calls = _TileCalls(matmul, fn, fn.address_of(table), size, adds, accumulate, epilogue, touch, touches_now, last, eargs)
-            with fn.loop(g0, g1) as p:
-                n0 = fn.mul(p.iv, columns)
-                width = fn.min(fn.sub(n, n0), columns)
-                panel = source.chunk(fn, elem, spec, matrix, Chunk(n0, width, first, size, steps, elements, b_pack))
-                ahead = fn.i64(0)
-                if source.in_place:
-                    ahead = _next_chunk(calls, split, p.iv, g0, g1, first, steps, row_bytes)
-                variants = calls.variants(width) if spec.per_panel == 1 else None
-                tile_row = fn.mul(fn.sub(p.iv, g0), split.size)
-                with fn.loop(0, split.panels) as i:
-                    offset, mr = split.panel(i.iv)
-                    operand = (
-                        [fn.gep(a_chunk, fn.mul(offset, sm), elem), sm] if rows else [fn.gep(a_pack, fn.mul(offset, size), part)]
-                    )
-                    fetch = fn.add(ahead, fn.mul(i.iv, slice_bytes))
-                    row = [batch, fn.add(split.first, offset)]
-                    sums = fn.gep(tile, fn.mul(fn.add(tile_row, offset), kept), part)
-                    if variants is not None:
-                        place = [*row, n0, mr, width]
-                        calls.emit(variants, operand, panel, sums, place, spec.nr(elem), fn.gep(panel, fetch, I8), ahead_step)
-                    else:
-                        calls.emit_across(operand, panel, sums, kept, row, n0, mr, width, fetch, ahead_step)
-    fn.done()
-
-
-def _next_chunk(calls: _TileCalls, split: RowSplit, p: V, g0: V, g1: V, first: V, steps: V, row_bytes: int) -> V:
-    """How many bytes from the chunk of packed panel `p` lies what is read next: that of the group's next panel, after the last the
-    first one's next chunk, after all chunks the next group. Where one tile takes all rows, it streams ahead in its own panel."""
-    fn = calls.fn
-    whole = fn.mul(steps, row_bytes)
-    turn = fn.select(
-        calls.last, fn.sub(whole, fn.mul(first, row_bytes)), fn.sub(fn.mul(calls.steps, row_bytes), fn.mul(fn.sub(p, g0), whole))
-    )
-    onward = fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
-    alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
-    alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-    return fn.select(calls.single(split), alone, onward)
-
-
-@dataclass(frozen=True)
-class _TileCalls:
-    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
-
-    matmul: Matmul
-    fn: Fn
-    table: V
-    steps: V  # of the chunk of k
-    adds: V  # whether it adds to the tile
-    accumulate: V  # the same for micro-kernels
-    epilogue: V
-    touch: V
-    touches: V  # whether there is such a function, and the chunk is the last
-    last: V
-    eargs: V
-
-    def single(self, split: RowSplit) -> V:
-        """Whether one tile takes all rows and columns of an item."""
-        fn, spec = self.fn, self.matmul.spec
-        few = spec.rows(self.matmul.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.matmul.elem)
-        return fn.cmp("le", split.size, few)
-
-    def variants(self, width: V) -> V:
-        """The micro-kernels by number of rows, for a tile of `width` columns."""
-        if not self.matmul.narrow:
-            return self.table
-        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
-        narrow = fn.cmp("le", width, spec.lanes(elem))
-        return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
-
-    def emit(self, variants: V, a: Sequence[V], b: V, tile: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
-        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C."""
-        fn, acc = self.fn, accumulator(self.matmul.elem)
-        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
-        place = [self.eargs, tile, fn.i64(ld), *place]
-        with fn.when(self.touches):
-            fn.call_ptr(self.touch, place)
-        with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
-            fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
-        fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
-        with fn.when(self.last):
-            fn.call_ptr(self.epilogue, place)
-
-    def emit_across(
-        self, a: Sequence[V], panel: V, tile: V, kept: V, row: Sequence[V], n0: V, mr: V, width: V, fetch: V, fetch_step: V
-    ) -> None:
-        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where sums are `kept`.
-        What lies `fetch` bytes from the panel's start they prefetch between them, at `fetch_step` bytes a step of k."""
-        fn, spec, elem = self.fn, self.matmul.spec, self.matmul.elem
-        columns, part = spec.panel(elem), unit(elem)
-        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
-        share = fn.divu(fn.mul(fetch_step, ld), columns)
-        with fn.loop(0, width, ld) as t:
-            b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
-            later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps)
-            at = fn.gep(panel, fn.add(fetch, later), I8)
-            # The columns before it take mr * t.iv elements: kept is 0 or the columns of a panel.
-            sums = fn.gep(tile, fn.divu(fn.mul(fn.mul(mr, t.iv), kept), columns), part)
-            self.emit(self.variants(left), a, b, sums, [*row, fn.add(n0, t.iv), mr, left], ld, at, share)

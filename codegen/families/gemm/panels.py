@@ -8,7 +8,8 @@ from typing import Protocol
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec, depth, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
-from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, V
+from dhlo.errors import InternalError
 
 __all__ = ["Chunk", "PackedPanels", "PanelSource", "StridedPanels"]
 
@@ -60,6 +61,11 @@ class PanelSource(Protocol):
         """Address of the chunk as the micro-kernel reads it: [units][panel(elem)], columns beyond `width` zero."""
         ...
 
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        """What should be prefetched while the chunk is multiplied, for the next panel's: an address, and how many bytes further
+        each unit of k goes. Not asked of a source that is `in_place`."""
+        ...
+
 
 @dataclass(frozen=True)
 class PackedPanels:
@@ -75,6 +81,9 @@ class PackedPanels:
 
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         return fn.gep(matrix[0], fn.add(fn.mul(c.n0, c.steps), fn.mul(c.first, spec.panel(elem))), unit(elem))
+
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        raise InternalError("packed panels are read in place")
 
 
 @dataclass(frozen=True)
@@ -94,3 +103,11 @@ class StridedPanels:
         at = fn.add(fn.mul(c.n0, b_n), fn.mul(fn.mul(c.first, depth(elem)), b_k))
         fn.call(emit_pack_b_panel(fn.module, elem, spec), [fn.gep(b, at, elem), b_k, b_n, c.width, c.k, c.scratch])
         return c.scratch
+
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects."""
+        b, b_k, b_n = matrix
+        step = fn.mul(b_k, depth(elem))
+        at = fn.add(fn.mul(fn.add(c.n0, spec.panel(elem)), b_n), fn.mul(c.first, step))
+        bytes_apart = fn.select(fn.cmp("eq", b_n, 1), fn.mul(step, BITS[elem] // 8), 0)
+        return fn.gep(b, at, elem), bytes_apart

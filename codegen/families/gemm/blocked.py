@@ -1,0 +1,210 @@
+"""The kernel of a matrix product: blocks of rows, groups of panels and chunks of k around the micro-kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, emit_microkernel_table, unit
+from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
+from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
+from dhlo.codegen.families.gemm.plan import RowSplit
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+
+__all__ = ["emit_blocked_kernel"]
+
+# How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
+# more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
+_AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
+_LINE_BYTES = 64
+
+
+def emit_blocked_kernel(
+    module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool
+) -> None:
+    """Emits the kernel `name`; it reads A in place where `rows`, and a last panel may be `narrow` (see `Matmul`).
+
+    Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
+    k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, epilogue, touch, and
+    the argument of both.
+    """
+    _Kernel(module, name, elem, spec, source, rows, narrow).emit()
+
+
+class _Kernel:
+    """The kernel under construction. Of runs of panels of one row block, groups take one chunk of k after the other: the chunk's
+    rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
+
+    def __init__(
+        self, module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool
+    ) -> None:
+        self.source, self.rows, self.narrow = source, rows, narrow
+        self.spec, self.elem, self.part = spec, elem, unit(elem)
+        self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
+        self.table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=narrow, spec=spec)
+        self.fn = fn = kernel_fn(module, name)
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 8, PTR, PTR, PTR]
+        self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
+        self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
+        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, self.epilogue, self.touch, self.eargs = sizes
+        _, self.begin, self.end, _, self.tile = fn.args
+        self.steps = units(fn, self.k, self.elem)
+        self.b_pack = fn.gep(self.tile, tiles, self.part)
+        self.a_pack = self.b_pack if source.in_place else fn.gep(self.b_pack, fn.mul(self.kc, self.columns), self.part)
+        self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
+        self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
+        # Elements between rows of tiles that wait for the next chunk; where none waits, all use one.
+        self.kept = fn.select(fn.cmp("gt", self.chunks, 1), fn.i64(self.columns), 0)
+
+    def emit(self) -> None:
+        """Walks the row blocks that [begin, end) touches, each with its run of panels in groups."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        panels = fn.max(fn.ceildivu(self.n, self.columns), 1)
+        with fn.loop(fn.divu(self.begin, panels), fn.divu(fn.add(self.end, fn.sub(panels, 1)), panels)) as run:
+            before = fn.mul(run.iv, panels)
+            p0, p1 = fn.max(fn.sub(self.begin, before), 0), fn.min(fn.sub(self.end, before), panels)
+            batch, block = fn.divu(run.iv, self.blocks), fn.remu(run.iv, self.blocks)
+            i0, i1 = fn.divu(batch, self.batch1), fn.remu(batch, self.batch1)
+            split = RowSplit(fn, self.m, self.blocks, block, spec.rows(elem))
+            at = fn.add(fn.add(fn.mul(i0, self.a0), fn.mul(i1, self.a1)), fn.mul(split.first, self.sm))
+            a_block, matrix = fn.gep(self.a, at, elem), self.source.matrix(fn, elem, self.b, i0, i1)
+            in_run = fn.sub(p1, p0)
+            groups = fn.divu(fn.add(in_run, fn.sub(self.nc, 1)), self.nc)
+            with fn.loop(0, groups) as group, fn.loop(0, self.chunks) as chunk:
+                g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
+                self._group(batch, split, a_block, matrix, g0, g1, chunk.iv)
+        fn.done()
+
+    def _group(self, batch: V, split: RowSplit, a_block: V, matrix: Sequence[V], g0: V, g1: V, chunk: V) -> None:
+        """One chunk of k of the panels [g0, g1)."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        first = fn.mul(chunk, self.kc)
+        size, begins = fn.min(fn.sub(self.steps, first), self.kc), fn.mul(first, depth(elem))
+        elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
+        a_chunk = fn.gep(a_block, fn.mul(begins, self.sk), elem)
+        if not self.rows:
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
+                rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, size), self.part)
+                emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
+        calls = _TileCalls.of(self, size, chunk)
+        with fn.loop(g0, g1) as p:
+            n0 = fn.mul(p.iv, self.columns)
+            width = fn.min(fn.sub(self.n, n0), self.columns)
+            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack)
+            panel = self.source.chunk(fn, elem, spec, matrix, piece)
+            later, later_step = self._later(calls, split, panel, matrix, piece, p.iv, g0, g1)
+            variants = calls.variants(width) if spec.per_panel == 1 else None
+            tile_row = fn.mul(fn.sub(p.iv, g0), split.size)
+            slice_bytes = fn.mul(size, later_step)
+            with fn.loop(0, split.panels) as i:
+                offset, mr = split.panel(i.iv)
+                a = [fn.gep(a_chunk, fn.mul(offset, self.sm), elem), self.sm]
+                if not self.rows:
+                    a = [fn.gep(self.a_pack, fn.mul(offset, size), self.part)]
+                if self.source.in_place:
+                    fetch, step = fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step
+                else:
+                    lead = fn.cmp("eq", i.iv, 0)
+                    fetch, step = fn.select(lead, later, panel), fn.select(lead, later_step, 0)
+                tile = fn.gep(self.tile, fn.mul(fn.add(tile_row, offset), self.kept), self.part)
+                place = [batch, fn.add(split.first, offset), n0, mr, width]
+                if variants is not None:
+                    calls.emit(variants, a, panel, tile, place, spec.nr(elem), fetch, step)
+                else:
+                    calls.emit_across(a, panel, tile, self.kept, place, fetch, step, slices=self.source.in_place)
+
+    def _later(
+        self, calls: _TileCalls, split: RowSplit, panel: V, matrix: Sequence[V], c: Chunk, p: V, g0: V, g1: V
+    ) -> tuple[V, V]:
+        """What the tiles of a panel's chunk prefetch, and how many bytes further at each step of k: each a slice of the packed
+        chunk that is read next; or the first all that will be copied next.
+
+        After a panel comes the group's next, after the last the first one's next chunk, after all chunks the next group. Where one
+        tile takes all rows, it streams ahead in its own panel.
+        """
+        fn = self.fn
+        if not self.source.in_place:
+            return self.source.ahead(fn, self.elem, self.spec, matrix, c)
+        whole = fn.mul(self.steps, self.row_bytes)
+        again = fn.sub(fn.mul(c.units, self.row_bytes), fn.mul(fn.sub(p, g0), whole))
+        turn = fn.select(calls.last, fn.sub(whole, fn.mul(c.first, self.row_bytes)), again)
+        onward = fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
+        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
+        alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
+        at = fn.gep(panel, fn.select(calls.single(split), alone, onward), I8)
+        return at, fn.divu(fn.const(self.row_bytes, I64), split.panels)
+
+
+@dataclass(frozen=True)
+class _TileCalls:
+    """Emits the calls of micro-kernel and epilogue in the kernel `fn`."""
+
+    elem: str
+    spec: TileSpec
+    narrow: bool
+    fn: Fn
+    table: V
+    steps: V  # of the chunk of k
+    adds: V  # whether it adds to the tile
+    accumulate: V  # the same for micro-kernels
+    last: V  # whether the tile is finished then
+    touches: V  # whether its memory is to be prefetched
+    epilogue: V
+    touch: V
+    eargs: V
+
+    @classmethod
+    def of(cls, kernel: _Kernel, steps: V, chunk: V) -> _TileCalls:
+        fn = kernel.fn
+        adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
+        touches = fn.and_(kernel.touches, last)
+        functions = kernel.epilogue, kernel.touch, kernel.eargs
+        accumulate, table = fn.select(adds, fn.i64(1), 0), fn.address_of(kernel.table)
+        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, steps, adds, accumulate, last, touches, *functions)
+
+    def single(self, split: RowSplit) -> V:
+        """Whether one tile takes all rows and columns of an item."""
+        fn, spec = self.fn, self.spec
+        few = spec.rows(self.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.elem)
+        return fn.cmp("le", split.size, few)
+
+    def variants(self, width: V) -> V:
+        """The micro-kernels by number of rows, for a tile of `width` columns."""
+        if not self.narrow:
+            return self.table
+        fn, spec, elem = self.fn, self.spec, self.elem
+        narrow = fn.cmp("le", width, spec.lanes(elem))
+        return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
+
+    def emit(self, variants: V, a: Sequence[V], b: V, tile: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
+        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C."""
+        fn, acc = self.fn, accumulator(self.elem)
+        ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
+        place = [self.eargs, tile, fn.i64(ld), *place]
+        with fn.when(self.touches):
+            fn.call_ptr(self.touch, place)
+        with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
+            fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
+        fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
+        with fn.when(self.last):
+            fn.call_ptr(self.epilogue, place)
+
+    def emit_across(
+        self, a: Sequence[V], panel: V, tile: V, kept: V, place: Sequence[V], fetch: V, fetch_step: V, *, slices: bool
+    ) -> None:
+        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where sums are `kept`.
+        They prefetch at `fetch`, `fetch_step` bytes a step of k: slices between them, or the columns of each that lie there."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        columns, part = spec.panel(elem), unit(elem)
+        batch, m0, n0, mr, width = place
+        ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
+        share = fn.divu(fn.mul(fetch_step, ld), columns) if slices else fetch_step
+        with fn.loop(0, width, ld) as t:
+            b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
+            later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps) if slices else fn.mul(t.iv, BITS[elem] // 8)
+            # The columns before it take mr * t.iv elements: kept is 0 or the columns of a panel.
+            sums = fn.gep(tile, fn.divu(fn.mul(fn.mul(mr, t.iv), kept), columns), part)
+            here = [batch, m0, fn.add(n0, t.iv), mr, left]
+            self.emit(self.variants(left), a, b, sums, here, ld, fn.gep(fetch, later, I8), share)

@@ -120,7 +120,7 @@ class GemmFamily(Family):
             epilogue=epilogue,
             epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
-            workspace=None if self.workspace == 0 else host.workspace(),
+            workspace=host.workspace() if self.b is not None or self.coded is not None else None,
         )
         (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import sympy
 
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES, TileSpec, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
@@ -32,8 +32,8 @@ from dhlo.ir.symbols import exact_floors
 
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
-# Rows, and more than that are better off with a panel in f32.
-_FEW_PASSES, _DOT_PASSES = 1, 1
+# In so many passes over a panel rows decode it themselves; more are better off with a panel in f32.
+_FEW_PASSES = 2
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_GRAIN = 1 << 14
@@ -59,7 +59,9 @@ class CodedPanels:
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         b, panel_bytes, units = matrix
         panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
-        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
+        # After a part of a panel comes that of the next one.
+        ahead = fn.select(fn.cmp("lt", c.units, c.steps), panel_bytes, PREFETCH_BYTES)
+        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, ahead, c.scratch])
         return c.scratch
 
 
@@ -87,7 +89,7 @@ class QuantisedMatmul:
     @property
     def _few(self) -> int:
         target, form = self.spec.target, self.coding.form
-        return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
+        return _most_rows(target, form) * _FEW_PASSES
 
     def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
         """Workspace for `rows` rows of A of all batches: where they become f32 first."""

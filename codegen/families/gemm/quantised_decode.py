@@ -10,8 +10,6 @@ from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, Ker
 __all__ = ["SIGN_OF_BYTES", "bytes_of", "emit_decode_panel", "emit_unit", "emit_words", "load_parameter", "parameters"]
 
 I16 = "i16"
-# To the second level: it is far ahead.
-_PREFETCH_LOCALITY = 2
 
 
 def bytes_of(fn: Fn, words: V) -> V:
@@ -104,7 +102,7 @@ def parameters(fn: Fn, coding: Coding, head: V, v: int, lanes: int) -> tuple[V, 
 
 
 def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
-    """Emits `decode_{coding}(panel, units, first, count, ahead, dst)` once and returns its symbol.
+    """Emits `decode_{coding}(panel, units, first, count, dst)` once and returns its symbol.
 
     dst[count][32] = (what the codes stand for - zero point) * scale in f32, exactly as the op computes it, at `count` steps of k
     from `first`, a multiple of a unit's depth. `units` are those of a group.
@@ -113,10 +111,8 @@ def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
     if name in module.functions:
         return name
     form = coding.form
-    fn = Fn(
-        module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("ahead", I64), ("dst", PTR)], noinline=True
-    )
-    panel, units, first, count, ahead, dst = fn.args
+    fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], noinline=True)
+    panel, units, first, count, dst = fn.args
     lanes = fn.lanes
     nv = COLUMNS // lanes
     group = fn.max(fn.mul(units, form.depth), 1)
@@ -130,11 +126,7 @@ def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
         whole = fn.divu(steps, form.depth)
 
         def decode(unit: V, steps: V | None) -> None:
-            at = fn.gep(codes, fn.mul(unit, form.bytes), I8)
-            later = fn.gep(at, ahead, I8)
-            for line in range(0, form.bytes, 64):
-                fn.prefetch(fn.gep(later, line, I8), _PREFETCH_LOCALITY)
-            number = emit_unit(fn, form, at, lanes, nv)
+            number = emit_unit(fn, form, fn.gep(codes, fn.mul(unit, form.bytes), I8), lanes, nv)
             rows = fn.gep(dst, fn.mul(fn.sub(fn.add(k0, fn.mul(unit, form.depth)), first), COLUMNS), F32)
 
             def store(step: int) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import sympy
 
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES, TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
@@ -59,10 +59,14 @@ class CodedPanels:
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         b, panel_bytes, units = matrix
         panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
-        # After a part of a panel comes that of the next one.
-        ahead = fn.select(fn.cmp("lt", c.units, c.steps), panel_bytes, PREFETCH_BYTES)
-        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, ahead, c.scratch])
+        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
         return c.scratch
+
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        b, panel_bytes, _ = matrix
+        each = fn.divu(panel_bytes, fn.max(c.steps, 1))  # headers of groups included
+        panel = fn.gep(b, fn.mul(fn.add(fn.divu(c.n0, COLUMNS), 1), panel_bytes), I8)
+        return fn.gep(panel, fn.mul(c.first, each), I8), each
 
 
 @dataclass(frozen=True)

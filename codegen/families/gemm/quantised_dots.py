@@ -199,7 +199,7 @@ class _Pass:
         for p in info:
             for _ in self.columns:
                 for i in range(LIMBS):
-                    init.append(fn.splat(fn.mul(fn.load(fn.gep(p, 8 + 4 * i, I8), I32), -bias), lanes) if bias else fn.const(0, ty))
+                    init.append(fn.splat(fn.load(fn.gep(p, 8 + 4 * i, I8), I32), lanes) if bias else fn.const(0, ty))
         starts = [fn.gep(fn.gep(self.limbs, fn.mul(self.ld, r), I8), fn.mul(k0, LIMBS), I8) for r in range(self.rows)]
         with fn.loop(0, count, 1, init) as u:
             unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * LIMBS)

@@ -78,7 +78,7 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
         head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
         codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
         from_ = [fn.gep(p, k0, F32) for p in starts]
-        scales, zeros = zip(*(parameters(fn, coding, head, v, lanes) for v in range(nv)), strict=True)
+        zeros = [parameters(fn, coding, head, v, lanes)[1] for v in range(nv)]
         for line in range(0, coding.header_bytes, 64):
             fn.prefetch(fn.gep(head, PREFETCH_BYTES + line, I8))
         with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
@@ -99,6 +99,7 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
         total = list(u.results[:n])
         for s in range(1, sets):
             total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
+        scales = [parameters(fn, coding, head, v, lanes)[0] for v in range(nv)]  # not before the loop, whose registers they'd take
         for i, (x, p) in enumerate(zip(total, cells, strict=True)):
             fn.store(fn.fma(x, scales[i % nv], fn.load(p, x.type)), p)
     fn.done()

@@ -94,6 +94,7 @@ class Lowering:
             return None
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
+        args: list[torch.Tensor | None]
         if isinstance(op, (Convert, Dequantize)) and coded(v) is not None:
             args = [self._evaluate(x) for x in op.operands]
         elif op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):

@@ -11,17 +11,21 @@ import torch
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.constants import Constants, States
 from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
+from dhlo.ir.coded import coded
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.movement import Weight
+from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View, strided
 
@@ -94,13 +98,38 @@ class Lowering:
             return None
         if isinstance(op, Weight):
             return self.weights[ir.StringAttr(op.operation.attributes["name_"]).value]
-        if op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):
+        args: list[torch.Tensor | None]
+        if isinstance(op, (Convert, Dequantize)) and coded(v) is not None:
+            args = [self._evaluate(x) for x in op.operands]
+        elif op.kind is not Kind.MOVEMENT or not all(from_mlir(x).is_static for x in op.operands):
             return None
-        args = [self.constant_value(x) for x in op.operands]
+        else:
+            args = [self.constant_value(x) for x in op.operands]
         if any(a is None for a in args):
             return None
         result: torch.Tensor = op.reference(args, lambda e: int(e))[0]
         return result
+
+    def _evaluate(self, v: Value) -> torch.Tensor:
+        """The value of what `is_constant`."""
+        op = defining(v)
+        if isinstance(op, Weight):
+            return self.weights[attr(op, "name_")]
+        result: torch.Tensor = op.reference([self._evaluate(x) for x in op.operands], lambda e: int(e))[0]
+        return result
+
+    def quantised(self, v: Value) -> QuantisedMatrix | None:
+        """The matrix, kept as codes, that a product's right side is; None where it isn't one or has no kernel in this form."""
+        found = coded(v)
+        if found is None:
+            return None
+        op = found.op
+        codes, *parameters = (self._evaluate(x).permute(found.perm) for x in op.operands)
+        code = attr(op, "code") if isinstance(op, Dequantize) else from_mlir(op.operands[0]).dtype.name
+        if not QuantisedMatrix.fits(code, codes, *parameters):
+            return None
+        scale, zero = [*parameters, None, None][:2]
+        return QuantisedMatrix(code, codes, scale, zero)
 
     def constant_key(self, v: Value) -> Hashable:
         """Identifies a constant by the weights and views that make it."""

@@ -11,7 +11,7 @@ __all__ = ["EXTRAS", "LEVEL", "TRIPLE", "aarch64"]
 TRIPLE = "aarch64-unknown-linux-gnu"
 LEVEL = "aarch64"
 FEATURES = ("fp-armv8", "neon")
-EXTRAS = {"dotprod": ("dotprod",), "i8mm": ("i8mm",), "bf16": ("bf16",), "sve": ("sve",)}
+EXTRAS: dict[str, tuple[str, ...]] = {"dotprod": ("dotprod",), "i8mm": ("i8mm",), "bf16": ("bf16",), "sve": ("sve",)}
 """What a target's name may add, and the features behind it."""
 
 _DOTS = (("bf16", "bf16", "bfdot.v4f32.v8bf16"), ("dotprod", "i8", "sdot.v4i32.v16i8"), ("i8mm", "ui8", "usdot.v4i32.v16i8"))

@@ -17,7 +17,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, "prfchw", *_AVX512)}
 """LLVM's names of what code for a level may use, the lowest level first."""
 
-EXTRAS = {
+EXTRAS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86-64-v3": {"vnni": ("avxvnni",)},
     "x86-64-v4": {
         "bf16": ("avx512bf16",),

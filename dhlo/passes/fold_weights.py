@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dhlo.ir.coded import coded, only_multiplies
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
@@ -43,6 +44,8 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         if kind is Kind.MOVEMENT and not isinstance(op, Reshape):
             continue  # read in place, or packed as it is
+        if coded(op.results[0]) is not None and only_multiplies(op.results[0]):
+            continue  # products decode it
         args = [_value(v, weights) for v in op.operands]
         known = [a for a in args if a is not None]
         if len(known) < len(args) or not any(_weight_of(_source(v)) for v in op.operands):

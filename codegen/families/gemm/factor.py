@@ -33,7 +33,7 @@ class Factor:
     def __init__(self, low: Lowering, group: Group, op: Op, i: int, *, transposed: bool) -> None:
         """Raises CompileError where elements of this dtype have no kernel."""
         self.low, v = low, op.operands[i]
-        self.type, self.view = from_mlir(v), low.view(group, v)
+        self.type = from_mlir(v)
         elem = self.type.dtype.name
         if elem not in ("f32", "f64", "bf16"):
             raise CompileError(f"{op.OPERATION_NAME} of {elem} has no kernel yet", where=where(op))
@@ -42,6 +42,7 @@ class Factor:
         self.bytes = exact_floors(workspace_bytes(sympy.Integer(1), as_expr(self.n), as_expr(self.k), elem, low.tiles))
         value = low.constant_value(v)
         self.value = value if value is not None and value.numel() else None
+        self.view = low.view(group, v) if self.value is None else None
         self.key = ("packed_b", low.constant_key(v), transposed, low.tiles.panel(elem)) if self.value is not None else None
         self.packed: int | None = None
 
@@ -62,13 +63,17 @@ class Factor:
 
     def prepare(self, host: GroupHost) -> None:
         """Computes what launches need; call it outside loops."""
-        strides = [host.size(s) for s in self.view.strides[-2:]]
-        self.strides = [strides[1], strides[0]] if self.transposed else strides
         self.sizes = host.size(self.n), host.size(self.k)
-        self.base = host.constant(self.packed) if self.packed is not None else view_pointer(host, self.view)
-        each = self.bytes * 8 // BITS[unit(self.matmul.elem)] if self.packed is not None else self.view.strides[0]
+        self.memory, self.strides = None, list[V]()
+        if self.view is None:
+            assert self.packed is not None
+            self.base, each = host.constant(self.packed), self.bytes * 8 // BITS[unit(self.matmul.elem)]
+        else:
+            self.base, each = view_pointer(host, self.view), self.view.strides[0]
+            strides = [host.size(s) for s in self.view.strides[-2:]]
+            self.strides = strides[::-1] if self.transposed else strides
+            self.memory = host.fn.gep(host.workspace(), host.size(self.at), "i8")
         self.step = host.size(each) if self.type.rank == 3 else None
-        self.memory = None if self.packed is not None else host.fn.gep(host.workspace(), host.size(self.at), "i8")
 
     def multiply(self, host: GroupHost, a: V, rows: V, out: V, which: V | None = None) -> None:
         """out [rows, n] = a [rows, k] times the matrix (number `which`)."""
@@ -85,7 +90,7 @@ class Factor:
             n=n,
             k=k,
             a_strides=[zero, zero, k, one],
-            b_strides=[zero, zero] if self.packed is not None else [zero, zero, *self.strides],
+            b_strides=[zero, zero, *self.strides],
             batch=[one, one],
             epilogue=fn.address_of(self.store),
             epilogue_args=host.array([out, n]),

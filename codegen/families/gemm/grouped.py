@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
+from dhlo.codegen.families.gemm.quantised_factor import CodedFactor
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
@@ -29,7 +30,8 @@ class GroupedGemmFamily(ChoiceFamily):
         op = anchor_of(group, Kind.OPAQUE)
         self.x, self.offsets = (low.view(group, op.operands[i]) for i in (0, 2))
         self.offset_type = from_mlir(op.operands[2]).dtype
-        self.w = Factor(low, group, op, 1, transposed=False)
+        coded = CodedFactor.of(low, op.operands[1], self.x.shape[0])
+        self.w = Factor(low, group, op, 1, transposed=False) if coded is None else coded
 
     def emit_kernels(self) -> None:
         self.w.emit_kernels()

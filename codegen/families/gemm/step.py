@@ -18,6 +18,8 @@ from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I8
@@ -51,8 +53,9 @@ class GemmFamily(ChoiceFamily):
         self.matmul = Matmul(elem, tiles, narrow=not rest.is_Integer or 0 < int(rest) <= tiles.lanes(elem))
         self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
         self.a = low.view(group, op.operands[0])
-        self.weight = low.constant_value(op.operands[1])
-        self.b = None if self.weight is not None else low.view(group, op.operands[1])
+        self.coded = None if elem == F64 else low.quantised(op.operands[1])
+        self.weight = None if self.coded is not None else low.constant_value(op.operands[1])
+        self.b = None if self.coded is not None or self.weight is not None else low.view(group, op.operands[1])
         self.batch = [] if self.flat else _batch_dims(self.out.shape[:-2], self.a.strides[:-2], self._b_batch_strides(), op)
 
     def emit_kernels(self) -> None:
@@ -60,6 +63,9 @@ class GemmFamily(ChoiceFamily):
         self.epilogue = low.once(
             self.group, "epilogue", lambda: lower_epilogue(low.module, self.group, self.op, low.checks, self._place)
         )
+        if self.coded is not None:
+            self._emit_coded(self.coded)
+            return
         self.matmul.emit_kernels(low.module, packed=self.weight is not None)
         if self.weight is not None:
             self.packed = self._pack(self.weight)
@@ -67,6 +73,14 @@ class GemmFamily(ChoiceFamily):
             k, n = self.b_type.shape[-2:]
             batch = product(self.b_type.shape[:-2])
             self.workspace = exact_floors(workspace_bytes(batch, n, k, self.matmul.elem, self.matmul.spec))
+
+    def _emit_coded(self, matrix: QuantisedMatrix) -> None:
+        """Kernels for codes, and these as a constant."""
+        self.product = QuantisedMatmul(self.matmul.elem, self.matmul.spec, matrix, self.matmul.narrow)
+        self.product.emit_kernels(self.low.module)
+        key = ("coded", self.low.constant_key(self.op.operands[1]))
+        self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)
+        self.workspace = self.product.workspace_bytes(product(self.a_type.shape[:-1]))
 
     def _pack(self, value: torch.Tensor) -> int:
         """Offset of the packed constant."""
@@ -113,17 +127,17 @@ class GemmFamily(ChoiceFamily):
             epilogue=epilogue,
             epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
-            workspace=None if self.b is None else host.workspace(),
+            workspace=host.workspace() if self.b is not None or self.coded is not None else None,
         )
-        self.matmul.emit_launch(host, operands)
+        (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 
     def _b_batch_strides(self) -> Sequence[sympy.Expr]:
-        """Of the right side's batch dims: in elements of its view, or in panel units where it is packed."""
+        """Of the right side's batch dims: in elements of its view, in panel units where it is packed, in bytes of codes."""
         if self.b is not None:
             return self.b.strides[:-2]
         k, n = (int(s) for s in self.b_type.shape[-2:])
         units = int(workspace_bytes(1, n, k, self.matmul.elem, self.matmul.spec)) * 8 // BITS[unit(self.matmul.elem)]
-        out = [sympy.Integer(units)]
+        out = [sympy.Integer(units if self.coded is None else self.coded.matrix_bytes)]
         for s in reversed(self.b_type.shape[1:-2]):
             out.append(out[-1] * s)
         return out[::-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dhlo.ir.coded import coded, only_multiplies, takes_codes
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -29,7 +30,9 @@ def make_loops(g: Graph) -> None:
         free = n not in g.unit and kind_of(op).pullable
         if free:
             v = op.results[0]
-            if v in stored or (g.users(v) and worth_storing(g, op, readers_of.get(v, set()), costs)) or sites.too_many(n):
+            decoded = coded(v) is not None and only_multiplies(v)  # by each of its readers
+            worth = g.users(v) and worth_storing(g, op, readers_of.get(v, set()), costs)
+            if v in stored or not decoded and (worth or sites.too_many(n)):
                 stored.add(v)
                 g.unit[n] = Unit(None, [n], [v])
                 free = False
@@ -70,6 +73,8 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
     for k, v in enumerate(operands):
         p = g.producer(v)
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
+            continue
+        if takes_codes(op, k) and coded(v) is not None:
             continue
         view = strided(v, in_memory)
         if view is not None and kind is Kind.MATMUL and len(view.shape) > 4:

@@ -1,0 +1,151 @@
+"""Codes to numbers in registers, and panels of codes to panels of f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+
+__all__ = ["SIGN_OF_BYTES", "bytes_of", "emit_decode_panel", "emit_unit", "emit_words", "load_parameter", "parameters"]
+
+I16 = "i16"
+
+
+def bytes_of(fn: Fn, words: V) -> V:
+    """A vector of i32 as one of bytes."""
+    ty = vec(I8, 4 * words.lanes)
+    return words if words.elem == I8 else fn.op(ty, f"vector.bitcast {words.name} : {words.type} to {ty}")
+
+
+def _words_of(fn: Fn, x: V) -> V:
+    ty = vec(I32, x.lanes // 4)
+    return fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
+
+
+def _e2m1(fn: Fn, words: V) -> V:
+    """Twice what the low halves of bytes stand for: 0 1 2 3 4 6 8 12 and their negatives, as bytes."""
+    x = bytes_of(fn, words)
+    size = fn.and_(x, 7)
+    size = fn.sub(fn.add(fn.add(size, fn.max(size, 4)), fn.shl(fn.max(size, 6), 1)), 16)
+    return _words_of(fn, fn.select(fn.cmp("ge", x, 8), fn.sub(0, size), size))
+
+
+def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int) -> list[V]:
+    """A unit of "lanes" for `lanes` columns: vectors of i32 that hold four successive steps of k a byte each; signed, but for
+    integer nibbles, which are 0..15."""
+    x = fn.load(fn.gep(unit, column * 4, I8), vec(I32, lanes))
+    if not form.nibbles:
+        return [x]
+    low = fn.const(0x0F0F0F0F, x.type)
+    halves = [fn.and_(x, low), fn.and_(fn.shr(x, 4), low)]
+    return [_e2m1(fn, h) for h in halves] if form.name == "f4e2m1fn" else halves
+
+
+def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, nv: int) -> Callable[[int, int], V]:
+    """Loads a unit; gives codes (times the form's factor) at a step of k for a vector of columns, as f32."""
+    if form.kind == "rows":
+        return lambda step, v: _row(fn, form, unit, step * COLUMNS + v * lanes, lanes)
+    if form.name == "f4e2m1fn":
+        words = [emit_words(fn, form, unit, v * lanes, lanes) for v in range(nv)]
+        return lambda step, v: _field(fn, words[v][step // 4], step % 4 * 8, 8, signed=True)
+    raw = [fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in range(nv)]
+    if form.name == "i8":
+        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=True)
+    if form.name == "ui8":
+        raw = [fn.xor(x, SIGN_OF_BYTES) for x in raw]
+        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=False)
+    if form.bias:
+        raw = [fn.xor(x, _SIGN_OF_NIBBLES) for x in raw]
+    return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
+
+
+# As i32: 0x80 and 0x88 in each byte.
+SIGN_OF_BYTES, _SIGN_OF_NIBBLES = -0x7F7F7F80, -0x77777778
+
+
+def _field(fn: Fn, x: V, at: int, bits: int, *, signed: bool) -> V:
+    """Some bits of each word, from bit `at` on, as f32."""
+    if signed:
+        up = 32 - bits - at
+        return fn.cast(fn.shr(fn.shl(x, up) if up else x, 32 - bits), F32)
+    return fn.cast(fn.and_(fn.shr(x, at) if at else x, (1 << bits) - 1), F32)
+
+
+def _row(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
+    """Columns at one step, `at` of the unit's numbers from its start."""
+    if form.name == "f16":
+        return fn.cast(fn.load(fn.gep(unit, 2 * at, I8), vec("f16", lanes)), F32)
+    if form.name == "bf16":
+        x = fn.load(fn.gep(unit, 2 * at, I8), vec(I16, lanes))
+        return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32)
+    x = fn.shl(fn.cast(fn.load(fn.gep(unit, at, I8), vec(I8, lanes)), I16, signed=False), 8)
+    if form.name == "f8e4m3fn":  # sign, four bits of exponent, three of mantissa: f16 has five of exponent
+        x = fn.and_(fn.shr(x, 1), -0x4001)
+    return fn.cast(fn.bitcast(x, "f16"), F32)
+
+
+def load_parameter(fn: Fn, at: V, elem: str, v: int, lanes: int) -> V:
+    """Scales or zero points of a vector of columns, as f32."""
+    p = fn.gep(at, v * lanes * BITS[elem] // 8, I8)
+    if elem == "bf16":
+        return fn.bitcast(fn.shl(fn.cast(fn.load(p, vec(I16, lanes)), I32, signed=False), 16), F32)
+    return fn.cast(fn.load(p, vec(elem, lanes)), F32)
+
+
+def parameters(fn: Fn, coding: Coding, head: V, v: int, lanes: int) -> tuple[V, V | None]:
+    """Scale and zero point of a vector of columns of the group that begins at `head`."""
+    scale = load_parameter(fn, head, coding.scale, v, lanes)
+    if not coding.zero:
+        return scale, None
+    return scale, load_parameter(fn, fn.gep(head, COLUMNS * BITS[coding.scale] // 8, I8), coding.zero, v, lanes)
+
+
+def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
+    """Emits `decode_{coding}(panel, units, first, count, dst)` once and returns its symbol.
+
+    dst[count][32] = (what the codes stand for - zero point) * scale in f32, exactly as the op computes it, at `count` steps of k
+    from `first`, a multiple of a unit's depth. `units` are those of a group.
+    """
+    name = f"decode_{coding.name}"
+    if name in module.functions:
+        return name
+    form = coding.form
+    fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], noinline=True)
+    panel, units, first, count, dst = fn.args
+    lanes = fn.lanes
+    nv = COLUMNS // lanes
+    group = fn.max(fn.mul(units, form.depth), 1)
+    group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
+    end = fn.add(first, count)
+    with fn.loop(fn.divu(first, group), fn.divu(fn.add(end, fn.sub(group, 1)), group)) as g:
+        head, k0 = fn.gep(panel, fn.mul(g.iv, group_bytes), I8), fn.mul(g.iv, group)
+        codes = fn.gep(head, coding.header_bytes, I8)
+        scales, zeros = zip(*(parameters(fn, coding, head, v, lanes) for v in range(nv)), strict=True)
+        begin, steps = fn.max(fn.sub(first, k0), 0), fn.min(fn.sub(end, k0), group)
+        whole = fn.divu(steps, form.depth)
+
+        def decode(unit: V, steps: V | None) -> None:
+            number = emit_unit(fn, form, fn.gep(codes, fn.mul(unit, form.bytes), I8), lanes, nv)
+            rows = fn.gep(dst, fn.mul(fn.sub(fn.add(k0, fn.mul(unit, form.depth)), first), COLUMNS), F32)
+
+            def store(step: int) -> None:
+                for v in range(nv):
+                    x, zero = number(step, v), zeros[v]
+                    x = x if zero is None else fn.sub(x, zero)
+                    fn.store(fn.mul(x, scales[v]), fn.gep(rows, step * COLUMNS + v * lanes, F32))
+
+            for step in range(form.depth):
+                if steps is None:
+                    store(step)
+                    continue
+                with fn.when(fn.cmp("gt", steps, step)):
+                    store(step)
+
+        with fn.loop(fn.divu(begin, form.depth), whole) as u:
+            decode(u.iv, None)
+        rest = fn.sub(steps, fn.mul(whole, form.depth))
+        with fn.when(fn.cmp("gt", rest, 0)):
+            decode(whole, rest)
+    fn.done()
+    return name

@@ -1,0 +1,312 @@
+"""Products with a right side of codes: few rows decode it in registers, more of them panel by panel to f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import sympy
+
+from dhlo.codegen.families.gemm.matmul import Matmul, Operands
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.panels import Chunk
+from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
+from dhlo.codegen.families.gemm.quantised_dots import (
+    INFO_BYTES,
+    LIMBS,
+    block_units,
+    dot_bias,
+    dot_rows,
+    emit_dot_kernel,
+    emit_limbs,
+    has_dots,
+)
+from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_widen_row, most_rows
+from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.codegen.target import Target
+from dhlo.ir.symbols import exact_floors
+
+__all__ = ["CodedPanels", "QuantisedMatmul"]
+
+# In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
+# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache.
+_FEW_PASSES, _DOT_PASSES = 2, 4
+# Cycles that a step of k of a panel takes at least.
+_STEP_CYCLES = 8
+_WIDEN_GRAIN = 1 << 14
+
+
+@dataclass(frozen=True)
+class CodedPanels:
+    """Panels of codes, decoded to scratch. Arguments: address, strides of both batch dims in bytes, bytes of a panel, units of a
+    group."""
+
+    coding: Coding
+    args: tuple[str, ...] = (PTR, I64, I64, I64, I64)
+    in_place: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"_coded_{self.coding.name}"
+
+    def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
+        b, b0, b1, panel_bytes, units = args
+        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8), panel_bytes, units]
+
+    def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
+        b, panel_bytes, units = matrix
+        panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
+        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
+        return c.scratch
+
+    def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
+        b, panel_bytes, _ = matrix
+        each = fn.divu(panel_bytes, fn.max(c.steps, 1))  # headers of groups included
+        panel = fn.gep(b, fn.mul(fn.add(fn.divu(c.n0, COLUMNS), 1), panel_bytes), I8)
+        return fn.gep(panel, fn.mul(c.first, each), I8), each
+
+
+@dataclass(frozen=True)
+class QuantisedMatmul:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] with B a `QuantisedMatrix`, in f32, handed to an epilogue as `Matmul`
+    does. `elem` is that of A, f32 or bf16.
+
+    Few rows scale partial sums of groups, more rows multiply by the numbers that codes stand for: results differ by rounding.
+    """
+
+    elem: str
+    spec: TileSpec
+    matrix: QuantisedMatrix
+    narrow: bool = False
+
+    @property
+    def coding(self) -> Coding:
+        return self.matrix.coding
+
+    @property
+    def _tiled(self) -> Matmul:
+        return Matmul(F32, self.spec, narrow=self.narrow)
+
+    @property
+    def _few(self) -> int:
+        target, form = self.spec.target, self.coding.form
+        return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
+
+    def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
+        """Workspace for `rows` rows of A of all batches: where they become f32 first."""
+        return exact_floors(sympy.Integer(0) if self.elem == F32 else rows * self.matrix.k * 4)
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
+        self._tiled.emit_kernels_from(module, CodedPanels(self.coding))
+        _emit_few(module, self.elem, self.coding)
+        if self.elem != F32:
+            _emit_widen(module, self.elem)
+
+    def emit_launch(self, host: HostContext, x: Operands) -> None:
+        """Emits the choice and the launches. Of `x`, `b` is the packed matrices' address, `b_strides` are their batches' in
+        bytes, `workspace` has room for `workspace_bytes`."""
+        fn = host.fn
+
+        def few() -> list[V]:
+            self._launch_few(host, x)
+            return []
+
+        def many() -> list[V]:
+            y = x if self.elem == F32 else self._widened(host, x)
+            b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
+            self._tiled.launch_from(host, y, CodedPanels(self.coding), b)
+            return []
+
+        fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
+
+    def _launch_few(self, host: HostContext, x: Operands) -> None:
+        fn, matrix = host.fn, self.matrix
+        form, target = self.coding.form, self.spec.target
+        padded = matrix.groups * matrix.units * form.depth
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
+        block = block_units(form, matrix.units)
+        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts]
+        row = 4 * padded
+        if has_dots(target, form):
+            row += LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
+        scratch = fn.add(fn.mul(x.m, row), 4 * _most_rows(target, form) * COLUMNS)
+        host.launch(
+            _emit_few(host.module, self.elem, self.coding),
+            [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
+            count,
+            WAKE_CYCLES // (padded * _STEP_CYCLES) + 1,
+            scratch,
+        )
+
+    def _widened(self, host: HostContext, x: Operands) -> Operands:
+        """The same with A converted to dense f32."""
+        fn, k = host.fn, x.k
+        assert x.workspace is not None
+        rows = fn.mul(fn.mul(*x.batch), x.m)
+        batch0, batch1, row, column = x.a_strides
+        per = _WIDEN_GRAIN // max(1, self.matrix.k) + 1
+        host.launch(
+            _emit_widen(host.module, self.elem),
+            [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), k, x.workspace],
+            rows,
+            per,
+        )
+        size = fn.mul(x.m, k)
+        return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, k, fn.i64(1)])
+
+
+def _emit_widen(module: KernelModule, elem: str) -> str:
+    """Emits a kernel that converts A to f32: items are rows of all batches."""
+    name = f"widen_{elem}"
+    if name in module.functions:
+        return name
+    widen = emit_widen_row(module, elem)
+    fn = kernel_fn(module, name)
+    a, a0, a1, sm, sk, batch1, m, k, to = load_args(fn, [PTR, *[I64] * 7, PTR])
+    with fn.loop(fn.args[1], fn.args[2]) as loop:
+        batch, row = fn.divu(loop.iv, m), fn.remu(loop.iv, m)
+        at = fn.add(fn.mul(fn.divu(batch, batch1), a0), fn.add(fn.mul(fn.remu(batch, batch1), a1), fn.mul(row, sm)))
+        fn.call(widen, [fn.gep(a, at, elem), sk, k, k, fn.gep(to, fn.mul(loop.iv, k), F32)])
+    fn.done()
+    return name
+
+
+def _most_rows(target: Target, form: Form) -> int:
+    """Rows of a pass over a panel."""
+    return dot_rows(target) if has_dots(target, form) else most_rows(target)
+
+
+def _emit_table(module: KernelModule, coding: Coding, *, dots: bool) -> tuple[str, int]:
+    """A table of kernels for 1, 2, ... rows, and how many."""
+    # Where there are dot products, sums in f32 are for rows with infinite elements.
+    rows = dot_rows(module.target) if dots else 1 if has_dots(module.target, coding.form) else most_rows(module.target)
+    name = f"coded_{'dots_' if dots else ''}table_{coding.name}"
+    if name not in module.globals:
+        emit = emit_dot_kernel if dots else emit_row_kernel
+        emit_pointers(module, name, [emit(module, coding, r + 1) for r in range(rows)])
+    return name, rows
+
+
+def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
+    """Emits the kernel `matmul_coded_{coding}_{elem}`; its items are (batch, column panel). Returns its symbol."""
+    name = f"matmul_coded_{coding.name}_{elem}"
+    if name in module.functions:
+        return name
+    fn = kernel_fn(module, name)
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR]
+    )
+    _, begin, end, _, tile = fn.args
+    rows = _Rows(fn, coding, fn.gep(tile, _most_rows(module.target, coding.form) * COLUMNS, F32), m, k, groups, units, block)
+    panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
+    panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
+        before = fn.mul(batch.iv, panels)
+        i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
+        a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
+        b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
+
+        def multiply(*, dots: bool) -> list[V]:
+            table, most = _emit_table(module, coding, dots=dots)
+            kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
+            split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+            with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+                panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
+                width = fn.min(fn.sub(n, n0), COLUMNS)
+                with fn.loop(0, passes) as i:
+                    first, mr = split.panel(i.iv)
+                    kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
+                    fn.call_ptr(kernel, rows.arguments(first, panel, tile, dots=dots))
+                    fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
+            return []
+
+        rows.widen(elem, a_at, sm, sk)
+        if has_dots(module.target, coding.form):
+            finite = rows.split()
+            fn.if_else(finite, lambda: multiply(dots=True), lambda: multiply(dots=False), [])
+        else:
+            multiply(dots=False)
+    fn.done()
+    return name
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k, and their limbs."""
+
+    fn: Fn
+    coding: Coding
+    memory: V
+    m: V
+    k: V
+    groups: V
+    units: V
+    block: V  # units of a block of limbs
+
+    @cached_property
+    def group(self) -> V:
+        return self.fn.mul(self.units, self.coding.form.depth)
+
+    @cached_property
+    def padded(self) -> V:
+        return self.fn.mul(self.groups, self.group)
+
+    @cached_property
+    def blocks(self) -> V:
+        """Of a group."""
+        fn = self.fn
+        return fn.divu(fn.add(self.units, fn.sub(self.block, 1)), self.block)
+
+    @cached_property
+    def limbs(self) -> V:
+        return self.fn.gep(self.memory, self.fn.mul(self.m, self.padded), F32)
+
+    @cached_property
+    def ld(self) -> V:
+        """Bytes of the limbs of a row and of what is known of its blocks."""
+        fn = self.fn
+        return fn.add(fn.mul(self.padded, LIMBS), fn.mul(fn.mul(self.groups, self.blocks), INFO_BYTES))
+
+    def row(self, i: V) -> V:
+        return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
+
+    def widen(self, elem: str, a: V, sm: V, sk: V) -> None:
+        """Copies the rows at `a`."""
+        fn, padded = self.fn, self.padded  # computed before the loop
+        widen = emit_widen_row(fn.module, elem)
+        with fn.loop(0, self.m) as i:
+            fn.call(widen, [fn.gep(a, fn.mul(i.iv, sm), elem), sk, self.k, padded, self.row(i.iv)])
+
+    def split(self) -> V:
+        """Makes limbs; says whether all rows are finite."""
+        fn, depth = self.fn, self.coding.form.depth
+        emit, less = emit_limbs(fn.module), fn.const(-dot_bias(fn.target, self.coding.form), I32)
+        group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
+        with fn.loop(0, self.m, 1, [fn.const(1, I1)]) as i:
+            row, to = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8)
+            info = fn.gep(to, fn.mul(padded, LIMBS), I8)
+            with fn.loop(0, fn.mul(self.groups, blocks), 1, [i.carried[0]]) as b:
+                in_group = fn.mul(fn.remu(b.iv, blocks), self.block)
+                first = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
+                size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
+                at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
+                ok = fn.call(emit, [fn.gep(row, first, F32), size, fn.gep(to, fn.mul(first, LIMBS), I8), at, less], I1)
+                assert ok is not None
+                b.yield_(fn.and_(b.carried[0], ok))
+            i.yield_(b.results[0])
+        return i.results[0]
+
+    def arguments(self, first: V, panel: V, tile: V, *, dots: bool) -> list[V]:
+        """Of a kernel for some rows."""
+        fn = self.fn
+        if not dots:
+            return [self.row(first), self.padded, panel, self.groups, self.units, tile]
+        limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
+        info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
+        return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile]

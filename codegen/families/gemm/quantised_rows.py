@@ -1,0 +1,106 @@
+"""Products of a few rows with a panel of codes, decoded in registers: f32 multiply-adds, scaled group by group."""
+
+from __future__ import annotations
+
+from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding
+from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.target import Target
+
+__all__ = ["emit_row_kernel", "emit_widen_row", "most_rows"]
+
+# Sums that cover the latency of multiply-adds.
+_MIN_SUMS = 8
+
+
+def most_rows(target: Target) -> int:
+    """Rows of a pass over a panel: their sums leave registers for a unit of codes and what becomes of it."""
+    nv = COLUMNS // target.lanes(F32)
+    return max(1, min(8, (target.registers - nv - 4) // nv))
+
+
+def emit_widen_row(module: KernelModule, elem: str) -> str:
+    """Emits `widen_row_{elem}(src, stride, k, to, dst)` once: dst[to] = src[k * stride] as f32, filled up with zeros."""
+    name = f"widen_row_{elem}"
+    if name in module.functions:
+        return name
+    fn = Fn(module, name, [("src", PTR), ("stride", I64), ("k", I64), ("to", I64), ("dst", PTR)], noinline=True)
+    src, stride, k, to, dst = fn.args
+    lanes = fn.lanes
+
+    def wide(x: V) -> V:
+        return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == "bf16" else x
+
+    memory = "i16" if elem == "bf16" else elem
+
+    def vectors() -> list[V]:
+        main = fn.mul(fn.divu(k, lanes), lanes)
+        with fn.loop(0, main, lanes) as loop:
+            fn.store(wide(fn.load(fn.gep(src, loop.iv, memory), vec(memory, lanes))), fn.gep(dst, loop.iv, F32))
+        return [main]
+
+    done = fn.if_else(fn.cmp("eq", stride, 1), vectors, lambda: [fn.const(0, I64)], [I64])[0]
+    with fn.loop(done, k) as loop:
+        fn.store(wide(fn.load(fn.gep(src, fn.mul(loop.iv, stride), memory), memory)), fn.gep(dst, loop.iv, F32))
+    with fn.loop(k, to) as loop:
+        fn.store(fn.const(0.0, F32), fn.gep(dst, loop.iv, F32))
+    fn.done()
+    return name
+
+
+def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
+    """Emits `coded_{coding}_{rows}(a, lda, panel, groups, units, tile)` once and returns its symbol.
+
+    tile[rows][32] = A times the panel's columns. `a` is f32 [rows] of `groups` times `units` of k, rows `lda` apart. Scales come
+    after the sums of a group, zero points before the products, so that infinite elements give what they must.
+    """
+    name = f"coded_{coding.name}_{rows}"
+    if name in module.functions:
+        return name
+    form = coding.form
+    names = (("a", PTR), ("lda", I64), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR))
+    fn = Fn(module, name, names, noinline=True)
+    a, lda, panel, groups, units, tile = fn.args
+    lanes = fn.lanes
+    nv = COLUMNS // lanes
+    n = rows * nv
+    sets = 1
+    while sets < 4 and n * sets < _MIN_SUMS:
+        sets *= 2
+    zero = fn.const(0.0, vec(F32, lanes))
+    cells = [fn.gep(tile, r * COLUMNS + v * lanes, F32) for r in range(rows) for v in range(nv)]
+    for p in cells:
+        fn.store(zero, p)
+    group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
+    starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
+    with fn.loop(0, groups) as g:
+        head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
+        codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
+        from_ = [fn.gep(p, k0, F32) for p in starts]
+        zeros = [parameters(fn, coding, head, v, lanes)[1] for v in range(nv)]
+        for line in range(0, coding.header_bytes, 64):
+            fn.prefetch(fn.gep(head, PREFETCH_BYTES + line, I8))
+        with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
+            unit = fn.gep(codes, fn.mul(u.iv, form.bytes), I8)
+            for line in range(0, form.bytes, 64):
+                fn.prefetch(fn.gep(unit, PREFETCH_BYTES + line, I8))
+            number = emit_unit(fn, form, unit, lanes, nv)
+            acc, at = list(u.carried), fn.mul(u.iv, form.depth)
+            for step in range(form.depth):
+                xs = [fn.splat(fn.load(fn.gep(fn.gep(p, at, F32), step, F32), F32), lanes) for p in from_]
+                s = step % sets * n
+                for v in range(nv):
+                    y, of = number(step, v), zeros[v]
+                    y = y if of is None else fn.sub(y, of)
+                    for r, x in enumerate(xs):
+                        acc[s + r * nv + v] = fn.fma(x, y, acc[s + r * nv + v])
+            u.yield_(*acc)
+        total = list(u.results[:n])
+        for s in range(1, sets):
+            total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
+        scales = [parameters(fn, coding, head, v, lanes)[0] for v in range(nv)]  # not before the loop, whose registers they'd take
+        for i, (x, p) in enumerate(zip(total, cells, strict=True)):
+            fn.store(fn.fma(x, scales[i % nv], fn.load(p, x.type)), p)
+    fn.done()
+    return name

@@ -1,0 +1,72 @@
+"""Which values are constants kept as small codes, that a product's kernel decodes itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.ir.dialect import Kind, attr, defining, number
+from dhlo.ir.handles import Value
+from dhlo.ir.ops.compute import Matmul
+from dhlo.ir.ops.elementwise import Convert
+from dhlo.ir.ops.movement import Full, Transpose, Weight
+from dhlo.ir.ops.quantised import Dequantize
+from dhlo.ir.ops.sequence import GroupedMatmul
+from dhlo.ir.types import from_mlir
+
+__all__ = ["Coded", "coded", "is_constant", "only_multiplies", "takes_codes"]
+
+# Types of weights that products take as they are stored and convert to their own.
+_STORED = ("f16", "bf16", "i8", "ui8")
+
+
+@dataclass(frozen=True)
+class Coded:
+    """`op`, a Dequantize or a Convert of constants, and the order of its dims that the value has."""
+
+    op: Any
+    perm: tuple[int, ...]
+
+
+def is_constant(v: Value) -> bool:
+    """Whether a value is a weight, a number, or a view of either."""
+    op = defining(v)
+    if op is None or not from_mlir(v).is_static:
+        return False
+    if isinstance(op, Full):
+        return number(attr(op, "value")) is not None
+    return isinstance(op, Weight) or op.kind is Kind.MOVEMENT and bool(op.operands) and all(map(is_constant, op.operands))
+
+
+def coded(v: Value) -> Coded | None:
+    """What a value is made of, if that is codes and no more than their dims' order and their type changes on the way: a rounding
+    to f16 or bf16 in between may be left out."""
+    perm = tuple(range(from_mlir(v).rank))
+    if not from_mlir(v).dtype.is_float:
+        return None
+    while isinstance(op := defining(v), (Transpose, Convert)) and not _converts_constant(op):
+        if isinstance(op, Transpose):
+            order = attr(op, "perm")
+            perm = tuple(order[d] for d in perm)
+        v = op.operands[0]
+        if not from_mlir(v).dtype.is_float:
+            return None
+    known = isinstance(op, Dequantize) or isinstance(op, Convert) and from_mlir(op.operands[0]).dtype.name in _STORED
+    return Coded(op, perm) if known and all(map(is_constant, op.operands)) else None
+
+
+def _converts_constant(op: Any) -> bool:
+    return isinstance(op, Convert) and is_constant(op.operands[0])
+
+
+def takes_codes(op: Any, i: int) -> bool:
+    """Whether an op's kernels decode operand i themselves."""
+    return isinstance(op, (Matmul, GroupedMatmul)) and i == 1
+
+
+def only_multiplies(v: Value) -> bool:
+    """Whether a value is read as the right side of products alone, through transposes and conversions at most."""
+    users = [(u.owner.operation.opview, u.operand_number) for u in v.uses]
+    return bool(users) and all(
+        takes_codes(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users
+    )

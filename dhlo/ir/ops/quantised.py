@@ -1,0 +1,85 @@
+"""Ops on quantised weights: small codes in memory, and what they stand for."""
+
+# ruff: noqa: E704
+from collections.abc import Callable
+from typing import Any, Final
+
+import sympy
+import torch
+
+from dhlo.ir.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
+from dhlo.ir.mlir import ir
+from dhlo.ir.types import TensorType, from_mlir
+
+Args = list[torch.Tensor]
+
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _float8(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda q: q.view(dtype).float()
+
+
+CODES: Final[dict[str, tuple[str, int, Callable[[torch.Tensor], torch.Tensor]]]] = {
+    "i8": ("i8", 8, lambda q: q.float()),
+    "ui8": ("ui8", 8, lambda q: q.float()),
+    "i4": ("i8", 4, lambda q: q.float()),
+    "ui4": ("ui8", 4, lambda q: q.float()),
+    "f8e4m3fn": ("ui8", 8, _float8(torch.float8_e4m3fn)),
+    "f8e5m2": ("ui8", 8, _float8(torch.float8_e5m2)),
+    "f4e2m1fn": ("ui8", 4, lambda q: torch.where(q >= 8, -1.0, 1.0) * _E2M1[(q & 7).long()]),
+}
+"""How elements of weights are coded: the dtype that holds a code in the IR (one a byte), bits of a code where it's stored, and the
+values (f32, exact) that codes stand for. `i4` is -8..7, `ui4` 0..15; floats of 8 and 4 bits are their bit patterns (OCP's formats
+for machine learning; f4e2m1fn is that of MXFP4)."""
+
+
+class Dequantize(Op, name="dequantize"):
+    """What quantised elements stand for: (value(q) - zero) * scale, computed in f32 and rounded to the result's dtype.
+
+    `q` holds codes of the form `code` (one of `CODES`). Operand 1 is `scale`; operand 2, if there is one, is `zero`; both of floats
+    and of q's rank. Each of their dims has q's size, or 1 for all, or an entry for each block of equal length along q's.
+    """
+
+    kind = Kind.ELEMENTWISE
+    q: Tensor
+    parameters: Variadic
+    code: ir.StringAttr
+    dtype: ir.StringAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        q, *parameters = operands
+        if attrs["code"] not in CODES or q.dtype.name != CODES[attrs["code"]][0]:
+            raise TypeError_(f"{q} holds no codes of the form {attrs['code']!r}")
+        if not 1 <= len(parameters) <= 2:
+            raise TypeError_("dequantize wants a scale and at most a zero point")
+        for p in parameters:
+            if p.rank != q.rank or not p.dtype.is_float:
+                raise TypeError_(f"{p} doesn't scale {q}")
+            for blocks, size in zip(p.shape, q.shape, strict=True):
+                if blocks not in (1, size) and (not size.is_Integer or int(size) % int(blocks)):
+                    raise TypeError_(f"the blocks of {p} don't divide {q}")
+        return [q.with_dtype(attrs["dtype"])]
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        q, *parameters = args
+        scale, *zero = (_along(p.float(), q.shape) for p in parameters)
+        value = CODES[attr(self, "code")][2](q)
+        out = (value - zero[0] if zero else value) * scale
+        return [out.to(from_mlir(self.results[0]).dtype.torch)]
+
+    def flops(self) -> sympy.Expr:
+        return 2 * from_mlir(self.operands[0]).numel
+
+
+def _along(p: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A parameter for each element: its blocks repeated along every dim."""
+    for d, size in enumerate(shape):
+        if p.shape[d] != size:
+            p = p.repeat_interleave(size // max(p.shape[d], 1), d)
+    return p
+
+
+__all__ = ["CODES", "Dequantize"]

@@ -71,9 +71,8 @@ def test_floats_of_eight_bits_convert_as_in_pytorch() -> None:
         args = inputs(size)
         for k, (got, want) in enumerate(zip(model(*args), Casts()(*args), strict=True)):
             assert got.dtype == want.dtype and got.shape == want.shape
-            if got.dtype == torch.uint8:
-                assert torch.equal(got, want)
-                continue
+            if got.dtype == torch.uint8:  # e4m3fn's bits, of which NaN has two
+                got, want = (v.view(e4) for v in (got, want))
             got, want = got.double(), want.double()
             if VERSION < (2, 13):  # where numbers beyond e4m3fn's largest become NaN
                 want = torch.where(want.isnan(), got, want)

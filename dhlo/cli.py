@@ -150,6 +150,14 @@ def compile_command(
     ] = None,
     locations: Locations = False,
     name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FORMAT",
+            help="Store constants of products as int4:64, int8, int8:128, f8e4m3fn, f8e5m2, mxfp4, bf16 or f16; those whose name "
+            "matches NAME in a format of their own (f32: as they are). max_error=0.1 leaves out what would lose more.",
+        ),
+    ] = None,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -159,7 +167,8 @@ def compile_command(
     if emit not in list(Emit):
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
     show = sys.stderr.isatty() if progress is None else progress
-    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target)
+    formats = {name or "default": value for name, _, value in (w.rpartition("=") for w in weights or [])}
+    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target, formats)
 
 
 @app.command("run")
@@ -251,6 +260,14 @@ def bench_command(
         bool, typer.Option("--explain", help="Show each kernel's time, rates and share of the machine's ceiling.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against size; needs matplotlib.")] = None,
+    accuracy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accuracy",
+            metavar="FORMAT",
+            help="Instead of timing, show what results lose with weights in a format of `dhlo compile --weights`; may be repeated.",
+        ),
+    ] = None,
     modules: Imports = None,
 ) -> None:
     """Time a model beside other compilers; the shape changes at every call."""
@@ -265,6 +282,7 @@ def bench_command(
         budget=budget,
         explained=explained,
         plot=plot,
+        accuracy=accuracy or [],
         modules=modules or [],
     )
 

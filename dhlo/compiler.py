@@ -30,6 +30,7 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
+from dhlo.passes.quantise_weights import quantised_weights
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
 from dhlo.shape_infer.cost import group_cost
 
@@ -205,6 +206,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
             for n, _, size, _ in low.states.rows
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
+        "quantised": quantised_weights(first.module),
         "groups": [_group(program, op) for op in groups],
         "levels": [
             {

@@ -26,6 +26,8 @@ class Options:
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
+    weights   format in which constants of products are stored: "int4:64", "int8", "f8e4m3fn", "mxfp4", "bf16", ...; or formats by
+              names or patterns of weights, "default" for the others, "f32" for as they are. See docs/quantisation.md
     """
 
     name: str = "model"
@@ -34,6 +36,7 @@ class Options:
     cache: str | None = None
     target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
+    weights: str | Mapping[str, str | float] = ""
 
 
 def cache_dir() -> str | None:

@@ -46,12 +46,15 @@ from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
+from dhlo.passes.expand_dequantize import expand_dequantize
+from dhlo.passes.find_dequantize import find_dequantize
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
 from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
+from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
@@ -124,12 +127,15 @@ PASSES: tuple[Pass, ...] = (
     Pass("separate-state", plain(separate_state)),
     Pass("cse", plain(cse)),
     Pass("simplify", plain(simplify)),
+    Pass("find-dequantize", find_dequantize),
+    Pass("quantise-weights", quantise_weights),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),
     Pass("hoist-slices", plain(hoist_slices)),
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),
+    Pass("expand-dequantize", expand_dequantize),
     Pass("update-parts", plain(update_parts)),
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),

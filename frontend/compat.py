@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+import torch.export.custom_ops  # registers the operator that reads parts of tensor subclasses
 
 from dhlo.torch_version import require_supported
 
-__all__ = ["ABSENT_IN", "VERSION", "Absent", "aten", "higher_order", "present", "prims"]
+__all__ = ["ABSENT_IN", "VERSION", "Absent", "aten", "higher_order", "inner_tensor", "present", "prims"]
 
 Rule = TypeVar("Rule")
 
@@ -69,3 +70,5 @@ def present(table: dict[Any, Rule]) -> dict[Any, Rule]:
 aten: Any = _Namespace("aten")
 prims: Any = _Namespace("prims")
 higher_order: Any = _Namespace("higher_order")
+inner_tensor: Any = torch.ops.export.access_subclass_inner_tensor.default
+"""Gives an attribute of a tensor subclass that is a tensor."""

@@ -16,6 +16,7 @@ from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.autocast import conversion
 from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.compat import inner_tensor
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.functionalize import Ref, functional_form, view_rule
@@ -25,7 +26,7 @@ from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Pr
 from dhlo.frontend.promotion import scalar_dtype
 from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
-from dhlo.frontend.state import state_names, storage_span, tensor_of
+from dhlo.frontend.state import Parts, has_parts, state_names, storage_span, tensor_of
 from dhlo.ir.dialect import TypeError_
 from dhlo.ir.function import mark_results, set_ranges, set_user_names
 from dhlo.ir.mlir import func, ir
@@ -55,6 +56,8 @@ class Importer:
         self.env: dict[Any, Any] = {}
         self.weights: dict[str, torch.Tensor] = {}
         self.states: dict[str, Ref] = {}  # the module's tensors, by the names of weights
+        self.parts: dict[str, Ref] = {}  # those inside tensor subclasses
+        self.entry: Any = None
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
         self.items: set[str] = set()  # symbols that tensors' values have defined
@@ -70,7 +73,7 @@ class Importer:
         inputs, types = self._inputs()
         with ir.InsertionPoint(module.body):
             f = func.FuncOp("main", ([t.mlir() for t in types], []))
-        block = f.add_entry_block()
+        self.entry = block = f.add_entry_block()
         with ir.InsertionPoint(block):
             self._bind_inputs(inputs, list(block.arguments))
             self._bind_state()
@@ -145,10 +148,27 @@ class Importer:
             node, name = nodes[spec.arg.name], names[spec.target]
             if not node.users and spec.target not in written:
                 continue
+            data = tensor_of(self.ep, spec.target)
+            if has_parts(data) and spec.target not in written:
+                self.env[node] = Parts(name, data)
+                continue
             if name not in self.states:
-                self.states[name] = self._content(self.weight(name, tensor_of(self.ep, spec.target)))
+                self.states[name] = self._content(self.weight(name, data))
                 self.owners.append(("buffer", name, self.states[name]))
             self.env[node] = self.states[name]
+
+    def _part(self, whole: Any, attribute: str) -> Any:
+        """A part of a constant that is a tensor subclass; one `weight` op for each distinct one."""
+        if not isinstance(whole, Parts):
+            raise CompileError("parts are read of a tensor that is no constant")
+        name, data = f"{whole.name}.{attribute}", getattr(whole.tensor, attribute)
+        if has_parts(data):
+            return Parts(name, data)
+        if name not in self.parts:
+            with ir.InsertionPoint.at_block_begin(self.entry):
+                self.parts[name] = self._content(self.weight(name, data))
+            self.owners.append(("constant", name, self.parts[name]))
+        return self.parts[name]
 
     def _check_aliases(self, mutations: Sequence[Mutation]) -> None:
         """State is memory of its own: raises CompileError where the module's other tensors lie in it, as part of it or by another
@@ -368,6 +388,13 @@ class Importer:
         target = node.target
         if target is operator.getitem:
             return args[0][args[1]]
+        if target is inner_tensor:
+            return self._part(*args)
+        whole = next((a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Parts)), None)
+        if whole is not None:
+            raise CompileError(
+                f"constant '{whole.name}' is a tensor made of others ({type(whole.tensor).__name__}), used as a whole"
+            )
         if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
             return scalar_call(target, args, kwargs)
         functional = functional_form(target)
@@ -488,6 +515,8 @@ class Importer:
     def item(self, x: Value, *, fresh: bool = False) -> Any:
         """aten.item: the value of a one-element tensor as a symbolic number. `fresh`: one that the exported graph has no
         name for."""
+        if self.b.dtype(x).is_float and self.b.dtype(x).bits == 8:
+            x = self.b.convert(x, "f32")
         name = self.fresh_symbol() if fresh else self.symbol_name()
         flag = self.b.dtype(x).is_bool
         if self.b.dtype(x).is_float and not name.startswith(("zuf", "f_")):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.autocast import lowered_dtype
-from dhlo.frontend.compat import higher_order
+from dhlo.frontend.compat import higher_order, inner_tensor
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
 from dhlo.frontend.functionalize import functional_form
@@ -26,6 +26,7 @@ from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
+from dhlo.frontend.state import parts_of
 from dhlo.ir.context import context
 
 __all__ = ["import_program", "unknown_ops"]
@@ -83,7 +84,7 @@ def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype |
             continue
         made = pytree.tree_leaves(node.meta.get("val"))
         kind = next((k for v in made if isinstance(v, torch.Tensor) and (k := _unusual(v))), None)
-        if kind is not None:
+        if kind is not None and t is not inner_tensor:
             yield f"{t}, which makes a {kind}", source_line(node)
             continue
         inner = _autocast_of(node.args, autocast) if t is higher_order.wrap_with_autocast else autocast
@@ -119,6 +120,7 @@ def _known(t: Any) -> bool:
         find(t) is not None
         or t in SCALAR_FUNCTIONS
         or t is operator.getitem
+        or t is inner_tensor
         or t in HIGHER_ORDER
         or t in INLINED
         or t in COMPLEX
@@ -139,8 +141,9 @@ def _check_tensors(ep: torch.export.ExportedProgram) -> None:
                 f"constant '{name}' of the exported program has no data: it is a tensor that torch.export lost track of",
                 hint="gradients inside a program can cause this: let torch.export.experimental._export_forward_backward write them",
             )
-        if isinstance(x, torch.Tensor) and (kind := _unusual(x)):
-            raise CompileError(f"constant '{name}' is a {kind}", hint="export the module with plain tensors on the CPU")
+        kinds = [kind for p in parts_of(x) if (kind := _unusual(p))] if isinstance(x, torch.Tensor) else []
+        if kinds:
+            raise CompileError(f"constant '{name}' is a {kinds[0]}", hint="export the module with plain tensors on the CPU")
 
 
 def _unusual(x: torch.Tensor) -> str | None:

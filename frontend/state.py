@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["state_names", "storage_span", "tensor_of"]
+__all__ = ["Parts", "has_parts", "parts_of", "state_names", "storage_span", "tensor_of"]
 
 _LIFTED = re.compile(r"(.*\.)?(lifted_tensor|_tensor_constant)_?\d+")  # as torch.export calls what the module has no name for
 _KINDS = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)
@@ -20,6 +22,28 @@ def tensor_of(ep: Any, target: str) -> torch.Tensor:
     return data
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A constant of the module that is made of other tensors (a tensor subclass, as quantisers leave them): the program reads its
+    parts, by the names of attributes."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+def has_parts(x: torch.Tensor) -> bool:
+    """Is a tensor made of others?"""
+    return bool(is_traceable_wrapper_subclass(x))
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that a tensor is made of: itself, or what lies inside a subclass at any depth."""
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    names, _ = x.__tensor_flatten__()
+    return [p for n in names for p in parts_of(getattr(x, n))]
+
+
 def storage_span(x: torch.Tensor) -> tuple[int, int]:
     """The addresses that a tensor's elements lie in, [first, end)."""
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
@@ -29,7 +53,13 @@ def storage_span(x: torch.Tensor) -> tuple[int, int]:
 def _memory(ep: Any, target: str) -> Any:
     """Equal for names of the same elements in the same order."""
     x = tensor_of(ep, target)
-    return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.is_conj(), x.is_neg()) if x.numel() else target
+    if is_traceable_wrapper_subclass(x):
+        return (type(x), tuple(x.shape), *(_place(p) or target for p in parts_of(x)))
+    return _place(x) or target
+
+
+def _place(x: torch.Tensor) -> Any:
+    return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.is_conj(), x.is_neg()) if x.numel() else None
 
 
 def state_names(ep: Any) -> dict[str, str]:

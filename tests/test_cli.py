@@ -96,6 +96,21 @@ def test_compile_refuses(program: Path, tmp_path: Path) -> None:
     assert "module 'nosuchmodule' can't be imported" in call("compile", program, "--import", "nosuchmodule", code=1)[1]
 
 
+def test_weights_in_fewer_bits(tmp_path: Path) -> None:
+    """What was quantised, what that saved and lost: said when compiling, kept in the file, measured on results."""
+    source, model = tmp_path / "two.pt2", tmp_path / "two.so"
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Linear(48, 32))
+    torch.export.save(torch.export.export(layers, (torch.randn(3, 64),), dynamic_shapes=({0: Dim("rows", max=99)},)), source)
+    out = call("compile", source, "-o", model, "--weights", "int8", "--weights", "1.*=f32")[0]
+    assert "1 of 2 constants of products quantised: 9.2 KB for 18.0 KB" in out and "(0.weight)" in out
+    out = call("inspect", model)[0]
+    assert re.search(r"0\.weight +int8 +0\.00\d+ +12\.0 KB +3\.2 KB", out) and re.search(r"1\.weight +f32 +0 ", out)
+    assert "no format 'int3'" in call("compile", source, "-o", model, "--weights", "int3", code=1)[1]
+    out = call("bench", source, "--accuracy", "int8", "--accuracy", "int4:32", "--range", "input.0=1:5:4")[0]
+    assert len(re.findall(r"^(?:f32|int8|int4:32) .*input.0=[15] ", out, re.M)) == 6 and "int4:32: 2 of 2" in out
+    assert "needs the exported program" in call("bench", model, "--accuracy", "int8", code=1)[1]
+
+
 @torch.library.custom_op("dhlo_test::mystery", mutates_args=())
 def mystery(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.numpy() + 1)  # can't be traced

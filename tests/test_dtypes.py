@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+import dhlo
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.target import BITS
+from dhlo.frontend.compat import VERSION
 from dhlo.ir.dtypes import DTYPES, DType
 from dhlo.ir.symbols import evaluate
 from dhlo.ir.types import TensorType, from_torch_dtype
@@ -33,6 +37,46 @@ def test_an_element_is_as_large_as_torchs(name: str) -> None:
 
 def test_registers_have_the_bits_of_their_types() -> None:
     assert BITS == {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+
+
+def test_floats_of_eight_bits_convert_as_in_pytorch() -> None:
+    """Every f16 and bf16, f32 of all magnitudes, ties and limits; and back every code."""
+    e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
+
+    class Casts(torch.nn.Module):
+        def forward(self, x: Any, h: Any, b: Any, d: Any, i: Any, q: Any) -> list[Any]:
+            narrow = [v.to(e) for v in (x, h, b, d, i) for e in (e4, e5)]
+            codes = [q.view(e) for e in (e4, e5)]
+            wide = [c.to(t) for c in codes for t in (torch.float32, torch.bfloat16, torch.float16, torch.float64)]
+            rows, index = codes[1][:, None].expand(-1, 3), torch.arange(x.shape[0]) // 2
+            wide += [
+                v.to(torch.float32) for v in (rows.t().contiguous(), rows[index], torch.where(x[:, None] > 0, rows, rows[index]))
+            ]
+            rounded = [(x * 2).to(e).to(torch.float32) + 1 for e in (e4, e5)]
+            return [*narrow, *wide, *rounded, narrow[0].view(torch.uint8), torch.cat([codes[0], codes[0]]), codes[0].to(e5)]
+
+    def inputs(n: int) -> list[torch.Tensor]:
+        g = torch.Generator().manual_seed(n)
+        bits = torch.arange(n, dtype=torch.int32)
+        ties = torch.arange(256).to(torch.uint8).view(e4).float()
+        ties = torch.cat([ties, (ties[1:] + ties[:-1]) / 2])[torch.randint(0, 511, (n,), generator=g)]
+        any_f32 = torch.randint(-(1 << 31), 1 << 31, (n,), generator=g).to(torch.int32).view(torch.float32)
+        x = torch.where(torch.rand(n, generator=g) < 0.5, ties, any_f32)
+        h, b = (bits.to(torch.int16).view(t) for t in (torch.float16, torch.bfloat16))
+        return [x, h, b, x.double(), torch.randint(-600, 600, (n,), generator=g), bits.to(torch.uint8)]
+
+    n = torch.export.Dim("n")
+    model = dhlo.compile(torch.export.export(Casts(), tuple(inputs(64)), dynamic_shapes=(({0: n},) * 6)))
+    for size in (0, 1, 2, 17, 1 << 16):
+        args = inputs(size)
+        for k, (got, want) in enumerate(zip(model(*args), Casts()(*args), strict=True)):
+            assert got.dtype == want.dtype and got.shape == want.shape
+            if got.dtype == torch.uint8:  # e4m3fn's bits, of which NaN has two
+                got, want = (v.view(e4) for v in (got, want))
+            got, want = got.double(), want.double()
+            if VERSION < (2, 13):  # where numbers beyond e4m3fn's largest become NaN
+                want = torch.where(want.isnan(), got, want)
+            assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(9), want.nan_to_num(9)), (size, k)
 
 
 def test_types_narrower_than_a_byte_lie_without_gaps() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 
+from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
 from dhlo.codegen.elementwise.rules import emit_op, round_to
@@ -200,6 +201,8 @@ class Emitter(IndexMath):
     def _to_register(self, raw: V, dtype: DType) -> V:
         if dtype.is_bool:
             return self.fn.cmp("ne", raw, 0)
+        if dtype.name in FLOAT8:
+            return from_float8(self.fn, raw, dtype.name)
         return self.fn.cast(raw, dtype.register, signed=dtype.name != "ui8")
 
     def component(self, v: Any, idx: Sequence[Index], part: int) -> V:
@@ -216,7 +219,7 @@ class Emitter(IndexMath):
             if at.vec is None and at.step == 1:
                 fn.prefetch(fn.gep(p, at.base, mem), write=True)
             return
-        raw = fn.cast(x, mem)
+        raw = to_float8(fn, x, dtype.name) if dtype.name in FLOAT8 else fn.cast(x, mem)
         if at.uniform:  # all lanes agree
             fn.store(fn.extract(raw, 0) if raw.lanes else raw, fn.gep(p, at.base, mem))
             return
@@ -374,4 +377,4 @@ class Emitter(IndexMath):
 
 def memory_type(dtype: DType) -> str:
     """The MLIR type of an element in memory."""
-    return {"i1": "i8", "ui8": "i8"}.get(dtype.name, dtype.name)
+    return {"i1": "i8", "ui8": "i8", **dict.fromkeys(FLOAT8, "i8")}.get(dtype.name, dtype.name)

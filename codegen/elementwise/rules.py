@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dhlo.codegen.elementwise import vmath
+from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.vmath_base import any_lane, with_sign
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
 from dhlo.errors import InternalError
@@ -84,6 +85,8 @@ def round_to(fn: Fn, x: V, dtype: str) -> V:
     """A register value rounded to a narrower float dtype's precision."""
     if dtype in ("f16", "bf16") and x.elem in (F32, F64):
         return fn.cast(fn.cast(x, dtype), x.elem)
+    if dtype in FLOAT8:
+        return from_float8(fn, to_float8(fn, fn.cast(x, F32), dtype), dtype)
     return x
 
 
@@ -334,7 +337,12 @@ def _bitcast(fn: Fn, op: ew.Bitcast, x: V) -> V:
     if src == dst:
         return x
     bits = f"i{src.bits}"
-    raw = fn.bitcast(fn.cast(x, src.name), bits) if src.is_float else fn.cast(x, bits)
+    if src.name in FLOAT8:
+        raw = to_float8(fn, x, src.name)
+    else:
+        raw = fn.bitcast(fn.cast(x, src.name), bits) if src.is_float else fn.cast(x, bits)
+    if dst.name in FLOAT8:
+        return from_float8(fn, raw, dst.name)
     if dst.is_float:
         return fn.cast(fn.bitcast(raw, dst.name), dst.register)
     return fn.cast(raw, dst.register, signed=dst.name != "ui8")

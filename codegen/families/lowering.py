@@ -25,7 +25,7 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.movement import Weight
-from dhlo.ir.ops.quantised import Dequantize
+from dhlo.ir.ops.quantised import Dequantize, along
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import View, strided
 
@@ -125,6 +125,7 @@ class Lowering:
             return None
         op = found.op
         codes, *parameters = (self._evaluate(x).permute(found.perm) for x in op.operands)
+        parameters = [along(p, (*p.shape[:-1], codes.shape[-1])) for p in parameters]  # blocks of columns
         code = attr(op, "code") if isinstance(op, Dequantize) else from_mlir(op.operands[0]).dtype.name
         if not QuantisedMatrix.fits(code, codes, *parameters):
             return None

@@ -25,6 +25,7 @@ from dhlo.bench.explain import KernelTime, explain
 from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, take_turns
 from dhlo.callspec import read_call
+from dhlo.commands.accuracy import compare_formats
 from dhlo.commands.console import console, print_table
 from dhlo.commands.run import check_memory, generate
 from dhlo.commands.shapes import assignments, complete_shapes, is_size
@@ -89,18 +90,25 @@ def bench_file(
     budget: float,
     explained: bool,
     plot: Path | None,
+    accuracy: Sequence[str],
     modules: Sequence[str],
 ) -> None:
-    """Prints times by shape for each peer; on request explains them kernel by kernel and draws them.
+    """Prints times by shape for each peer; on request explains them kernel by kernel and draws them. With formats of weights in
+    `accuracy`, prints what results lose by these instead.
 
-    Raises ContractError for shapes that the model doesn't take, DhloError for peers that there aren't.
+    Raises ContractError for shapes that the model doesn't take, DhloError for peers and formats that there aren't.
     """
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise DhloError("--plot needs matplotlib, which isn't installed (pip install matplotlib)")
     threads = threads or len(processors())
     os.environ["DHLO_NUM_THREADS"] = str(threads)
     model = _open(path, modules)
+    if accuracy and model.exported is None:
+        raise DhloError("--accuracy needs the exported program (.pt2), not a model file")
     points = _points(model.values, shapes, ranges)
+    if accuracy and model.exported is not None:
+        compare_formats(model.exported, [(p.label, *model.arguments(p)) for p in points], accuracy)
+        return
     chosen = _choose(peers, model.exported is not None)
     facts = _compare(model, points, chosen, threads, budget)
     _print_times(points, facts, threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 from dhlo.api import build
 from dhlo.codegen.target import parse_targets
-from dhlo.commands.console import console, megabytes
+from dhlo.commands.console import console, megabytes, quantised_summary
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
@@ -51,9 +51,10 @@ def compile_file(
     modules: Sequence[str],
     locations: bool,
     target: str | None = None,
+    weights: Mapping[str, str] | None = None,
 ) -> Path:
-    """Compiles `source` for `target` (see `Options`) and writes `output`: by default, `source` with the suffix of what is written.
-    Returns the path.
+    """Compiles `source` for `target`, with `weights` (see `Options`), and writes `output`: by default, `source` with the suffix of
+    what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -65,11 +66,11 @@ def compile_file(
     if emit in (Emit.SO, Emit.OBJ):
         check_target(output)
     start = time.perf_counter()
-    options = Options(name=name or source.stem, progress=progress, target=target or default_target())
+    options = Options(name=name or source.stem, progress=progress, target=target or default_target(), weights=weights or {})
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):
-        write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations).encode())
+        write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations, options).encode())
         return output
     from dhlo.codegen.backends.cpu import link
 
@@ -91,17 +92,22 @@ def compile_file(
             f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
             f"{time.perf_counter() - start:.1f} s"
         )
+        if artifact.metadata["quantised"]:
+            console().print(quantised_summary(artifact.metadata["quantised"]))
     return output
 
 
-def _module_text(exported: torch.export.ExportedProgram, planned: bool, locations: bool) -> str:
+def _module_text(exported: torch.export.ExportedProgram, planned: bool, locations: bool, options: Options) -> str:
     """The module as imported, or as the host program is made of it."""
     from dhlo.commands.opt import module_text
     from dhlo.compiler import plan_program
     from dhlo.frontend import import_program
+    from dhlo.passes.quantise_weights import request_weights
 
-    program, options = import_program(exported), Options()
+    program = import_program(exported)
     if planned:
+        with program.context:
+            request_weights(program.module, options.weights)
         plan_program(program, options, lambda _: None, parse_targets(options.target)[:1])
     with program.context:
         return module_text(program.module, locations)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["console", "megabytes", "print_table"]
+__all__ = ["console", "megabytes", "print_table", "quantised_summary"]
 
 _WIDE = 200
 
@@ -29,6 +30,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     out = console()
     out.print(table)
     out.print()
+
+
+def quantised_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the constants of products, in a line."""
+    done = [r for r in rows if r["format"] != "f32"]
+    worst = max(done, key=lambda r: r["error"], default=None)
+    sizes = [megabytes(sum(r[k] for r in rows)) for k in ("before", "after")]
+    error = f", relative error at most {worst['error']:.2g} ({worst['name']})" if worst else ""
+    return f"{len(done)} of {len(rows)} constants of products quantised: {sizes[1]} for {sizes[0]}{error}"
 
 
 def megabytes(nbytes: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dhlo.api import build
-from dhlo.commands.console import console, megabytes, print_table
+from dhlo.commands.console import console, megabytes, print_table, quantised_summary
 from dhlo.exported import read_program
 from dhlo.model_file import ModelInfo, open_sections, read_info
 from dhlo.options import Options
@@ -95,7 +95,20 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
         rows.append(f"CPU: {level['name']}" + (f", {taken}" if taken else "") + f"\n  needs {level['cpu_features'] or 'nothing'}")
     if info.taken is None:
         rows.append("this machine can run none of them")
+    if meta.get("quantised"):
+        rows.append(quantised_summary(meta["quantised"]))
     console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]), markup=False)
+    if meta.get("quantised"):
+        console().print()
+        print_table(
+            "constants of products",
+            ("name", "format", "relative error", "before", "after"),
+            (
+                (r["name"], r["format"], f"{r['error']:.2g}", megabytes(r["before"]), megabytes(r["after"]))
+                for r in meta["quantised"]
+            ),
+            right=("relative error", "before", "after"),
+        )
 
 
 def _ops(names: Sequence[str]) -> str:

@@ -74,12 +74,14 @@ DTYPES: Final[dict[str, DType]] = {
         DType("f64", "float64", 64, "f64", 9, **_FLOAT),
         DType("complex<f32>", "complex64", 64, "f32", 10, **_COMPLEX),
         DType("complex<f64>", "complex128", 128, "f64", 11, **_COMPLEX),
+        DType("f8E4M3FN", "float8_e4m3fn", 8, "f32", 12, **_FLOAT),
+        DType("f8E5M2", "float8_e5m2", 8, "f32", 13, **_FLOAT),
     )
 }
 """By name."""
 
 REGISTER_BITS: Final[dict[str, int]] = {
     "i1": 1,
-    **{d.name: d.bits for d in DTYPES.values() if d.is_float or d.is_int and d.name != "ui8"},
+    **{d.name: d.bits for d in DTYPES.values() if d.is_float and d.bits > 8 or d.is_int and d.name != "ui8"},
 }
 """Bits of each MLIR type that a lane of a vector can have."""

@@ -14,6 +14,7 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Mul
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
+from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -42,7 +43,7 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
         kind = getattr(op, "kind", None)
         if kind not in _FOLDABLE or not op.operands or len(op.results) != 1 or not from_mlir(op.results[0]).is_static:
             continue
-        if kind is Kind.MOVEMENT and not isinstance(op, Reshape):
+        if kind is Kind.MOVEMENT and not isinstance(op, Reshape) or isinstance(op, Dequantize):
             continue  # read in place, or packed as it is
         if coded(op.results[0]) is not None and only_multiplies(op.results[0]):
             continue  # products decode it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Add
 from dhlo.ir.ops.movement import Broadcast, Slice, Transpose, Weight
-from dhlo.ir.types import TensorType, from_mlir
+from dhlo.ir.ops.quantised import Dequantize, along
+from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
 
 __all__ = ["merge_matmuls"]
 
@@ -27,21 +29,40 @@ def merge_matmuls(module: Module, weights: dict[str, torch.Tensor]) -> None:
                 if isinstance(op, Matmul) and _constant_side(op, weights) is not None:
                     by_left.setdefault(op.operands[0], []).append(op)
             for ops in by_left.values():
-                chains = [c for c in (_chain(op, weights) for op in ops) if c is not None]
-                for biased in (False, True):
-                    same = [c for c in chains if (c[2] is not None) == biased]
+                alike: dict[Any, list[Any]] = {}
+                for op in ops:
+                    chain, side = _chain(op, weights), _constant_side(op, weights)
+                    if chain is not None and side is not None:
+                        alike.setdefault((chain[2] is not None, side.joins(weights)), []).append((chain, side))
+                for same in alike.values():
                     if len(same) > 1:
-                        _merge(same, weights)
+                        _merge([chain for chain, _ in same], [side for _, side in same], weights)
 
 
-def _constant_side(op: Any, weights: dict[str, torch.Tensor]) -> str | None:
-    """The weight [N, K] that is transposed on the right."""
+@dataclass(frozen=True)
+class _Rows:
+    """A constant [N, K] that is transposed on the right: a weight, or the codes and parameters that a `dequantize` op takes."""
+
+    names: tuple[str, ...]
+    dequantize: Any = None
+
+    def joins(self, weights: dict[str, torch.Tensor]) -> Any:
+        """What must be equal for rows to be joined: everything but how many there are."""
+        data = [weights[n] for n in self.names]
+        code = () if self.dequantize is None else (attr(self.dequantize, "code"), attr(self.dequantize, "dtype"))
+        return (code, *((w.shape[1], w.dtype) for w in data))
+
+
+def _constant_side(op: Any, weights: dict[str, torch.Tensor]) -> _Rows | None:
+    """The rows that a product takes as its columns."""
     t = defining(op.operands[1])
-    w = defining(t.operands[0]) if isinstance(t, Transpose) else None
-    if not isinstance(w, Weight) or from_mlir(w.results[0]).rank != 2:
+    made = defining(t.operands[0]) if isinstance(t, Transpose) else None
+    if made is None or from_mlir(t.operands[0]).rank != 2 or not isinstance(made, (Weight, Dequantize)):
         return None
-    name: str = attr(w, "name_")
-    return name if name in weights else None
+    ops = [made] if isinstance(made, Weight) else list(map(defining, made.operands))
+    if not all(isinstance(w, Weight) and attr(w, "name_") in weights for w in ops):
+        return None
+    return _Rows(tuple(attr(w, "name_") for w in ops), None if isinstance(made, Weight) else made)
 
 
 def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | None] | None:
@@ -63,18 +84,12 @@ def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | N
     return op, out, bias
 
 
-def _merge(chains: list[tuple[Any, Any, str | None]], weights: dict[str, torch.Tensor]) -> None:
-    names = [_constant_side(op, weights) for op, _, _ in chains]
-    assert all(n is not None for n in names)
-    rows = [weights[n] for n in names]  # type: ignore[index]
-    if len({(w.shape[1], w.dtype) for w in rows}) != 1:
-        return
-    name = "merged." + ".".join(str(n) for n in names)
-    weights[name] = torch.cat([w.detach() for w in rows])
+def _merge(chains: list[tuple[Any, Any, str | None]], sides: list[_Rows], weights: dict[str, torch.Tensor]) -> None:
     first = chains[0][0]
+    counts = [weights[side.names[0]].shape[0] for side in sides]
     with ir.InsertionPoint(first.operation), first.location:
-        t = TensorType.of(from_mlir(first.operands[1]).dtype, list(weights[name].shape))
-        w = build(Weight, [], {"name_": name}, results=[t]).results[0]
+        w = _join(sides, counts, weights)
+        t = from_mlir(w)
         product = build(Matmul, [first.operands[0], build(Transpose, [w], {"perm": [1, 0]}).results[0]]).results[0]
         if chains[0][2] is not None:
             bias = "merged." + ".".join(str(c[2]) for c in chains)
@@ -84,10 +99,27 @@ def _merge(chains: list[tuple[Any, Any, str | None]], weights: dict[str, torch.T
             wide = build(Broadcast, [b], {"dims": [from_mlir(product).rank - 1]}, results=[from_mlir(product)]).results[0]
             product = build(Add, [product, wide]).results[0]
         start = 0
-        for (_, out, _), r in zip(chains, rows, strict=True):
+        for (_, out, _), count in zip(chains, counts, strict=True):
             rank = from_mlir(out).rank
             part = build(
                 Slice, [product], {"starts": ["0"] * (rank - 1) + [str(start)], "steps": [1] * rank}, results=[from_mlir(out)]
             ).results[0]
             out.replace_all_uses_with(part)
-            start += r.shape[0]
+            start += count
+
+
+def _join(sides: list[_Rows], counts: list[int], weights: dict[str, torch.Tensor]) -> Any:
+    """All rows one after the other, as a weight or dequantised."""
+    operands = []
+    for names in zip(*(side.names for side in sides), strict=True):
+        data = [weights[n].detach() for n in names]
+        if any(d.shape[0] not in (1, n) for d, n in zip(data, counts, strict=True)):
+            data = [along(d, (n, d.shape[1])) for d, n in zip(data, counts, strict=True)]  # blocks of rows
+        name = "merged." + ".".join(names)
+        weights[name] = torch.cat([d.expand(n, d.shape[1]) for d, n in zip(data, counts, strict=True)])
+        t = TensorType.of(from_torch_dtype(weights[name].dtype), list(weights[name].shape))
+        operands.append(build(Weight, [], {"name_": name}, results=[t]).results[0])
+    made = sides[0].dequantize
+    if made is None:
+        return operands[0]
+    return build(Dequantize, operands, {n: attr(made, n) for n in ("code", "dtype")}).results[0]

@@ -30,6 +30,7 @@ from dhlo.frontend.aten import (
     resize,
     resize_gradients,
     strided,
+    torchao,
     unique,
     writes,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "resize",
     "resize_gradients",
     "strided",
+    "torchao",
     "unique",
     "writes",
 ]

@@ -10,7 +10,16 @@ constexpr uint32_t kMajorVersion = 1;
 constexpr uint32_t kMinorVersion = 3;
 
 enum DeviceType : int32_t { kCPU = 1, kCUDAHost = 3 };
-enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
+enum TypeCode : uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBfloat = 4,
+  kComplex = 5,
+  kBool = 6,
+  kFloat8E4M3fn = 10,
+  kFloat8E5M2 = 12
+};
 
 // Bits of ManagedTensorVersioned::flags.
 constexpr uint64_t kReadOnly = 1, kIsCopy = 2;

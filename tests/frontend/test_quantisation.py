@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +12,9 @@ import torch
 import torch.ao.quantization.fx._decomposed  # defines the operators
 
 import dhlo
+from dhlo.frontend.compat import VERSION
+from dhlo.ir.ops.quantised import dequantize
+from dhlo.passes.quantise_weights import Format, quantise
 from tests.frontend.helpers import export
 from tests.frontend.test_more_ops import compiled
 
@@ -143,3 +149,326 @@ def test_operators_in_python_are_traced() -> None:
 def test_operators_that_leave_pytorch_are_refused() -> None:
     with pytest.raises(dhlo.UnsupportedError, match=r"dhlo_test\.through_numpy\.default"):
         dhlo.compile(export(through_numpy, [torch.rand(3, 4)]))
+
+
+# ------------------------------------------------------------------------------------------------ weights that stay codes
+class Pair(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(self.up(x).relu())
+        return y
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Equal to a part of the largest magnitude."""
+    assert got.dtype == want.dtype and got.shape == want.shape
+    if want.numel():
+        assert float((got.float() - want.float()).abs().max()) <= tolerance * float(want.float().abs().max())
+
+
+def compile_rows(module: torch.nn.Module, x: torch.Tensor, **options: Any) -> tuple[dhlo.CompiledModel, str]:
+    """Compiled for any number of rows, and the module after `find-dequantize` and `quantise-weights`."""
+    texts: dict[str, str] = {}
+    with torch.no_grad():
+        ep = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows", max=4096)},))
+    return dhlo.compile(ep, dump=texts.__setitem__, **options), texts["quantise-weights"]
+
+
+def constants(model: dhlo.CompiledModel) -> int:
+    return int(json.loads(model.metadata)["constants_bytes"])
+
+
+def torchao_configs() -> dict[str, Callable[[], Any]]:
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization import (
+        Float8WeightOnlyConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        Int8DynamicActivationIntxWeightConfig,
+        Int8WeightOnlyConfig,
+        PerGroup,
+    )
+
+    return {
+        "int8": Int8WeightOnlyConfig,
+        "int8 in groups": lambda: Int8WeightOnlyConfig(granularity=PerGroup(32)),
+        "int8 dynamic": Int8DynamicActivationInt8WeightConfig,
+        "int4 dynamic": lambda: Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)),
+        "float8": Float8WeightOnlyConfig,
+        "int4": lambda: PrototypeInt4WeightOnlyConfig(group_size=32),
+    }
+
+
+TORCHAO = {"int8": "i8", "int8 in groups": "i8", "int8 dynamic": "", "int4 dynamic": "i4", "float8": "f8e4m3fn", "int4": "i4"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", TORCHAO)
+def test_torchao(config: str, dtype: torch.dtype) -> None:
+    """As its documentation says to export: tensor subclasses are taken apart, and their codes are what the file holds."""
+    ao = pytest.importorskip("torchao.quantization")
+    module = Pair().to(dtype)
+    ao.quantize_(module, torchao_configs()[config]())
+    model, text = compile_rows(module, torch.randn(3, 64).to(dtype))
+    code = TORCHAO[config]
+    assert text.count("dhlo.dequantize") == (2 if code else 0)
+    if code:
+        assert text.count(f'code = "{code}"') == 2
+        assert constants(model) < 0.4 * 4 * (64 * 96 + 96 * 32)
+    for n in (1, 2, 17, 40, 0):
+        x = torch.randn(n, 64).to(dtype)
+        want = module(x) if n else torch.empty(0, 32, dtype=dtype)  # torchao fails without rows
+        close(model(x), want, 1e-4 if dtype == torch.float32 else 3e-2)
+
+
+class Handmade(torch.nn.Module):
+    """Codes as checkpoints hold them: a table of bytes that is looked up and multiplies, nibbles in bytes and words, 4-bit floats
+    with powers of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        for name, data in {
+            "table": torch.randint(-128, 128, (80, 64), dtype=i8),
+            "table_scale": torch.rand(80, 1) / 100,
+            "nibbles": torch.randint(0, 256, (64, 32), dtype=torch.uint8),
+            "nibbles_scale": torch.rand(64, 2) / 10,
+            "nibbles_zero": torch.randint(0, 16, (64, 2)),
+            "words": torch.randint(-(1 << 31), 1 << 31, (64, 8)).to(torch.int32),
+            "words_scale": (torch.rand(64, 2) / 10).half(),
+            "floats": torch.randint(0, 256, (64, 2, 16), dtype=torch.uint8),
+            "exponents": torch.randint(120, 126, (64, 2), dtype=torch.uint8),
+            "values": torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]),
+        }.items():
+            self.register_buffer(name, data)
+
+    def weights(self) -> list[torch.Tensor]:
+        table = self.table.float() * self.table_scale
+        pairs = torch.stack([self.nibbles & 15, self.nibbles >> 4], -1).reshape(64, 2, 32)
+        a = ((pairs.int() - self.nibbles_zero[..., None]) * self.nibbles_scale[..., None]).reshape(64, 64)
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+        parts = ((self.words[..., None] >> shifts) & 15).reshape(64, 2, 32)
+        b = ((parts.to(i8) - 8).half() * self.words_scale[..., None]).reshape(64, 64).float()
+        low, high = (self.values[k.int()] for k in (self.floats & 15, self.floats >> 4))
+        c = torch.ldexp(torch.stack([low, high], -1).flatten(-2), self.exponents.int()[..., None] - 127).reshape(64, 64)
+        return [table, a, b, c]
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        table, *matrices = self.weights()
+        x = torch.nn.functional.embedding(index, table)
+        for w in matrices:
+            x = torch.nn.functional.linear(x, w)
+        return x @ table.T
+
+
+def test_codes_of_checkpoints() -> None:
+    module = Handmade()
+    model, text = compile_rows(module, torch.arange(5))
+    assert sorted(re.findall(r'code = "(\w+)"', text)) == ["f4e2m1fn", "i4", "i8", "i8", "ui4"]
+    assert constants(model) < 0.4 * 4 * (80 + 3 * 64) * 64
+    for n in (0, 1, 2, 33):
+        index = torch.randint(0, 80, (n,))
+        close(model(index), module(index), 5e-4)  # products may leave out what was rounded to f16 on the way
+
+
+def test_static_quantisation_around_layers() -> None:
+    """What PyTorch 2 Export's quantisers leave: weights dequantised by channel before linear layers, convolutions and lookups."""
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            for name, shape in {"linear": (48, 64), "conv": (16, 8, 3, 3), "table": (70, 64)}.items():
+                self.register_buffer(name, torch.randint(-128, 128, shape, dtype=i8))
+                self.register_buffer(f"{name}_scale", torch.rand(shape[0]) / 50)
+            self.register_buffer("zero", torch.zeros(70, dtype=torch.int64))
+
+        def weight(self, name: str) -> torch.Tensor:
+            scale = getattr(self, f"{name}_scale")
+            w: torch.Tensor = Q.dequantize_per_channel(getattr(self, name), scale, self.zero[: len(scale)], 0, -127, 127, i8)
+            return w
+
+        def forward(self, index: torch.Tensor) -> Any:
+            x = torch.nn.functional.embedding(index, self.weight("table"))
+            q = Q.dequantize_per_tensor(Q.quantize_per_tensor(x, 0.02, 3, *LIMITS), 0.02, 3, *LIMITS)
+            y = torch.nn.functional.conv2d(q.reshape(-1, 8, 2, 4), self.weight("conv"), padding=1)
+            return torch.nn.functional.linear(q, self.weight("linear")), y
+
+    module = Layers()
+    model, text = compile_rows(module, torch.arange(5))
+    assert text.count('code = "i8"') == 3
+    for n in (1, 2, 33):
+        index = torch.randint(0, 70, (n,))
+        for got, want in zip(model(index), module(index), strict=True):
+            close(got, want)
+
+
+@pytest.mark.parametrize("n", [16, 48, 64, 96, 176])
+def test_packed_int4(n: int) -> None:
+    """Rows in whole blocks of the processor's layout, and those left over; packed inside the program and outside."""
+    w = torch.randint(0, 16, (n, 64), dtype=torch.int32)
+    parameters = torch.rand(2, n, 2).bfloat16() / 10
+    packed = A._convert_weight_to_int4pack_for_cpu(w, 1)
+
+    def f(x: torch.Tensor) -> Any:
+        inside = A._convert_weight_to_int4pack_for_cpu(w, 1)
+        return A._weight_int4pack_mm_for_cpu(x, packed, 32, parameters), inside
+
+    model = dhlo.compile(export(f, [torch.rand(3, 64).bfloat16()], ({0: torch.export.Dim("m")},)))
+    for m in (1, 2, 33):
+        x = torch.rand(m, 64).bfloat16()
+        got, want = model(x), f(x)
+        close(got[0], want[0], 1e-2)
+        assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.skipif(VERSION < (2, 13), reason="torch 2.12 makes NaN of numbers beyond e4m3fn's largest")
+def test_scaled_products() -> None:
+    e4 = torch.float8_e4m3fn
+
+    def f(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor, t: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> Any:
+        a, b = x.to(e4), y.to(e4).t()
+        return (
+            torch._scaled_mm(a, b, s, t, out_dtype=torch.float32),
+            torch._scaled_mm(a, b, s, t, bias=columns[0].bfloat16(), out_dtype=torch.bfloat16),
+            torch._scaled_mm(a, b, rows, columns, out_dtype=torch.bfloat16),
+            A._scaled_mm_v2(a, b, [rows], [1], [0], [columns], [1], [0], None, torch.bfloat16),
+            A._scaled_mm_v2(a, b, [s], [0], [0], [t], [0], [0], None, torch.float32),
+        )
+
+    def inputs(m: int) -> list[torch.Tensor]:
+        return [torch.randn(m, 32), torch.randn(16, 32), torch.tensor(0.5), torch.tensor(2.0), torch.rand(m, 1), torch.rand(1, 16)]
+
+    rows = {0: torch.export.Dim("m")}
+    model = dhlo.compile(export(f, inputs(8), (rows, {}, {}, {}, rows, {})))
+    for m in (1, 8, 33):
+        args = inputs(m)
+        for got, want in zip(model(*args), f(*args), strict=True):
+            close(got, want, 1e-4 if want.dtype == torch.float32 else 1e-2)
+
+
+# ------------------------------------------------------------------------------------------------ quantised by the compiler
+ERRORS = {
+    "int8": 8e-3,
+    "int8:32": 6e-3,
+    "int4": 0.11,
+    "int4:32": 0.1,
+    "mxfp4": 0.13,
+    "f8e4m3fn": 0.03,
+    "f8e5m2": 0.06,
+    "bf16": 2e-3,
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_weights_option(name: str) -> None:
+    """The program is that of the rounded weights; the report says what was lost and saved."""
+    module, how = Pair().eval(), Format.parse(name)
+    model, _ = compile_rows(module, torch.randn(3, 64), weights=name)
+    report = json.loads(model.metadata)["quantised"]
+    assert [r["name"] for r in report] == ["up.weight", "down.weight"]
+    rounded = Pair().eval()
+    with torch.no_grad():
+        for row, layer in zip(report, (rounded.up, rounded.down), strict=True):
+            q, *scale = quantise(layer.weight, how, 1)
+            w = dequantize(q, how.code, *scale) if scale else q.float()
+            error = float((w - layer.weight).norm() / layer.weight.norm())
+            assert abs(row["error"] - error) < 0.01 * error and row["error"] < ERRORS[name]
+            assert row["format"] == name and row["before"] == 4 * w.numel() and row["after"] < 0.55 * row["before"]
+            layer.weight.copy_(w)
+        for n in (0, 1, 2, 33):
+            x = torch.randn(n, 64)
+            close(model(x), rounded(x))
+
+
+def test_weights_by_name_and_error() -> None:
+    module = Pair().eval()
+    x = torch.randn(3, 64)
+
+    def formats(weights: Any) -> list[str]:
+        return [r["format"] for r in json.loads(compile_rows(module, x, weights=weights)[0].metadata)["quantised"]]
+
+    assert formats({"default": "int8", "down*": "f32"}) == ["int8", "f32"]
+    assert formats({"*.weight": "f32", "up.weight": "int4:16"}) == ["f32", "f32"]  # the first that matches
+    assert formats({"up.weight": "int4:16"}) == ["int4:16", "f32"]
+    assert formats({"default": "int4:64", "up*": "int8", "max_error": 0.02}) == ["int8", "f32"]
+    for bad, message in {
+        "int3": "no format 'int3'",
+        "int8:x": "no format 'int8:x'",
+        "bf16:64": "no format 'bf16:64'",
+        ("head", "int8"): "no product has a constant called 'head'",
+        ("max_error", "much"): "max_error is a number",
+    }.items():
+        with pytest.raises(dhlo.CompileError, match=message):
+            compile_rows(module, x, weights=bad if isinstance(bad, str) else dict([bad]))
+
+
+def test_a_table_of_a_head_is_read_as_codes() -> None:
+    """A lookup and a product share one constant: both read its codes."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(500, 64))
+
+        def forward(self, index: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(index, self.table) @ self.table.T
+
+    module = Tied().eval()
+    model, _ = compile_rows(module, torch.arange(5), weights="int8")
+    assert constants(model) < 0.6 * 4 * 500 * 64  # at most twice: as a table, and packed for products
+    q, scale = quantise(module.table.detach(), Format.parse("int8"), 1)
+    table = dequantize(q, "i8", scale)
+    for n in (1, 40):
+        index = torch.randint(0, 500, (n,))
+        close(model(index), table[index] @ table.T)
+
+
+def test_products_of_one_left_side_are_joined() -> None:
+    """Codes of query, key and value become those of one product, as their weights would."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.q, self.k, self.v = (torch.nn.Linear(64, n) for n in (64, 32, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (p(x).unflatten(-1, (-1, 16)).transpose(0, 1) for p in (self.q, self.k, self.v))
+            k, v = (t.repeat_interleave(2, 0) for t in (k, v))
+            return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])
+
+    module = Attention().eval()
+    texts: dict[str, str] = {}
+    rows = {0: torch.export.Dim("rows", max=99)}
+    exported = torch.export.export(module, (torch.randn(5, 64),), dynamic_shapes=(rows,))
+    model = dhlo.compile(exported, weights="int4:32", dump=texts.__setitem__)
+    assert texts["cse-again"].count("dhlo.matmul") == 1 and texts["cse-again"].count("dhlo.dequantize") == 1
+    with torch.no_grad():
+        for p in (module.q, module.k, module.v):
+            q, scale = quantise(p.weight, Format.parse("int4:32"), 1)
+            p.weight.copy_(dequantize(q, "i4", scale))
+        for n in (1, 7):
+            x = torch.randn(n, 64)
+            close(model(x), module(x))
+
+
+def test_scales_are_searched_for() -> None:
+    """Better than that of the largest element; nothing is lost of zeros; groups that don't divide are made to."""
+    torch.manual_seed(3)
+    w = torch.randn(64, 128)
+    w[0], w[1] = 0, w[1] * 1e-20
+    for name, depth in (("int4:32", 1), ("int4:32", 0), ("mxfp4", 1), ("int8", 0), ("f8e5m2", 1), ("int4:48", 1)):
+        how = Format.parse(name)
+        q, scale = quantise(w, how, depth)
+        got = dequantize(q, how.code, scale)
+        assert got.isfinite().all() and (depth == 0 or not got[0].any())
+        assert scale.shape[depth] == {"int4:32": w.shape[depth] // 32, "mxfp4": 4, "int4:48": 4}.get(name, 1)
+        if how.code == "i4":
+            groups = w.unflatten(depth, (scale.shape[depth], -1))
+            plain = groups.abs().amax(depth + 1, keepdim=True) / 7
+            usual = ((groups / plain.clamp(min=1e-30)).round() * plain).flatten(depth, depth + 1)
+            assert (got - w).norm() < 0.97 * (usual - w).norm()

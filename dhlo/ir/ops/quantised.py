@@ -1,7 +1,7 @@
 """Ops on quantised weights: small codes in memory, and what they stand for."""
 
 # ruff: noqa: E704
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import sympy
@@ -9,11 +9,11 @@ import torch
 
 from dhlo.ir.dialect import Kind, Op, Out, Tensor, TypeError_, Variadic, attr
 from dhlo.ir.mlir import ir
-from dhlo.ir.types import TensorType, from_mlir
+from dhlo.ir.types import DTYPES, TensorType, from_mlir
 
 Args = list[torch.Tensor]
 
-_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E2M1: Final = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def _float8(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -27,21 +27,23 @@ CODES: Final[dict[str, tuple[str, int, Callable[[torch.Tensor], torch.Tensor]]]]
     "ui4": ("ui8", 4, lambda q: q.float()),
     "f8e4m3fn": ("ui8", 8, _float8(torch.float8_e4m3fn)),
     "f8e5m2": ("ui8", 8, _float8(torch.float8_e5m2)),
-    "f4e2m1fn": ("ui8", 4, lambda q: torch.where(q >= 8, -1.0, 1.0) * _E2M1[(q & 7).long()]),
+    "f4e2m1fn": ("ui8", 4, lambda q: torch.where(q >= 8, -1.0, 1.0) * E2M1[(q & 7).long()]),
 }
-"""How elements of weights are coded: the dtype that holds a code in the IR (one a byte), bits of a code where it's stored, and the
-values (f32, exact) that codes stand for. `i4` is -8..7, `ui4` 0..15; floats of 8 and 4 bits are their bit patterns (OCP's formats
-for machine learning; f4e2m1fn is that of MXFP4)."""
+"""How elements of weights are coded: the dtype that holds a code in the IR (one a byte), bits of a code where it's stored, and
+the values (f32, exact) that codes stand for. `i4` is -8..7, `ui4` 0..15; floats of 8 and 4 bits are their bit patterns (OCP's
+formats for machine learning; f4e2m1fn is that of MXFP4)."""
 
 
 class Dequantize(Op, name="dequantize"):
     """What quantised elements stand for: (value(q) - zero) * scale, computed in f32 and rounded to the result's dtype.
 
-    `q` holds codes of the form `code` (one of `CODES`). Operand 1 is `scale`; operand 2, if there is one, is `zero`; both of floats
+    `q` holds codes of the form `code` (one of `CODES`). Operand 1, if there is one, is `scale`, operand 2 `zero`; both of floats
     and of q's rank. Each of their dims has q's size, or 1 for all, or an entry for each block of equal length along q's.
+    Passes leave this op only where a family decodes it; elsewhere `expand-dequantize` writes it out.
     """
 
     kind = Kind.ELEMENTWISE
+    work = 3
     q: Tensor
     parameters: Variadic
     code: ir.StringAttr
@@ -53,33 +55,44 @@ class Dequantize(Op, name="dequantize"):
         q, *parameters = operands
         if attrs["code"] not in CODES or q.dtype.name != CODES[attrs["code"]][0]:
             raise TypeError_(f"{q} holds no codes of the form {attrs['code']!r}")
-        if not 1 <= len(parameters) <= 2:
-            raise TypeError_("dequantize wants a scale and at most a zero point")
+        if len(parameters) > 2:
+            raise TypeError_("dequantize takes a scale and a zero point, not more")
         for p in parameters:
             if p.rank != q.rank or not p.dtype.is_float:
                 raise TypeError_(f"{p} doesn't scale {q}")
             for blocks, size in zip(p.shape, q.shape, strict=True):
-                if blocks not in (1, size) and (not size.is_Integer or int(size) % int(blocks)):
+                if blocks not in (1, size) and not _divides(blocks, size):
                     raise TypeError_(f"the blocks of {p} don't divide {q}")
+        if attrs["dtype"] not in DTYPES or not DTYPES[attrs["dtype"]].is_float:
+            raise TypeError_(f"{attrs['dtype']} is no dtype of floats")
         return [q.with_dtype(attrs["dtype"])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
         q, *parameters = args
-        scale, *zero = (_along(p.float(), q.shape) for p in parameters)
-        value = CODES[attr(self, "code")][2](q)
-        out = (value - zero[0] if zero else value) * scale
-        return [out.to(from_mlir(self.results[0]).dtype.torch)]
+        return [dequantize(q, attr(self, "code"), *parameters).to(from_mlir(self.results[0]).dtype.torch)]
 
     def flops(self) -> sympy.Expr:
         return 2 * from_mlir(self.operands[0]).numel
 
 
-def _along(p: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def dequantize(q: torch.Tensor, code: str, scale: torch.Tensor | None = None, zero: torch.Tensor | None = None) -> torch.Tensor:
+    """The values (f32) that codes stand for, by the parameters of a `Dequantize`."""
+    value = CODES[code][2](q)
+    if zero is not None:
+        value = value - along(zero.float(), q.shape)
+    return value if scale is None else value * along(scale.float(), q.shape)
+
+
+def _divides(blocks: sympy.Expr, size: sympy.Expr) -> bool:
+    return bool(size.is_Integer and blocks.is_Integer and blocks > 0 and size % blocks == 0)
+
+
+def along(p: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A parameter for each element: its blocks repeated along every dim."""
     for d, size in enumerate(shape):
         if p.shape[d] != size:
-            p = p.repeat_interleave(size // max(p.shape[d], 1), d)
+            p = p.expand(*p.shape[:d], size, *p.shape[d + 1 :]) if p.shape[d] == 1 else p.repeat_interleave(size // p.shape[d], d)
     return p
 
 
-__all__ = ["CODES", "Dequantize"]
+__all__ = ["CODES", "E2M1", "Dequantize", "along", "dequantize"]

@@ -42,7 +42,9 @@ typedef enum dhlo_dtype {
   DHLO_F64 = 9,
   DHLO_C64 = 10,
   DHLO_C128 = 11,
-  DHLO_DTYPE_COUNT = 12
+  DHLO_F8E4M3FN = 12,
+  DHLO_F8E5M2 = 13,
+  DHLO_DTYPE_COUNT = 14
 } dhlo_dtype;
 
 /* A borrowed view of memory. sizes and strides (in elements, may be 0 for broadcast dims) have `rank` entries. */

@@ -1,0 +1,390 @@
+"""Finds the arithmetic that turns codes of quantised weights to floats, and makes one `dhlo.dequantize` of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.handles import Block, Module, Value
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Movement, Pad, Take, Transpose, Weight, number
+from dhlo.ir.ops.quantised import CODES, E2M1, Dequantize, along
+from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir
+from dhlo.passes.cse import erase_dead
+
+__all__ = ["blocks_of", "constant_of", "find_dequantize", "narrowed"]
+
+Weights = dict[str, torch.Tensor]
+
+_LEAST: Final = 1024  # codes that are worth an op
+_LARGE: Final = 1 << 20  # elements of constants that aren't kept
+_DIGITS: Final = {"f16": 11, "bf16": 8, "f32": 24}  # integers up to 2^digits are exact
+_FLOAT_CODES: Final = {"f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2"}  # by dtype
+
+
+def find_dequantize(module: Module, weights: Weights) -> None:
+    """Replaces what computes floats from constant codes by `dequantize`: integers of 8 bits or unpacked from wider ones, and floats
+    of 8 bits, that the program converts, subtracts a zero point from and multiplies by scales, in any grouping.
+
+    The integer arithmetic is evaluated, so how codes are packed doesn't matter. Without data (text input) nothing is found.
+    """
+    finder = _Finder(weights)
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            finder.scan(block)
+            if finder.rewrite():
+                erase_dead(block)
+
+
+@dataclass(frozen=True, eq=False)
+class _Coded:
+    """What a value stands for: (q - zero) * scale, element by element, rounded to its dtype.
+
+    q        codes of the form `code`, or integers as long as the value is one, where the value has them
+    name     the weight that the codes come from
+    narrow   the integers come from 8 bits or were unpacked: they are no positions or counts
+    zero, scale  blocks along q's dims, in f32 or an integer dtype
+    final    the value was rounded after q became floats, so that only views may follow
+    """
+
+    q: torch.Tensor
+    name: str
+    code: str | None = None
+    narrow: bool = True
+    zero: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    final: bool = False
+
+    @property
+    def has_parameters(self) -> bool:
+        return self.zero is not None or self.scale is not None
+
+    def moved(self, f: Callable[[torch.Tensor], torch.Tensor]) -> _Coded:
+        """Under a view: `f` of what each element has."""
+
+        def parameter(p: torch.Tensor | None) -> torch.Tensor | None:
+            return None if p is None else blocks_of(f(along(p, self.q.shape)))
+
+        return replace(self, q=f(self.q), zero=parameter(self.zero), scale=parameter(self.scale))
+
+
+def blocks_of(p: torch.Tensor) -> torch.Tensor:
+    """The parameter, with one entry for each block of equal elements: the fewest blocks of one length along every dim."""
+    for d in range(p.dim()):
+        n = p.shape[d]
+        if n > 1 and p.stride(d) == 0:
+            p = p.narrow(d, 0, 1)
+        elif n > 1:
+            differs = (p.narrow(d, 1, n - 1) != p.narrow(d, 0, n - 1)).movedim(d, 0).reshape(n - 1, -1).any(1)
+            step = math.gcd(n, *(differs.nonzero().flatten() + 1).tolist())
+            p = p[(slice(None),) * d + (slice(None, None, step),)]
+    return p
+
+
+def narrowed(p: torch.Tensor) -> torch.Tensor:
+    """The same numbers in the narrowest of bf16, f16 and f32 that holds them."""
+    return next((q for d in (torch.bfloat16, torch.float16) if (q := p.to(d)).float().equal(p)), p)
+
+
+@dataclass
+class _Finder:
+    """Goes through blocks in order, and knows what each value of constants stands for."""
+
+    weights: Weights
+    coded: dict[Any, _Coded] = field(default_factory=dict)
+    constants: dict[Any, torch.Tensor | None] = field(default_factory=dict)
+    known: dict[Any, str] = field(default_factory=dict)  # names of tensors that stand for codes, by their memory
+
+    def scan(self, block: Block) -> None:
+        for op in block.operations:
+            for region in op.operation.regions:
+                for inner in region.blocks:
+                    self.scan(inner)
+            if len(op.results) != 1 or getattr(op, "kind", None) not in (*_PULLABLE, Kind.WEIGHT):
+                continue
+            if not from_mlir(op.results[0]).is_static:
+                continue
+            found = self._transfer(op)
+            if found is not None:
+                self.coded[op.results[0]] = found
+
+    def rewrite(self) -> bool:
+        """Replaces what the program reads of coded values, each where it is last a coded one; whether there was any."""
+        changed = False
+        for v, coded in list(self.coded.items()):
+            out = from_mlir(v)
+            if out.dtype.name not in _DIGITS or coded.code is None or isinstance(defining(v), Weight) or coded.q.numel() < _LEAST:
+                continue
+            users = [u.owner.operation.opview for u in v.uses]
+            if not users or all(len(u.results) == 1 and u.results[0] in self.coded for u in users):
+                continue
+            changed |= self._replace(v, coded, coded.code, out)
+        self.coded.clear()
+        self.constants.clear()
+        return changed
+
+    # ------------------------------------------------------------------------------------------------ making the op
+    def _replace(self, v: Value, coded: _Coded, code: str, out: TensorType) -> bool:
+        strides = coded.q.stride()
+        order = sorted(range(out.rank), key=lambda d: (-strides[d], d))
+        back = [order.index(d) for d in range(out.rank)]
+        q = coded.q.permute(order)
+        parameters = [p.permute(order) for p in _parameters(coded)]
+        nbytes = q.numel() * CODES[code][1] // 8 + sum(p.numel() * p.element_size() for p in parameters)
+        if nbytes >= q.numel() * out.dtype.bytes:
+            return False
+        op = defining(v)
+        with ir.InsertionPoint(op.operation), op.location:
+            name = coded.name
+            operands = [
+                self._weight(name, q),
+                *(self._weight(f"{name}.{k}", p) for k, p in zip(("scale", "zero"), parameters, strict=False)),
+            ]
+            new = build(Dequantize, operands, {"code": code, "dtype": out.dtype.name}).results[0]
+            if back != sorted(back):
+                new = build(Transpose, [new], {"perm": back}).results[0]
+        v.replace_all_uses_with(new)
+        return True
+
+    def _weight(self, name: str, data: torch.Tensor) -> Any:
+        """A weight op for a tensor: under the name that it has, or under a new one."""
+        own = self.weights.get(name)
+        key = (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
+        if own is not None and (own.data_ptr(), own.dtype, tuple(own.shape), own.stride()) == key:
+            self.known.setdefault(key, name)
+        if key not in self.known or self.weights[self.known[key]].data_ptr() != data.data_ptr():
+            free = next(n for k in range(len(self.weights) + 1) if (n := f"{name}.{k}" if k else name) not in self.weights)
+            self.known[key] = free
+            self.weights[free] = data.contiguous()
+            self.known.setdefault((self.weights[free].data_ptr(), data.dtype, tuple(data.shape), data.contiguous().stride()), free)
+        t = TensorType.of(next(d for d in DTYPES.values() if d.torch == data.dtype), list(data.shape))
+        return build(Weight, [], {"name_": self.known[key]}, results=[t]).results[0]
+
+    # ------------------------------------------------------------------------------------------------ what ops do
+    def _transfer(self, op: Any) -> _Coded | None:
+        """What an op's result stands for, if it is made of codes."""
+        if isinstance(op, Weight):
+            return self._leaf(op)
+        coded = [self.coded.get(v) for v in op.operands]
+        if not any(c is not None for c in coded):
+            return None
+        if isinstance(op, (ew.Convert, ew.Bitcast)):
+            rule = _convert if isinstance(op, ew.Convert) else _bitcast
+            return rule(coded[0], from_mlir(op.operands[0]).dtype, from_mlir(op.results[0]).dtype) if coded[0] else None
+        if op.kind in (Kind.MOVEMENT, Kind.GATHER):
+            return self._move(op, coded)
+        dtype = from_mlir(op.results[0]).dtype
+        if dtype.is_int:
+            return self._integers(op, coded, dtype)
+        if isinstance(op, ew.Neg) and coded[0] is not None and not coded[0].final:
+            return _scaled(coded[0], torch.tensor(-1.0).reshape([1] * coded[0].q.dim()), dtype)
+        if not isinstance(op, (ew.Add, ew.Sub, ew.Mul, ew.Div)):
+            return None
+        for k in (0, 1):
+            c = coded[k]
+            if c is None or c.final or k == 1 and isinstance(op, (ew.Sub, ew.Div)):
+                continue
+            p = self._constant(op.operands[1 - k])
+            if p is None:
+                continue
+            if p.numel() >= _LARGE:
+                self.constants.clear()  # parameters spread to the codes' shape, none of which is needed again
+            p = blocks_of(p).float()
+            if p.numel() * 4 > c.q.numel():
+                continue
+            if isinstance(op, ew.Mul):
+                return _scaled(c, p, dtype)
+            if isinstance(op, ew.Div):
+                return _scaled(c, 1 / p, dtype) if dtype.name == "f32" else None
+            return _shifted(c, p if isinstance(op, ew.Sub) else -p, dtype)
+        return None
+
+    def _leaf(self, op: Any) -> _Coded | None:
+        name = attr(op, "name_")
+        data, dtype = self.weights.get(name), from_mlir(op.results[0]).dtype
+        if data is None or not data.numel():
+            return None
+        data = data.detach()
+        if dtype.name in _FLOAT_CODES:
+            return _Coded(data.view(torch.uint8), name, _FLOAT_CODES[dtype.name])
+        return _Coded(data, name, narrow=dtype.bits == 8) if dtype.is_int else None
+
+    def _move(self, op: Any, coded: Sequence[_Coded | None]) -> _Coded | None:
+        first = coded[0]
+        if isinstance(op, Take) and first is None:
+            return self._lookup(op, coded)
+        if first is None or not isinstance(op, (Movement, Concat, Take)):
+            return None
+        if isinstance(op, Broadcast) and from_mlir(op.results[0]).numel != first.q.numel() and first.code is not None:
+            return None  # a parameter; codes are only repeated to be unpacked
+        if isinstance(op, Take):
+            rest = [r for v in list(op.operands)[1:] if (r := self._constant(v)) is not None]
+            if len(rest) + 1 < len(op.operands):
+                return None
+            return first.moved(lambda t: op.reference([t, *rest], _static)[0])
+        if len(coded) == 1:
+            return None if isinstance(op, Pad) else first.moved(lambda t: op.reference([t], _static)[0])
+        parts = [c for c in coded if c is not None]  # joined
+        if len(parts) < len(coded) or any(c.code != first.code or c.has_parameters or c.final for c in parts):
+            return None
+        return replace(first, q=op.reference([c.q for c in parts], _static)[0], narrow=all(c.narrow for c in parts))
+
+    def _lookup(self, op: Any, coded: Sequence[_Coded | None]) -> _Coded | None:
+        """A table of the values of 4-bit floats, by codes."""
+        table = self._constant(op.operands[0])
+        index = coded[1] if len(coded) == 2 else None
+        if table is None or index is None or index.zero is not None or index.code is not None or table.shape != (16,):
+            return None
+        values = torch.cat([E2M1, -E2M1])
+        if not table.float().equal(values) or not table.is_floating_point() or int(index.q.min()) < 0 or int(index.q.max()) > 15:
+            return None
+        return replace(index, q=index.q.to(torch.uint8), code="f4e2m1fn", narrow=True)
+
+    def _integers(self, op: Any, coded: Sequence[_Coded | None], dtype: DType) -> _Coded | None:
+        """Arithmetic on integers is done now; but zero points of blocks are kept apart where the differences take more bits."""
+        values = [
+            self._constant(v) if c is None else None if c.has_parameters or c.code is not None else c.q
+            for c, v in zip(coded, op.operands, strict=True)
+        ]
+        if any(v is None for v in values):
+            return None
+        first = next(c for c in coded if c is not None)
+        unpacked = isinstance(op, (ew.ShiftRight, ew.And))
+        q = op.reference(values, _static)[0]
+        out = replace(first, q=q, narrow=unpacked or any(c.narrow for c in coded if c is not None))
+        shift = 1 if coded[0] is first else 0
+        shifts = isinstance(op, ew.Add) or isinstance(op, ew.Sub) and shift == 1
+        if not shifts or dtype.bits < 16:
+            return out
+        zero = blocks_of(values[shift])  # type: ignore[arg-type]
+        if _bits(q) <= _bits(first.q) or zero.numel() * 8 > q.numel():
+            return out
+        zero = zero if isinstance(op, ew.Sub) else -zero
+        return replace(first, q=first.q.to(dtype.torch), zero=zero)
+
+    def _constant(self, v: Value) -> torch.Tensor | None:
+        return constant_of(v, self.weights, self.constants)
+
+
+def constant_of(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None]) -> torch.Tensor | None:
+    """The value of what weights and constants alone make, None for others; `known` keeps them."""
+    if v not in known:
+        known[v] = _evaluate(v, weights, known)
+    return known[v]
+
+
+def _evaluate(v: Value, weights: Weights, known: dict[Any, torch.Tensor | None]) -> torch.Tensor | None:
+    op, t = defining(v), from_mlir(v)
+    if op is None or not t.is_static:
+        return None
+    if isinstance(op, Weight):
+        found = weights.get(attr(op, "name_"))
+        return None if found is None else found.detach()
+    if isinstance(op, Full):
+        value = number(attr(op, "value"))
+        shape = [int(s) for s in t.shape]
+        return None if value is None else torch.full([1] * t.rank, value, dtype=t.dtype.torch).expand(shape)
+    if op.kind not in (*_PULLABLE, Kind.REDUCTION) or not (op.operands or isinstance(op, Iota)) or len(op.results) != 1:
+        return None
+    args = [constant_of(x, weights, known) for x in op.operands]
+    if any(a is None for a in args):
+        return None
+    out: torch.Tensor = op.reference(args, _static)[0]
+    return out
+
+
+_PULLABLE = tuple(k for k in Kind if k.pullable)
+
+
+def _static(e: Any, exact: bool = False) -> int:
+    return int(e)
+
+
+def _convert(c: _Coded, src: DType, dst: DType) -> _Coded | None:
+    if dst.is_int:
+        if not src.is_int or c.zero is not None and dst.bits < src.bits:
+            return None
+        return replace(c, q=c.q.to(dst.torch))
+    if dst.name not in _DIGITS or c.final:
+        return None
+    if src.is_int:
+        code = _integer_code(c.q) if c.narrow and _exact(c, dst) else None
+        return None if code is None else replace(c, q=c.q.to(DTYPES[CODES[code][0]].torch), code=code)
+    if src.bits < dst.bits or c.scale is None and _exact(c, dst):
+        return c
+    return replace(c, final=True)  # one rounding of what was computed in f32
+
+
+def _bitcast(c: _Coded, src: DType, dst: DType) -> _Coded | None:
+    if c.zero is not None or c.scale is not None or c.code is not None or dst.name not in _FLOAT_CODES:
+        return None
+    return replace(c, q=c.q.contiguous().view(torch.uint8), code=_FLOAT_CODES[dst.name], narrow=True)
+
+
+def _exact(c: _Coded, dtype: DType) -> bool:
+    """Are all differences of codes and zero points values of the dtype?"""
+    if c.code is not None and not c.code.startswith(("i", "ui")):
+        return c.zero is None
+    if c.zero is not None and c.zero.is_floating_point() and bool((c.zero != c.zero.round()).any()):
+        return False
+    most = max(abs(int(c.q.min())), abs(int(c.q.max()))) + (0 if c.zero is None else int(c.zero.abs().max()))
+    return most <= 1 << _DIGITS[dtype.name]
+
+
+def _scaled(c: _Coded, p: torch.Tensor, dtype: DType) -> _Coded | None:
+    """Times p. A product in a narrow dtype is rounded, which only one of exact factors is as dequantize does it."""
+    if dtype.name == "f32":
+        return replace(c, scale=p if c.scale is None else _together(torch.mul, c.scale, p, c.q.shape))
+    return replace(c, scale=p, final=True) if c.scale is None else None
+
+
+def _shifted(c: _Coded, p: torch.Tensor, dtype: DType) -> _Coded | None:
+    """Minus p; of a scaled value, that is minus p / scale before."""
+    if c.scale is None:
+        if c.zero is not None:
+            p = _together(torch.add, c.zero.float(), p, c.q.shape)
+        shifted = replace(c, zero=p)
+        return shifted if dtype.name == "f32" and c.zero is None or _exact(shifted, dtype) else None
+    if dtype.name != "f32":
+        return None
+    zero = _together(torch.div, p, c.scale, c.q.shape)
+    if not zero.isfinite().all():
+        return None
+    return replace(c, zero=zero if c.zero is None else _together(torch.add, c.zero.float(), zero, c.q.shape))
+
+
+def _together(f: Any, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """f of two parameters, in blocks that divide those of both."""
+    common = [math.lcm(m, n) if size % math.lcm(m, n) == 0 else size for m, n, size in zip(a.shape, b.shape, shape, strict=True)]
+    out: torch.Tensor = f(along(a, common), along(b, common))
+    return out
+
+
+def _parameters(c: _Coded) -> list[torch.Tensor]:
+    """Scale and zero point, as far as there are such; of one type if there are both."""
+    scale = torch.ones([1] * c.q.dim()) if c.scale is None else c.scale.float()
+    if c.zero is None or not c.zero.any():
+        return [] if c.scale is None else [narrowed(scale)]
+    pair = (_together(lambda a, b, k=k: (a, b)[k], scale, c.zero.float(), c.q.shape) for k in (0, 1))
+    return list(narrowed(torch.stack(list(pair))).unbind())
+
+
+def _bits(q: torch.Tensor) -> int:
+    """Of the least signed or unsigned integers that hold all of q."""
+    lo, hi = int(q.min()), int(q.max())
+    return hi.bit_length() if lo >= 0 else max((-lo - 1).bit_length(), hi.bit_length()) + 1
+
+
+def _integer_code(q: torch.Tensor) -> str | None:
+    """The narrowest code for integers."""
+    lo, hi = int(q.min()), int(q.max())
+    for code, least, most in (("i4", -8, 7), ("ui4", 0, 15), ("i8", -128, 127), ("ui8", 0, 255)):
+        if least <= lo and hi <= most:
+            return code
+    return None

@@ -51,8 +51,9 @@ def compile_file(
     modules: Sequence[str],
     locations: bool,
     target: str | None = None,
+    winograd: bool = True,
 ) -> Path:
-    """Compiles `source` for `target` (see `Options`) and writes `output`: by default, `source` with the suffix of what is written.
+    """Compiles `source` for `target`, with or without `winograd` (see `Options`), and writes `output`: by default, `source` with the suffix of what is written.
     Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
@@ -65,7 +66,7 @@ def compile_file(
     if emit in (Emit.SO, Emit.OBJ):
         check_target(output)
     start = time.perf_counter()
-    options = Options(name=name or source.stem, progress=progress, target=target or default_target())
+    options = Options(name=name or source.stem, progress=progress, target=target or default_target(), winograd=winograd)
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_transpose
+from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -278,16 +279,18 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
 
 
 def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
-    """`ukr(a, b, k, sums, accumulate)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of B and sums `panel`.
+    """`ukr(a, b, k, sums, accumulate, ahead)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of B and sums
+    `panel`.
 
-    One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit.
+    One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
+    of k fetches a line at `ahead`: the rows of the next point, which may lie outside of the second cache.
     """
     name = f"winograd_{b.m}_ukr_{b.spec.name}_{rows}"
     if name in module.functions:
         return name
-    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64)]
+    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR)]
     f = Fn(module, name, args, noinline=True)
-    a, w, k, sums, accumulate = f.args
+    a, w, k, sums, accumulate, ahead = f.args
     ty, vectors = vec(F32, b.lanes), range(b.spec.vectors)
     cells = [f.gep(sums, i * b.panel + v * b.lanes, F32) for i in range(rows) for v in vectors]
     zero = f.const(0.0, ty)
@@ -296,6 +299,7 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     )
     with f.loop(0, k, 1, [a, w, *start]) as lp:
         pa, pw, *acc = lp.carried
+        f.prefetch(f.gep(ahead, f.mul(lp.iv, CACHE_LINE), "i8"), 2)
         ys = [f.load(f.gep(pw, v * b.lanes, F32), ty) for v in vectors]
         for i in range(rows):
             x = f.splat(f.load(f.gep(pa, i * b.depth, F32), F32), b.lanes)
@@ -329,7 +333,8 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
             n = f.sub(f.divu(f.mul(f.add(part.iv, 1), tiles), parts), t0)
             ukr = f.load(f.gep(kernels, f.sub(n, 1), PTR), PTR)
             at = f.gep(ps, f.add(f.mul(t0, b.panel), column.iv), F32)
-            f.call_ptr(ukr, [f.gep(pa, f.mul(t0, b.depth), F32), f.gep(pw, column.iv, F32), k, at, accumulate])
+            rows = f.gep(pa, f.mul(t0, b.depth), F32)
+            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, f.gep(rows, a_stride, F32)])
     f.done()
     return name
 

@@ -110,6 +110,7 @@ class Conv:
             variant.emit_kernel(module)
 
     def _winograd(self, p: ConvParams) -> list[Winograd]:
+        """What calls can choose besides the product of weights and windows."""
         return Winograd.variants(p, self.winograd)
 
     @property

@@ -267,9 +267,7 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
         with f.loop(0, b.panel, b.lanes) as part:
             src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
             dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
-            square = [
-                [f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)
-            ]
+            square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
             for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s))):
                 line = f.gep(dst, f.mul(columns, i * b.panel), F32)
                 for j, v in enumerate(row):

@@ -62,8 +62,8 @@ def _version(package: str) -> str:
 
 
 def program_key(program: Program, targets: Sequence[Target], name: str, *, winograd: bool = True) -> str:
-    """SHA-256 over an imported program with its weights, the targets, options and the compiler itself. Raises OSError where the compiler's
-    own files can't be read."""
+    """SHA-256 over an imported program with its weights, the targets, options and the compiler itself. Raises OSError where
+    the compiler's own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (

@@ -53,8 +53,8 @@ def compile_file(
     target: str | None = None,
     winograd: bool = True,
 ) -> Path:
-    """Compiles `source` for `target`, with or without `winograd` (see `Options`), and writes `output`: by default, `source` with the
-    suffix of what is written. Returns the path.
+    """Compiles `source` for `target`, with or without `winograd` (see `Options`), and writes `output`: by default, `source` with
+    the suffix of what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """

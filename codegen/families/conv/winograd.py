@@ -87,14 +87,16 @@ class Winograd:
         f, p, b = host.fn, self.p, self.blocking
         in_vectors, out_vectors = -(-p.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
-        by_inputs, by_weights, by_outputs = ((b.side + n) * o for n, o in zip((b.side, 3, self.m), OPERATIONS[self.m], strict=True))
+        # Arithmetic of the maps, and their stores, which go on beside it.
+        maps = zip((b.side, 3, self.m), OPERATIONS[self.m], (b.points, b.points, self.m**2), strict=True)
+        by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
         tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
         products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * p.in_channels * computed)
-        sums = f.mul(tiles, out_vectors * (by_outputs + _STORE * self.m**2 + b.points * (1 + _UPDATE * self.depth_blocks)))
-        mapped = f.mul(groups, p.in_channels * out_vectors * (by_weights + _STORE * b.points))
+        sums = f.mul(tiles, out_vectors * (by_outputs + b.points * (1 + _UPDATE * self.depth_blocks)))
+        mapped = f.mul(groups, p.in_channels * out_vectors * by_weights)
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(f.ceildivu(f.add(f.mul(cut.tw, self.m), 2), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE))
-        inputs = f.add(f.mul(tiles, by_inputs + b.points * (1 + _STORE)), f.mul(cut.rows, strips))
+        inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
         shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)
         alone = f.max(f.min(groups, host.num_threads), 1)  # a group's inputs are mapped by each thread that has a panel of it
         work = f.divu(f.add(f.add(products, sums), mapped), shared)

@@ -7,8 +7,8 @@ panel of output channels), the panel fastest. A group is some rows of tiles, or 
     weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
-Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a tile,
-where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by those bytes.
+Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a
+tile, where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by bytes.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _FIELDS = (
     "row_groups",
     "column_groups",
 )
-"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; top, left: padding; block_channels: those of
-a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all images; th, tw: tiles down and
-across an image; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are cut."""
+"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; top, left: padding; block_channels: those
+of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all images; th, tw: tiles down
+and across an image; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are cut."""
 _POINTERS = {"x", "w", "epilogue", "eargs"}
 
 
@@ -193,9 +193,9 @@ def _in_range(f: Fn, c: V, size: V) -> V:
 
 
 def _emit_inputs(module: KernelModule, b: Blocking) -> str:
-    """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of the
-    image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are `stride`
-    elements apart."""
+    """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
+    the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
+    `stride` elements apart."""
     name = f"winograd_{b.m}_inputs_{b.spec.name}"
     if name in module.functions:
         return name
@@ -277,18 +277,18 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
 
 
 def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
-    """`ukr(a, b, k, sums, accumulate, ahead)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of B and sums
-    `panel`.
+    """`ukr(a, b, k, sums, accumulate, ahead, weights, step)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of
+    B and sums `panel`.
 
     One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
-    of k fetches a line at `ahead`: the rows of the next point, which may lie outside of the second cache.
+    of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
     """
     name = f"winograd_{b.m}_ukr_{b.spec.name}_{rows}"
     if name in module.functions:
         return name
-    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR)]
+    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
     f = Fn(module, name, args, noinline=True)
-    a, w, k, sums, accumulate, ahead = f.args
+    a, w, k, sums, accumulate, ahead, later, step = f.args
     ty, vectors = vec(F32, b.lanes), range(b.spec.vectors)
     cells = [f.gep(sums, i * b.panel + v * b.lanes, F32) for i in range(rows) for v in vectors]
     zero = f.const(0.0, ty)
@@ -298,29 +298,32 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     with f.loop(0, k, 1, [a, w, *start]) as lp:
         pa, pw, *acc = lp.carried
         f.prefetch(f.gep(ahead, f.mul(lp.iv, CACHE_LINE), "i8"), 2)
+        f.prefetch(f.gep(later, f.mul(lp.iv, step), "i8"), 2)
         ys = [f.load(f.gep(pw, v * b.lanes, F32), ty) for v in vectors]
         for i in range(rows):
             x = f.splat(f.load(f.gep(pa, i * b.depth, F32), F32), b.lanes)
-            for v, y in enumerate(ys):
-                acc[i * len(ys) + v] = f.fma(x, y, acc[i * len(ys) + v])
+            for v in vectors:
+                acc[i * len(ys) + v] = f.fma(x, ys[v], acc[i * len(ys) + v])
         lp.yield_(f.gep(pa, 1, F32), f.gep(pw, b.panel, F32), *acc)
-    for c, v in zip(cells, lp.results[2:], strict=True):
-        f.store(v, c)
+    for cell, value in zip(cells, lp.results[2:], strict=True):
+        f.store(value, cell)
     f.done()
     return name
 
 
 def _emit_products(module: KernelModule, b: Blocking) -> str:
-    """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate)`: the products of all points; of the panel's
-    columns those below `columns`, in whole register tiles."""
+    """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
+    panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
+    on."""
     name = f"winograd_{b.m}_products_{b.spec.name}"
     if name in module.functions:
         return name
     table = f"winograd_{b.m}_table_{b.spec.name}"
     emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
     args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
-    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate"))], noinline=True)
-    a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate = f.args
+    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
+    a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
+    step = -(-_TAPS * b.panel * 4 // b.points)  # bytes of weights of a channel and point
     parts = f.ceildivu(tiles, b.spec.mr)
     kernels = f.address_of(table)
     with f.loop(0, b.points) as p:
@@ -332,7 +335,9 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
             ukr = f.load(f.gep(kernels, f.sub(n, 1), PTR), PTR)
             at = f.gep(ps, f.add(f.mul(t0, b.panel), column.iv), F32)
             rows = f.gep(pa, f.mul(t0, b.depth), F32)
-            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, f.gep(rows, a_stride, F32)])
+            fetch = [f.gep(rows, a_stride, F32), f.gep(later, f.mul(f.mul(p.iv, k), step), "i8")]
+            fetch.append(f.select(f.cmp("eq", f.add(part.iv, column.iv), 0), f.i64(step), 0))
+            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, *fetch])
     f.done()
     return name
 
@@ -420,7 +425,9 @@ class _Kernel:
                 f.call(self.weights, [source, channels, f.gep(self.at(0), f.mul(part.iv, b.panel), F32)])
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
             sums = self.at(self.layout.sums)
-            f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, g.tiles, k, columns, block.iv])
+            numbers = [g.tiles, k, columns, block.iv]
+            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * b.panel), F32)
+            f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
     def finish(self, g: _Group, panel: V) -> None:
         """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""

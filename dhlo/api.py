@@ -80,7 +80,7 @@ def build(
     if not folder or options.dump is not None:
         return program, compile_program(program, options, progress)
     try:
-        key = program_key(program, targets, options.name)
+        key = program_key(program, targets, options.name, winograd=options.winograd)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return program, compile_program(program, options, progress)
     cache = Cache(folder)

@@ -61,9 +61,9 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def program_key(program: Program, targets: Sequence[Target], name: str) -> str:
-    """SHA-256 over an imported program with its weights, the targets and the compiler itself. Raises OSError where the compiler's
-    own files can't be read."""
+def program_key(program: Program, targets: Sequence[Target], name: str, *, winograd: bool = True) -> str:
+    """SHA-256 over an imported program with its weights, the targets, options and the compiler itself. Raises OSError where
+    the compiler's own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (
@@ -77,6 +77,7 @@ def program_key(program: Program, targets: Sequence[Target], name: str) -> str:
         str(program.out_spec),
         [(t.name, t.tune) for t in targets],
         name,
+        winograd,
         _compiler_version(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )

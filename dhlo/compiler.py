@@ -125,7 +125,7 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
         modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
         constants, checks, out = Constants(), Checks(), list[Planned]()
         for target, module in zip(targets, modules, strict=True):
-            low = Lowering(program.weights, target, states, constants, checks)
+            low = Lowering(program.weights, target, states, constants, checks, winograd=options.winograd)
             families = lower_groups(low, bodies(module)[0])
             after(LOWER_GROUPS, module)
             run_passes(module, program.weights, BUFFERS, after, verified=True)

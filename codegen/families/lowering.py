@@ -71,8 +71,11 @@ class Lowering:
         state: dict[str, torch.Tensor],
         constants: Constants,
         checks: Checks,
+        *,
+        winograd: bool = True,
     ) -> None:
-        self.tiles = tile_spec(target)
+        """`winograd`: see `Options`."""
+        self.tiles, self.winograd = tile_spec(target), winograd
         self.module, self.constants, self.checks = KernelModule(target), constants, checks
         self.states = States(state, self.constants)
         self.weights = weights

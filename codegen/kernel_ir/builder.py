@@ -448,8 +448,8 @@ class Fn:
     def remu(self, a: Num, b: Num) -> V:
         return self._bin("remui", "", a, b)
 
-    def ceildivu(self, a: Num, b: int) -> V:
-        return self.divu(self.add(a, b - 1), b)
+    def ceildivu(self, a: Num, b: int | V) -> V:
+        return self.divu(self.add(a, b - 1 if isinstance(b, int) else self.sub(b, 1)), b)
 
     def floordiv(self, a: Num, b: Num) -> V:
         return self._bin("floordivsi", "", a, b)

@@ -52,9 +52,10 @@ def compile_file(
     locations: bool,
     target: str | None = None,
     weights: Mapping[str, str] | None = None,
+    winograd: bool = True,
 ) -> Path:
-    """Compiles `source` for `target`, with `weights` (see `Options`), and writes `output`: by default, `source` with the suffix of
-    what is written. Returns the path.
+    """Compiles `source` for `target`, with `weights` and `winograd` (see `Options`), and writes `output`: by default, `source` with
+    the suffix of what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -66,7 +67,9 @@ def compile_file(
     if emit in (Emit.SO, Emit.OBJ):
         check_target(output)
     start = time.perf_counter()
-    options = Options(name=name or source.stem, progress=progress, target=target or default_target(), weights=weights or {})
+    options = Options(
+        name=name or source.stem, progress=progress, target=target or default_target(), weights=weights or {}, winograd=winograd
+    )
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = read_program(source, modules)
     if emit in (Emit.MLIR, Emit.PLANNED):

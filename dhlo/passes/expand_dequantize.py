@@ -25,8 +25,8 @@ _FLOATS = {"f8e4m3fn": "f8E4M3FN", "f8e5m2": "f8E5M2"}  # dtypes of codes that a
 
 
 def expand_dequantize(module: Module, weights: dict[str, torch.Tensor]) -> None:
-    """Leaves `dequantize` to products, which decode their right side. Elsewhere it becomes elementwise ops, which loops compute where
-    they read the codes, or constants again for what reads those alone."""
+    """Leaves `dequantize` to products, which decode their right side. Elsewhere it becomes elementwise ops, which loops compute
+    where they read the codes, or constants again for what reads those alone."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             if _expand(block, weights):

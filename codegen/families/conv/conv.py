@@ -13,6 +13,7 @@ from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
+from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -33,6 +34,8 @@ class Conv:
 
     Input [B, in_channels, *spatial], weight [out_channels, in_channels/groups, *kernel], 1 to 3 spatial dims,
     `padding` a pair (before, after) a dim. `elem` is f32 or f64. Batch and spatial sizes are run-time values.
+    `winograd`: sides of tiles for which calls may choose Winograd's algorithm where it is faster; results are then off by up to
+    5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
     """
 
     in_channels: int
@@ -44,6 +47,7 @@ class Conv:
     groups: int = 1
     elem: str = F32
     spec: TileSpec = field(kw_only=True)
+    winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
@@ -103,6 +107,12 @@ class Conv:
         for form, swapped in (("normal", False), ("swapped", True)):
             if f"{self.name}_{form}" not in module.functions:
                 emit_conv_kernel(p, swapped=swapped)
+        for variant in self._winograd(p):
+            variant.emit_kernel(module)
+
+    def _winograd(self, p: ConvParams) -> list[Winograd]:
+        """What calls can choose besides the product of weights and windows."""
+        return Winograd.variants(p, self.winograd)
 
     @property
     def layout(self) -> WeightLayout:
@@ -187,8 +197,11 @@ class Conv:
         columns = p.channel_panels * p.panel
         swapped = f.mul(positions, columns + columns // 32)
         choice = f.cmp("lt", swapped, normal)
+        some = f.cmp("gt", f.mul(positions, batch), 0)
+        if variants := self._winograd(p):
+            some = self._launch_winograd(host, variants, shared, batch, out, f.min(normal, swapped), some)
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
-            with f.when(f.and_(cond, f.cmp("gt", f.mul(positions, batch), 0))):
+            with f.when(f.and_(cond, some)):
                 self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions)
 
     def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
@@ -200,6 +213,29 @@ class Conv:
             return [f.mul(channel, self.in_channels), channel, plane, spatial[2]]
         outer = list(given[2:-1])
         return [given[0], given[1], *([spatial[2]] * (2 - len(outer))), *outer]
+
+    def _launch_winograd(
+        self, host: HostContext, variants: Sequence[Winograd], shared: Sequence[V], batch: V, out: Sequence[V], step: V, some: V
+    ) -> V:
+        """Launches the variant that costs least, where all cost more without: `step` multiply-adds an image and depth step. Returns
+        whether there is something left to do."""
+        f, p = host.fn, variants[0].p
+        cuts = [v.cut(host, batch, out) for v in variants]
+        with f.wrapping():
+            # Packing a vector of windows takes some three operations, and serves all output channels.
+            packing = f.mul(f.divu(step, p.out_channels), 3)
+            direct = f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
+            costs = [v.cost(host, cut) for v, cut in zip(variants, cuts, strict=True)]
+        best = direct
+        for cost in costs:
+            best = f.min(best, cost)
+        left = some
+        for variant, cut, cost in zip(variants, cuts, costs, strict=True):
+            chosen = f.cmp("eq", cost, best)
+            with f.when(f.and_(left, chosen)):
+                variant.launch(host, cut, shared)
+            left = f.and_(left, f.not_(chosen))
+        return left
 
     def _launch_gemm(
         self, host: HostContext, p: ConvParams, swapped: bool, shared: Sequence[V], flat: V, batch: V, positions: V

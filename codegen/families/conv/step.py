@@ -10,6 +10,7 @@ from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
+from dhlo.codegen.families.conv.winograd_transforms import TILES
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.microkernel import TileSpec
@@ -45,7 +46,7 @@ class ConvFamily(ChoiceFamily):
         self.view = low.view(group, op.operands[0])
         self.weight = low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
-        self.conv = _parameters(op, low.tiles if self.weight is not None else low.tiles.alone)
+        self.conv = _parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else ())
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -88,13 +89,14 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def _parameters(op: Any, spec: TileSpec) -> Conv | ConvTranspose:
-    """The static parameters of a dhlo.convolution."""
+def _parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...]) -> Conv | ConvTranspose:
+    """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from."""
     x, w = (from_mlir(v) for v in op.operands)
     groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))
     channels, kernel, elem = int(x.shape[1]), tuple(int(s) for s in w.shape[2:]), x.dtype.name
     if not attr(op, "transposed"):
-        return Conv(channels, int(w.shape[0]), kernel, stride, tuple(op.pads), dilation, groups, elem, spec=spec)
+        pads, outs = tuple(op.pads), int(w.shape[0])
+        return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, spec=spec, winograd=winograd)
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
     return ConvTranspose(channels, outs, kernel, stride, padding, output_padding, dilation, groups, elem, spec=spec)

@@ -1,0 +1,122 @@
+"""Winograd's convolution in the host program: what it would cost at the sizes of a call, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
+from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS
+from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["Winograd"]
+
+# A store of a whole vector takes two turns of the multiply-add's pipeline, a vector of a sum that is read and written again four.
+_STORE, _UPDATE = 2, 4
+# Floating-point operations that are worth waking a thread for.
+_GRAIN_FLOPS = 1 << 20
+# Rows of a register tile below which multiply-adds wait for one another.
+_LATENCY_ROWS = 4
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How the tiles of a launch are cut into groups; see `winograd_kernel`."""
+
+    rows: V
+    th: V
+    tw: V
+    row_groups: V
+    column_groups: V
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """F(m x m, 3 x 3) for a convolution of a window of 3 x 3, stride and dilation 1, one group, in f32."""
+
+    p: ConvParams
+    m: int
+
+    @staticmethod
+    def variants(p: ConvParams, sides: Sequence[int]) -> list[Winograd]:
+        """Those of the given sides; none where the convolution isn't of that kind."""
+        fits = (
+            p.kernel == (1, 3, 3)
+            and p.stride == p.dilation == (1, 1, 1)
+            and p.padding[0] == (0, 0)
+            and p.groups == 1
+            and p.elem == F32
+            and min(p.in_channels, p.out_channels) >= p.lanes
+        )
+        return [Winograd(p, m) for m in sides] if fits else []
+
+    @property
+    def blocking(self) -> Blocking:
+        return Blocking(self.m, self.p.spec)
+
+    @property
+    def span(self) -> int:
+        """Depth blocks of packed weights in one of the kernel's."""
+        return self.blocking.span(self.p.block_channels, self.p.depth_blocks)
+
+    @property
+    def depth_blocks(self) -> int:
+        return -(-self.p.depth_blocks // self.span)
+
+    def emit_kernel(self, module: KernelModule) -> None:
+        """Adds the kernel to the module, once for all convolutions."""
+        emit_winograd_kernel(module, self.blocking)
+
+    def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> _Cut:
+        """Groups as large as fit a worker's scratch, and as many as threads can share evenly."""
+        f, most = host.fn, self.blocking.most_tiles(self.depth_blocks)
+        th, tw = f.ceildivu(out[1], self.m), f.ceildivu(out[2], self.m)
+        rows = f.mul(batch, th)
+        column_groups = f.max(f.ceildivu(tw, most), 1)
+        least = f.ceildivu(rows, f.max(f.divu(f.i64(most), f.max(tw, 1)), 1))
+        # Threads share groups, and where these are few the panels of each.
+        few = f.cmp("lt", least, host.num_threads)
+        unit = f.select(few, f.ceildivu(host.num_threads, self.p.channel_panels), host.num_threads)
+        row_groups = f.min(f.mul(f.ceildivu(least, unit), unit), rows)
+        return _Cut(rows, th, tw, f.select(f.cmp("eq", column_groups, 1), row_groups, rows), column_groups)
+
+    def cost(self, host: HostContext, cut: _Cut) -> V:
+        """Vector operations of the thread that has most to do; modulo 2^64."""
+        f, p, b = host.fn, self.p, self.blocking
+        in_vectors, out_vectors = -(-p.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
+        computed = -(-p.out_channels // p.nr) * p.spec.vectors
+        # Arithmetic of the maps, and their stores, which go on beside it.
+        maps = zip((b.side, 3, self.m), OPERATIONS[self.m], (b.points, b.points, self.m**2), strict=True)
+        by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
+        tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
+        products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * p.in_channels * computed)
+        sums = f.mul(tiles, out_vectors * (by_outputs + b.points * (1 + _UPDATE * self.depth_blocks)))
+        mapped = f.mul(groups, p.in_channels * out_vectors * by_weights)
+        # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
+        strips = f.mul(f.ceildivu(f.add(f.mul(cut.tw, self.m), 2), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE))
+        inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
+        shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)
+        alone = f.max(f.min(groups, host.num_threads), 1)  # a group's inputs are mapped by each thread that has a panel of it
+        work = f.divu(f.add(f.add(products, sums), mapped), shared)
+        return f.add(work, f.divu(f.mul(inputs, in_vectors), alone))
+
+    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V]) -> None:
+        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them."""
+        f, p, b = host.fn, self.p, self.blocking
+        x, w, epilogue, eargs, _, ih, iw, _, oh, ow, _, sxb, sxc, _, sxh = shared
+        groups = f.mul(cut.row_groups, cut.column_groups)
+        numbers = [
+            *(p.padding[d][0] for d in (1, 2)),
+            p.in_channels,
+            p.out_channels,
+            p.block_channels,
+            self.span,
+        ]
+        args = [x, w, epilogue, eargs, ih, iw, oh, ow, sxb, sxc, sxh, *map(f.i64, numbers)]
+        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
+        tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
+        flops = f.mul(f.add(tiles, 1), 2 * b.points * p.in_channels * p.panel)
+        grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
+        host.launch(kernel_name(b), args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(self.depth_blocks))

@@ -1,0 +1,477 @@
+"""Kernels of Winograd's convolution: input tiles, weights and output tiles mapped in vectors of channels, products in between.
+
+A kernel serves all convolutions of an output tile's side; channels, sizes and padding are arguments. Its items are (group of tiles,
+panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of it, in its scratch:
+
+    inputs     [depth block][point][tile][DEPTH]   mapped once a group
+    weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
+    sums       [point][tile][panel]                over the depth blocks
+
+Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a
+tile, where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dhlo.codegen.families.conv.microkernel import emit_transpose
+from dhlo.codegen.families.conv.pack import CACHE_LINE
+from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.transpose import transpose_block
+
+__all__ = ["Blocking", "emit_winograd_kernel", "kernel_name"]
+
+# Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB, a part of the
+# second cache.
+_DEPTH = {4: 64, 2: 128}
+# Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
+_MOST_TILES = {4: 56, 2: 126}
+# What a group's mapped inputs may take: they are read once for each panel, in order.
+_INPUT_BYTES = 1 << 20
+# Kernel points of a 3 x 3 window.
+_TAPS = 9
+# Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
+_STRIP = 64
+# Output positions of whole rows that are handed to the epilogue together.
+_POSITIONS = 256
+
+_FIELDS = (
+    "x",
+    "w",
+    "epilogue",
+    "eargs",
+    "ih",
+    "iw",
+    "oh",
+    "ow",
+    "sxb",
+    "sxc",
+    "sxh",
+    "top",
+    "left",
+    "in_channels",
+    "out_channels",
+    "block_channels",
+    "span",
+    "rows",
+    "th",
+    "tw",
+    "row_groups",
+    "column_groups",
+)
+"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; top, left: padding; block_channels: those
+of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all images; th, tw: tiles down
+and across an image; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are cut."""
+_POINTERS = {"x", "w", "epilogue", "eargs"}
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """Sizes that follow from the tile's side `m` and the register tiles."""
+
+    m: int
+    spec: TileSpec
+
+    @property
+    def side(self) -> int:
+        """Of an input tile."""
+        return self.m + 2
+
+    @property
+    def points(self) -> int:
+        """Products of a tile."""
+        return self.side**2
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.lanes(F32)
+
+    @property
+    def panel(self) -> int:
+        return self.spec.panel(F32)
+
+    @property
+    def depth(self) -> int:
+        """Channels that a depth block has room for."""
+        return _DEPTH[self.m]
+
+    @property
+    def strip_tiles(self) -> int:
+        """Tiles of a row that are brought into vectors of channels together."""
+        return (_STRIP - 2) // self.m
+
+    # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
+    @property
+    def weight_stride(self) -> int:
+        """Elements between points of mapped weights."""
+        return self.depth * self.panel + self.panel
+
+    def span(self, block_channels: int, blocks: int) -> int:
+        """Depth blocks of packed weights that are one of these kernels, balanced."""
+        most = max(1, self.depth // block_channels)
+        return -(-blocks // -(-blocks // most))
+
+    def tile_bytes(self, depth_blocks: int) -> int:
+        """Bytes of a tile's mapped inputs."""
+        return depth_blocks * self.points * self.depth * 4
+
+    def most_tiles(self, depth_blocks: int) -> int:
+        """Tiles of a group: as many as fit, at least the rows of two register tiles."""
+        return max(2 * self.spec.mr, min(_MOST_TILES[self.m], _INPUT_BYTES // self.tile_bytes(depth_blocks)))
+
+    @property
+    def row_elements(self) -> int:
+        """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
+        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.m], 2 * self.spec.mr)) + self.m + 2 * self.lanes
+
+    def scratch_bytes(self, depth_blocks: int) -> int:
+        """Scratch of a worker."""
+        tiles = self.most_tiles(depth_blocks)
+        return _Scratch(self).inputs + tiles * self.tile_bytes(depth_blocks) + depth_blocks * self.points * self.lanes * 4
+
+
+class _Scratch:
+    """Offsets in bytes of a worker's scratch."""
+
+    def __init__(self, b: Blocking) -> None:
+        most = max(_MOST_TILES[b.m], 2 * b.spec.mr)
+        self.sums = b.points * b.weight_stride * 4
+        self.strip = self.sums + b.points * (most * b.panel + b.lanes) * 4
+        self.stage = self.strip + b.side * _STRIP * b.lanes * 4
+        self.tile = self.stage + b.row_elements * b.panel * 4
+        self.inputs = self.tile + b.row_elements * b.panel * 4
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """The arguments of a launch; see _FIELDS."""
+
+    x: V
+    w: V
+    epilogue: V
+    eargs: V
+    ih: V
+    iw: V
+    oh: V
+    ow: V
+    sxb: V
+    sxc: V
+    sxh: V
+    top: V
+    left: V
+    in_channels: V
+    out_channels: V
+    block_channels: V
+    span: V
+    rows: V
+    th: V
+    tw: V
+    row_groups: V
+    column_groups: V
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tiles that are worked on together: rows [row0, row1) of all images' rows of tiles, tiles [first, first + across) of each."""
+
+    row0: V
+    row1: V
+    first: V
+    across: V
+    tiles: V
+    input_stride: V  # elements between points of mapped inputs
+    sum_stride: V  # elements between points of sums
+
+
+def _in_range(f: Fn, c: V, size: V) -> V:
+    """0 <= c < size for i32 vectors."""
+    return f.cmp("ult", c, f.splat(f.cast(size, I32), c.lanes))
+
+
+def _emit_inputs(module: KernelModule, b: Blocking) -> str:
+    """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
+    the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
+    `stride` elements apart."""
+    name = f"winograd_{b.m}_inputs_{b.spec.name}"
+    if name in module.functions:
+        return name
+    numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("strip", PTR), ("to", PTR), ("stride", I64)], noinline=True)
+    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride = f.args
+    lanes, ty = b.lanes, vec(F32, b.lanes)
+    zero = f.const(0.0, ty)
+    offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
+    with f.loop(0, f.add(f.mul(tiles, b.m), 2), lanes) as c:
+        column = f.add(x0, c.iv)
+        mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
+        with f.loop(0, b.side) as r:
+            y = f.add(y0, r.iv)
+            out = f.gep(strip, f.mul(f.add(f.mul(r.iv, _STRIP), c.iv), lanes), F32)
+
+            def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
+                start = f.gep(x, f.add(f.mul(y, sxh), column), F32)
+                return transpose_block(f, [f.masked_load(f.gep(start, o, F32), mask, zero) for o in offsets])
+
+            def nothing() -> list[V]:
+                return [zero] * lanes
+
+            for j, v in enumerate(f.if_else(f.cmp("ult", y, height), rows, nothing, [ty] * lanes)):
+                f.store(v, f.gep(out, j * lanes, F32))
+    with f.loop(0, tiles) as t:
+        start = f.gep(strip, f.mul(t.iv, b.m * lanes), F32)
+        out = f.gep(to, f.mul(t.iv, b.depth), F32)
+        square = [[f.load(f.gep(start, (i * _STRIP + j) * lanes, F32), ty) for j in range(b.side)] for i in range(b.side)]
+        mapped = in_two_dims(square, lambda d: inputs(f, d))
+        for p, v in enumerate(v for row in mapped for v in row):
+            f.store(v, f.gep(out, f.mul(stride, p), F32))
+    f.done()
+    return name
+
+
+def _emit_weights(module: KernelModule, b: Blocking) -> str:
+    """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
+    name = f"winograd_{b.m}_weights_{b.spec.name}"
+    if name in module.functions:
+        return name
+    f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
+    w, channels, to = f.args
+    point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
+    with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
+        src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
+        square = [[f.load(f.gep(src, f.mul(point, 3 * i + j), F32), ty) for j in range(3)] for i in range(3)]
+        mapped = in_two_dims(square, lambda g: weights(f, g, b.m))
+        for p, v in enumerate(v for row in mapped for v in row):
+            f.store(v, f.gep(dst, p * b.weight_stride, F32))
+    f.done()
+    return name
+
+
+def _emit_outputs(module: KernelModule, b: Blocking) -> str:
+    """`outputs(sums, stride, tiles, columns, to)`: maps the sums of a row of tiles to [output row][columns][panel].
+
+    Tiles go from the last to the first, rows of a tile from the first to the last: what a tile that overhangs writes beyond
+    `columns` is then overwritten by what belongs there."""
+    name = f"winograd_{b.m}_outputs_{b.spec.name}"
+    if name in module.functions:
+        return name
+    numbers = ("stride", "tiles", "columns")
+    f = Fn(module, name, [("sums", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
+    sums, stride, tiles, columns, to = f.args
+    ty = vec(F32, b.lanes)
+    with f.loop(0, tiles) as lp:
+        t = f.sub(f.sub(tiles, 1), lp.iv)
+        with f.loop(0, b.panel, b.lanes) as part:
+            src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
+            dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
+            square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
+            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s))):
+                line = f.gep(dst, f.mul(columns, i * b.panel), F32)
+                for j, v in enumerate(row):
+                    f.store(v, f.gep(line, j * b.panel, F32))
+    f.done()
+    return name
+
+
+def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
+    """`ukr(a, b, k, sums, accumulate, ahead, weights, step)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of
+    B and sums `panel`.
+
+    One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
+    of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
+    """
+    name = f"winograd_{b.m}_ukr_{b.spec.name}_{rows}"
+    if name in module.functions:
+        return name
+    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
+    f = Fn(module, name, args, noinline=True)
+    a, w, k, sums, accumulate, ahead, later, step = f.args
+    ty, vectors = vec(F32, b.lanes), range(b.spec.vectors)
+    cells = [f.gep(sums, i * b.panel + v * b.lanes, F32) for i in range(rows) for v in vectors]
+    zero = f.const(0.0, ty)
+    start = f.if_else(
+        f.cmp("ne", accumulate, 0), lambda: [f.load(c, ty) for c in cells], lambda: [zero] * len(cells), [ty] * len(cells)
+    )
+    with f.loop(0, k, 1, [a, w, *start]) as lp:
+        pa, pw, *acc = lp.carried
+        f.prefetch(f.gep(ahead, f.mul(lp.iv, CACHE_LINE), "i8"), 2)
+        f.prefetch(f.gep(later, f.mul(lp.iv, step), "i8"), 2)
+        ys = [f.load(f.gep(pw, v * b.lanes, F32), ty) for v in vectors]
+        for i in range(rows):
+            x = f.splat(f.load(f.gep(pa, i * b.depth, F32), F32), b.lanes)
+            for v in vectors:
+                acc[i * len(ys) + v] = f.fma(x, ys[v], acc[i * len(ys) + v])
+        lp.yield_(f.gep(pa, 1, F32), f.gep(pw, b.panel, F32), *acc)
+    for cell, value in zip(cells, lp.results[2:], strict=True):
+        f.store(value, cell)
+    f.done()
+    return name
+
+
+def _emit_products(module: KernelModule, b: Blocking) -> str:
+    """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
+    panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
+    on."""
+    name = f"winograd_{b.m}_products_{b.spec.name}"
+    if name in module.functions:
+        return name
+    table = f"winograd_{b.m}_table_{b.spec.name}"
+    emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
+    args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
+    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
+    a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
+    step = -(-_TAPS * b.panel * 4 // b.points)  # bytes of weights of a channel and point
+    parts = f.ceildivu(tiles, b.spec.mr)
+    kernels = f.address_of(table)
+    with f.loop(0, b.points) as p:
+        pa, pw = f.gep(a, f.mul(p.iv, a_stride), F32), f.gep(w, f.mul(p.iv, b.weight_stride), F32)
+        ps = f.gep(sums, f.mul(p.iv, sum_stride), F32)
+        with f.loop(0, columns, b.spec.nr(F32)) as column, f.loop(0, parts) as part:
+            t0 = f.divu(f.mul(part.iv, tiles), parts)
+            n = f.sub(f.divu(f.mul(f.add(part.iv, 1), tiles), parts), t0)
+            ukr = f.load(f.gep(kernels, f.sub(n, 1), PTR), PTR)
+            at = f.gep(ps, f.add(f.mul(t0, b.panel), column.iv), F32)
+            rows = f.gep(pa, f.mul(t0, b.depth), F32)
+            fetch = [f.gep(rows, a_stride, F32), f.gep(later, f.mul(f.mul(p.iv, k), step), "i8")]
+            fetch.append(f.select(f.cmp("eq", f.add(part.iv, column.iv), 0), f.i64(step), 0))
+            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, *fetch])
+    f.done()
+    return name
+
+
+class _Kernel:
+    """Emits the kernel of a tile's side."""
+
+    def __init__(self, module: KernelModule, b: Blocking) -> None:
+        self.b, self.layout = b, _Scratch(b)
+        self.inputs, self.weights = _emit_inputs(module, b), _emit_weights(module, b)
+        self.products, self.outputs = _emit_products(module, b), _emit_outputs(module, b)
+        self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
+        self.f = kernel_fn(module, kernel_name(b))
+        _, self.begin, self.end, _, self.scratch = self.f.args
+        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
+        f, geo = self.f, self.geo
+        self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
+        self.blocks = f.ceildivu(geo.in_channels, self.depth)
+        self.panels = f.ceildivu(geo.out_channels, b.panel)
+
+    def at(self, offset: int) -> V:
+        return self.f.gep(self.scratch, offset, "i8")
+
+    def emit(self) -> str:
+        """Walks the groups touched by [begin, end); the panels of a group share its mapped inputs."""
+        f = self.f
+        with f.loop(f.divu(self.begin, self.panels), f.ceildivu(self.end, self.panels)) as groups:
+            first = f.mul(groups.iv, self.panels)
+            lo = f.sub(f.max(self.begin, first), first)
+            hi = f.min(f.sub(self.end, first), self.panels)
+            group = self.group(groups.iv)
+            self.map_inputs(group)
+            with f.loop(lo, hi) as panel:
+                self.multiply(group, panel.iv)
+                self.finish(group, panel.iv)
+        f.done()
+        return f.name
+
+    def group(self, number: V) -> _Group:
+        f, geo, b = self.f, self.geo, self.b
+        column, row = f.remu(number, geo.column_groups), f.divu(number, geo.column_groups)
+        row0 = f.divu(f.mul(row, geo.rows), geo.row_groups)
+        row1 = f.divu(f.mul(f.add(row, 1), geo.rows), geo.row_groups)
+        first = f.divu(f.mul(column, geo.tw), geo.column_groups)
+        across = f.sub(f.divu(f.mul(f.add(column, 1), geo.tw), geo.column_groups), first)
+        tiles = f.mul(f.sub(row1, row0), across)
+        return _Group(
+            row0, row1, first, across, tiles, f.add(f.mul(tiles, b.depth), b.lanes), f.add(f.mul(tiles, b.panel), b.lanes)
+        )
+
+    def map_inputs(self, g: _Group) -> None:
+        """The group's mapped inputs, row by row of tiles and vector by vector of channels."""
+        f, geo, b = self.f, self.geo, self.b
+        with f.loop(g.row0, g.row1) as row:
+            image, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
+            y0 = f.sub(f.mul(line, b.m), geo.top)
+            tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
+            parts = f.ceildivu(g.across, b.strip_tiles)
+            with f.loop(0, parts) as part, f.loop(0, self.blocks) as block:
+                t0 = f.divu(f.mul(part.iv, g.across), parts)
+                tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
+                x0 = f.sub(f.mul(f.add(g.first, t0), b.m), geo.left)
+                c0 = f.mul(block.iv, self.depth)
+                channels = f.min(f.sub(geo.in_channels, c0), self.depth)
+                to = f.mul(f.mul(block.iv, b.points), g.input_stride)
+                to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
+                with f.loop(0, channels, b.lanes) as c:
+                    source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
+                    numbers = [geo.sxc, geo.sxh, geo.ih, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
+                    at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), F32)
+                    strip = self.at(self.layout.strip)
+                    f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
+
+    def multiply(self, g: _Group, panel: V) -> None:
+        """The sums of a panel, over all depth blocks."""
+        f, geo, b = self.f, self.geo, self.b
+        columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
+        packed = f.gep(geo.w, f.mul(panel, f.mul(geo.in_channels, _TAPS * b.panel)), F32)
+        with f.loop(0, self.blocks) as block:
+            c0 = f.mul(block.iv, self.depth)
+            k = f.min(f.sub(geo.in_channels, c0), self.depth)
+            with f.loop(0, k, geo.block_channels) as part:
+                channels = f.min(f.sub(k, part.iv), geo.block_channels)
+                source = f.gep(packed, f.mul(f.add(c0, part.iv), _TAPS * b.panel), F32)
+                f.call(self.weights, [source, channels, f.gep(self.at(0), f.mul(part.iv, b.panel), F32)])
+            a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
+            sums = self.at(self.layout.sums)
+            numbers = [g.tiles, k, columns, block.iv]
+            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * b.panel), F32)
+            f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
+
+    def finish(self, g: _Group, panel: V) -> None:
+        """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""
+        f, geo, b = self.f, self.geo, self.b
+        columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.m), geo.ow), f.mul(g.first, b.m))
+        whole = f.cmp("eq", geo.column_groups, 1)
+        together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.m)), 1), 1)
+        with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as image:
+            above = f.mul(image.iv, geo.th)
+            lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
+            with f.loop(lo, hi, together) as row:
+                lines = f.min(f.sub(hi, row.iv), together)
+                first = f.mul(f.sub(f.add(above, row.iv), g.row0), g.across)
+                self.finish_rows(g, panel, image.iv, row.iv, lines, first, columns, whole)
+
+    def finish_rows(self, g: _Group, panel: V, image: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
+        """The same for `lines` rows of tiles, the first of which is `row` of the image and begins with the group's `tile0`."""
+        f, geo, b = self.f, self.geo, self.b
+        sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
+        with f.loop(0, lines) as line:
+            source = f.gep(sums, f.mul(f.add(tile0, f.mul(line.iv, g.across)), b.panel), F32)
+            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.m * b.panel), F32)
+            f.call(self.outputs, [source, g.sum_stride, g.across, columns, to])
+        y0 = f.mul(row, b.m)
+        height = f.sub(f.min(f.mul(f.add(row, lines), b.m), geo.oh), y0)
+        positions = f.mul(height, columns)
+        ld = f.mul(f.add(f.ceildivu(positions, b.lanes), 1), b.lanes)  # not a power of two
+        with f.loop(0, positions, b.lanes) as p:
+            f.call(self.transpose, [f.gep(stage, f.mul(p.iv, b.panel), F32), f.gep(tile, p.iv, F32), ld])
+        m0 = f.mul(panel, b.panel)
+        channels = f.min(f.sub(geo.out_channels, m0), b.panel)
+        n0 = f.add(f.mul(y0, geo.ow), f.mul(g.first, b.m))
+        calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
+        with f.loop(0, calls) as c:
+            at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))
+            f.call_ptr(geo.epilogue, [geo.eargs, at, ld, image, m0, n, channels, step])
+
+
+def kernel_name(b: Blocking) -> str:
+    """The symbol of a kernel."""
+    return f"winograd_{b.m}x{b.m}_{b.spec.name}"
+
+
+def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:
+    """Emits the kernel once and returns its symbol."""
+    name = kernel_name(b)
+    return name if name in module.functions else _Kernel(module, b).emit()

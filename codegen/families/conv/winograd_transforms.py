@@ -1,0 +1,121 @@
+"""Winograd's minimal filtering F(m, 3): its three linear maps, as code on vectors of one dim.
+
+F(m, 3) computes m outputs of a filter of 3 taps from m + 2 inputs d by m + 2 products (S. Winograd, "Arithmetic Complexity of
+Computations", 1980; A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2016): y = A^T [(G g) * (B^T d)].
+The products are values of polynomials at m + 1 points and at infinity. For m = 4 these are 0, 1, -1, 1/2, -2: of the usual sets the
+one with the least error, since its products stay small. In two dims each map is applied to columns, then to rows.
+
+The sums below are the rows of the matrices with what they share computed once. `matrices` has them written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from dhlo.codegen.kernel_ir.builder import Fn, V
+
+__all__ = ["OPERATIONS", "TILES", "in_two_dims", "inputs", "matrices", "outputs", "weights"]
+
+TILES = (2, 4)
+"""The sides m of output tiles that there are maps for."""
+
+_POINTS = {2: (0, 1, -1), 4: (0, 1, -1, Fraction(1, 2), -2)}
+
+OPERATIONS = {2: (4, 4, 4), 4: (16, 12, 12)}
+"""Vector operations in one dim of `inputs`, `weights` and `outputs`."""
+
+
+def _product(roots: Sequence[Fraction | int]) -> list[Fraction]:
+    """Coefficients, lowest first, of the polynomial with these roots and leading coefficient 1."""
+    out = [Fraction(1)]
+    for r in roots:
+        out = [a - r * b for a, b in zip([Fraction(0), *out], [*out, Fraction(0)], strict=True)]
+    return out
+
+
+def matrices(m: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
+    """B^T [m + 2, m + 2], G [m + 2, 3] and A^T [m, m + 2] of F(m, 3), exact."""
+    points = _POINTS[m]
+    bt: list[list[Fraction]] = []
+    g: list[list[Fraction]] = []
+    for a in points:
+        others = [b for b in points if b != a]
+        row, scale = _product(others), Fraction(1)
+        for b in others:
+            scale *= a - b
+        sign = -1 if m == 2 and a == 0 else 1  # so that G's first row is 1, 0, 0
+        bt.append([sign * c for c in row] + [Fraction(0)] * (m + 2 - len(row)))
+        g.append([sign * Fraction(a) ** k / scale for k in range(3)])
+    bt.append(_product(points))
+    g.append([Fraction(0), Fraction(0), Fraction(1)])
+    at = [[Fraction(a) ** i for a in points] + [Fraction(int(i == m - 1))] for i in range(m)]
+    return bt, g, at
+
+
+def inputs(f: Fn, d: Sequence[V]) -> list[V]:
+    """B^T d: m + 2 vectors to as many."""
+    if len(d) == 4:
+        return [f.sub(d[0], d[2]), f.add(d[1], d[2]), f.sub(d[2], d[1]), f.sub(d[3], d[1])]
+    # Rows are q = x^2 + 3/2 x - 1, with the roots 1/2 and -2, times x^2 - 1, x^2 + x, x^2 - x and x^3 - x; and x^3 - x times
+    # x + 2 and x - 1/2. e[i] is q applied at input i.
+    e = [f.sub(f.fma(d[i + 1], f.const(1.5, d[0].type), d[i + 2]), d[i]) for i in range(4)]
+    odd, even = f.sub(d[3], d[1]), f.sub(d[4], d[2])
+    return [
+        f.sub(e[2], e[0]),
+        f.add(e[2], e[1]),
+        f.sub(e[2], e[1]),
+        f.fma(odd, f.const(2.0, odd.type), even),
+        f.fma(odd, f.const(-0.5, odd.type), even),
+        f.sub(e[3], e[1]),
+    ]
+
+
+def weights(f: Fn, g: Sequence[V], m: int) -> list[V]:
+    """G g: 3 vectors to m + 2."""
+    ty = g[0].type
+    if m == 2:
+        half = f.const(0.5, ty)
+        even = f.mul(f.add(g[0], g[2]), half)
+        return [g[0], f.fma(g[1], half, even), f.fma(g[1], f.const(-0.5, ty), even), g[2]]
+
+    def sum_(*factors: float) -> V:
+        out = f.mul(g[0], f.const(factors[0], ty))
+        for x, c in zip(g[1:], factors[1:], strict=True):
+            out = f.fma(x, f.const(c, ty), out)
+        return out
+
+    third = f.const(1 / 3, ty)
+    even = f.mul(f.add(g[0], g[2]), third)
+    return [
+        g[0],
+        f.fma(g[1], third, even),
+        f.sub(f.mul(g[1], third), even),
+        sum_(-16 / 15, -8 / 15, -4 / 15),
+        sum_(1 / 15, -2 / 15, 4 / 15),
+        g[2],
+    ]
+
+
+def outputs(f: Fn, s: Sequence[V]) -> list[V]:
+    """A^T s: m + 2 vectors to m."""
+    if len(s) == 4:
+        return [f.add(f.add(s[0], s[1]), s[2]), f.add(f.sub(s[1], s[2]), s[3])]
+    ty = s[0].type
+
+    def plus(x: V, half: float, two: float) -> V:
+        return f.fma(s[4], f.const(two, ty), f.fma(s[3], f.const(half, ty), x))
+
+    even, odd = f.add(s[1], s[2]), f.sub(s[1], s[2])
+    return [
+        f.add(f.add(s[0], even), f.add(s[3], s[4])),
+        plus(odd, 0.5, -2.0),
+        plus(even, 0.25, 4.0),
+        plus(f.add(odd, s[5]), 0.125, -8.0),
+    ]
+
+
+def in_two_dims(square: Sequence[Sequence[V]], one: Callable[[Sequence[V]], list[V]]) -> list[list[V]]:
+    """Applies a map to the columns of a square of vectors, given as rows, then to its rows."""
+    columns = [one([row[j] for row in square]) for j in range(len(square[0]))]
+    return [one([column[i] for column in columns]) for i in range(len(columns[0]))]

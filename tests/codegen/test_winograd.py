@@ -1,0 +1,237 @@
+"""Winograd's convolution against PyTorch in float64: maps, sizes, splits, epilogues, strides, targets, and when it is chosen."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import dhlo
+from dhlo.codegen.families.conv import winograd_transforms as maps
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.kernel_ir.builder import KernelModule
+from dhlo.codegen.target import parse_target
+from tests.codegen.conv_host import build_conv, conv_params, run_conv
+from tests.codegen.harness import Program
+from tests.codegen.test_conv import operands, reference
+from tests.targets import TILES
+
+SIZES = [(1, 8, 8), (1, 7, 7), (2, 14, 13), (1, 1, 1), (3, 5, 50), (1, 3, 300), (5, 2, 3), (1, 30, 31), (0, 8, 8)]
+PADS = ((1, 1), (1, 1))
+
+
+def square(ins: int, outs: int, pads: Any = PADS, **options: Any) -> Conv:
+    return Conv(ins, outs, (3, 3), (1, 1), pads, (1, 1), spec=options.pop("spec", TILES), winograd=(2, 4), **options)
+
+
+@functools.cache
+def forced(conv: Conv, sides: tuple[int, ...], **options: bool) -> Program:
+    """The convolution compiled so that it takes a tile of that side wherever it can."""
+    with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
+        return build_conv(replace(conv, winograd=sides), **options)
+
+
+def error(out: Any, expected: Any) -> float:
+    """The greatest difference, as a part of the greatest value."""
+    return float(np.abs(out - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30))
+
+
+class _Numbers:
+    """Does at once what a function's builder would write code for."""
+
+    def const(self, value: float, ty: str) -> _Number:
+        return _Number(Fraction(value).limit_denominator(1000))
+
+    def add(self, a: _Number, b: _Number) -> _Number:
+        return _Number(a.value + b.value)
+
+    def sub(self, a: _Number, b: _Number) -> _Number:
+        return _Number(a.value - b.value)
+
+    def mul(self, a: _Number, b: _Number) -> _Number:
+        return _Number(a.value * b.value)
+
+    def fma(self, a: _Number, b: _Number, c: _Number) -> _Number:
+        return _Number(a.value * b.value + c.value)
+
+
+class _Number:
+    type = "number"
+
+    def __init__(self, value: Fraction | int) -> None:
+        self.value = Fraction(value)
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+def test_the_maps_are_those_of_the_points(m: int) -> None:
+    """Code and matrices agree exactly, and make a correlation."""
+    bt, g, at = maps.matrices(m)
+    f: Any = _Numbers()
+
+    def columns(matrix: list[list[Fraction]], run: Any) -> None:
+        n = len(matrix[0])
+        for j in range(n):
+            unit = [_Number(int(i == j)) for i in range(n)]
+            assert [x.value for x in run(unit)] == [row[j] for row in matrix]
+
+    columns(bt, lambda d: maps.inputs(f, d))
+    columns(g, lambda w: maps.weights(f, w, m))
+    columns(at, lambda s: maps.outputs(f, s))
+    data, taps = [Fraction(3 * i * i - 7, 5) for i in range(m + 2)], [Fraction(2), Fraction(-3, 7), Fraction(11)]
+
+    def times(matrix: list[list[Fraction]], x: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, x, strict=True)), Fraction(0)) for row in matrix]
+
+    products = [a * b for a, b in zip(times(g, taps), times(bt, data), strict=True)]
+    assert times(at, products) == [sum(taps[k] * data[i + k] for k in range(3)) for i in range(m)]
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+@pytest.mark.parametrize(
+    "conv",
+    [square(16, 32), square(100, 70), square(200, 33, ((0, 2), (1, 0))), square(17, 16, ((0, 0), (0, 0))), square(150, 90)],
+    ids=lambda c: c.name,
+)
+def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv, m: int) -> None:
+    """One compiled kernel set serves all sizes; neither the number of threads nor a split in chunks changes a bit."""
+    for sizes in SIZES:
+        if min(conv.output_size(sizes[1:])) < 1:
+            continue
+        x, weight = operands(conv, sizes)
+        out = run_conv(conv, forced(conv, (m,)), x, weight)
+        assert error(out, reference(conv, x, weight)) < 1e-5
+        for seed, threads in ((None, 1), (1, 2), (2, 3), (None, 7)):
+            assert (run_conv(conv, forced(conv, (m,)), x, weight, seed=seed, threads=threads) == out).all()
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+def test_rows_wider_than_a_group(m: int) -> None:
+    """Rows of tiles in several groups, whose outputs are handed on row by row."""
+    conv = square(20, 40)
+    x, weight = operands(conv, (2, 6, 701))
+    for threads in (1, 2):
+        out = run_conv(conv, forced(conv, (m,)), x, weight, threads=threads, seed=threads)
+        assert error(out, reference(conv, x, weight)) < 1e-5
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+def test_the_epilogue_sees_every_element_once_with_its_channel(m: int) -> None:
+    """bias + relu; unwritten outputs would keep 777."""
+    conv = square(24, 45)
+    for sizes in ((2, 9, 11), (1, 2, 500)):
+        x, weight = operands(conv, sizes)
+        bias = np.linspace(-9, 9, 45, dtype=np.float32)
+        out = run_conv(conv, forced(conv, (m,), bias_relu=True), x, weight, bias)
+        expected = np.maximum(reference(conv, x, weight) + bias[None, :, None, None], 0)
+        assert error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+def test_strided_input_and_what_lies_around_it(m: int) -> None:
+    """A slice of a larger tensor of NaN: nothing outside of it is used."""
+    conv = square(18, 20)
+    program = forced(conv, (m,), strided=True)
+    for sizes in ((2, 9, 12), (1, 1, 1), (1, 4, 33)):
+        x, weight = operands(conv, sizes)
+        big = np.full((2 * sizes[0], 18, sizes[1] + 3, sizes[2] + 40), np.nan, np.float32)
+        view = big[::2, :, 1 : 1 + sizes[1], 20 : 20 + sizes[2]]
+        view[...] = x
+        out = run_conv(conv, program, view, weight, strided=True)
+        assert error(out, reference(conv, x, weight)) < 1e-5
+
+
+@pytest.mark.parametrize("m", maps.TILES)
+def test_nan_and_infinity_reach_all_their_windows(m: int) -> None:
+    """No output whose window holds one stays finite, and no image but theirs is touched."""
+    conv = square(20, 20)
+    x, weight = operands(conv, (3, 14, 13))
+    x[1, 2, 6, 5], x[1, 3, 0, 0] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        out, expected = run_conv(conv, forced(conv, (m,)), x, weight), reference(conv, x, weight)
+    assert not np.isfinite(out[~np.isfinite(expected)]).any()
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.skipif(not TILES.target.is_x86, reason="runs code for x86-64")
+@pytest.mark.parametrize("m", maps.TILES)
+def test_avx2_and_weights_shared_between_targets(m: int) -> None:
+    """8 lanes, 16 registers, panels of several tiles."""
+    narrow = tile_spec(parse_target("x86-64-v3"))
+    for spec in (narrow, replace(narrow, per_panel=1)):
+        conv = square(44, 52, spec=spec)
+        for sizes in ((2, 7, 9), (1, 3, 290), (1, 28, 28)):
+            x, weight = operands(conv, sizes)
+            assert error(run_conv(conv, forced(conv, (m,)), x, weight, seed=1), reference(conv, x, weight)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "conv,applies",
+    [
+        (square(64, 64), True),
+        (square(3, 64), False),
+        (replace(square(64, 64), stride=(2, 2)), False),
+        (replace(square(64, 64), dilation=(1, 2)), False),
+        (replace(square(64, 64), groups=2), False),
+        (replace(square(64, 64), kernel=(3, 2)), False),
+        (replace(square(64, 64), elem="f64"), False),
+        (Conv(64, 64, (3,), (1,), ((1, 1),), (1,), spec=TILES, winograd=(2, 4)), False),
+    ],
+)
+def test_which_convolutions_it_is_for(conv: Conv, applies: bool) -> None:
+    p = conv.params(KernelModule(TILES.target))
+    assert bool(Winograd.variants(p, conv.winograd)) is applies
+    assert Winograd.variants(p, ()) == []
+
+
+def launched(conv: Conv, sizes: tuple[int, ...], threads: int = 2) -> str:
+    """What a call chooses: the side of its tiles, or "direct"."""
+    x, weight = operands(conv, sizes)
+    params, _ = conv_params(conv, x, weight)
+    (launch,) = functools.cache(build_conv)(conv).record(num_threads=threads, **params)
+    if len(launch.args) < 20:
+        return "direct"
+    rows, th = int(launch.args[17]), int(launch.args[18])
+    assert rows == sizes[0] * th
+    return str(round(sizes[1] / th))
+
+
+@pytest.mark.skipif(TILES.lanes("f32") != 16, reason="the bounds are those of 16 lanes")
+def test_the_choice_follows_the_sizes() -> None:
+    """Large tiles where the image fills them; in order where there is too little to do for what the maps cost."""
+    assert launched(square(64, 64), (1, 56, 56)) == "4"
+    assert launched(square(128, 128), (1, 28, 28)) == "4"
+    assert launched(square(16, 16), (1, 1, 1)) == "direct"
+    assert launched(square(512, 512), (1, 2, 2)) == "direct"
+
+
+def model() -> torch.export.ExportedProgram:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 32, 3, padding=(0, 1)), torch.nn.ReLU()
+    ).eval()
+    dims = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("h", min=8), 3: torch.export.Dim("w", min=8)}
+    return torch.export.export(layers, (torch.randn(2, 32, 16, 20),), dynamic_shapes=(dims,))
+
+
+def test_one_option_turns_it_off() -> None:
+    """Errors of whole programs, with and without."""
+    exported = model()
+    double = copy.deepcopy(exported.module()).double()
+    with_, without = dhlo.compile(exported, cache=""), dhlo.compile(exported, cache="", winograd=False)
+    for shape in ((1, 32, 40, 40), (3, 32, 9, 61), (1, 32, 8, 8)):
+        x = torch.randn(shape)
+        expected = double(x.double())
+        scale = expected.abs().max()
+        assert (with_(x) - expected).abs().max() / scale < 5e-5
+        assert (without(x) - expected).abs().max() / scale < 5e-6
+        if shape[2] == 40:
+            assert not torch.equal(with_(x), without(x))

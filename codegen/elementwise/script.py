@@ -399,13 +399,17 @@ class Script:
         then, other, end = self._label(), self._label(), self._label()
         self._branch(test, then, other)
         self._start(then)
-        cell = self._new_cell(self.eval(e.body))
+        first = self.eval(e.body)
+        cells = [self._new_cell(x) for x in (first if isinstance(first, tuple) else (first,))]
         self._jump(end)
         self._start(other)
-        self._write(cell, self.eval(e.orelse))
+        second = self.eval(e.orelse)
+        for c, x in zip(cells, second if isinstance(second, tuple) else (second,), strict=True):
+            self._write(c, x)
         self._jump(end)
         self._start(end)
-        return self._read(cell)
+        values = tuple(self._read(c) for c in cells)
+        return values if isinstance(first, tuple) else values[0]
 
     def _Call(self, e: ast.Call) -> Value:
         f, args = self.eval(e.func), [self.eval(a) for a in e.args]

@@ -1,6 +1,6 @@
 """Coefficients of Cephes' Bessel, Airy and inverse normal functions, highest power first.
 
-They are those of ATen (ATen/native/Math.h), which leaves out the leading 1 of some denominators (Cephes' p1evl): here it is written.
+They are those of ATen (ATen/native/Math.h), which leaves out the leading 1 of some denominators (Cephes' p1evl).
 """
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
 """The ops of the dialect, a class each; importing this package defines them all."""
 
-from dhlo.ir.ops import complexes, compute, control, elementwise, extern, host, lookup, movement, random, sequence, special
+from dhlo.ir.ops import complexes, compute, control, elementwise, extern, factor, host, lookup, movement, random, sequence, special
 
 __all__ = [
     "complexes",
@@ -8,6 +8,7 @@ __all__ = [
     "control",
     "elementwise",
     "extern",
+    "factor",
     "host",
     "lookup",
     "movement",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.orthogonal import apply_reflection, length, reflection, unit_columns
+from dhlo.codegen.families.factor.orthogonal import apply_reflection, length, reflection, unit_columns, unit_scale
 from dhlo.codegen.families.factor.vectors import (
     abs1,
     add_scaled,
@@ -24,6 +24,7 @@ from dhlo.codegen.families.factor.vectors import (
 __all__ = ["eig"]
 
 _EPS = 2.0**-52
+_TINY = 1e-290
 _MOST = 60  # steps an eigenvalue
 
 
@@ -159,13 +160,13 @@ def _triangularise(n: int, norm: float, h: Any, z: Any, c: Any, s: Any, vectors:
 def _eigenvectors(n: int, norm: float, h: Any, z: Any, d: Any, x: Any, out: Any) -> None:
     """Eigenvectors of Schur's form, of length 1 and with a real largest element, as rows of `out`."""
     for k in range(n):
-        value = h[k, k]
+        value, least = h[k, k], max(_EPS * norm, _TINY)
         x[k] = 1.0
         for t in range(k):
             i = k - 1 - t
             y = h[i, i] - value
-            if abs1(y) < _EPS * norm:
-                y = complex(_EPS * norm, 0.0)
+            if abs1(y) < least:
+                y = complex(least, 0.0)
             e = -dot(k - i, x[i + 1 :], h[i, i + 1 :]) / y
             x[i] = conj(e)  # the conjugates are at hand
             size = abs1(e)
@@ -238,6 +239,9 @@ def eig(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, vectors: b
     for i in range(n):
         for j in range(n):
             h[i, j] = a[i, j]
+    up = unit_scale(n * n, work)
+    if up != 1.0:
+        scale(n * n, up, work)
     _balance(n, h, d)
     norm = 0.0
     for i in range(n):
@@ -260,7 +264,7 @@ def eig(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, vectors: b
     if not is_complex(a):
         _in_pairs(n, norm, found, vs, vectors)
     for i in range(n):
-        values[i] = found[i]
+        values[i] = found[i] / up
         if vectors:
             for j in range(n):
                 out[j, i] = vs[i, j]

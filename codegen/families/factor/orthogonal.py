@@ -8,7 +8,7 @@ from typing import Any
 from dhlo.codegen.elementwise.script import script
 from dhlo.codegen.families.factor.vectors import add_scaled, conj, dot, imag, matrix, number, real, scale, squares
 
-__all__ = ["apply_reflection", "householder_product", "qr", "reflection"]
+__all__ = ["apply_reflection", "householder_product", "length", "qr", "reflection", "unit_columns", "unit_scale"]
 
 _SMALL, _BIG = 1e-280, 1e280
 
@@ -29,6 +29,15 @@ def length(n: int, x: Any) -> float:
         size = abs(x[i]) / most
         total += size * size
     return most * math.sqrt(total)
+
+
+@script
+def unit_scale(n: int, x: Any) -> float:
+    """1, or what brings numbers whose products might leave the range near 1."""
+    most = 0.0
+    for i in range(n):
+        most = max(most, abs(x[i]))
+    return 1.0 if most == 0.0 or (most > 1e-140 and most < 1e140) or most != most or most > 1e305 else 1.0 / most
 
 
 @script

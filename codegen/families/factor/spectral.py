@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.orthogonal import apply_reflection, reflection, unit_columns
-from dhlo.codegen.families.factor.vectors import abs1, add_scaled, conj, dot, matrix, real, rotate, scale, swap
+from dhlo.codegen.families.factor.orthogonal import apply_reflection, reflection, unit_columns, unit_scale
+from dhlo.codegen.families.factor.vectors import add_scaled, conj, dot, matrix, real, rotate, scale, swap
 
 __all__ = ["eigh", "svd"]
 
@@ -91,18 +91,14 @@ def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bo
     w, vs, z = matrix(work, n), matrix(work[n * n :], n), matrix(work[2 * n * n :], n)
     taus, p = work[3 * n * n :], work[3 * n * n + n :]
     d, e = reals, reals[n:]
-    most = 0.0
     for i in range(n):
         for j in range(i + 1):
             x = conj(a[j, i]) if upper else a[i, j]
             w[i, j] = x
             w[j, i] = conj(x)
-            most = max(most, abs1(x))
-    up = 1.0
-    if most > 0.0 and (most < 1e-140 or most > 1e140) and not math.isinf(most):
-        up = 1.0 / most
-        for i in range(n):
-            scale(n, up, w[i])
+    up = unit_scale(n * n, work)
+    if up != 1.0:
+        scale(n * n, up, work)
     _tridiagonal(n, w, vs, taus, p, d, e)
     if vectors:
         unit_columns(n, n, z)
@@ -286,17 +282,12 @@ def svd(
     rest = work[m * n + m * columns + n * n :]
     v, left, right, p = matrix(rest, n), rest[n * n :], rest[n * n + n :], rest[n * n + 2 * n :]
     s, e = reals, reals[n:]
-    most = 0.0
     for i in range(m):
         for j in range(n):
-            x = conj(a[j, i]) if turned else a[i, j]
-            w[j, i] = x
-            most = max(most, abs1(x))
-    up = 1.0
-    if most > 0.0 and (most < 1e-140 or most > 1e140) and not math.isinf(most):
-        up = 1.0 / most
-        for j in range(n):
-            scale(m, up, w[j])
+            w[j, i] = conj(a[j, i]) if turned else a[i, j]
+    up = unit_scale(m * n, work)
+    if up != 1.0:
+        scale(m * n, up, work)
     _bidiagonal(m, n, w, vs, left, right, p, s, e)
     if vectors:
         unit_columns(m, columns, u)

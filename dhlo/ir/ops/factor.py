@@ -23,6 +23,8 @@ class Factorisation(Op):
 
     kind = Kind.OPAQUE
     arity = 1
+    # a list of values has one type, so each value is a list of its own
+    __annotations__ = {**{f"x{i}": Variadic for i in range(4)}, **{f"y{i}": Outs for i in range(6)}}
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -83,9 +85,6 @@ class Lu(Factorisation, name="lu"):
     """LU factors of x [.., R, C] with partial pivoting, both in one matrix; pivots [.., min(R, C)] from 1; the number of the first
     pivot that is 0, or 0 (aten.linalg_lu_factor_ex)."""
 
-    x: Variadic
-    y: Outs
-
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
@@ -99,9 +98,6 @@ class Lu(Factorisation, name="lu"):
 class Cholesky(Factorisation, name="cholesky"):
     """L [.., N, N] of L L^H = x, whose lower triangle is read; the order of the first minor that isn't positive, or 0
     (aten.linalg_cholesky_ex). After such a minor, L holds NaN."""
-
-    x: Variadic
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -118,10 +114,8 @@ class TriangularSolve(Factorisation, name="triangular_solve"):
     """x of a x = b, a [.., N, N] triangular (`upper`; `unit`: with ones on its diagonal) and b [.., N, M]; equal leading dims."""
 
     arity = 2
-    x: Variadic
     upper: Flag
     unit: Flag
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -136,9 +130,6 @@ class TriangularSolve(Factorisation, name="triangular_solve"):
 class Qr(Factorisation, name="qr"):
     """R above and Householder's reflections below the diagonal of a matrix like x [.., R, C]; their factors [.., min(R, C)]
     (aten.geqrf)."""
-
-    x: Variadic
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -155,8 +146,6 @@ class HouseholderProduct(Factorisation, name="householder_product"):
     (aten.linalg_householder_product)."""
 
     arity = 2
-    x: Variadic
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -171,10 +160,8 @@ class Eigh(Factorisation, name="eigh"):
     """Ascending eigenvalues [.., N] of a Hermitian matrix, of which the lower triangle is read (`upper`: the other), and, if
     `vectors`, eigenvectors as columns, of length 1 and any phase (aten._linalg_eigh)."""
 
-    x: Variadic
     upper: Flag
     vectors: Flag
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -192,10 +179,8 @@ class Svd(Factorisation, name="svd"):
     """Singular values [.., min(R, C)] of x [.., R, C], descending; if `vectors`, with singular vectors u [.., R, K] before and
     vh [.., K, C] after them, K = min(R, C) or, if `full`, all (aten._linalg_svd)."""
 
-    x: Variadic
     full: Flag
     vectors: Flag
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -215,9 +200,7 @@ class Eig(Factorisation, name="eig"):
     """Eigenvalues [.., N] of a matrix in no particular order (conjugates side by side if it is real), and, if `vectors`,
     eigenvectors as columns, of length 1; all complex (aten.linalg_eig)."""
 
-    x: Variadic
     vectors: Flag
-    y: Outs
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:

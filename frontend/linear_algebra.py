@@ -1,4 +1,4 @@
-"""What rests on factorisations: determinants, inverses, systems of equations, pseudo-inverses, the exponential.
+"""What rests on factorisations: inverses, systems of equations, pseudo-inverses, the exponential.
 
 As PyTorch code that is traced where a program uses it. The factorisations themselves have lowerings (frontend/aten/factor.py)."""
 
@@ -32,6 +32,12 @@ def _repeated(
     return tuple(higher_order.while_loop(more, body, start, dense(given))[1:])
 
 
+def _triangular(a: Tensor, b: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
+    """As torch.linalg.solve_triangular, whose shape rule asks how a lies in memory: in columns, it needs no guard to answer."""
+    columns = a.mT.clone(memory_format=torch.contiguous_format).mT
+    return L.solve_triangular(columns, b, upper=upper, unitriangular=unitriangular)
+
+
 # ---------------------------------------------------------------------------------------------------- LU
 def _is_empty(size: Any) -> bool:
     return isinstance(size, int) and size == 0
@@ -56,11 +62,6 @@ def _order(pivots: Tensor, rows: Any) -> Tensor:
     return order
 
 
-def _sign(pivots: Tensor) -> Tensor:
-    """The sign of the permutation, as integers."""
-    return 1 - 2 * ((pivots != torch.arange(1, pivots.shape[-1] + 1)).sum(-1) % 2)
-
-
 def _lu_unpack(lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple[Tensor, ...]:
     rows, k = lu.shape[-2], torch.sym_min(lu.shape[-2], lu.shape[-1])
     p, lower, upper = lu.new_empty([0]), lu.new_empty([0]), lu.new_empty([0])
@@ -78,18 +79,6 @@ def _lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, ...]:
     return _lu_unpack(lu, pivots)
 
 
-def _det(a: Tensor) -> tuple[Tensor, ...]:
-    lu, pivots, _ = L.lu_factor_ex(a.mT)
-    return _sign(pivots) * lu.diagonal(dim1=-2, dim2=-1).prod(-1), lu, pivots
-
-
-def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
-    lu, pivots, _ = L.lu_factor_ex(a.mT)
-    diagonal = lu.diagonal(dim1=-2, dim2=-1)
-    size = diagonal.abs()
-    return _sign(pivots) * diagonal.sgn().prod(-1), size.log().sum(-1), lu, pivots
-
-
 def _rows(b: Tensor, order: Tensor) -> Tensor:
     """The rows of b [.., N, M] in the order [.., N]."""
     lead = torch.broadcast_shapes(b.shape[:-2], order.shape[:-1])  # type: ignore[no-untyped-call]
@@ -102,11 +91,11 @@ def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoi
         return _lu_solve(lu, pivots, b.mH, adjoint=not adjoint).mH
     order = _order(pivots, lu.shape[-1])
     if adjoint:
-        x = L.solve_triangular(lu.mH, b, upper=False)
-        x = L.solve_triangular(lu.mH, x, upper=True, unitriangular=True)
+        x = _triangular(lu.mH, b, upper=False)
+        x = _triangular(lu.mH, x, upper=True, unitriangular=True)
         return _rows(x, order.argsort(-1))
-    x = L.solve_triangular(lu, _rows(b, order), upper=False, unitriangular=True)
-    return L.solve_triangular(lu, x, upper=True)
+    x = _triangular(lu, _rows(b, order), upper=False, unitriangular=True)
+    return _triangular(lu, x, upper=True)
 
 
 def _inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
@@ -128,13 +117,13 @@ def _triangular_solve(
 ) -> tuple[Tensor, Tensor]:
     lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     m = a.mT if transpose else a
-    x = L.solve_triangular(m, b, upper=upper != transpose, unitriangular=unitriangular)
+    x = _triangular(m, b, upper=upper != transpose, unitriangular=unitriangular)
     return x, a.expand(*lead, *a.shape[-2:]).clone()
 
 
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     lower = factor.mH if upper else factor
-    return L.solve_triangular(lower.mH, L.solve_triangular(lower, b, upper=False), upper=True)
+    return _triangular(lower.mH, _triangular(lower, b, upper=False), upper=True)
 
 
 def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
@@ -187,27 +176,6 @@ def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, 
     return (v * _inverted(values, sizes > limit).unsqueeze(-2)) @ u.mH
 
 
-def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> tuple[Tensor, ...]:
-    driver = driver or "gelsy"
-    vector = b.dim() == a.dim() - 1
-    right = b.unsqueeze(-1) if vector else b
-    rows, cols = a.shape[-2:]
-    u, s, vh = L.svd(a, full_matrices=False)
-    limit = _eps(a) * torch.sym_max(rows, cols) if rcond is None else rcond
-    keep = s > limit * _largest(s)
-    x = vh.mH @ (_inverted(s, keep).unsqueeze(-1) * (u.mH @ right))
-    rank = keep.sum(-1)
-    residuals = s.new_empty([0])
-    if driver != "gelsy" and rows > cols:
-        residuals = (a @ x - right).abs().square().sum(-2)
-    return (
-        x.squeeze(-1) if vector else x,
-        residuals,
-        rank.new_empty([0]) if driver == "gels" else rank,
-        s if driver in ("gelsd", "gelss") else s.new_empty([0]),
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- exponential
 def _matrix_exp(a: Tensor) -> Tensor:
     """By scaling and squaring of Taylor's polynomial of degree 19."""
@@ -247,8 +215,6 @@ LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
         A.lu_unpack.default: _lu_unpack,
         A.linalg_lu.default: _lu,
         A.linalg_lu_solve.default: _lu_solve,
-        A._linalg_det.default: _det,
-        A._linalg_slogdet.default: _slogdet,
         A.linalg_inv_ex.default: _inverse,
         A._linalg_solve_ex.default: _solve,
         A.triangular_solve.default: _triangular_solve,
@@ -256,7 +222,6 @@ LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
         A.cholesky_inverse.default: _cholesky_inverse,
         A.ormqr.default: _ormqr,
         A.linalg_pinv.atol_rtol_tensor: _pinv,
-        A.linalg_lstsq.default: _lstsq,
         A.linalg_matrix_exp.default: _matrix_exp,
     }
 )

@@ -76,6 +76,11 @@ LU = [
     case(factor.Lu, [(t("f64", "n", "m"), plain)]),
     case(factor.Lu, [(t("f64", 2, "m", "n"), plain)] * 2),  # complex
 ]
+DETERMINANT = [
+    *(case(factor.Determinant, [(t(d, "m", "n", "n"), positive)], lambda _, made: made[1:]) for d in FLOATS),
+    case(factor.Determinant, [(t("f64", "m", 5, 5), plain)]),
+    case(factor.Determinant, [(t("f64", "m", 4, 4), plain)] * 2),  # complex
+]
 CHOLESKY = [
     *(case(factor.Cholesky, [(t(d, "m", "n", "n"), positive)]) for d in FLOATS),
 ]
@@ -108,6 +113,7 @@ SVD = [
 EIG = [case(factor.Eig, [(t(d, "m", "n", "n"), within(-1, 1))], gap, vectors=True) for d in FLOATS]
 CASES: dict[str, list[Part]] = {
     "dhlo.lu": LU,
+    "dhlo.determinant": DETERMINANT,
     "dhlo.cholesky": CHOLESKY,
     "dhlo.triangular_solve": TRIANGULAR,
     "dhlo.qr": QR,

@@ -77,6 +77,19 @@ def _lu_factor(b: OpBuilder, x: Operand, *, pivot: bool = True, check_errors: bo
     return tuple(_factor(b, factor.Lu, x))
 
 
+@_on_both(A._linalg_det.default)
+def _det(b: OpBuilder, x: Operand) -> Sequence[Operand]:
+    """With LU factors of the transpose, which is how PyTorch sees rows."""
+    det = _factor(b, factor.Determinant, x)[0]
+    return (det, *_factor(b, factor.Lu, _turned(b, x))[:2])
+
+
+@_on_both(A._linalg_slogdet.default)
+def _slogdet(b: OpBuilder, x: Operand) -> Sequence[Operand]:
+    _, sign, logs = _factor(b, factor.Determinant, x)
+    return (sign, logs, *_factor(b, factor.Lu, _turned(b, x))[:2])
+
+
 @_on_both(A.linalg_cholesky_ex.default)
 def _cholesky(b: OpBuilder, x: Operand, *, upper: bool = False, check_errors: bool = False) -> Sequence[Operand]:
     _square(b, x, "Cholesky's factor")

@@ -126,10 +126,10 @@ def _sweep(n: int, lo: int, hi: int, shift: Any, h: Any, z: Any, c: Any, s: Any,
         h[i + 1, i] = 0.0
     for i in range(lo, hi):
         ci, si = c[i], s[i]
-        for r in range(i + 2):
-            x, y = h[r, i], h[r, i + 1]
-            h[r, i] = ci * x + conj(si) * y
-            h[r, i + 1] = ci * y - si * x
+        for j in range(i + 2):
+            x, y = h[j, i], h[j, i + 1]
+            h[j, i] = ci * x + conj(si) * y
+            h[j, i + 1] = ci * y - si * x
         if vectors:
             rotate_complex(n, ci, conj(si), z[i], z[i + 1])
     for i in range(lo, hi + 1):

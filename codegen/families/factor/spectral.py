@@ -113,9 +113,9 @@ def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bo
             if d[j] < d[least]:
                 least = j
         if least != i:
-            x = d[i]
+            value = d[i]
             d[i] = d[least]
-            d[least] = x
+            d[least] = value
             if vectors:
                 swap(n, z[i], z[least])
         values[i] = d[i] / up

@@ -65,6 +65,12 @@ ROUTINES: dict[Any, Routine] = {
         lambda shapes, a: shapes[0],
         lambda rows, cols: rows * cols,
     ),
+    factor.Determinant: Routine(
+        lambda s, n, x, y, work, reals, a: s.call(triangular.determinant, *n, *x, *y, work, reals),
+        lambda shapes, a: shapes[0][:1],
+        lambda n: n * n,
+        lambda n: n,
+    ),
     factor.Cholesky: Routine(
         lambda s, n, x, y, work, reals, a: s.call(triangular.cholesky, *n, *x, *y, work),
         lambda shapes, a: shapes[0][:1],

@@ -6,20 +6,18 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.vectors import abs1, add_scaled, dot, matrix, real, scale, squares, swap
+from dhlo.codegen.families.factor.vectors import abs1, add_scaled, dot, matrix, number, real, scale, squares, swap
 
-__all__ = ["cholesky", "lu", "triangular_solve"]
+__all__ = ["cholesky", "determinant", "lu", "triangular_solve"]
 
 
 @script
-def lu(rows: int, cols: int, a: Any, out: Any, pivots: Any, info: Any, work: Any) -> None:
-    """P L U = a, with partial pivoting: L below the diagonal of `out` and U above; the row that each was exchanged with, from 1;
-    the number of the first pivot that is 0, or 0 (LAPACK's getrf)."""
-    w = matrix(work, cols)
+def _eliminate(rows: int, cols: int, a: Any, w: Any, pivots: Any) -> int:
+    """LU factors of a, in w; the number of the first pivot that is 0, or 0."""
+    info = 0
     for i in range(rows):
         for j in range(cols):
             w[i, j] = a[i, j]
-    info[0] = 0
     for k in range(min(rows, cols)):
         best, most = k, abs1(w[k, k])
         for i in range(k + 1, rows):
@@ -31,16 +29,43 @@ def lu(rows: int, cols: int, a: Any, out: Any, pivots: Any, info: Any, work: Any
             swap(cols, w[k], w[best])
         pivot = w[k, k]
         if pivot == 0.0:
-            if info[0] == 0:
-                info[0] = k + 1
+            if info == 0:
+                info = k + 1
         else:
             for i in range(k + 1, rows):
                 factor = w[i, k] / pivot
                 w[i, k] = factor
                 add_scaled(cols - k - 1, -factor, w[k, k + 1 :], w[i, k + 1 :])
+    return info
+
+
+@script
+def lu(rows: int, cols: int, a: Any, out: Any, pivots: Any, info: Any, work: Any) -> None:
+    """P L U = a, with partial pivoting: L below the diagonal of `out` and U above; the row that each was exchanged with, from 1;
+    the number of the first pivot that is 0, or 0 (LAPACK's getrf)."""
+    w = matrix(work, cols)
+    info[0] = _eliminate(rows, cols, a, w, pivots)
     for i in range(rows):
         for j in range(cols):
             out[i, j] = w[i, j]
+
+
+@script
+def determinant(n: int, a: Any, det: Any, sign: Any, logs: Any, work: Any, reals: Any) -> None:
+    """The determinant; a number of size 1, or 0, and the logarithm of a size, whose product it is. The pivots are kept in
+    `reals`."""
+    w = matrix(work, n)
+    _eliminate(n, n, a, w, reals)
+    total, unit, log = number(work, 1.0, 0.0), number(work, 1.0, 0.0), 0.0
+    for i in range(n):
+        x = w[i, i]
+        size = abs(x)
+        if reals[i] != i + 1.0:
+            total, unit = -total, -unit
+        total = total * x
+        unit = unit * (x / size) if size != 0.0 else 0.0 * unit
+        log += math.log(size) if size != 0.0 else -math.inf
+    det[0], sign[0], logs[0] = total, unit, log
 
 
 @script

@@ -95,6 +95,21 @@ class Lu(Factorisation, name="lu"):
         return tuple(torch.linalg.lu_factor_ex(args[0]))
 
 
+class Determinant(Factorisation, name="determinant"):
+    """The determinant of x [.., N, N]; a number of size 1, or 0, and the logarithm of a size, whose product it is
+    (aten._linalg_det, aten._linalg_slogdet)."""
+
+    @classmethod
+    def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+        (x,) = shapes
+        _square(x)
+        return [("number", x[:-2]), ("number", x[:-2]), ("real", x[:-2])]
+
+    @classmethod
+    def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
+        return torch.linalg.det(args[0]), *torch.linalg.slogdet(args[0])
+
+
 class Cholesky(Factorisation, name="cholesky"):
     """L [.., N, N] of L L^H = x, whose lower triangle is read; the order of the first minor that isn't positive, or 0
     (aten.linalg_cholesky_ex). After such a minor, L holds NaN."""

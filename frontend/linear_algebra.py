@@ -17,6 +17,8 @@ __all__ = ["LINEAR_ALGEBRA"]
 
 Tensor = torch.Tensor
 L = torch.linalg
+_least: Any = torch.sym_min
+_most: Any = torch.sym_max
 
 
 def _repeated(
@@ -35,7 +37,8 @@ def _repeated(
 def _triangular(a: Tensor, b: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
     """As torch.linalg.solve_triangular, whose shape rule asks how a lies in memory: in columns, it needs no guard to answer."""
     columns = a.mT.clone(memory_format=torch.contiguous_format).mT
-    return L.solve_triangular(columns, b, upper=upper, unitriangular=unitriangular)
+    x: Tensor = L.solve_triangular(columns, b, upper=upper, unitriangular=unitriangular)
+    return x
 
 
 # ---------------------------------------------------------------------------------------------------- LU
@@ -63,7 +66,7 @@ def _order(pivots: Tensor, rows: Any) -> Tensor:
 
 
 def _lu_unpack(lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple[Tensor, ...]:
-    rows, k = lu.shape[-2], torch.sym_min(lu.shape[-2], lu.shape[-1])
+    rows, k = lu.shape[-2], _least(lu.shape[-2], lu.shape[-1])
     p, lower, upper = lu.new_empty([0]), lu.new_empty([0]), lu.new_empty([0])
     if unpack_pivots:
         p = (torch.arange(rows).unsqueeze(-1) == _order(pivots, rows).unsqueeze(-2)).to(lu.dtype)
@@ -135,7 +138,8 @@ def _whole(a: Tensor, taus: Tensor) -> Tensor:
     """All columns of the product of reflections in a [.., M, N]."""
     rows = a.shape[-2]
     padded = torch.cat([a, a.new_zeros([*a.shape[:-1], rows])], -1).narrow(-1, 0, rows)
-    return L.householder_product(padded, taus)
+    q: Tensor = L.householder_product(padded, taus)
+    return q
 
 
 def _ormqr(a: Tensor, taus: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
@@ -160,12 +164,12 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
-    least = _eps(a) * torch.sym_max(a.shape[-2], a.shape[-1])
+    relative = _eps(a) * _most(a.shape[-2], a.shape[-1])
     if atol is None:
         atol = torch.zeros((), dtype=torch.float64)
-        rtol = atol + least if rtol is None else rtol
+        rtol = atol + relative if rtol is None else rtol
     elif rtol is None:
-        rtol = torch.where(atol > 0, 0.0, atol.new_zeros(()) + least)
+        rtol = torch.where(atol > 0, 0.0, atol.new_zeros(()) + relative)
     if hermitian:
         values, v = L.eigh(a)
         sizes, u = values.abs(), v

@@ -25,6 +25,11 @@ def positive(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=g, dtype=d.torch) / (n + 1) + 2 * torch.eye(n, dtype=d.torch)
 
 
+def in_place(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Pivots that exchange nothing."""
+    return torch.arange(1, shape[-1] + 1).to(d.torch).expand(shape).clone()
+
+
 def case(cls: Any, args: Sequence[tuple[Any, Draw]], after: Any = None, /, **attrs: Any) -> Part:
     def body(*values: Any) -> Sequence[Any]:
         made = build(cls, values, attrs).results
@@ -84,6 +89,19 @@ DETERMINANT = [
 CHOLESKY = [
     *(case(factor.Cholesky, [(t(d, "m", "n", "n"), positive)]) for d in FLOATS),
 ]
+LDL = [
+    *(case(factor.Ldl, [(t(d, "m", "n", "n"), positive)], hermitian=d == "f32") for d in FLOATS),
+    case(factor.Ldl, [(t("f64", "m", 5, 5), plain)], hermitian=False),
+    case(factor.Ldl, [(t("f64", "m", 4, 4), plain)] * 2, hermitian=True),  # complex
+]
+LDL_SOLVE = [
+    case(
+        factor.LdlSolve,
+        [(t(d, "m", "n", "n"), positive), (t(d, "m", "n"), in_place), (t(d, "m", "n", 3), plain)],
+        hermitian=False,
+    )
+    for d in FLOATS
+]
 TRIANGULAR = [
     case(
         factor.TriangularSolve,
@@ -115,6 +133,8 @@ CASES: dict[str, list[Part]] = {
     "dhlo.lu": LU,
     "dhlo.determinant": DETERMINANT,
     "dhlo.cholesky": CHOLESKY,
+    "dhlo.ldl": LDL,
+    "dhlo.ldl_solve": LDL_SOLVE,
     "dhlo.triangular_solve": TRIANGULAR,
     "dhlo.qr": QR,
     "dhlo.householder_product": HOUSEHOLDER,

@@ -13,7 +13,6 @@ import ast
 import functools
 import hashlib
 import inspect
-import math
 import operator
 import textwrap
 from collections.abc import Callable, Sequence
@@ -21,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from dhlo.codegen.elementwise import vmath_base
-from dhlo.codegen.kernel_ir.builder import F32, F64, I1, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F64, I1, I64, Fn, V
 from dhlo.errors import InternalError
 
-__all__ = ["Array", "Complex", "Matrix", "Script", "emit_scalar", "operation", "register_script", "script"]
+__all__ = ["CONSTANT", "OPERATIONS", "Array", "Complex", "Matrix", "Script", "Value", "operation", "script"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 OPERATIONS: dict[Any, Callable[..., Any]] = {}  # Python functions that scripts may call -> how they are emitted
@@ -105,7 +104,7 @@ def _tree(f: Any) -> ast.FunctionDef:
 
 
 _COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
-_CONSTANT = (int, float, bool, complex)
+CONSTANT = (int, float, bool, complex)
 
 
 class Script:
@@ -206,7 +205,8 @@ class Script:
         out: V = self.as_(x, F64)
         return out
 
-    def _together(self, a: Value, b: Value) -> tuple[Any, Any]:
+    def together(self, a: Value, b: Value) -> tuple[Any, Any]:
+        """Both as the wider of their kinds."""
         a, b = self.value(a), self.value(b)
         kinds = {"complex" if isinstance(x, Complex) else x.type for x in (a, b)}
         kind = "complex" if "complex" in kinds else F64 if F64 in kinds else kinds.pop() if len(kinds) == 1 else I64
@@ -352,7 +352,7 @@ class Script:
 
     def _UnaryOp(self, e: ast.UnaryOp) -> Value:
         x = self.eval(e.operand)
-        if isinstance(x, _CONSTANT):
+        if isinstance(x, CONSTANT):
             return -x if isinstance(e.op, ast.USub) else (not x)
         if isinstance(e.op, ast.Not):
             return self.fn.not_(x)
@@ -361,9 +361,9 @@ class Script:
     def _Compare(self, e: ast.Compare) -> Value:
         ((op,), (right,)) = e.ops, e.comparators
         a, b, how = self.eval(e.left), self.eval(right), _COMPARISONS[type(op)]
-        if isinstance(a, _CONSTANT) and isinstance(b, _CONSTANT):
+        if isinstance(a, CONSTANT) and isinstance(b, CONSTANT):
             return bool(getattr(operator, how)(a, b))
-        a, b = self._together(a, b)
+        a, b = self.together(a, b)
         if isinstance(a, Complex):
             parts = self.fn.cmp(how, a.re, b.re), self.fn.cmp(how, a.im, b.im)
             return self.fn.and_(*parts) if how == "eq" else self.fn.or_(*parts)
@@ -417,13 +417,13 @@ class Script:
             return OPERATIONS[f](self, *args)
         if getattr(f, "__script__", False):
             return self.call(f, *args)
-        if all(isinstance(a, (*_CONSTANT, tuple)) for a in args):
+        if all(isinstance(a, (*CONSTANT, tuple)) for a in args):
             return f(*args)
         raise InternalError(f"a script can't call {f}")
 
     # ------------------------------------------------------------------ arithmetic
     def _binary(self, op: ast.operator, a: Value, b: Value) -> Value:
-        if isinstance(a, _CONSTANT) and isinstance(b, _CONSTANT):
+        if isinstance(a, CONSTANT) and isinstance(b, CONSTANT):
             return _constant(op, a, b)
         fn = self.fn
         if isinstance(op, ast.Div):
@@ -436,7 +436,7 @@ class Script:
                 return Complex(fn.mul(self.real(a), b.re), fn.mul(self.real(a), b.im))
             if isinstance(a, Complex):
                 return Complex(fn.div(a.re, self.real(b)), fn.div(a.im, self.real(b)))
-        a, b = self._together(a, b)
+        a, b = self.together(a, b)
         if isinstance(a, Complex):
             return self._complex(op, a, b)
         if isinstance(op, ast.FloorDiv | ast.Mod) and a.type == I64:  # of what isn't negative
@@ -524,146 +524,3 @@ def _constant(op: ast.operator, a: Any, b: Any) -> Any:
         ast.Pow: operator.pow,
     }
     return table[type(op)](a, b)
-
-
-# ---------------------------------------------------------------------- operations
-def _math(name: str, arity: int = 1) -> Callable[..., V]:
-    """A function of f64: our own, or libm's."""
-
-    def emit(s: Script, *args: Value) -> V:
-        xs = [s.real(a) for a in args]
-        if (name, F64) in vmath_base.NATIVE:
-            return vmath_base.call(s.fn, name, *xs)
-        s.fn.module.declare(name, [F64] * arity, F64)
-        out = s.fn.call(name, xs, F64)
-        assert out is not None
-        return out
-
-    return emit
-
-
-for _name in ("acos", "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "lgamma", "sinh", "cosh", "tanh", "erf", "erfc"):
-    OPERATIONS[getattr(math, _name)] = _math(_name)
-OPERATIONS[math.gamma] = _math("tgamma")
-
-
-@operation(math.pow)
-def _pow(s: Script, x: Value, y: Value) -> V:
-    return _math("pow", 2)(s, x, y)
-
-
-@operation(math.isnan)
-def _isnan(s: Script, x: Value) -> V:
-    return s.fn.cmp("uno", s.real(x), s.real(x))
-
-
-@operation(math.isinf)
-def _isinf(s: Script, x: Value) -> V:
-    return s.fn.cmp("eq", s.fn.unary("fabs", s.real(x)), math.inf)
-
-
-@operation(math.sqrt)
-def _sqrt(s: Script, x: Value) -> V:
-    return s.fn.unary("sqrt", s.real(x))
-
-
-@operation(math.floor)
-def _floor(s: Script, x: Value) -> V:
-    """As a number, not an integer."""
-    return s.fn.unary("floor", s.real(x))
-
-
-@operation(math.copysign)
-def _copysign(s: Script, x: Value, y: Value) -> V:
-    return vmath_base.with_sign(s.fn, s.fn.unary("fabs", s.real(x)), s.real(y))
-
-
-@operation(abs)
-def _abs(s: Script, x: Value) -> Value:
-    if isinstance(x, _CONSTANT):
-        return abs(x)
-    if isinstance(x, Complex):
-        return _hypot(s, x.re, x.im)
-    return s.fn.unary("fabs", x) if x.is_float else s.fn.select(s.fn.cmp("lt", x, 0), s.fn.neg(x), x)
-
-
-@operation(math.hypot)
-def _hypot(s: Script, x: Value, y: Value) -> V:
-    """Without overflow, by the larger one."""
-    fn = s.fn
-    a, b = fn.unary("fabs", s.real(x)), fn.unary("fabs", s.real(y))
-    above = fn.cmp("lt", a, b)
-    big, small = fn.select(above, b, a), fn.select(above, a, b)
-    r = fn.div(small, fn.select(fn.cmp("eq", big, 0.0), fn.const(1.0, F64), big))
-    return fn.mul(big, fn.unary("sqrt", fn.add(fn.mul(r, r), 1.0)))
-
-
-def _chosen(how: str) -> Callable[..., Value]:
-    def emit(s: Script, x: Value, *others: Value) -> Value:
-        for y in others:
-            if isinstance(x, _CONSTANT) and isinstance(y, _CONSTANT):
-                x = min(x, y) if how == "lt" else max(x, y)
-            else:
-                a, b = s._together(x, y)
-                x = s.fn.select(s.fn.cmp(how, b, a), b, a)
-        return x
-
-    return emit
-
-
-OPERATIONS[min], OPERATIONS[max] = _chosen("lt"), _chosen("gt")
-
-
-@operation(float)
-def _float(s: Script, x: Value) -> V:
-    return s.real(x)
-
-
-@operation(int)
-def _int(s: Script, x: Value) -> Value:
-    """Truncated; x must be in range."""
-    if isinstance(x, _CONSTANT):
-        return int(x.real)
-    return x if x.type == I64 else s.fn.cast(x, I64)
-
-
-@operation(complex)
-def _make_complex(s: Script, re: Value, im: Value) -> Complex:
-    return Complex(s.real(re), s.real(im))
-
-
-# ---------------------------------------------------------------------- functions of f64
-def emit_scalar(module: KernelModule, f: Any, arity: int) -> str:
-    """Emits (once) a script function of f64s as a function of the module, by the name that is returned."""
-    name = f"script_{f.__name__}"
-    if name not in module.functions:
-        fn = Fn(module, name, [(f"x{i}", F64) for i in range(arity)], F64, noinline=True)
-        s = Script(fn)
-        fn.ret(s.real(s.call(f, *fn.args)))
-        fn.done()
-    return name
-
-
-def register_script(name: str, f: Any, arity: int = 1) -> None:
-    """Makes a script function of f64s the vector function `name`, lane by lane; f32 is evaluated in f64 and rounded."""
-
-    def wide(fn: Fn, *args: V) -> V:
-        symbol = emit_scalar(fn.module, f, arity)
-
-        def lane(*xs: V) -> V:
-            out = fn.call(symbol, xs, F64)
-            assert out is not None
-            return out
-
-        if not args[0].lanes:
-            return lane(*args)
-        y = args[0]
-        for k in range(y.lanes):
-            y = fn.insert(lane(*[fn.extract(a, k) for a in args]), y, k)
-        return y
-
-    def narrow(fn: Fn, *args: V) -> V:
-        return fn.cast(vmath_base.call(fn, name, *[fn.cast(a, F64) for a in args]), F32)
-
-    vmath_base.register(name, F64, arity=arity)(wide)
-    vmath_base.register(name, arity=arity)(narrow)

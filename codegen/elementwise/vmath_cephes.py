@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dhlo.codegen.elementwise import vmath_tables as T
-from dhlo.codegen.elementwise.script import register_script, script
+from dhlo.codegen.elementwise.script import script
+from dhlo.codegen.elementwise.script_math import register_script
 
 __all__: list[str] = []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dhlo.codegen.elementwise.script import register_script, script
+from dhlo.codegen.elementwise.script import script
+from dhlo.codegen.elementwise.script_math import register_script
 
 __all__: list[str] = []
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dhlo.codegen.elementwise.script import register_script, script
+from dhlo.codegen.elementwise.script import script
+from dhlo.codegen.elementwise.script_math import register_script
 from dhlo.codegen.elementwise.vmath_base import NATIVE
 from dhlo.codegen.kernel_ir.builder import F32, Fn, V
 

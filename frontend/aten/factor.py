@@ -102,6 +102,22 @@ def _cholesky_alone(b: OpBuilder, x: Operand, upper: bool = False) -> Operand:
     return _cholesky(b, x, upper=upper)[0]
 
 
+@_on_both(A.linalg_ldl_factor_ex.default)
+def _ldl_factor(b: OpBuilder, x: Operand, *, hermitian: bool = False, check_errors: bool = False) -> Sequence[Operand]:
+    _square(b, x, "indefinite factors")
+    return tuple(_factor(b, factor.Ldl, x, hermitian=hermitian))
+
+
+@_on_both(A.linalg_ldl_solve.default)
+def _ldl_solve(b: OpBuilder, x: Operand, pivots: Value, y: Operand, *, hermitian: bool = False) -> Operand:
+    numbers = b.unsqueeze(b.convert(pivots, b.dtype(_real(x))), b.rank(pivots) - 1)
+    x, numbers, y = _together(b, x, numbers, y)
+    d = b.rank(numbers) - 2
+    return _factor(
+        b, factor.LdlSolve, x, b.reshape(numbers, [*b.shape(numbers)[:d], b.shape(numbers)[-1]]), y, hermitian=hermitian
+    )[0]
+
+
 @_on_both(A.linalg_solve_triangular.default)
 def _solve_triangular(
     b: OpBuilder, x: Operand, y: Operand, *, upper: bool, left: bool = True, unitriangular: bool = False

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from dhlo.codegen.families.factor import general, orthogonal, spectral, triangular
+from dhlo.codegen.families.factor import general, indefinite, orthogonal, spectral, triangular
 
 SIZES = [(0, 0), (1, 1), (2, 2), (1, 4), (4, 1), (3, 5), (5, 3), (7, 7), (12, 9)]
 KINDS = [np.float64, np.complex128]
@@ -92,6 +93,24 @@ def test_eigenvalues_of_general_matrices(kind: Any, n: int) -> None:
             assert (v[:, alone].imag == 0).all()
             pairs = w[~alone].reshape(-1, 2)
             assert (pairs[:, 0] == pairs[:, 1].conj()).all() and (pairs[:, 0].imag > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 11])
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("small", [1.0, 1e-2])
+def test_indefinite_systems(kind: Any, n: int, hermitian: bool, small: float) -> None:
+    x = draw(kind, n, n)
+    a = x + (x.conj().T if hermitian else x.T)
+    a[np.arange(n), np.arange(n)] *= small
+    out, pivots, info, b = np.zeros((n, n), kind), np.zeros(n, int), np.zeros(1, int), draw(kind, n, 3)
+    indefinite.ldl(n, a, out, pivots, info, np.zeros(200, kind), hermitian)
+    want = torch.linalg.ldl_factor_ex(torch.from_numpy(a), hermitian=hermitian)
+    near(out, want.LD, 100)
+    assert pivots.tolist() == want.pivots.tolist() and info[0] == 0
+    solved = np.zeros((n, 3), kind)
+    indefinite.ldl_solve(n, 3, out, pivots.astype(kind), b, solved, np.zeros(50, kind), hermitian)
+    near(a @ solved, b, 1000)
 
 
 def test_what_is_not_positive_definite_is_named() -> None:

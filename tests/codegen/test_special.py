@@ -15,7 +15,8 @@ from dhlo.codegen.backends.cpu import llvm
 from dhlo.codegen.elementwise import vmath_cephes as cephes
 from dhlo.codegen.elementwise import vmath_gamma as gamma
 from dhlo.codegen.elementwise import vmath_orthogonal as orthogonal
-from dhlo.codegen.elementwise.script import Script, emit_scalar, script
+from dhlo.codegen.elementwise.script import Script, script
+from dhlo.codegen.elementwise.script_math import emit_scalar
 from dhlo.codegen.kernel_ir.builder import F32, F64, Fn, KernelModule
 from dhlo.errors import InternalError
 from tests.codegen.test_vmath import build, run

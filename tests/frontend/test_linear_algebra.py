@@ -117,6 +117,14 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     "lu of complex": (lambda x: (L.lu(x), L.det(x), L.slogdet(x)), [[c(2, 3, 3)], [c(4, 6, 6)]]),
     "lu_solve": (lu_solve, [[turn(2, 3, 3), torch.randn(3, 4)], [turn(4, 6, 6), torch.randn(6, 2)]]),
     "lu_solve of complex": (lu_solve, [[c(2, 3, 3), c(3, 4)], [c(4, 6, 6), c(6, 2)]]),
+    "indefinite": (
+        lambda x, y: (L.ldl_factor(x), L.ldl_solve(*L.ldl_factor(x - 3 * x.mT), y)),
+        [[m(2, 3, 3), torch.randn(2, 3, 4)], [m(4, 6, 6), torch.randn(4, 6, 2)]],
+    ),
+    "indefinite and complex": (
+        lambda x, y: (L.ldl_factor(x, hermitian=True), L.ldl_solve(*L.ldl_factor(x), y)),
+        [[c(2, 3, 3), c(2, 3, 4)], [c(4, 6, 6), c(4, 6, 2)]],
+    ),
     "inverse of complex": (lambda x: (L.inv(x), L.cholesky(x @ x.mH)), [[c(2, 3, 3)], [c(1, 7, 7)]]),
     "older ones": (old_solves, [[m(2, 3, 3), torch.randn(2, 3, 4)], [m(4, 6, 6), torch.randn(4, 6, 2)]]),
     "eigh": (eigh, [[m(2, 3, 3)], [m(4, 9, 9)], [m(1, 1, 1)], [m(1, 40, 40)]]),

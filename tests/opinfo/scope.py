@@ -8,7 +8,6 @@ __all__ = ["out_of_scope"]
 
 # What must match an operator's qualified name, and why it has no lowering.
 _REASONS: list[tuple[str, str]] = [
-    (r"linalg_ldl_factor_ex|linalg_ldl_solve", "indefinite factorisation"),
     (r"_?sparse\w*|to_sparse\w*|_to_sparse\w*|_nested\w*|to_mkldnn", "sparse and nested tensors"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from dhlo.codegen.elementwise.script import Array, Matrix, Script
-from dhlo.codegen.families.factor import general, orthogonal, spectral, triangular
+from dhlo.codegen.families.factor import general, indefinite, orthogonal, spectral, triangular
 from dhlo.codegen.families.family import LaunchFamily
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import OpKernel, grain_of
@@ -75,6 +75,16 @@ ROUTINES: dict[Any, Routine] = {
         lambda s, n, x, y, work, reals, a: s.call(triangular.cholesky, *n, *x, *y, work),
         lambda shapes, a: shapes[0][:1],
         lambda n: n * n,
+    ),
+    factor.Ldl: Routine(
+        lambda s, n, x, y, work, reals, a: s.call(indefinite.ldl, *n, *x, *y, work, a["hermitian"]),
+        lambda shapes, a: shapes[0][:1],
+        lambda n: n * n,
+    ),
+    factor.LdlSolve: Routine(
+        lambda s, n, x, y, work, reals, a: s.call(indefinite.ldl_solve, *n, *x, *y, work, a["hermitian"]),
+        lambda shapes, a: shapes[2],
+        lambda n, m: n * m,
     ),
     factor.TriangularSolve: Routine(
         lambda s, n, x, y, work, reals, a: s.call(triangular.triangular_solve, *n, *x, *y, work, a["upper"], a["unit"]),

@@ -81,7 +81,7 @@ def cholesky(n: int, a: Any, out: Any, info: Any, work: Any) -> None:
             info[0] = i + 1
         w[i, i] = math.sqrt(rest) if rest > 0.0 else math.nan
         for j in range(n):
-            out[i, j] = w[i, j] if j <= i else 0.0 * w[i, i]
+            out[i, j] = w[i, j] if j <= i else number(work, 0.0, 0.0)
 
 
 @script

@@ -24,7 +24,7 @@ class Factorisation(Op):
     kind = Kind.OPAQUE
     arity = 1
     # a list of values has one type, so each value is a list of its own
-    __annotations__ = {**{f"x{i}": Variadic for i in range(4)}, **{f"y{i}": Outs for i in range(6)}}
+    __annotations__ = {**{f"x{i}": Variadic for i in range(6)}, **{f"y{i}": Outs for i in range(6)}}
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -123,6 +123,41 @@ class Cholesky(Factorisation, name="cholesky"):
     @classmethod
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
         return tuple(torch.linalg.cholesky_ex(args[0]))
+
+
+class Ldl(Factorisation, name="ldl"):
+    """Bunch and Kaufman's factors of a symmetric (`hermitian`: Hermitian) x [.., N, N], whose lower triangle is read: one matrix,
+    pivots [.., N], the number of the first column of zeros, or 0 (aten.linalg_ldl_factor_ex)."""
+
+    hermitian: Flag
+
+    @classmethod
+    def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+        (x,) = shapes
+        _square(x)
+        return [("number", x), ("integer", x[:-1]), ("integer", x[:-2])]
+
+    @classmethod
+    def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
+        return tuple(torch.linalg.ldl_factor_ex(args[0], hermitian=attrs["hermitian"]))
+
+
+class LdlSolve(Factorisation, name="ldl_solve"):
+    """x of the system with those factors [.., N, N], pivots [.., N] as numbers of the same dtype and right sides [.., N, M]; leading
+    dims are equal (aten.linalg_ldl_solve)."""
+
+    arity = 3
+    hermitian: Flag
+
+    @classmethod
+    def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+        _square(shapes[0])
+        return [("number", shapes[2])]
+
+    @classmethod
+    def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
+        factors, pivots, b = args
+        return torch.linalg.ldl_solve(factors, pivots.real.to(torch.int32), b, hermitian=attrs["hermitian"])
 
 
 class TriangularSolve(Factorisation, name="triangular_solve"):

@@ -133,21 +133,6 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype).expand(factor.shape), factor, upper)
 
 
-# ---------------------------------------------------------------------------------------------------- reflections
-def _whole(a: Tensor, taus: Tensor) -> Tensor:
-    """All columns of the product of reflections in a [.., M, N]."""
-    rows = a.shape[-2]
-    padded = torch.cat([a, a.new_zeros([*a.shape[:-1], rows])], -1).narrow(-1, 0, rows)
-    q: Tensor = L.householder_product(padded, taus)
-    return q
-
-
-def _ormqr(a: Tensor, taus: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
-    q = _whole(a, taus)
-    q = q.mH if transpose else q
-    return q @ other if left else other @ q
-
-
 # ---------------------------------------------------------------------------------------------------- singular values
 def _eps(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps
@@ -182,8 +167,10 @@ def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, 
 
 # ---------------------------------------------------------------------------------------------------- exponential
 def _matrix_exp(a: Tensor) -> Tensor:
-    """By scaling and squaring of Taylor's polynomial of degree 19."""
+    """By scaling and squaring of Taylor's polynomial of degree 19, in double precision, as squaring multiplies errors."""
     n = a.shape[-1]
+    if a.dtype in (torch.float32, torch.complex64):
+        return _matrix_exp(a.to(torch.promote_types(a.dtype, torch.float64))).to(a.dtype)
     if _is_empty(n):
         return a.clone()
     if a.is_complex():  # as real matrices of twice the size
@@ -224,7 +211,6 @@ LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
         A.triangular_solve.default: _triangular_solve,
         A.cholesky_solve.default: _cholesky_solve,
         A.cholesky_inverse.default: _cholesky_inverse,
-        A.ormqr.default: _ormqr,
         A.linalg_pinv.atol_rtol_tensor: _pinv,
         A.linalg_matrix_exp.default: _matrix_exp,
     }

@@ -110,6 +110,9 @@ def _ldl_factor(b: OpBuilder, x: Operand, *, hermitian: bool = False, check_erro
 
 @_on_both(A.linalg_ldl_solve.default)
 def _ldl_solve(b: OpBuilder, x: Operand, pivots: Value, y: Operand, *, hermitian: bool = False) -> Operand:
+    n, size = b.shape(_real(x))[-1], b.op(ew.Abs, [b.convert(pivots, "i64")])
+    rows = b.ew(ew.And, b.ew(ew.Ge, size, 1), b.ew(ew.Le, size, n))
+    LOWERINGS[A._assert_async.msg](b, b.reduce(rows, "all", list(range(b.rank(rows)))), "linalg.ldl_solve: a pivot names no row")
     numbers = b.unsqueeze(b.convert(pivots, b.dtype(_real(x))), b.rank(pivots) - 1)
     x, numbers, y = _together(b, x, numbers, y)
     d = b.rank(numbers) - 2
@@ -143,17 +146,36 @@ def _first(b: OpBuilder, x: Operand, dim: int, size: Any) -> Operand:
     return _each(x, lambda v: b.slice(v, b.rank(v) + dim, 0, size))
 
 
+@_on_both(A.geqrf.default)
+def _geqrf(b: OpBuilder, x: Operand) -> Sequence[Operand]:
+    return tuple(_factor(b, factor.Qr, x))
+
+
+def _whole(b: OpBuilder, made: Operand, taus: Operand) -> Operand:
+    """All columns of the product of reflections: those of a matrix with as many columns of zeros as there are rows."""
+    *lead, rows, _ = b.shape(_real(made))
+    wide = _each(made, lambda v: b.concat([v, b.full([*lead, rows, rows], 0, b.dtype(v))], len(lead) + 1))
+    return _factor(b, factor.HouseholderProduct, _first(b, wide, -1, rows), taus)[0]
+
+
 @_on_both(A.linalg_qr.default)
 def _qr(b: OpBuilder, x: Operand, mode: str = "reduced") -> Sequence[Operand]:
     made, taus = _factor(b, factor.Qr, x)
-    *lead, rows, cols = b.shape(_real(x))
     k = b.shape(_real(taus))[-1]
     r = _each(made if mode == "complete" else _first(b, made, -2, k), lambda v: LOWERINGS[A.triu.default](b, v))
     if mode == "r":
         return _none(b, x), r
-    if mode == "complete":  # with columns of zeros, as many as there are rows in all
-        made = _each(made, lambda v: b.concat([v, b.full([*lead, rows, rows], 0, b.dtype(v))], len(lead) + 1))
-    return _factor(b, factor.HouseholderProduct, _first(b, made, -1, rows if mode == "complete" else k), taus)[0], r
+    if mode == "complete":
+        return _whole(b, made, taus), r
+    return _factor(b, factor.HouseholderProduct, _first(b, made, -1, k), taus)[0], r
+
+
+@_on_both(A.ormqr.default)
+def _ormqr(b: OpBuilder, x: Operand, taus: Operand, y: Operand, left: bool = True, transpose: bool = False) -> Operand:
+    q = _whole(b, x, taus)
+    q = _conj(b, _turned(b, q)) if transpose else q
+    matmul = (COMPLEX if isinstance(q, Complex) else LOWERINGS)[A.matmul.default]
+    return matmul(b, q, y) if left else matmul(b, y, q)
 
 
 @_on_both(A._linalg_eigh.default)

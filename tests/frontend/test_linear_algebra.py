@@ -164,3 +164,15 @@ def test_singular_matrices_fail_the_call() -> None:
     factor = dhlo.compile(export(L.cholesky, [positive(3, 3)]))
     with pytest.raises(dhlo.ContractError, match=r"linalg\.cholesky: a matrix is singular, or not positive definite"):
         factor(-torch.eye(4))
+
+
+def test_pivots_out_of_range_fail_the_call() -> None:
+    x, y = m(4, 4), torch.randn(4, 2)
+    solve = dhlo.compile(export(lambda x, p, y: L.ldl_solve(x, p, y), [x, torch.arange(1, 5).int(), y]))
+    unpack = dhlo.compile(export(lambda x, p: torch.lu_unpack(x, p), [x, torch.arange(1, 5).int()]))
+    for bad in ([1, 2, 3, 9], [0, 1, 1, 1], [1, 1, -7, -7]):
+        pivots = torch.tensor(bad, dtype=torch.int32)
+        with pytest.raises(dhlo.ContractError, match="a pivot names no row"):
+            solve(x, pivots, y)
+        with pytest.raises(dhlo.ContractError, match="out of range"):
+            unpack(x, pivots)

@@ -31,7 +31,8 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
     torch.complex128: (1e-6, 1e-7),
 }
 SUMS = ("fft.", "stft", "istft", "nn.functional.conv", "cumulative_trapezoid")  # what is rounded is small beside the whole result
-ORDERED = {"bucketize", "searchsorted", "_segment_reduce"}  # parts of their inputs fit together, which other sizes don't keep
+# Parts of their inputs fit together, which other sizes don't keep; with pivots out of range PyTorch itself crashes.
+ORDERED = {"bucketize", "searchsorted", "_segment_reduce", "lu_unpack", "lu_solve", "linalg.lu_solve", "linalg.ldl_solve"}
 REGULAR = ("linalg.inv", "linalg.lu", "linalg.solve", "linalg.tensor", "linalg.cholesky", "cholesky", "logdet")  # nor these regular
 SORTED = {"nn.functional.embedding_bag"}  # their sorted inputs have to stay so
 TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, any may be named

@@ -40,6 +40,13 @@ def _triple(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> list[torch.Te
     return [s, (u[..., :k] * s.unsqueeze(-2)) @ vh[..., :k, :], u.mH @ u, vh @ vh.mH]
 
 
+def _lu(_: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the factors multiply to, and whether L's elements are at most 1: where pivots are alike but for rounding, any may be
+    chosen."""
+    p, lower, upper = torch.lu_unpack(results[0], results[1])
+    return [p @ lower @ upper, (lower.abs() < 1.001).all(), *results[2:]]
+
+
 def _eig(inputs: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
     values, v = results
     gap = inputs[0].to(v.dtype) @ v - v * values.unsqueeze(-2)
@@ -61,6 +68,7 @@ def _sorted(values: torch.Tensor) -> torch.Tensor:
 
 
 _KNOWN = {
+    "lu": _lu,
     "linalg.eigh": _eigh,
     "linalg.svd": _svd,
     "svd": _old_svd,

@@ -114,7 +114,7 @@ def ldl(n: int, a: Any, out: Any, pivots: Any, info: Any, work: Any, hermitian: 
 
 @script
 def ldl_solve(n: int, m: int, a: Any, pivots: Any, b: Any, out: Any, work: Any, hermitian: bool) -> None:
-    """x of the system whose matrix has the factors a and pivots, which are whole numbers."""
+    """x of the system whose matrix has the factors a and pivots, whole numbers; what names no row is read as one that does."""
     w = matrix(work, m)
     for i in range(n):
         for j in range(m):
@@ -122,8 +122,8 @@ def ldl_solve(n: int, m: int, a: Any, pivots: Any, b: Any, out: Any, work: Any, 
     k = 0
     while k < n:
         p = int(real(pivots[k]))
-        pair = 1 if p < 0 else 0
-        kk, kp = k + pair, abs(p) - 1
+        pair = 1 if p < 0 and k < n - 1 else 0
+        kk, kp = k + pair, min(max(abs(p) - 1, 0), n - 1)
         if kp != kk:
             swap(m, w[kk], w[kp])
         for i in range(kk + 1, n):
@@ -145,13 +145,15 @@ def ldl_solve(n: int, m: int, a: Any, pivots: Any, b: Any, out: Any, work: Any, 
     k = n - 1
     while k >= 0:
         p = int(real(pivots[k]))
+        pair = 1 if p < 0 and k > 0 else 0
+        kp = min(max(abs(p) - 1, 0), n - 1)
         for i in range(k + 1, n):
             add_scaled(m, -_other(a[i, k], hermitian), w[i], w[k])
-            if p < 0:
+            if pair == 1:
                 add_scaled(m, -_other(a[i, k - 1], hermitian), w[i], w[k - 1])
-        if abs(p) - 1 != k:
-            swap(m, w[k], w[abs(p) - 1])
-        k = k - 2 if p < 0 else k - 1
+        if kp != k:
+            swap(m, w[k], w[kp])
+        k = k - 1 - pair
     for i in range(n):
         for j in range(m):
             out[i, j] = w[i, j]

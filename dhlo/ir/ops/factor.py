@@ -143,7 +143,7 @@ class Ldl(Factorisation, name="ldl"):
 
 
 class LdlSolve(Factorisation, name="ldl_solve"):
-    """x of the system with those factors [.., N, N], pivots [.., N] as numbers of the same dtype and right sides [.., N, M]; leading
+    """x of the system with those factors [.., N, N], pivots [.., N] as numbers of that dtype and right sides [.., N, M]; leading
     dims are equal (aten.linalg_ldl_solve)."""
 
     arity = 3

@@ -32,11 +32,11 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     ),
     "nearest by given factors": (  # at twice the size, the size counts
         lambda x: (A.upsample_nearest2d.vec(x, None, [1.7, 2.3]), A._upsample_nearest_exact2d.vec(x, None, [1.7, 2.3])),
-        [[torch.randn(1, 2, 3, 4)], [torch.randn(1, 2, 2, 2)], [torch.randn(3, 1, 5, 3)], [torch.randn(1, 2, 19, 20)]],
+        [[torch.randn(2, 3, 3, 4)], [torch.randn(1, 2, 2, 2)], [torch.randn(3, 1, 5, 3)], [torch.randn(1, 2, 19, 20)]],
     ),
     "smooth by given factors": (
         lambda x: (A.upsample_bilinear2d.vec(x, None, False, [1.7, 0.6]), A.upsample_bicubic2d.vec(x, None, False, [1.7, 2.3])),
-        [[torch.randn(1, 2, 4, 5)], [torch.randn(1, 2, 2, 3)], [torch.randn(3, 1, 9, 6)]],
+        [[torch.randn(2, 3, 4, 5)], [torch.randn(1, 2, 2, 3)], [torch.randn(3, 1, 9, 6)]],
     ),
 }
 for _mode in range(3):

@@ -57,7 +57,7 @@ def _embedding_bag(
         rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
         out = scatter(b, low, [bag], rows, [0], 0, "max")
         if wanted(b, 3):
-            best = _first_rows(b, index, bag, rows, out)
+            best = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), _first_rows(b, index, bag, rows, out), 0)
         out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
     else:
         used = b.mul(used, weights) if weights is not None else used

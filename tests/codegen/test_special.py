@@ -76,7 +76,7 @@ def test_scripts_compute_what_they_compute_as_python(f: Callable[..., Any]) -> N
     want = np.array([python(f, *x) for x in cases])
     known = ~np.isnan(want)
     got = run(build([f.__name__], F64, TARGET.lanes(F64)), f.__name__, *xs)
-    np.testing.assert_allclose(got[known], want[known], rtol=2e-13, atol=1e-300)
+    np.testing.assert_allclose(got[known], want[known], rtol=2e-13, atol=1e-15 if f in GAMMAS else 1e-300)
     narrow = [x.astype(np.float32) for x in xs]
     want32 = np.array([python(f, *map(float, x)) for x in zip(*narrow, strict=True)])
     got32 = run(build([f.__name__], F32, TARGET.lanes(F32)), f.__name__, *narrow)
@@ -117,7 +117,7 @@ def test_gamma_functions_are_right() -> None:
                     continue
                 lower = mpmath.gammainc(a, 0, x, regularized=True)
                 upper = mpmath.gammainc(a, x, regularized=True)
-                assert abs(gamma.igamma(a, x) - lower) <= 1e-11 * lower, (a, x)
+                assert abs(gamma.igamma(a, x) - lower) <= 1e-11 * lower + 1e-300, (a, x)
                 assert abs(gamma.igammac(a, x) - upper) <= 1e-11 * upper + 1e-15, (a, x)
         for s in (1.1, 2.0, 3.5, 20.0):
             for q in (0.1, 1.0, 7.5, 100.0):

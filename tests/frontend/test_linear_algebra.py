@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     "eig of complex": (eig, [[c(2, 3, 3)], [c(1, 8, 8)]]),
     "pinv": (
         lambda x: (L.pinv(x), L.pinv(x @ x.mH, hermitian=True), L.matrix_rank(x), L.cond(x)),
-        [[m(2, 3, 5)], [m(2, 6, 4)], [torch.ones(1, 3, 3)]],
+        [[m(2, 3, 5)], [m(2, 4, 6)], [torch.ones(1, 3, 3)]],
     ),
     "matrix_exp": (lambda x: L.matrix_exp(x / 4), [[m(2, 3, 3)], [m(1, 1, 1)], [m(3, 9, 9)], [torch.zeros(2, 4, 4)]]),
     "matrix_exp of complex": (lambda x: L.matrix_exp(x / 4), [[c(2, 3, 3)], [c(1, 6, 6)]]),

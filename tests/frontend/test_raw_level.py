@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     ),
     "smooth by given factors": (
         lambda x: (A.upsample_bilinear2d.vec(x, None, False, [1.7, 0.6]), A.upsample_bicubic2d.vec(x, None, False, [1.7, 2.3])),
-        [[torch.randn(2, 3, 4, 5)], [torch.randn(1, 2, 2, 3)], [torch.randn(3, 1, 9, 6)]],
+        [[torch.randn(2, 3, 4, 5)], [torch.randn(1, 2, 2, 4)], [torch.randn(3, 1, 9, 6)]],
     ),
 }
 for _mode in range(3):

@@ -96,6 +96,7 @@ def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bo
             x = conj(a[j, i]) if upper else a[i, j]
             w[i, j] = x
             w[j, i] = conj(x)
+        w[i, i] = real(w[i, i])
     up = unit_scale(n * n, work)
     if up != 1.0:
         scale(n * n, up, work)

@@ -1,6 +1,20 @@
 """The ops of the dialect, a class each; importing this package defines them all."""
 
-from dhlo.ir.ops import complexes, compute, control, elementwise, extern, host, lookup, movement, quantised, random, sequence
+from dhlo.ir.ops import (
+    complexes,
+    compute,
+    control,
+    elementwise,
+    extern,
+    factor,
+    host,
+    lookup,
+    movement,
+    quantised,
+    random,
+    sequence,
+    special,
+)
 
 __all__ = [
     "complexes",
@@ -8,10 +22,12 @@ __all__ = [
     "control",
     "elementwise",
     "extern",
+    "factor",
     "host",
     "lookup",
     "movement",
     "quantised",
     "random",
     "sequence",
+    "special",
 ]

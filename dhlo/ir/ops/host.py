@@ -187,7 +187,7 @@ class Launch(_Statement, name="launch"):
         {operand = k}                the address that is operand k
         {buffer = n, offset = "e"}   the address of byte e of arena buffer n
         {constant = n}               the address of byte n of the constants
-        {size = "e"}                 a size as i64
+        {size = "e"}                 a size as i64, or 1 where a relation of sizes holds, else 0
         {real = "e"}                 a number as f64
         {errors = n}                 the address of the cell where the kernel reports what fails check n
     """

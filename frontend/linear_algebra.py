@@ -1,10 +1,10 @@
-"""Matrix factorisations and what rests on them, as loops of PyTorch operators over columns; traced where a program uses them.
+"""What rests on factorisations: inverses, systems of equations, pseudo-inverses, the exponential.
 
-Matrices are small where models use these, so each step works on whole matrices, of which it changes a part.
-"""
+As PyTorch code that is traced where a program uses it. The factorisations themselves have lowerings (frontend/aten/factor.py)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,171 +16,202 @@ from dhlo.frontend.compat import higher_order, present
 __all__ = ["LINEAR_ALGEBRA"]
 
 Tensor = torch.Tensor
+L = torch.linalg
+_least: Any = torch.sym_min
+_most: Any = torch.sym_max
 
 
-def _columns(body: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
-    """State after body(k, *state, *given) for each k below the size of the last dim of the last of the state; k is a tensor."""
-    if any(x.is_complex() for x in state):
-        raise NotImplementedError("complex matrices")
-    if isinstance(state[-1].shape[-1], int) and state[-1].shape[-1] == 0:
-        return state
+def _repeated(
+    more: Callable[..., Tensor], step: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...], *given: Tensor
+) -> Any:
+    """State after repeating `step` while `more` holds, both of (k, *state, *given), k the number of the turn as a tensor."""
     dense: Any = lambda xs: tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)  # strides have to stay the same
 
-    def more(k: Tensor, *values: Tensor) -> Tensor:
-        return k < values[len(state) - 1].shape[-1]
-
-    def step(k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        return (k + 1, *dense(body(k, *values)))
+    def body(k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        return (k + 1, *dense(step(k, *values)))
 
     start = (torch.zeros((), dtype=torch.int64), *dense(state))
-    return tuple(higher_order.while_loop(more, step, start, dense(given))[1:])
+    return tuple(higher_order.while_loop(more, body, start, dense(given))[1:])
 
 
-def _factored(a: Tensor, rest: Tensor) -> tuple[Tensor, ...]:
-    """LU of matrices a [B, R, C] with partial pivoting: (factors [B, R, C], what the same steps make of `rest` [B, R, M], pivots
-    [B, min(R, C)] counted from 1, signs of the permutations [B])."""
-    n = a.shape[-1]
-
-    def step(k: Tensor, m: Tensor, sign: Tensor, pivots: Tensor) -> tuple[Tensor, ...]:
-        rows, cols = torch.arange(m.shape[1]), torch.arange(m.shape[2])
-        column = m.index_select(2, k.reshape(1))
-        best = torch.where(rows >= k, column.squeeze(2).abs(), -1.0).argmax(1, keepdim=True)
-        order = torch.where(rows == k, best, torch.where(rows == best, k, rows))
-        m = m.gather(1, order.unsqueeze(2).expand(m.shape))
-        row = m.index_select(1, k.reshape(1))
-        pivot = row.index_select(2, k.reshape(1))
-        below = (rows > k).unsqueeze(1)
-        factor = torch.where(below, m.index_select(2, k.reshape(1)) / torch.where(pivot == 0, 1.0, pivot), 0.0)
-        m = torch.where(below & (cols == k), factor, m - factor * torch.where(cols > k, row, 0.0))
-        pivots = torch.where(torch.arange(pivots.shape[1]) == k, (best + 1).to(torch.int32), pivots)
-        return m, torch.where(best.squeeze(1) == k, sign, -sign), pivots
-
-    pivots = torch.zeros(a.diagonal(dim1=-2, dim2=-1).shape, dtype=torch.int32)
-    m, sign, pivots = _columns(step, (torch.cat([a, rest], 2), torch.ones(a.shape[:1], dtype=a.dtype), pivots))
-    return m[:, :, :n], m[:, :, n:], pivots, sign
+def _triangular(a: Tensor, b: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
+    """As torch.linalg.solve_triangular, whose shape rule asks how a lies in memory: in columns, it needs no guard to answer."""
+    columns = a.mT.clone(memory_format=torch.contiguous_format).mT
+    x: Tensor = L.solve_triangular(columns, b, upper=upper, unitriangular=unitriangular)
+    return x
 
 
-def _substituted(a: Tensor, b: Tensor, upper: bool) -> Tensor:
-    """x of a x = b, for triangular a [B, N, N] and b [B, N, M]."""
-
-    def step(i: Tensor, x: Tensor, a: Tensor) -> tuple[Tensor, ...]:
-        k = a.shape[1] - 1 - i if upper else i
-        rows = torch.arange(a.shape[1]).unsqueeze(1)
-        column, row = a.index_select(2, k.reshape(1)), x.index_select(1, k.reshape(1))
-        row = row / column.index_select(1, k.reshape(1))
-        later = rows < k if upper else rows > k
-        return torch.where(rows == k, row, x - torch.where(later, column, 0.0) * row), a
-
-    return _columns(step, (b, a))[0]
+# ---------------------------------------------------------------------------------------------------- LU
+def _is_empty(size: Any) -> bool:
+    return isinstance(size, int) and size == 0
 
 
-def _batches(*matrices: Tensor) -> list[Tensor]:
-    """As [B, rows, columns]."""
-    dense = [m.clone(memory_format=torch.contiguous_format) for m in matrices]
-    return [m.unsqueeze(0) if m.dim() == 2 else m if m.dim() == 3 else m.flatten(0, -3) for m in dense]
+def _order(pivots: Tensor, rows: Any) -> Tensor:
+    """Where each of `rows` rows was before the exchanges that pivots [.., K] name: [.., rows]."""
+    start = torch.arange(rows).expand(*pivots.shape[:-1], rows)
+    if _is_empty(pivots.shape[-1]):
+        return start
+
+    def step(k: Tensor, order: Tensor, pivots: Tensor) -> tuple[Tensor, ...]:
+        own = torch.arange(order.shape[-1])
+        other = pivots.index_select(-1, k.reshape(1)).to(torch.int64) - 1
+        return (order.gather(-1, torch.where(own == k, other, torch.where(own == other, k, own))),)
+
+    def more(k: Tensor, order: Tensor, pivots: Tensor) -> Tensor:
+        return k < pivots.shape[-1]
+
+    (out,) = _repeated(more, step, (start,), pivots)
+    order: Tensor = out
+    return order
 
 
-def _lead(a: Tensor, b: Tensor) -> Any:
-    """The sizes before rows and columns that two matrices have together."""
-    return torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+def _lu_unpack(lu: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple[Tensor, ...]:
+    rows, k = lu.shape[-2], _least(lu.shape[-2], lu.shape[-1])
+    p, lower, upper = lu.new_empty([0]), lu.new_empty([0]), lu.new_empty([0])
+    if unpack_pivots:
+        p = (torch.arange(rows).unsqueeze(-1) == _order(pivots, rows).unsqueeze(-2)).to(lu.dtype)
+    if unpack_data:
+        left = lu.narrow(-1, 0, k)
+        lower = left.tril(-1) + torch.eye(rows, k, dtype=lu.dtype)
+        upper = lu.narrow(-2, 0, k).triu()
+    return p, lower, upper
 
 
-def _apart(x: Tensor, lead: Any) -> Tensor:
-    """[B, ...] as [*lead, ...]."""
-    return x.select(0, 0) if len(lead) == 0 else x if len(lead) == 1 else x.view(*lead, *x.shape[1:])
+def _lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, ...]:
+    lu, pivots, _ = L.lu_factor_ex(a, pivot=pivot)
+    return _lu_unpack(lu, pivots)
 
 
-def _info(factors: Tensor, lead: Any) -> Tensor:
-    """The number of the first pivot that is 0, or 0."""
-    zero = torch.nn.functional.pad(factors.diagonal(dim1=-2, dim2=-1) == 0, (0, 1))  # never of nothing
-    numbers = torch.where(zero, torch.arange(1, zero.shape[-1] + 1), zero.shape[-1] + 1).amin(-1)
-    return _apart(torch.where(zero.any(-1), numbers, 0).to(torch.int32), lead)
+def _rows(b: Tensor, order: Tensor) -> Tensor:
+    """The rows of b [.., N, M] in the order [.., N]."""
+    lead = torch.broadcast_shapes(b.shape[:-2], order.shape[:-1])  # type: ignore[no-untyped-call]
+    index = order.unsqueeze(-1).expand(*lead, *b.shape[-2:])
+    return b.expand(*lead, *b.shape[-2:]).gather(-2, index)
 
 
-def _lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
-    (m,) = _batches(a)
-    factors, _, pivots, _ = _factored(m, m[:, :, :0])
-    return _apart(factors, a.shape[:-2]), _apart(pivots, a.shape[:-2]), _info(factors, a.shape[:-2])
-
-
-def _det(a: Tensor) -> tuple[Tensor, ...]:
-    (m,) = _batches(a.mT)
-    factors, _, pivots, sign = _factored(m, m[:, :, :0])
-    result = sign * factors.diagonal(dim1=-2, dim2=-1).prod(-1)
-    return tuple(_apart(x, a.shape[:-2]) for x in (result, factors, pivots))
-
-
-def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
-    (m,) = _batches(a.mT)
-    factors, _, pivots, sign = _factored(m, m[:, :, :0])
-    diagonal = factors.diagonal(dim1=-2, dim2=-1)
-    sign, logs = sign * diagonal.sign().prod(-1), diagonal.abs().log().sum(-1)
-    return tuple(_apart(x, a.shape[:-2]) for x in (sign, logs, factors, pivots))
-
-
-def _solved(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    factors, done, pivots, _ = _factored(a, b)
-    return _substituted(factors, done, True), factors, pivots
+def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    if not left:
+        return _lu_solve(lu, pivots, b.mH, adjoint=not adjoint).mH
+    order = _order(pivots, lu.shape[-1])
+    if adjoint:
+        x = _triangular(lu.mH, b, upper=False)
+        x = _triangular(lu.mH, x, upper=True, unitriangular=True)
+        return _rows(x, order.argsort(-1))
+    x = _triangular(lu, _rows(b, order), upper=False, unitriangular=True)
+    return _triangular(lu, x, upper=True)
 
 
 def _inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    (m,) = _batches(a)
-    x, factors, _ = _solved(m, torch.eye(m.shape[-1], dtype=m.dtype).expand(m.shape))
-    return _apart(x, a.shape[:-2]), _info(factors, a.shape[:-2])
+    lu, pivots, info = L.lu_factor_ex(a)
+    return _lu_solve(lu, pivots, torch.eye(a.shape[-1], dtype=a.dtype).expand(a.shape)), info
 
 
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
     vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
     right = b.unsqueeze(-1) if vector else b
-    if not left:
-        a, right = a.mT, right.mT
-    lead = _lead(a, right)
-    m, r = _batches(a.expand(*lead, *a.shape[-2:]), right.expand(*lead, *right.shape[-2:]))
-    x, factors, pivots = _solved(m, r)
-    info = _info(factors, lead)
-    x, factors, pivots = (_apart(v, lead) for v in (x, factors, pivots))
-    x = x if left else x.mT
-    return x.select(-1, 0) if vector else x, factors, pivots, info
+    lead = torch.broadcast_shapes(a.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
+    lu, pivots, info = L.lu_factor_ex(a.expand(*lead, *a.shape[-2:]))
+    x = _lu_solve(lu, pivots, right, left=left)
+    return x.squeeze(-1) if vector else x, lu, pivots, info
 
 
-def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    if not left:
-        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
-    lead = _lead(a, b)
-    if unitriangular:
-        a = a - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1) - 1)
-    m, r = _batches(a.expand(*lead, *a.shape[-2:]), b.expand(*lead, *b.shape[-2:]))
-    return _apart(_substituted(m, r, upper), lead)
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    m = a.mT if transpose else a
+    x = _triangular(m, b, upper=upper != transpose, unitriangular=unitriangular)
+    return x, a.expand(*lead, *a.shape[-2:]).clone()
 
 
-def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    (m,) = _batches(a.mT if upper else a)
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    lower = factor.mH if upper else factor
+    return _triangular(lower.mH, _triangular(lower, b, upper=False), upper=True)
 
-    def step(k: Tensor, info: Tensor, m: Tensor) -> tuple[Tensor, ...]:
-        rows = torch.arange(m.shape[1])
-        column = m.index_select(2, k.reshape(1))
-        pivot = column.index_select(1, k.reshape(1))
-        root = pivot.sqrt()
-        factor = torch.where((rows > k).unsqueeze(1), column / root, 0.0)
-        own = torch.where((rows == k).unsqueeze(1), root, factor)
-        m = torch.where((rows >= k).unsqueeze(1) & (rows == k), own, m - factor * factor.mT)
-        bad = ~(pivot > 0).flatten() & (info == 0)
-        return torch.where(bad, k + 1, info), m
 
-    info, m = _columns(step, (torch.zeros(m.shape[:1], dtype=torch.int64), m))
-    factor = _apart(m.tril(), a.shape[:-2])
-    return factor.mT if upper else factor, _apart(info.to(torch.int32), a.shape[:-2])
+def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype).expand(factor.shape), factor, upper)
+
+
+# ---------------------------------------------------------------------------------------------------- singular values
+def _eps(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps
+
+
+def _inverted(values: Tensor, keep: Tensor) -> Tensor:
+    """Reciprocals of those to keep, zeros for others."""
+    return torch.where(keep, 1 / torch.where(keep, values, 1), 0)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The greatest of [.., N], as [.., 1]; 0 of none."""
+    return torch.nn.functional.pad(values, (0, 1)).amax(-1, keepdim=True)
+
+
+def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
+    relative = _eps(a) * _most(a.shape[-2], a.shape[-1])
+    if atol is None:
+        atol = torch.zeros((), dtype=torch.float64)
+        rtol = atol + relative if rtol is None else rtol
+    elif rtol is None:
+        rtol = torch.where(atol > 0, 0.0, atol.new_zeros(()) + relative)
+    if hermitian:
+        values, v = L.eigh(a)
+        sizes, u = values.abs(), v
+    else:
+        u, values, vh = L.svd(a, full_matrices=False)
+        sizes, v = values, vh.mH
+    limit = torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * _largest(sizes)).to(sizes.dtype)
+    return (v * _inverted(values, sizes > limit).unsqueeze(-2)) @ u.mH
+
+
+# ---------------------------------------------------------------------------------------------------- exponential
+def _matrix_exp(a: Tensor) -> Tensor:
+    """By scaling and squaring of Taylor's polynomial of degree 19, in double precision, as squaring multiplies errors."""
+    n = a.shape[-1]
+    if a.dtype in (torch.float32, torch.complex64):
+        return _matrix_exp(a.to(torch.promote_types(a.dtype, torch.float64))).to(a.dtype)
+    if _is_empty(n):
+        return a.clone()
+    if a.is_complex():  # as real matrices of twice the size
+        re, im = a.real, a.imag
+        x = _matrix_exp(torch.cat([torch.cat([re, -im], -1), torch.cat([im, re], -1)], -2))
+        x = x.narrow(-1, 0, n)
+        return torch.complex(x.narrow(-2, 0, n), x.narrow(-2, n, n))
+    norm = torch.nn.functional.pad(a.abs().sum(-2), (0, 1)).amax(-1)
+    halvings = norm.clamp(1, 2.0**60).log2().ceil().unsqueeze(-1).unsqueeze(-1)
+    x = a * torch.exp2(-halvings)
+    x2 = x @ x
+    x3, x4 = x2 @ x, x2 @ x2
+    unit = torch.eye(n, dtype=a.dtype)
+    y: Any = 0.0
+    for k in range(16, -1, -4):
+        c = [1 / math.factorial(k + i) for i in range(4)]
+        part = c[0] * unit + c[1] * x + c[2] * x2 + c[3] * x3
+        y = part if k == 16 else part + x4 @ y
+
+    def step(k: Tensor, y: Tensor, halvings: Tensor) -> tuple[Tensor, ...]:
+        return (torch.where(k < halvings, y @ y, y),)
+
+    def more(k: Tensor, y: Tensor, halvings: Tensor) -> Tensor:
+        return (k < halvings).any()
+
+    (out,) = _repeated(more, step, (y,), halvings)
+    result: Tensor = out
+    return result
 
 
 LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
     {
-        A.linalg_lu_factor_ex.default: _lu_factor,
-        A._linalg_det.default: _det,
-        A._linalg_slogdet.default: _slogdet,
+        A.lu_unpack.default: _lu_unpack,
+        A.linalg_lu.default: _lu,
+        A.linalg_lu_solve.default: _lu_solve,
         A.linalg_inv_ex.default: _inverse,
         A._linalg_solve_ex.default: _solve,
-        A.linalg_solve_triangular.default: _solve_triangular,
-        A.linalg_cholesky_ex.default: _cholesky,
-        A.cholesky.default: lambda a, upper=False: _cholesky(a, upper=upper)[0],
+        A.triangular_solve.default: _triangular_solve,
+        A.cholesky_solve.default: _cholesky_solve,
+        A.cholesky_inverse.default: _cholesky_inverse,
+        A.linalg_pinv.atol_rtol_tensor: _pinv,
+        A.linalg_matrix_exp.default: _matrix_exp,
     }
 )

@@ -18,11 +18,17 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.model import CompiledModel
-from tests import op_cases_compute, op_cases_elementwise, op_cases_movement, op_cases_opaque
+from tests import op_cases_compute, op_cases_elementwise, op_cases_factor, op_cases_movement, op_cases_opaque
 from tests.fuzz.guarded import guarded, isolated
 from tests.programs import SOURCE, Module, Part, plain, t
 
-CASES = {**op_cases_elementwise.CASES, **op_cases_movement.CASES, **op_cases_compute.CASES, **op_cases_opaque.CASES}
+CASES = {
+    **op_cases_elementwise.CASES,
+    **op_cases_movement.CASES,
+    **op_cases_compute.CASES,
+    **op_cases_opaque.CASES,
+    **op_cases_factor.CASES,
+}
 HOST = {c.OPERATION_NAME for c in OPS.values() if c.__module__ == host.__name__}  # passes write them, of others' cases
 ELSEWHERE = {"dhlo.extern", "dhlo.random_key", "dhlo.state", *HOST}  # have tests of their own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS}

@@ -15,6 +15,7 @@ from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops import special
 from dhlo.ir.types import DTYPES
 
 __all__ = ["emit_op", "round_to", "rule", "rule_of", "typed_rule", "wrap"]
@@ -303,6 +304,11 @@ def _is_inf(fn: Fn, x: V) -> V:
 @typed_rule(ew.MathOp)
 def _math_op(fn: Fn, op: ew.MathOp, x: V) -> V:
     return vmath.call(fn, type(op).OPERATION_NAME.removeprefix("dhlo."), x)
+
+
+@typed_rule(special.SpecialBinary)
+def _special_binary(fn: Fn, op: special.SpecialBinary, a: V, b: V) -> V:
+    return vmath.call(fn, type(op).OPERATION_NAME.removeprefix("dhlo."), a, b)
 
 
 @typed_rule(ew.Compare)

@@ -10,7 +10,14 @@ ones, so is all in between: many CPUs take a hundred cycles for an operation tha
 
 from __future__ import annotations
 
-from dhlo.codegen.elementwise import vmath_bessel, vmath_f32, vmath_special  # noqa: F401  (they register)
+from dhlo.codegen.elementwise import (  # noqa: F401  (they register)
+    vmath_bessel,
+    vmath_cephes,
+    vmath_f32,
+    vmath_gamma,
+    vmath_orthogonal,
+    vmath_special,
+)
 from dhlo.codegen.elementwise.vmath_base import ARITY, ULP, call
 
 __all__ = ["ARITY", "ULP", "call"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dhlo.codegen.families.attention.step import AttentionFamily
 from dhlo.codegen.families.conv.step import ConvFamily
 from dhlo.codegen.families.extern.extern import ExternFamily
+from dhlo.codegen.families.factor.step import FactorFamily
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.fft.step import FftFamily
 from dhlo.codegen.families.gemm.grouped import GroupedGemmFamily
@@ -35,6 +36,7 @@ FAMILIES: tuple[type[Family], ...] = (
     AttentionFamily,
     ConvFamily,
     ExternFamily,
+    FactorFamily,
     FftFamily,
     GemmFamily,
     GroupedGemmFamily,

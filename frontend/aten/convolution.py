@@ -93,6 +93,12 @@ def _convolution(
     return conv(b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
+@lowers(A._convolution.default, A._convolution.deprecated)
+def _convolution_with_flags(b: OpBuilder, *args: Any, **_: Any) -> Value:
+    """What follows the groups says how PyTorch is to compute it."""
+    return conv(b, *args[:9])
+
+
 @lowers(A.conv1d.default, A.conv2d.default, A.conv3d.default)
 def _convnd(
     b: OpBuilder,

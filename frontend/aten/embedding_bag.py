@@ -50,19 +50,23 @@ def _embedding_bag(
     used = _used(b, index, padding_idx, work)
     start = b.full([bags, b.shape(table)[1]], 0, work)
     count = scatter(b, b.full([bags], 0, work), [bag], used, [0], 0, "add")
-    best = b.full([0], 0, "i64")
+    sizes = b.convert(count, "i64") if mode != _SUM else b.full([bags], 0, "i64")  # as PyTorch, which doesn't count for sums
+    best = sizes
     if mode == _MAX:
         low = b.full(b.shape(start), float("-inf"), work)
         rows = b.select(b.unsqueeze(b.ew(ew.Gt, used, 0), 1), rows, float("-inf"))
         out = scatter(b, low, [bag], rows, [0], 0, "max")
         if wanted(b, 3):
-            best = _first_rows(b, index, bag, rows, out)
+            best = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), _first_rows(b, index, bag, rows, out), 0)
         out = b.select(b.unsqueeze(b.ew(ew.Gt, count, 0), 1), out, 0.0)
     else:
         used = b.mul(used, weights) if weights is not None else used
         out = scatter(b, start, [bag], b.mul(rows, b.unsqueeze(used, 1)), [0], 0, "add")
         out = b.div(out, b.unsqueeze(b.maximum(count, 1), 1)) if mode == _MEAN else out
-    return [b.convert(out, b.dtype(table)), bag, b.convert(count, "i64"), best]
+    stated = b.node.meta.get("val")
+    if isinstance(stated, tuple | list) and stated[1].shape == (0,):  # nor names the bags, at times
+        bag = b.full([0], 0, "i64")
+    return [b.convert(out, b.dtype(table)), bag, sizes, best]
 
 
 def _bag_of(b: OpBuilder, index: Value, offsets: Value) -> Value:

@@ -17,6 +17,12 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import product
 
 
+@lowers(A.threshold_backward.default)
+def _threshold_backward(b: OpBuilder, grad: Value, x: Value, threshold: Any) -> Value:
+    """Of the dtype that both have together."""
+    return b.select(b.ew(ew.Le, x, threshold), 0, grad, dtype=b.result_type(grad, x))
+
+
 @lowers(A.convolution_backward.default)
 def _convolution_backward(
     b: OpBuilder,

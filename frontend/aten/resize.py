@@ -128,11 +128,17 @@ def along(b: OpBuilder, w: Value, rank: int, d: int) -> Value:
 
 
 def nearest_taps(exact: bool) -> Callable[..., Taps]:
-    """The element below the place, in single precision; `exact`: below the middle's place."""
+    """The element below the place, in single precision; `exact`: below the middle's place. Otherwise a size that is the same or
+    twice as large tells more than a given factor, as in ATen's nearest_idx."""
 
     def find(b: OpBuilder, own: sympy.Expr, out: sympy.Expr, factor: Any, corners: bool, dtype: DType) -> Taps:
         i = b.iota([out], 0, "f32")
-        pos = b.mul(b.add(i, 0.5) if exact else i, _scale(own, out, factor, corners))
+        scale = _scale(own, out, factor, corners)
+        if factor is not None and not exact:
+            whole = [(sympy.Float(s), sympy.Eq(out, n)) for s, n in ((1.0, own), (0.5, 2 * own))]
+            step = sympy.Piecewise(*whole, (sympy.Float(scale), True))
+            scale = float(step) if step.is_number else step
+        pos = b.mul(b.add(i, 0.5) if exact else i, scale)
         return [(b.minimum(b.convert(b.op(ew.Floor, [pos]), "i64"), own - 1), None)]
 
     return find

@@ -1,4 +1,4 @@
-"""Determinants, inverses, systems of equations and Cholesky factors, at several sizes from one binary."""
+"""Factorisations and what rests on them, real and complex, at several sizes from one binary; special functions."""
 
 from __future__ import annotations
 
@@ -37,6 +37,52 @@ def lower(x: torch.Tensor) -> torch.Tensor:
     return x.tril() + torch.eye(x.size(-1))
 
 
+def c(*shape: int) -> torch.Tensor:
+    """Complex, far from singular."""
+    return torch.complex(m(*shape), torch.randn(shape, generator=RANDOM))
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Twice as many columns as rows."""
+    return torch.cat([x, x.flip(-1)], -1)
+
+
+def eigh(x: torch.Tensor) -> Any:
+    """Eigenvalues, and the matrix made of them and the vectors; of the upper triangle too."""
+    values, v = L.eigh(x + x.mH)
+    return values, (v * values.unsqueeze(-2)) @ v.mH, v.mH @ v, L.eigvalsh(x, UPLO="U")
+
+
+def svd(x: torch.Tensor) -> Any:
+    """Singular values, and the matrix made of them and the vectors."""
+    u, s, vh = L.svd(x, full_matrices=False)
+    whole, _, vhs = L.svd(x)
+    return s, (u * s.unsqueeze(-2)) @ vh, L.svdvals(x), u.mH @ u, whole @ whole.mH, vhs @ vhs.mH
+
+
+def eig(x: torch.Tensor) -> Any:
+    """The sum of eigenvalues, and what vectors leave of their equation, which is nothing."""
+    values, v = L.eig(x)
+    return values.sum(-1), x.to(v.dtype) @ v - v * values.unsqueeze(-2), (v.abs() ** 2).sum(-2), L.eigvals(x).sum(-1)
+
+
+def lu_solve(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """From either side, of the matrix and of its adjoint."""
+    factors, pivots = L.lu_factor(x)
+    return [L.lu_solve(factors, pivots, y if left else y.mT, left=left, adjoint=a) for left in (True, False) for a in (True, False)]
+
+
+def old_solves(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Systems of triangular matrices and of Cholesky factors."""
+    return (
+        torch.triangular_solve(y, x.triu()),
+        torch.triangular_solve(y, x.tril(), upper=False, transpose=True)[0],
+        torch.cholesky_solve(y, x.tril()),
+        torch.cholesky_solve(y, x.triu(), upper=True),
+        torch.cholesky_inverse(x.tril()),
+    )
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
     "det": (L.det, [[turn(3, 3)], [turn(5, 5)], [turn(1, 1)], [turn(20, 20)], [torch.zeros(2, 2)]]),
     "det of many": (lambda x: (L.det(x), L.slogdet(x)), [[turn(2, 3, 3)], [turn(4, 5, 5)], [turn(1, 1, 1)], [turn(0, 3, 3)]]),
@@ -61,6 +107,47 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
         L.tensorsolve,
         [[m(6, 6).reshape(2, 3, 6), torch.randn(2, 3)], [m(20, 20).reshape(5, 4, 20), torch.randn(5, 4)]],
     ),
+    "qr": (
+        lambda x: (L.qr(x), L.qr(x, "complete"), L.qr(x, "r")[1], L.qr(x.double())),
+        [[turn(3, 5)], [turn(7, 4)], [turn(1, 1)], [turn(30, 17)]],
+    ),
+    "qr of complex": (L.qr, [[c(2, 3, 4)], [c(3, 5, 2)]]),
+    "householder": (L.householder_product, [[m(2, 5, 3) / 9, torch.rand(2, 3)], [m(4, 7, 6) / 9, torch.rand(4, 6)]]),
+    "lu of all": (L.lu, [[turn(2, 3, 3)], [turn(4, 6, 8)], [turn(1, 9, 4)]]),
+    "lu of complex": (lambda x: (L.lu(x), L.det(x), L.slogdet(x)), [[c(2, 3, 3)], [c(4, 6, 6)]]),
+    "lu_solve": (lu_solve, [[turn(2, 3, 3), torch.randn(3, 4)], [turn(4, 6, 6), torch.randn(6, 2)]]),
+    "lu_solve of complex": (lu_solve, [[c(2, 3, 3), c(3, 4)], [c(4, 6, 6), c(6, 2)]]),
+    "indefinite": (
+        lambda x, y: (L.ldl_factor(x), L.ldl_solve(*L.ldl_factor(x - 3 * x.mT), y)),
+        [[m(2, 3, 3), torch.randn(2, 3, 4)], [m(4, 6, 6), torch.randn(4, 6, 2)]],
+    ),
+    "indefinite and complex": (
+        lambda x, y: (L.ldl_factor(x, hermitian=True), L.ldl_solve(*L.ldl_factor(x), y)),
+        [[c(2, 3, 3), c(2, 3, 4)], [c(4, 6, 6), c(4, 6, 2)]],
+    ),
+    "inverse of complex": (lambda x: (L.inv(x), L.cholesky(x @ x.mH)), [[c(2, 3, 3)], [c(1, 7, 7)]]),
+    "older ones": (old_solves, [[m(2, 3, 3), torch.randn(2, 3, 4)], [m(4, 6, 6), torch.randn(4, 6, 2)]]),
+    "eigh": (eigh, [[m(2, 3, 3)], [m(4, 9, 9)], [m(1, 1, 1)], [m(1, 40, 40)]]),
+    "eigh of complex": (eigh, [[c(2, 3, 3)], [c(1, 8, 8)]]),
+    "svd": (svd, [[m(3, 3)], [m(5, 9)], [m(9, 4)], [m(1, 1)], [m(33, 20)]]),
+    "svd of complex": (svd, [[c(2, 3, 4)], [c(1, 7, 2)]]),
+    "svd without full rank": (lambda x: svd(wide(x).mT), [[torch.ones(3, 3)], [torch.zeros(4, 4)]]),
+    "eig": (eig, [[m(2, 3, 3)], [m(4, 9, 9)], [m(1, 1, 1)]]),
+    "eig of complex": (eig, [[c(2, 3, 3)], [c(1, 8, 8)]]),
+    "pinv": (
+        lambda x: (L.pinv(x), L.pinv(x @ x.mH, hermitian=True), L.matrix_rank(x), L.cond(x)),
+        [[m(2, 3, 5)], [m(2, 4, 6)], [torch.ones(1, 3, 3)]],
+    ),
+    "matrix_exp": (lambda x: L.matrix_exp(x / 4), [[m(2, 3, 3)], [m(1, 1, 1)], [m(3, 9, 9)], [torch.zeros(2, 4, 4)]]),
+    "matrix_exp of complex": (lambda x: L.matrix_exp(x / 4), [[c(2, 3, 3)], [c(1, 6, 6)]]),
+    "special functions": (
+        lambda x, n: (
+            [torch.special.bessel_j1(x), torch.special.airy_ai(x), torch.special.ndtri(x.sigmoid())],
+            [torch.special.zeta(x.abs() + 1.5, 2.5), torch.polygamma(3, x), torch.special.gammainc(n + 1, x.abs())],
+            [torch.special.legendre_polynomial_p(x, n), torch.special.hermite_polynomial_h(x, 4), torch.special.bessel_y0(n)],
+        ),
+        [[torch.randn(5), torch.arange(5)], [torch.randn(33), torch.arange(33) % 9], [torch.randn(1), torch.arange(1)]],
+    ),
     "nothing": (lambda x: (L.det(x), L.inv(x), L.slogdet(x)), [[m(3, 0, 0)]]),
 }
 
@@ -77,3 +164,15 @@ def test_singular_matrices_fail_the_call() -> None:
     factor = dhlo.compile(export(L.cholesky, [positive(3, 3)]))
     with pytest.raises(dhlo.ContractError, match=r"linalg\.cholesky: a matrix is singular, or not positive definite"):
         factor(-torch.eye(4))
+
+
+def test_pivots_out_of_range_fail_the_call() -> None:
+    x, y = m(4, 4), torch.randn(4, 2)
+    solve = dhlo.compile(export(lambda x, p, y: L.ldl_solve(x, p, y), [x, torch.arange(1, 5).int(), y]))
+    unpack = dhlo.compile(export(lambda x, p: torch.lu_unpack(x, p), [x, torch.arange(1, 5).int()]))
+    for bad in ([1, 2, 3, 9], [0, 1, 1, 1], [1, 1, -7, -7]):
+        pivots = torch.tensor(bad, dtype=torch.int32)
+        with pytest.raises(dhlo.ContractError, match="a pivot names no row"):
+            solve(x, pivots, y)
+        with pytest.raises(dhlo.ContractError, match="out of range"):
+            unpack(x, pivots)

@@ -1,5 +1,18 @@
 """The ops of the dialect, a class each; importing this package defines them all."""
 
-from dhlo.ir.ops import complexes, compute, control, elementwise, extern, host, lookup, movement, random, sequence
+from dhlo.ir.ops import complexes, compute, control, elementwise, extern, factor, host, lookup, movement, random, sequence, special
 
-__all__ = ["complexes", "compute", "control", "elementwise", "extern", "host", "lookup", "movement", "random", "sequence"]
+__all__ = [
+    "complexes",
+    "compute",
+    "control",
+    "elementwise",
+    "extern",
+    "factor",
+    "host",
+    "lookup",
+    "movement",
+    "random",
+    "sequence",
+    "special",
+]

@@ -10,7 +10,7 @@ import sympy
 
 from dhlo.codegen.elementwise.script import Array, Matrix, Script
 from dhlo.codegen.families.factor import general, indefinite, orthogonal, spectral, triangular
-from dhlo.codegen.families.family import LaunchFamily
+from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch, finish
 from dhlo.codegen.families.lines import OpKernel, grain_of
 from dhlo.codegen.families.lowering import Lowering, anchor_of
@@ -123,7 +123,7 @@ ROUTINES: dict[Any, Routine] = {
 }
 
 
-class FactorFamily(LaunchFamily):
+class FactorFamily(KernelFamily):
     """A factorisation of each matrix of a batch, by one thread, in f64."""
 
     anchor = Kind.OPAQUE.value

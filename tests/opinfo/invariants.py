@@ -41,10 +41,10 @@ def _triple(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> list[torch.Te
 
 
 def _lu(_: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What the factors multiply to, and whether L's elements are at most 1: where pivots are alike but for rounding, any may be
-    chosen."""
+    """What the factors multiply to, and whether L's elements are at most 1: where pivots are alike, or 0, but for rounding, any may
+    be chosen, and named as 0 or not."""
     p, lower, upper = torch.lu_unpack(results[0], results[1])
-    return [p @ lower @ upper, (lower.abs() < 1.001).all(), *results[2:]]
+    return [p @ lower @ upper, (lower.abs() < 1.001).all()]
 
 
 def _eig(inputs: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from dhlo.ir.dialect import Flag, Kind, Op, Outs, TypeError_, Variadic, attr
+from dhlo.ir.dialect import Flag, Kind, Op, Operands, Results, TypeError_, attr
 from dhlo.ir.symbols import product
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 
@@ -23,8 +23,6 @@ class Factorisation(Op):
 
     kind = Kind.OPAQUE
     arity = 1
-    # a list of values has one type, so each value is a list of its own
-    __annotations__ = {**{f"x{i}": Variadic for i in range(6)}, **{f"y{i}": Outs for i in range(6)}}
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -85,6 +83,9 @@ class Lu(Factorisation, name="lu"):
     """LU factors of x [.., R, C] with partial pivoting, both in one matrix; pivots [.., min(R, C)] from 1; the number of the first
     pivot that is 0, or 0 (aten.linalg_lu_factor_ex)."""
 
+    x: Operands
+    y: Results
+
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
@@ -98,6 +99,9 @@ class Lu(Factorisation, name="lu"):
 class Determinant(Factorisation, name="determinant"):
     """The determinant of x [.., N, N]; a number of size 1, or 0, and the logarithm of a size, whose product it is
     (aten._linalg_det, aten._linalg_slogdet)."""
+
+    x: Operands
+    y: Results
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -114,6 +118,9 @@ class Cholesky(Factorisation, name="cholesky"):
     """L [.., N, N] of L L^H = x, whose lower triangle is read; the order of the first minor that isn't positive, or 0
     (aten.linalg_cholesky_ex). After such a minor, L holds NaN."""
 
+    x: Operands
+    y: Results
+
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
@@ -129,6 +136,8 @@ class Ldl(Factorisation, name="ldl"):
     """Bunch and Kaufman's factors of a symmetric (`hermitian`: Hermitian) x [.., N, N], whose lower triangle is read: one matrix,
     pivots [.., N], the number of the first column of zeros, or 0 (aten.linalg_ldl_factor_ex)."""
 
+    x: Operands
+    y: Results
     hermitian: Flag
 
     @classmethod
@@ -146,6 +155,8 @@ class LdlSolve(Factorisation, name="ldl_solve"):
     """x of the system with those factors [.., N, N], pivots [.., N] as numbers of that dtype and right sides [.., N, M]; leading
     dims are equal (aten.linalg_ldl_solve)."""
 
+    x: Operands
+    y: Results
     arity = 3
     hermitian: Flag
 
@@ -163,6 +174,8 @@ class LdlSolve(Factorisation, name="ldl_solve"):
 class TriangularSolve(Factorisation, name="triangular_solve"):
     """x of a x = b, a [.., N, N] triangular (`upper`; `unit`: with ones on its diagonal) and b [.., N, M]; equal leading dims."""
 
+    x: Operands
+    y: Results
     arity = 2
     upper: Flag
     unit: Flag
@@ -181,6 +194,9 @@ class Qr(Factorisation, name="qr"):
     """R above and Householder's reflections below the diagonal of a matrix like x [.., R, C]; their factors [.., min(R, C)]
     (aten.geqrf)."""
 
+    x: Operands
+    y: Results
+
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
@@ -195,6 +211,8 @@ class HouseholderProduct(Factorisation, name="householder_product"):
     """The first C columns of the product of the reflections below the diagonal of x [.., R, C], with factors [.., K], K <= C <= R
     (aten.linalg_householder_product)."""
 
+    x: Operands
+    y: Results
     arity = 2
 
     @classmethod
@@ -210,6 +228,8 @@ class Eigh(Factorisation, name="eigh"):
     """Ascending eigenvalues [.., N] of a Hermitian matrix, of which the lower triangle is read (`upper`: the other), and, if
     `vectors`, eigenvectors as columns, of length 1 and any phase (aten._linalg_eigh)."""
 
+    x: Operands
+    y: Results
     upper: Flag
     vectors: Flag
 
@@ -229,6 +249,8 @@ class Svd(Factorisation, name="svd"):
     """Singular values [.., min(R, C)] of x [.., R, C], descending; if `vectors`, with singular vectors u [.., R, K] before and
     vh [.., K, C] after them, K = min(R, C) or, if `full`, all (aten._linalg_svd)."""
 
+    x: Operands
+    y: Results
     full: Flag
     vectors: Flag
 
@@ -250,6 +272,8 @@ class Eig(Factorisation, name="eig"):
     """Eigenvalues [.., N] of a matrix in no particular order (conjugates side by side if it is real), and, if `vectors`,
     eigenvectors as columns, of length 1; all complex (aten.linalg_eig)."""
 
+    x: Operands
+    y: Results
     vectors: Flag
 
     @classmethod

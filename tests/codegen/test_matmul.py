@@ -246,7 +246,8 @@ def test_non_finite_values_pass(spec: TileSpec) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_few_rows_stream_b_in_place(spec: TileSpec) -> None:
     rng = np.random.default_rng(10)
-    for m, n, k, batch in itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3)):
+    sizes = [*itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3))]
+    for m, n, k, batch in [*sizes, (1, 8300, 19, 1), (2, 4500, 9, 2)]:
         a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2 : n + 2]
         check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3, spec=spec), a, b)
         check(run(a, b, packed=False, num_threads=2, spec=spec), a, b)

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel_table
 from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
-from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_elements"]
 
 STREAM_ROWS = 12
+# The sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level cache, and a few rows of B
+# are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
+_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 2, 16 << 10, 8
+_STRIP_LOCALITY = 2  # prefetched to the second level: a strip of all of them is larger than the first
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
 _ROWS_AHEAD = 4
@@ -28,6 +32,11 @@ def _group(spec: TileSpec) -> int:
     return max(rows for rows in range(1, _GROUP + 1) if _vectors(rows, spec) >= _NARROW)
 
 
+def _strip(elem: str) -> int:
+    """Elements of a strip."""
+    return _STRIP_BYTES * 8 // BITS[elem]
+
+
 def narrow_columns(elem: str, spec: TileSpec) -> int:
     """Items should be multiples of this many columns; fewer columns than this aren't worth the kernel."""
     return _NARROW * spec.lanes(elem)
@@ -35,7 +44,7 @@ def narrow_columns(elem: str, spec: TileSpec) -> int:
 
 def stream_scratch_elements(elem: str, spec: TileSpec) -> int:
     """Scratch, in elements, without the panel of B that the last columns are packed to (k * nr more)."""
-    return _group(spec) * _vectors(1, spec) * spec.lanes(elem)
+    return max(_group(spec) * _vectors(1, spec) * spec.lanes(elem), _strip(elem))
 
 
 def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec) -> str:
@@ -61,6 +70,44 @@ def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: T
         loop.yield_(*acc)
     for i, x in enumerate(loop.results):
         fn.store(x, fn.gep(tile, i * lanes, elem))
+    fn.done()
+    return name
+
+
+def _emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec) -> str:
+    """`strip_{elem}_{rows}(a, lda, b, ldb, k, tile, columns)`: tile[rows][columns] = A times columns of B, in whole vectors."""
+    name = f"strip_{elem}_{rows}"
+    if name in module.functions:
+        return name
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("columns", I64)]
+    fn = Fn(module, name, args, noinline=True)
+    a, lda, b, ldb, k, tile, columns = fn.args
+    lanes = spec.lanes(elem)
+    ty = vec(elem, lanes)
+    starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
+    with fn.loop(0, fn.mul(columns, rows), lanes) as at:
+        fn.store(fn.const(0.0, ty), fn.gep(tile, at.iv, elem))
+
+    def add(first: V, count: int) -> None:
+        factors = [[fn.splat(fn.load(fn.gep(p, fn.add(first, j), elem), elem), lanes) for p in starts] for j in range(count)]
+        below = [fn.gep(b, fn.mul(fn.add(first, j), ldb), elem) for j in range(count)]
+        later = [fn.gep(row, fn.mul(ldb, count), elem) for row in below]
+        with fn.loop(0, columns, lanes) as at:
+            places = [fn.gep(tile, fn.add(fn.mul(columns, i), at.iv), elem) for i in range(rows)]
+            sums = [fn.load(p, ty) for p in places]
+            for row, after, xs in zip(below, later, factors, strict=True):
+                fn.prefetch(fn.gep(after, at.iv, elem), _STRIP_LOCALITY)
+                y = fn.load(fn.gep(row, at.iv, elem), ty, BITS[elem] // 8)
+                sums = [fn.fma(x, y, z) for x, z in zip(xs, sums, strict=True)]
+            for p, x in zip(places, sums, strict=True):
+                fn.store(x, p)
+
+    depth = min(_STRIP_DEPTH, spec.target.registers // (2 * rows))  # the factors of so many rows of B stay in registers
+    main = fn.mul(fn.divu(k, depth), depth)
+    with fn.loop(0, main, depth) as kk:
+        add(kk.iv, depth)
+    with fn.loop(main, k) as kk:
+        add(kk.iv, 1)
     fn.done()
     return name
 
@@ -98,7 +145,16 @@ class _Item:
             ],
         )
 
-    def finish(self, ld: int, row: V | int, mr: V, column: V, width: V | int) -> None:
+    def multiply_strip(self, rows: int, column: V, columns: V) -> None:
+        """The first rows times so many columns, to the tile."""
+        fn = self.fn
+        b = fn.gep(self.b, column, self.elem)
+        fn.call(
+            _emit_strip(fn.module, self.elem, rows, self.spec),
+            [self.a, self.a_stride, b, self.b_stride, self.k, self.tile, columns],
+        )
+
+    def finish(self, ld: V | int, row: V | int, mr: V, column: V, width: V | int) -> None:
         """Hands the tile to the epilogue, in pieces of a micro-tile's width."""
         fn, nr = self.fn, self.spec.nr(self.elem)
         with fn.loop(0, width, nr) as part:
@@ -172,8 +228,17 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
 
 
 def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
-    """Rows of a single pass: wide ones, then narrow ones."""
-    fn = item.fn
+    """Rows of a single pass: in strips, or in wide passes over k, then narrow ones."""
+    fn, lanes = item.fn, item.spec.lanes(item.elem)
+    if rows <= _STRIP_ROWS:
+        whole = fn.add(begin, fn.mul(fn.divu(fn.sub(end, begin), lanes), lanes))
+        most = _strip(item.elem) // rows
+        with fn.loop(begin, whole, most) as strip:
+            columns = fn.min(fn.sub(whole, strip.iv), most)
+            item.multiply_strip(rows, strip.iv, columns)
+            item.finish(columns, 0, item.m, strip.iv, columns)
+        item.last_columns(whole, end)
+        return
     for vectors in dict.fromkeys((_vectors(rows, item.spec), _NARROW)):
         step = vectors * item.spec.lanes(item.elem)
         count = fn.divu(fn.sub(end, begin), step)

@@ -162,7 +162,8 @@ def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, 
         u, values, vh = L.svd(a, full_matrices=False)
         sizes, v = values, vh.mH
     limit = torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * _largest(sizes)).to(sizes.dtype)
-    return (v * _inverted(values, sizes > limit).unsqueeze(-2)) @ u.mH
+    inverse: Tensor = (v * _inverted(values, sizes > limit).unsqueeze(-2)) @ u.mH
+    return inverse
 
 
 # ---------------------------------------------------------------------------------------------------- exponential

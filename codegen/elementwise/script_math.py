@@ -87,7 +87,7 @@ def _hypot(s: Script, x: Value, y: Value) -> V:
 def _chosen(how: str) -> Callable[..., Value]:
     def emit(s: Script, x: Value, *others: Value) -> Value:
         for y in others:
-            if isinstance(x, CONSTANT) and isinstance(y, CONSTANT):
+            if isinstance(x, (int, float)) and isinstance(y, (int, float)):
                 x = y if (y < x) == (how == "lt") else x
             else:
                 a, b = s.together(x, y)

@@ -132,7 +132,7 @@ class FactorFamily(KernelFamily):
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
-        self.op = anchor_of(group, Kind.OPAQUE)
+        self.op: Any = anchor_of(group, Kind.OPAQUE)
 
     def lower(self) -> Launch:
         op, routine = self.op, ROUTINES[type(self.op)]

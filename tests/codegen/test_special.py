@@ -81,7 +81,7 @@ def test_scripts_compute_what_they_compute_as_python(f: Callable[..., Any]) -> N
     want32 = np.array([python(f, *map(float, x)) for x in zip(*narrow, strict=True)])
     got32 = run(build([f.__name__], F32, TARGET.lanes(F32)), f.__name__, *narrow)
     small = known & ~np.isnan(want32) & (abs(want32) < 1e38) & (abs(want32) > 1e-37)
-    np.testing.assert_allclose(got32[small], want32[small], rtol=2e-7)
+    np.testing.assert_allclose(got32[small], want32[small], rtol=2e-7, atol=1e-14 if f in GAMMAS else 0)
 
 
 EXACT: dict[str, Callable[..., Any]] = {
@@ -109,14 +109,24 @@ def test_functions_of_one_number_are_right(f: Callable[..., Any]) -> None:
             assert abs(f(x) - want) <= 4e-15 * abs(want) + 2e-15, (x, f(x), want)
 
 
+def _lower_gamma(a: float, x: float) -> Any:
+    """The regularised lower incomplete gamma function by its series (DLMF 8.11.4), which mpmath gives up on for large `a`."""
+    term, total, k = mpmath.mpf(1), mpmath.mpf(1), 0
+    while k < x - a or term > total * mpmath.eps:
+        k += 1
+        term *= x / mpmath.mpf(a + k)
+        total += term
+    return total * mpmath.exp(a * mpmath.log(x) - x - mpmath.loggamma(mpmath.mpf(a) + 1))
+
+
 def test_gamma_functions_are_right() -> None:
     with mpmath.workdps(40):
         for a in (0.3, 1.0, 4.5, 30.0, 150.0, 400.0, 2e4, 3e6):
             for x in (a / 3, 0.97 * a, a, a * 1.002, a * 2):
                 if a > 1e5 and abs(x - a) > 1e4:
                     continue
-                lower = mpmath.gammainc(a, 0, x, regularized=True)
-                upper = mpmath.gammainc(a, x, regularized=True)
+                lower = _lower_gamma(a, x)
+                upper = 1 - lower
                 assert abs(gamma.igamma(a, x) - lower) <= 1e-11 * lower + 1e-300, (a, x)
                 assert abs(gamma.igammac(a, x) - upper) <= 1e-11 * upper + 1e-15, (a, x)
         for s in (1.1, 2.0, 3.5, 20.0):

@@ -68,11 +68,10 @@ def eig(x: torch.Tensor) -> Any:
 
 
 def ranks(x: torch.Tensor) -> Any:
-    """Ranks and conditions in all their variants."""
+    """Ranks and conditions in all variants that take any size."""
     symmetric = x + x.mT
-    orders: Any = (None, 2, -2, "fro", "nuc", 1, -1, math.inf, -math.inf)
     return (
-        [L.cond(x, p) for p in orders],
+        [L.cond(x), L.cond(x, 2), L.cond(x, -2)],
         [L.matrix_rank(x), L.matrix_rank(x, 0.5), L.matrix_rank(x, atol=0.5, rtol=0.1), L.matrix_rank(symmetric, hermitian=True)],
         [L.matrix_rank(x, x.sum().abs() / 9), L.matrix_rank(x, rtol=x.sum().abs() / 99)],
     )
@@ -151,7 +150,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
         [[m(2, 3, 5)], [m(2, 4, 6)], [torch.ones(1, 3, 3)]],
     ),
     "ranks and conditions": (ranks, [[m(2, 3, 3)], [m(4, 7, 7)], [m(2, 0, 0)], [torch.ones(1, 3, 3)], [m(0, 3, 3)], [m(3, 1, 1)]]),
-    "ranks and conditions of complex": (lambda x: (L.matrix_rank(x), L.cond(x), L.cond(x, "nuc")), [[c(2, 3, 3)], [c(0, 0, 0)]]),
+    "ranks and conditions of complex": (lambda x: (L.matrix_rank(x), L.cond(x), L.cond(x, -2)), [[c(2, 3, 3)], [c(0, 0, 0)]]),
     "matrix_exp": (lambda x: L.matrix_exp(x / 4), [[m(2, 3, 3)], [m(1, 1, 1)], [m(3, 9, 9)], [torch.zeros(2, 4, 4)]]),
     "matrix_exp of complex": (lambda x: L.matrix_exp(x / 4), [[c(2, 3, 3)], [c(1, 6, 6)]]),
     "special functions": (

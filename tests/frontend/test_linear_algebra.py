@@ -200,3 +200,21 @@ def test_pivots_out_of_range_fail_the_call() -> None:
             solve(x, pivots, y)
         with pytest.raises(dhlo.ContractError, match="out of range"):
             unpack(x, pivots)
+
+
+def test_conditions_by_norms_of_fixed_sizes() -> None:
+    for x in (m(2, 3, 3), torch.ones(2, 3, 3), torch.zeros(2, 0, 0)):
+        model = dhlo.compile(torch.export.export(_Conditions(), (x,)))
+        torch.testing.assert_close(model(x), _Conditions()(x), rtol=1e-4, atol=1e-5)
+
+
+class _Conditions(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return L.cond(x, 1), L.cond(x, -math.inf)
+
+
+def test_bags_without_a_last_offset_fail_the_call() -> None:
+    f = lambda table, index, offsets: torch.nn.functional.embedding_bag(index, table, offsets, include_last_offset=True)
+    model = dhlo.compile(export(f, [torch.randn(5, 3), torch.arange(4), torch.tensor([0, 2, 4])]))
+    with pytest.raises(dhlo.ContractError):
+        model(torch.randn(5, 3), torch.arange(4), torch.arange(0))

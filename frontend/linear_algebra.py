@@ -174,7 +174,8 @@ def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, 
 def _rank(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
     """How many singular values aren't 0; of matrices without elements, PyTorch's own way asks for the first."""
     sizes = L.eigvalsh(a).abs() if hermitian else L.svdvals(a)
-    return (sizes > _limit(a, sizes, atol, rtol)).sum(-1)
+    rank: Tensor = (sizes > _limit(a, sizes, atol, rtol)).sum(-1)
+    return rank
 
 
 def _rank_by_numbers(a: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:

@@ -455,7 +455,8 @@ def test_weights_by_name_and_error() -> None:
 
 def test_weights_of_experts() -> None:
     """Products of groups of rows are products, too."""
-    moe: Any = pytest.importorskip("transformers.integrations.moe")
+    pytest.importorskip("transformers.integrations.moe")  # defines the operator
+    grouped: Any = torch.ops.transformers.grouped_mm_fallback
 
     class Experts(torch.nn.Module):
         def __init__(self) -> None:
@@ -465,8 +466,8 @@ def test_weights_of_experts() -> None:
             self.down = torch.nn.Parameter(torch.randn(4, 32, 96))
 
         def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-            y = moe._grouped_mm_fallback(x, self.up, ends).relu()
-            out: torch.Tensor = moe._grouped_mm_fallback(y, self.down.transpose(1, 2), ends)
+            y = grouped(x, self.up, ends).relu()
+            out: torch.Tensor = grouped(y, self.down.transpose(1, 2), ends)
             return out
 
     module = Experts().eval()

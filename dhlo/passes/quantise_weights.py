@@ -188,8 +188,7 @@ def _name(v: Value) -> str | None:
 def _rewrite(c: _Constant, wanted: Format | None, limit: float, weights: Weights) -> dict[str, Any]:
     """Replaces a constant if the format is smaller and its error is allowed; the row of the report."""
     t = from_mlir(c.value)
-    apart = [n for n, stride in zip(c.data.shape, c.data.stride(), strict=True) if stride]  # repeated matrices are stored once
-    before = math.prod(apart) * c.data.element_size()
+    before = c.data.numel() * c.data.element_size()
     error, after, used = 0.0, before, _PLAIN
     if wanted is not None:
         q, *parameters = quantise(c.data, wanted, c.depth)

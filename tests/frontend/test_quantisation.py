@@ -275,7 +275,7 @@ def test_codes_of_checkpoints() -> None:
 
 
 class Packed(torch.nn.Module):
-    """Eight codes in a word, with zero points packed alike: along K in GPTQ's order, or along N in AWQ's, which interleaves them."""
+    """Eight codes in a word, zero points packed alike: along K in GPTQ's order, or along N in AWQ's, which interleaves them."""
 
     def __init__(self, awq: bool) -> None:
         super().__init__()

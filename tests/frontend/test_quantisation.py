@@ -345,6 +345,47 @@ def test_static_quantisation_around_layers() -> None:
             close(got, want)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pt2e_of_torchao(dynamic: bool) -> None:
+    """Linear layers and convolutions as the quantiser for x86 leaves them."""
+    pytest.importorskip("torchao")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    torch.manual_seed(8)
+    convs = [torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()]
+    module = torch.nn.Sequential(*convs, torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 48)).eval()
+    rows = ({0: torch.export.Dim("rows", max=512)},)
+    draw: Any = lambda n: torch.randn(n, 8, 4, 4)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+    prepared = prepare_pt2e(torch.export.export(module, (draw(4),), dynamic_shapes=rows).module(), quantizer)
+    prepared(draw(8))
+    converted = convert_pt2e(prepared)
+    texts: dict[str, str] = {}
+    model = dhlo.compile(torch.export.export(converted, (draw(4),), dynamic_shapes=rows), dump=texts.__setitem__)
+    assert texts["quantise-weights"].count("dhlo.dequantize") == 4
+    for n in (1, 2, 17):
+        x = draw(n)
+        close(model(x), converted(x), 2e-2)  # a sum in another order may round to the next code
+
+
+@pytest.mark.parametrize("weights", ["", "int8"])
+def test_constants_without_elements(weights: str) -> None:
+    class Empty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.no_columns, self.no_rows = torch.nn.Parameter(torch.ones(64, 0)), torch.nn.Parameter(torch.ones(0, 5))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x @ self.no_columns, x[:, :0] @ self.no_rows
+
+    model, _ = compile_rows(module := Empty(), torch.randn(3, 64), weights=weights)
+    for n in (0, 1, 7):
+        for got, want in zip(model(x := torch.randn(n, 64)), module(x), strict=True):
+            assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("n", [16, 48, 64, 96, 176])
 def test_packed_int4(n: int) -> None:
     """Rows in whole blocks of the processor's layout, and those left over; packed inside the program and outside."""

@@ -166,15 +166,14 @@ def test_large_and_small_elements(spec: TileSpec, code: str) -> None:
     assert ((got - want).abs() <= 2e-5 * (mixed.double().abs() @ product.weights.abs()) + 1e-43).all()
 
 
-@pytest.mark.parametrize("code", ["i4"])
 @every_target
-def test_outliers_that_codes_leave_out(spec: TileSpec, code: str) -> None:
+def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
     """A column whose codes are 0 where elements are huge is as good as if they weren't there."""
     g = torch.Generator().manual_seed(3)
-    q = draw_codes(code, (256, 40), g)
+    q = draw_codes("i4", (256, 40), g)
     q[5], q[200, ::2] = 0, 0
     for groups in (1, 8):
-        product = Product(spec, code, q, torch.full((groups, 1), 0.02))
+        product = Product(spec, "i4", q, torch.full((groups, 1), 0.02))
         for size in (1e2, 1e3, 1e6, 1e30):
             for m in (1, 3, 40):
                 a = torch.randn((1, m, 256), generator=g)

@@ -239,7 +239,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k; by what their products are multiplied; their limbs."""
+    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k; a factor of each one's products; limbs."""
 
     fn: Fn
     coding: Coding

@@ -52,8 +52,8 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
 
 
 def emit_tame_row(module: KernelModule) -> str:
-    """Emits `tame_row(x, k, up)` once: where an element is that large, divides all k f32 at x by 2^64, so that sums of products with
-    codes stay finite, and says at `up` by what results are multiplied."""
+    """Emits `tame_row(x, k, up)` once: where one of the k elements at x is that large, divides all by 2^64, so that sums of
+    products with codes stay finite, and stores at `up` by what results must be multiplied."""
     name = "tame_row"
     if name in module.functions:
         return name
@@ -80,8 +80,8 @@ def emit_tame_row(module: KernelModule) -> str:
 def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     """Emits `coded_{coding}_{rows}(a, lda, ups, panel, groups, units, tile)` once and returns its symbol.
 
-    tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows `lda` apart.
-    Scales come after the sums of a group, zero points before the products, so that infinite elements give what they must.
+    tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows
+    `lda` apart. Scales come after the sums of a group, zero points before the products, so that infinite elements give what they must.
     """
     name = f"coded_{coding.name}_{rows}"
     if name in module.functions:

@@ -2,7 +2,8 @@
 
 A block of a row is an integer times a power of two, the integer split into three signed bytes ("limbs"), so that four products with
 codes take one instruction for each limb. Integer sums are exact; what is lost is what of an element lies 22 bits and more below
-the block's largest, as much as sums in f32 lose. Where a few elements are so large that this would be most of the others, there are no limbs.
+the block's largest, as much as sums in f32 lose. Where a few elements are so large that this would be most of the others, there are
+no limbs.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     """Emits `coded_{coding}_{rows}(a, lda, ups, panel, groups, units, tile)` once and returns its symbol.
 
     tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows
-    `lda` apart. Scales come after the sums of a group, zero points before the products, so that infinite elements give what they must.
+    `lda` apart. Scales come after the sums of a group, zero points before the products, so that infinite elements give what they
+    must.
     """
     name = f"coded_{coding.name}_{rows}"
     if name in module.functions:

@@ -76,8 +76,8 @@ class Product:
         epilogue = fn.address_of(emit_epilogue(module, F32, self.spec.lanes(F32), bias_relu=False))
         strides = [p["a0"], zero, p["am"], p["ak"]]
         self.kernels.emit_kernels(module)
-        x = Operands(a, b, p["m"], n, k, strides, [p["b0"], zero], [p["batch"], one], epilogue, eargs, workspace=workspace)
-        self.kernels.emit_launch(host, x)
+        operands = Operands(a, b, p["m"], n, k, strides, [p["b0"], zero], [p["batch"], one], epilogue, eargs, workspace=workspace)
+        self.kernels.emit_launch(host, operands)
         return host.build()
 
     def __call__(self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20) -> torch.Tensor:

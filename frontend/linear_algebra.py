@@ -148,22 +148,64 @@ def _largest(values: Tensor) -> Tensor:
     return torch.nn.functional.pad(values, (0, 1)).amax(-1, keepdim=True)
 
 
-def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
+def _limit(a: Tensor, sizes: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
+    """Up to what [.., 1] singular values, or sizes of eigenvalues, of a count as 0."""
     relative = _eps(a) * _most(a.shape[-2], a.shape[-1])
     if atol is None:
         atol = torch.zeros((), dtype=torch.float64)
         rtol = atol + relative if rtol is None else rtol
     elif rtol is None:
         rtol = torch.where(atol > 0, 0.0, atol.new_zeros(()) + relative)
+    return torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * _largest(sizes))
+
+
+def _pinv(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
     if hermitian:
         values, v = L.eigh(a)
         sizes, u = values.abs(), v
     else:
         u, values, vh = L.svd(a, full_matrices=False)
         sizes, v = values, vh.mH
-    limit = torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * _largest(sizes)).to(sizes.dtype)
+    limit = _limit(a, sizes, atol, rtol).to(sizes.dtype)
     inverse: Tensor = (v * _inverted(values, sizes > limit).unsqueeze(-2)) @ u.mH
     return inverse
+
+
+def _rank(a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
+    """How many singular values aren't 0; of matrices without elements, PyTorch's own way asks for the first."""
+    sizes = L.eigvalsh(a).abs() if hermitian else L.svdvals(a)
+    rank: Tensor = (sizes > _limit(a, sizes, atol, rtol)).sum(-1)
+    return rank
+
+
+def _rank_by_numbers(a: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
+    wide = [None if x is None else torch.full((), x, dtype=torch.float64) for x in (atol, rtol)]
+    return _rank(a, atol=wide[0], rtol=wide[1], hermitian=hermitian)
+
+
+def _rank_above(a: Tensor, tol: float | Tensor, hermitian: bool = False) -> Tensor:
+    atol = tol if isinstance(tol, torch.Tensor) else torch.full((), tol, dtype=torch.float64)
+    return _rank(a, atol=atol, rtol=torch.zeros_like(atol), hermitian=hermitian)
+
+
+def _least_of(values: Tensor) -> Tensor:
+    """The least of [.., N]; infinity of none."""
+    return torch.nn.functional.pad(values, (0, 1), value=math.inf).amin(-1)
+
+
+def _cond(a: Tensor, p: Any = None) -> Tensor:
+    """The condition; 0 of matrices without elements. (Of other norms, torch.export takes fixed sizes alone.)"""
+    if p in (None, 2, -2):
+        values = L.svdvals(a)
+        most, least = _largest(values).squeeze(-1), _least_of(values)
+        found = least / most if p == -2 else most / least
+    elif _is_empty(a.shape[-1]):
+        found = a.new_zeros(a.shape[:-2]).abs()
+    else:
+        inverse, info = L.inv_ex(a)
+        inverse = inverse.masked_fill(info.unsqueeze(-1).unsqueeze(-1) > 0, math.inf)
+        found = (L.matrix_norm(a, p) * L.matrix_norm(inverse, p)).nan_to_num(math.inf, math.inf, -math.inf)
+    return torch.where(torch.zeros((), dtype=torch.int64) + a.shape[-1] * a.shape[-2] == 0, 0, found)
 
 
 # ---------------------------------------------------------------------------------------------------- exponential
@@ -213,6 +255,11 @@ LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = present(
         A.cholesky_solve.default: _cholesky_solve,
         A.cholesky_inverse.default: _cholesky_inverse,
         A.linalg_pinv.atol_rtol_tensor: _pinv,
+        A.linalg_matrix_rank.default: _rank_above,
+        A.linalg_matrix_rank.tol_tensor: _rank_above,
+        A.linalg_matrix_rank.atol_rtol_tensor: _rank,
+        A.linalg_matrix_rank.atol_rtol_float: _rank_by_numbers,
+        A.linalg_cond.default: _cond,
         A.linalg_matrix_exp.default: _matrix_exp,
     }
 )

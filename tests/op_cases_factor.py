@@ -57,19 +57,19 @@ def swapped(v: Any) -> Any:
 
 def reconstructed(_: Any, made: list[Any]) -> list[Any]:
     """Of eigenvalues w and vectors v: w and v diag(w) v^T."""
-    w, v = made
+    w, v, _ = made
     return [w, op(compute.Matmul, scaled(v, w), swapped(v))]
 
 
 def multiplied(_: Any, made: list[Any]) -> list[Any]:
     """Of u, s and vh, not full: s and u diag(s) vh."""
-    u, s, vh = made
+    u, s, vh, _ = made
     return [s, op(compute.Matmul, scaled(u, s), vh)]
 
 
 def gap(values: Any, made: list[Any]) -> list[Any]:
     """Of a real matrix a and complex w and v: a v - v diag(w), which is zero."""
-    (a,), (wr, wi, vr, vi) = values, made
+    (a,), (wr, wi, vr, vi, _) = values, made
     re = op(ew.Sub, op(compute.Matmul, a, vr), op(ew.Sub, scaled(vr, wr), scaled(vi, wi)))
     im = op(ew.Sub, op(compute.Matmul, a, vi), op(ew.Add, scaled(vr, wi), scaled(vi, wr)))
     return [re, im]

@@ -81,6 +81,25 @@ def test_found_again_unless_something_changed(tmp_path: Path) -> None:
     assert torch.equal(dhlo.load(tmp_path / "model.so")(x), first(x))
 
 
+def test_options_that_make_another_program_make_another_entry(tmp_path: Path) -> None:
+    """Formats of weights and Winograd's algorithm are part of the key; what is found tells how its weights are stored."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"weights": "int8"},
+        {"weights": "int4"},
+        {"weights": {"default": "int8", "weight": "f32"}},
+        {"weights": {"default": "int8", "max_error": 0.5}},
+        {"winograd": False},
+    ]
+    for _ in range(2):
+        for given in options:
+            model = dhlo.compile(export(1.0), cache=str(tmp_path), **given)
+            formats = [r["format"] for r in json.loads(model.metadata)["quantised"]]
+            assert formats == {0: [], 1: ["int8"], 2: ["int4"], 3: ["f32"], 4: ["int8"], 5: []}[options.index(given)]
+            assert (model(torch.ones(2, 5)) - 5).abs().max() < 0.02
+        assert len(entries(tmp_path)) == len(options)
+
+
 class Scale(torch.nn.Module):
     def __init__(self, factors: list[float]) -> None:
         super().__init__()

@@ -111,6 +111,16 @@ def test_weights_in_fewer_bits(tmp_path: Path) -> None:
     assert "needs the exported program" in call("bench", model, "--accuracy", "int8", code=1)[1]
 
 
+def test_winograd_is_an_option(tmp_path: Path) -> None:
+    source = tmp_path / "conv.pt2"
+    images = {0: Dim("batch"), 2: Dim("height", min=2), 3: Dim("width", min=2)}
+    layer = torch.nn.Conv2d(32, 32, 3, padding=1)
+    torch.export.save(torch.export.export(layer, (torch.randn(2, 32, 8, 8),), dynamic_shapes=(images,)), source)
+    for flags, used in (((), True), (("--winograd",), True), (("--no-winograd",), False)):
+        call("compile", source, "--emit", "llvm", "-o", tmp_path / "conv.ll", *flags)
+        assert ("@winograd_" in (tmp_path / "conv.ll").read_text()) is used
+
+
 @torch.library.custom_op("dhlo_test::mystery", mutates_args=())
 def mystery(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.numpy() + 1)  # can't be traced

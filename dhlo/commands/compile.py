@@ -96,7 +96,7 @@ def compile_file(
             f"{time.perf_counter() - start:.1f} s"
         )
         if artifact.metadata["quantised"]:
-            console().print(quantised_summary(artifact.metadata["quantised"]))
+            console().print(quantised_summary(artifact.metadata["quantised"]), markup=False)
     return output
 
 

@@ -65,6 +65,13 @@ class _Coded:
     def has_parameters(self) -> bool:
         return self.zero is not None or self.scale is not None
 
+    @property
+    def integers(self) -> torch.Tensor | None:
+        """The value, where it is one of integers."""
+        if self.code is not None or self.scale is not None:
+            return None
+        return self.q if self.zero is None else self.q - along(self.zero, self.q.shape)
+
     def moved(self, f: Callable[[torch.Tensor], torch.Tensor]) -> _Coded:
         """Under a view: `f` of what each element has."""
 
@@ -248,16 +255,13 @@ class _Finder:
 
     def _integers(self, op: Any, coded: Sequence[_Coded | None], dtype: DType) -> _Coded | None:
         """Arithmetic on integers is done now; but zero points of blocks are kept apart where the differences take more bits."""
-        values = [
-            self._constant(v) if c is None else None if c.has_parameters or c.code is not None else c.q
-            for c, v in zip(coded, op.operands, strict=True)
-        ]
+        values = [self._constant(v) if c is None else c.integers for c, v in zip(coded, op.operands, strict=True)]
         if any(v is None for v in values):
             return None
         first = next(c for c in coded if c is not None)
         unpacked = isinstance(op, (ew.ShiftRight, ew.And))
         q = op.reference(values, _static)[0]
-        out = replace(first, q=q, narrow=unpacked or any(c.narrow for c in coded if c is not None))
+        out = replace(first, q=q, zero=None, narrow=unpacked or any(c.narrow for c in coded if c is not None))
         shift = 1 if coded[0] is first else 0
         shifts = isinstance(op, ew.Add) or isinstance(op, ew.Sub) and shift == 1
         if not shifts or dtype.bits < 16:
@@ -266,6 +270,8 @@ class _Finder:
         if _bits(q) <= _bits(first.q) or zero.numel() * 8 > q.numel():
             return out
         zero = zero if isinstance(op, ew.Sub) else -zero
+        if first.zero is not None:
+            zero = _together(torch.add, first.zero, zero, q.shape)
         return replace(first, q=first.q.to(dtype.torch), zero=zero)
 
     def _constant(self, v: Value) -> torch.Tensor | None:

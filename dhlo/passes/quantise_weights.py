@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from dhlo.errors import CompileError
+from dhlo.ir.coded import takes_codes
 from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.movement import Take, Transpose, Weight
 from dhlo.ir.ops.quantised import CODES, E2M1, Dequantize, dequantize
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
@@ -45,7 +45,8 @@ class Format:
         """Of "int4:64", "int8", "int8:128", "f8e4m3fn", "f8e5m2", "mxfp4", "bf16" or "f16". Raises CompileError."""
         name, _, group = text.strip().partition(":")
         code, usual = _FORMATS.get(name, ("", None))
-        if not code or group and (usual is None or name == "mxfp4" or not group.isdigit() or int(group) < 2):
+        number = group.isascii() and group.isdigit()
+        if not code or group and (usual is None or name == "mxfp4" or not number or int(group) < 2):
             raise CompileError(
                 f"weights: there is no format '{text}'", hint=f"formats are {', '.join(_FORMATS)}, with :GROUP for those of ints"
             )
@@ -76,13 +77,17 @@ def request_weights(module: Module, wanted: str | Mapping[str, str | float]) -> 
     given: Mapping[str, str | float] = {"default": wanted} if isinstance(wanted, str) else wanted
     if not given or given == {"default": ""}:
         return
+    if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
+        raise CompileError(f"weights: a format, or formats by names, not {wanted!r}", hint='weights={"lm_head*": "int8"}, say')
     texts = []
     for pattern, value in given.items():
         if pattern == "max_error":
             try:
-                float(value)
-            except ValueError:
+                least = float(value)
+            except (TypeError, ValueError):
                 raise CompileError(f"weights: max_error is a number, not '{value}'") from None
+            if not least >= 0:  # nor is it NaN
+                raise CompileError(f"weights: max_error is 0 or more, not {value}")
         elif value != _PLAIN:
             Format.parse(str(value))
         texts.append(ir.ArrayAttr.get([ir.StringAttr.get(pattern), ir.StringAttr.get(str(value))]))
@@ -141,7 +146,7 @@ def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             for op in list(_walk(block)):
-                if not isinstance(op, Matmul):
+                if not takes_codes(op, 1):
                     continue
                 v, dim = op.operands[1], from_mlir(op.operands[1]).rank - 2
                 while isinstance(view := defining(v), (Transpose, ew.Convert)):
@@ -190,11 +195,12 @@ def _rewrite(c: _Constant, wanted: Format | None, limit: float, weights: Weights
         error = relative_error(c.data, q, wanted.code, parameters)
         bits = CODES[wanted.code][1] if wanted.code in CODES else q.element_size() * 8
         after = q.numel() * bits // 8 + sum(p.numel() * p.element_size() for p in parameters)
-        if error <= limit and after < before:
+        if math.isfinite(error) and error <= limit and after < before:
             used = wanted.name
             _replace(c, wanted.code, q, parameters, t, weights)
         else:
             after = before
+        error = error if math.isfinite(error) else 1.0  # of which JSON has no form
     i64, f64 = ir.IntegerType.get_signless(64), ir.F64Type.get()
     return {
         "name": ir.StringAttr.get(c.name),
@@ -228,15 +234,26 @@ def _quantises(use: Any) -> bool:
     op = use.owner.operation.opview
     if isinstance(op, (Transpose, ew.Convert)):
         return all(_quantises(u) for u in op.results[0].uses)
-    return use.operand_number == 1 if isinstance(op, Matmul) else isinstance(op, Take) and use.operand_number == 0
+    return takes_codes(op, use.operand_number) or isinstance(op, Take) and use.operand_number == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 def relative_error(w: torch.Tensor, q: torch.Tensor, code: str, parameters: Sequence[torch.Tensor]) -> float:
-    """Of what codes stand for, in the Frobenius norm, against w of the same shape."""
-    norm = float(w.double().norm())
-    values = dequantize(q, code, *parameters) if code in CODES else q
-    return float((values.double() - w.double()).norm()) / norm if norm else 0.0
+    """Of what codes stand for, in the Frobenius norm, against w of the same shape; some rows at a time, as f64 takes room. Infinite
+    or NaN where numbers are, or don't fit the format."""
+    rows = w.shape[0]
+    blocks = [rows // p.shape[0] for p in parameters]
+    unit = math.lcm(*(b for b, p in zip(blocks, parameters, strict=True) if p.shape[0] > 1))
+    step = -(-max(_CHUNK * rows // w.numel(), 1) // unit) * unit
+    norm = off = 0.0
+    for start in range(0, rows, step):
+        end = min(start + step, rows)
+        of = [p if p.shape[0] == 1 else p[start // b : end // b] for b, p in zip(blocks, parameters, strict=True)]
+        want, part = w[start:end].double(), q[start:end]
+        values = dequantize(part, code, *of) if code in CODES else part
+        norm += float(want.square().sum())
+        off += float((values.double() - want).square().sum())
+    return math.sqrt(off / norm) if norm else 0.0
 
 
 def quantise(w: torch.Tensor, how: Format, depth: int) -> list[torch.Tensor]:
@@ -264,12 +281,13 @@ def _search(w: torch.Tensor, code: str, dtype: torch.dtype) -> tuple[torch.Tenso
     best_scale = torch.zeros(w.shape[0])
     best = torch.full([w.shape[0]], math.inf)
     rounded = _ROUNDED[code]
+    unit = (1 / w.abs().amax(1).clamp(min=1e-30))[:, None]  # squares of errors neither overflow nor vanish
 
     def attempt(scale: torch.Tensor) -> None:
         nonlocal best_q, best_scale, best
         scale = scale.to(dtype).float()
         q = rounded(w / torch.where(scale == 0, 1.0, scale)[:, None])
-        error = (q * scale[:, None] - w).square().sum(1)
+        error = ((q * scale[:, None] - w) * unit).square().sum(1)
         better = error < best
         best = torch.where(better, error, best)
         best_scale = torch.where(better, scale, best_scale)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
 from dhlo.frontend.aten.indexing import scatter
 from dhlo.frontend.aten.pooling_indices import wanted
 from dhlo.frontend.builder import OpBuilder, Value
@@ -43,6 +45,7 @@ def _embedding_bag(
 ) -> list[Value]:
     """The bags' rows, the bag of each index, how many indices each bag has, and for maxima the rows they came from."""
     if include_last:
+        b.require(sympy.Ge(b.shape(offsets)[0], 1), "embedding_bag: there is no last offset")
         offsets = b.slice(offsets, 0, 0, b.shape(offsets)[0] - 1)
     bags = b.shape(offsets)[0]
     bag, work = _bag_of(b, index, offsets), _work(b, table)

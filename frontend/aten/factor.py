@@ -178,10 +178,19 @@ def _ormqr(b: OpBuilder, x: Operand, taus: Operand, y: Operand, left: bool = Tru
     return matmul(b, q, y) if left else matmul(b, y, q)
 
 
+def _iterated(b: OpBuilder, name: str, cls: Any, x: Operand, **attrs: Any) -> list[Operand]:
+    """The results of a factorisation that iterates, but the last, which must be 0: how many values weren't found."""
+    *made, info = _factor(b, cls, x, **attrs)
+    found = b.ew(ew.Eq, info, 0)
+    message = f"{name}: a matrix isn't finite, or the algorithm didn't converge"
+    LOWERINGS[A._assert_async.msg](b, b.reduce(found, "all", list(range(b.rank(found)))), message)
+    return made
+
+
 @_on_both(A._linalg_eigh.default)
 def _eigh(b: OpBuilder, x: Operand, UPLO: str = "L", compute_v: bool = True) -> Sequence[Operand]:
     _square(b, x, "eigenvalues")
-    made = _factor(b, factor.Eigh, x, upper=UPLO.upper() == "U", vectors=compute_v)
+    made = _iterated(b, "linalg.eigh", factor.Eigh, x, upper=UPLO.upper() == "U", vectors=compute_v)
     return tuple(made) if compute_v else (made[0], _none(b, x))
 
 
@@ -189,17 +198,17 @@ def _eigh(b: OpBuilder, x: Operand, UPLO: str = "L", compute_v: bool = True) -> 
 def _svd(
     b: OpBuilder, x: Operand, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> Sequence[Operand]:
-    made = _factor(b, factor.Svd, x, full=full_matrices and compute_uv, vectors=compute_uv)
+    made = _iterated(b, "linalg.svd", factor.Svd, x, full=full_matrices and compute_uv, vectors=compute_uv)
     return tuple(made) if compute_uv else (_none(b, x), made[0], _none(b, x))
 
 
 @_on_both(A.linalg_eig.default)
 def _eig(b: OpBuilder, x: Operand) -> Sequence[Operand]:
     _square(b, x, "eigenvalues")
-    return tuple(_factor(b, factor.Eig, x, vectors=True))
+    return tuple(_iterated(b, "linalg.eig", factor.Eig, x, vectors=True))
 
 
 @_on_both(A._linalg_eigvals.default, A.linalg_eigvals.default)
 def _eigvals(b: OpBuilder, x: Operand) -> Operand:
     _square(b, x, "eigenvalues")
-    return _factor(b, factor.Eig, x, vectors=False)[0]
+    return _iterated(b, "linalg.eigvals", factor.Eig, x, vectors=False)[0]

@@ -90,6 +90,25 @@ def test_strides_and_batches(spec: TileSpec, packed: bool) -> None:
             check(run(a, b, packed=packed, seed=i, num_threads=2, spec=spec), a, b)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@every_way
+def test_chunks_of_k(spec: TileSpec, packed: bool) -> None:
+    """A small second-level cache cuts k: each chunk takes back what flipped signs add to it."""
+    rng = np.random.default_rng(3)
+    sizes = [(m, 33 + 16 * (m % 5), k) for m in (1, 6, 7, 13, 14, 15, 29, 200) for k in (2050, 4099)]
+    for i, (m, n, k) in enumerate([*sizes, (129, 330, 2563)]):
+        a_forms = [
+            bytes_(rng, (2, 1, m, k), unsigned=spec.unsigned),
+            bytes_(rng, (2, 1, k, m), unsigned=spec.unsigned).swapaxes(2, 3),
+        ]
+        b_forms = [bytes_(rng, (2, 1, n, k)).swapaxes(2, 3), bytes_(rng, (1, 1, k, n))]
+        a, b = a_forms[i % 2], np.broadcast_to(b_forms[i // 2 % 2], (2, 1, k, n))
+        want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32)  # exact: the sums fit 31 bits
+        for threads, seed in ((1, None), (3, i)):
+            got = run(a, b, packed=packed, spec=spec, num_threads=threads, seed=seed, l2_bytes=64 << 10)
+            np.testing.assert_array_equal(got, want)
+
+
 @every_way
 def test_extremes(spec: TileSpec) -> None:
     """Nothing saturates on the way, and sums that exceed i32 wrap."""

@@ -262,3 +262,19 @@ def test_panels_hold_scales_in_the_narrowest_type() -> None:
     assert matrix.coding.zero == "f16"
     assert matrix.bytes == len(matrix.pack()) == 64 * 32 // 2 + 32 * (4 + 2)
     assert set(FORMS) == {*CODES, "f16", "bf16"}
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e37])
+def test_parameters_out_of_proportion_are_widened(bad: float) -> None:
+    """An infinite scale makes a column infinite or, where codes are 0, NaN, as it does code by code."""
+    g, weights = torch.Generator().manual_seed(7), dict[str, torch.Tensor]()
+    q, scale = draw_codes("i8", (40, 64), g), torch.rand((40, 2), generator=g) * 0.1 + 0.01
+    q[4], scale[3, 1], scale[4, 0] = 5, bad, bad
+    module = Module([Part([(t("f32", "m", 64), normal)], linear(weights, "i8", q, scale))], weights)
+    model, _ = module.compile()
+    for m in (1, 50):
+        x = module.draw({"m": m}, m)
+        got, want = model(*x), module.interpret(x)[0]
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+        usual = [c for c in range(40) if c not in (3, 4)]
+        close(got[:, usual], want[:, usual], 1e-5)

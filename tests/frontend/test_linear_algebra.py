@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,16 @@ def eig(x: torch.Tensor) -> Any:
     """The sum of eigenvalues, and what vectors leave of their equation, which is nothing."""
     values, v = L.eig(x)
     return values.sum(-1), x.to(v.dtype) @ v - v * values.unsqueeze(-2), (v.abs() ** 2).sum(-2), L.eigvals(x).sum(-1)
+
+
+def ranks(x: torch.Tensor) -> Any:
+    """Ranks and conditions in all variants that take any size."""
+    symmetric = x + x.mT
+    return (
+        [L.cond(x), L.cond(x, 2), L.cond(x, -2)],
+        [L.matrix_rank(x), L.matrix_rank(x, 0.5), L.matrix_rank(x, atol=0.5, rtol=0.1), L.matrix_rank(symmetric, hermitian=True)],
+        [L.matrix_rank(x, x.sum().abs() / 9), L.matrix_rank(x, rtol=x.sum().abs() / 99)],
+    )
 
 
 def lu_solve(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -138,6 +149,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[list[torch.Tensor]]]] = {
         lambda x: (L.pinv(x), L.pinv(x @ x.mH, hermitian=True), L.matrix_rank(x), L.cond(x)),
         [[m(2, 3, 5)], [m(2, 4, 6)], [torch.ones(1, 3, 3)]],
     ),
+    "ranks and conditions": (ranks, [[m(2, 3, 3)], [m(4, 7, 7)], [m(2, 0, 0)], [torch.ones(1, 3, 3)], [m(0, 3, 3)], [m(3, 1, 1)]]),
+    "ranks and conditions of complex": (lambda x: (L.matrix_rank(x), L.cond(x), L.cond(x, -2)), [[c(2, 3, 3)], [c(0, 0, 0)]]),
     "matrix_exp": (lambda x: L.matrix_exp(x / 4), [[m(2, 3, 3)], [m(1, 1, 1)], [m(3, 9, 9)], [torch.zeros(2, 4, 4)]]),
     "matrix_exp of complex": (lambda x: L.matrix_exp(x / 4), [[c(2, 3, 3)], [c(1, 6, 6)]]),
     "special functions": (
@@ -166,6 +179,17 @@ def test_singular_matrices_fail_the_call() -> None:
         factor(-torch.eye(4))
 
 
+@pytest.mark.parametrize("f", [L.eigh, L.eigvalsh, L.svd, L.svdvals, L.eig, L.eigvals])
+def test_matrices_that_are_not_finite_fail_the_call(f: Callable[..., Any]) -> None:
+    """As LAPACK's iterations have no end for them; whatever the size."""
+    model = dhlo.compile(export(f, [m(2, 3, 3)]))
+    for bad in (math.nan, math.inf):
+        x = m(3, 60, 60)
+        x[1, 50, 2] = bad
+        with pytest.raises(dhlo.ContractError, match=r"linalg\.\w+: a matrix isn't finite, or the algorithm didn't converge"):
+            model(x)
+
+
 def test_pivots_out_of_range_fail_the_call() -> None:
     x, y = m(4, 4), torch.randn(4, 2)
     solve = dhlo.compile(export(lambda x, p, y: L.ldl_solve(x, p, y), [x, torch.arange(1, 5).int(), y]))
@@ -176,3 +200,21 @@ def test_pivots_out_of_range_fail_the_call() -> None:
             solve(x, pivots, y)
         with pytest.raises(dhlo.ContractError, match="out of range"):
             unpack(x, pivots)
+
+
+def test_conditions_by_norms_of_fixed_sizes() -> None:
+    for x in (m(2, 3, 3), torch.ones(2, 3, 3), torch.zeros(2, 0, 0)):
+        model = dhlo.compile(torch.export.export(_Conditions(), (x,)))
+        torch.testing.assert_close(model(x), _Conditions()(x), rtol=1e-4, atol=1e-5)
+
+
+class _Conditions(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return L.cond(x, 1), L.cond(x, -math.inf)
+
+
+def test_bags_without_a_last_offset_fail_the_call() -> None:
+    f = lambda table, index, offsets: torch.nn.functional.embedding_bag(index, table, offsets, include_last_offset=True)
+    model = dhlo.compile(export(f, [torch.randn(5, 3), torch.arange(4), torch.tensor([0, 2, 4])]))
+    with pytest.raises(dhlo.ContractError):
+        model(torch.randn(5, 3), torch.arange(4), torch.arange(0))

@@ -274,6 +274,45 @@ def test_codes_of_checkpoints() -> None:
         close(model(index), module(index), 5e-4)  # products may leave out what was rounded to f16 on the way
 
 
+class Packed(torch.nn.Module):
+    """Eight codes in a word, zero points packed alike: along K in GPTQ's order, or along N in AWQ's, which interleaves them."""
+
+    def __init__(self, awq: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.awq, k, n, groups = awq, 128, 96, 4
+        draw: Any = lambda *shape: torch.randint(-(1 << 31), 1 << 31, shape).to(torch.int32)
+        self.register_buffer("qweight", draw(k, n // 8) if awq else draw(k // 8, n))
+        self.register_buffer("qzeros", draw(groups, n // 8))
+        self.register_buffer("scales", (torch.rand(groups, n) / 50).half())
+        self.register_buffer("g_idx", torch.arange(k, dtype=torch.int32) // (k // groups))
+
+    def weight(self) -> torch.Tensor:
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+        zeros = (self.qzeros[:, :, None] >> shifts) & 15
+        if self.awq:
+            order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+            codes = ((self.qweight[:, :, None] >> shifts) & 15)[:, :, order].flatten(1)
+            zeros, scales = (t.repeat_interleave(32, 0) for t in (zeros[:, :, order].flatten(1), self.scales))
+            return ((codes - zeros) * scales).float()
+        codes = ((self.qweight[:, None] >> shifts[:, None]) & 15).flatten(0, 1)
+        return (self.scales[self.g_idx.long()] * (codes - (zeros.flatten(1) + 1)[self.g_idx.long()])).float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight()
+
+
+@pytest.mark.parametrize("awq", [False, True], ids=["gptq", "awq"])
+def test_words_of_codes_and_zero_points(awq: bool) -> None:
+    module = Packed(awq)
+    model, text = compile_rows(module, torch.randn(3, 128))
+    assert re.findall(r'code = "(\w+)"', text) == ["ui4"]
+    assert constants(model) < 0.2 * 4 * 128 * 96
+    for n in (0, 1, 2, 33):
+        x = torch.randn(n, 128)
+        close(model(x), module(x), 5e-4)
+
+
 def test_static_quantisation_around_layers() -> None:
     """What PyTorch 2 Export's quantisers leave: weights dequantised by channel before linear layers, convolutions and lookups."""
 
@@ -304,6 +343,47 @@ def test_static_quantisation_around_layers() -> None:
         index = torch.randint(0, 70, (n,))
         for got, want in zip(model(index), module(index), strict=True):
             close(got, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pt2e_of_torchao(dynamic: bool) -> None:
+    """Linear layers and convolutions as the quantiser for x86 leaves them."""
+    pytest.importorskip("torchao")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    torch.manual_seed(8)
+    convs = [torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()]
+    module = torch.nn.Sequential(*convs, torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 48)).eval()
+    rows = ({0: torch.export.Dim("rows", max=512)},)
+    draw: Any = lambda n: torch.randn(n, 8, 4, 4)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+    prepared = prepare_pt2e(torch.export.export(module, (draw(4),), dynamic_shapes=rows).module(), quantizer)
+    prepared(draw(8))
+    converted = convert_pt2e(prepared)
+    texts: dict[str, str] = {}
+    model = dhlo.compile(torch.export.export(converted, (draw(4),), dynamic_shapes=rows), dump=texts.__setitem__)
+    assert texts["quantise-weights"].count("dhlo.dequantize") == 4
+    for n in (1, 2, 17):
+        x = draw(n)
+        close(model(x), converted(x), 2e-2)  # a sum in another order may round to the next code
+
+
+@pytest.mark.parametrize("weights", ["", "int8"])
+def test_constants_without_elements(weights: str) -> None:
+    class Empty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.no_columns, self.no_rows = torch.nn.Parameter(torch.ones(64, 0)), torch.nn.Parameter(torch.ones(0, 5))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x @ self.no_columns, x[:, :0] @ self.no_rows
+
+    model, _ = compile_rows(module := Empty(), torch.randn(3, 64), weights=weights)
+    for n in (0, 1, 7):
+        for got, want in zip(model(x := torch.randn(n, 64)), module(x), strict=True):
+            assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("n", [16, 48, 64, 96, 176])
@@ -401,9 +481,73 @@ def test_weights_by_name_and_error() -> None:
         "bf16:64": "no format 'bf16:64'",
         ("head", "int8"): "no product has a constant called 'head'",
         ("max_error", "much"): "max_error is a number",
+        ("max_error", None): "max_error is a number",
+        ("max_error", -0.1): "max_error is 0 or more",
+        ("max_error", float("nan")): "max_error is 0 or more",
+        "int4:0": "no format 'int4:0'",
+        "int8:²": "no format 'int8:²'",
+        (1, "int8"): "formats by names",
     }.items():
         with pytest.raises(dhlo.CompileError, match=message):
             compile_rows(module, x, weights=bad if isinstance(bad, str) else dict([bad]))
+    with pytest.raises(dhlo.CompileError, match="formats by names, not 5"):
+        compile_rows(module, x, weights=5)
+
+
+def test_weights_of_experts() -> None:
+    """Products of groups of rows are products, too."""
+    pytest.importorskip("transformers.integrations.moe")  # defines the operator
+    grouped: Any = torch.ops.transformers.grouped_mm_fallback
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.up = torch.nn.Parameter(torch.randn(4, 64, 96))
+            self.down = torch.nn.Parameter(torch.randn(4, 32, 96))
+
+        def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            y = grouped(x, self.up, ends).relu()
+            out: torch.Tensor = grouped(y, self.down.transpose(1, 2), ends)
+            return out
+
+    module = Experts().eval()
+    exported = export(module, (torch.randn(9, 64), torch.tensor([1, 1, 6, 9])), ({0: torch.export.Dim("rows", max=99)}, {}))
+    model = dhlo.compile(exported, weights={"default": "int4:32", "up": "int8"})
+    assert sorted(r["format"] for r in json.loads(model.metadata)["quantised"]) == ["int4:32", "int8"]
+    assert constants(model) < 0.35 * 4 * 4 * 96 * (64 + 32)
+    with torch.no_grad():
+        for w, depth, name in ((module.up, 1, "int8"), (module.down, 2, "int4:32")):
+            q, scale = quantise(w, how := Format.parse(name), depth)
+            w.copy_(dequantize(q, how.code, scale))
+        for ends in ([3, 3, 3, 5], [0, 17, 17, 40], [1, 1, 1, 1]):
+            args = torch.randn(ends[-1], 64), torch.tensor(ends)
+            close(model(*args), module(*args))
+
+
+def test_numbers_that_do_not_fit_a_format() -> None:
+    """Weights stay as they are rather than become infinite; large and small ones lose no more than others."""
+    torch.manual_seed(7)
+    for value, name, used in (
+        (float("nan"), "int8", "f32"),
+        (float("inf"), "int4:16", "f32"),
+        (-float("inf"), "bf16", "f32"),
+        (1e5, "f16", "f32"),
+        (1e30, "bf16", "bf16"),
+    ):
+        module = torch.nn.Linear(64, 48)
+        module.weight.data[3, 5] = value
+        model, _ = compile_rows(module, torch.randn(3, 64), weights=name)
+        (row,) = json.loads(model.metadata, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))["quantised"]
+        assert row["format"] == used and row["after"] == (row["before"] if used == "f32" else row["before"] // 2)
+        x = torch.randn(5, 64)
+        others = [n for n in range(48) if n != 3]
+        torch.testing.assert_close(model(x)[:, others], module(x)[:, others], rtol=0, atol=2e-2 if used == "bf16" else 1e-5)
+    w = torch.randn(32, 64)
+    for factor in (1e-25, 1e25):
+        for name, error in (("int8", 8e-3), ("int4:32", 0.11), ("f8e4m3fn", 0.03)):
+            q, scale = quantise(w * factor, how := Format.parse(name), 1)
+            assert (dequantize(q, how.code, scale) / factor - w).norm() < error * w.norm()
 
 
 def test_a_table_of_a_head_is_read_as_codes() -> None:

@@ -285,11 +285,13 @@ def _other_sizes(binary: _Binary, s: Sample, op_name: str) -> tuple[tuple[str, s
 
 
 def _memory(binary: _Binary, tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes that the call needs; 0 where the binary doesn't take the sizes."""
+    """Bytes that the call needs; 0 where the binary doesn't take the sizes, too many where they can't be counted."""
     try:
         return int(binary.compiled.plan([list(x.shape) for x in tensors])["arena_bytes"])
     except DhloError:
         return 0
+    except MemoryError:
+        return MEMORY + 1
 
 
 def _as_claimed(ep: Any, want: Any, env: dict[Any, int]) -> bool:

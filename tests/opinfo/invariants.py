@@ -63,7 +63,7 @@ def _sorted(values: torch.Tensor) -> torch.Tensor:
         return values
     unit = values.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 1000
     for part in (torch.imag, torch.real):
-        values = values.gather(-1, (part(values) / unit).round().argsort(-1, stable=True))
+        values = values.gather(-1, (part(values) / unit).round().argsort(stable=True, dim=-1))
     return values
 
 

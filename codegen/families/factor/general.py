@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.orthogonal import apply_reflection, length, reflection, unit_columns, unit_scale
+from dhlo.codegen.families.factor.orthogonal import apply_reflection, length, reflection, to_range, unit_columns
 from dhlo.codegen.families.factor.vectors import (
     abs1,
     add_scaled,
@@ -137,9 +137,9 @@ def _sweep(n: int, lo: int, hi: int, shift: Any, h: Any, z: Any, c: Any, s: Any,
 
 
 @script
-def _triangularise(n: int, norm: float, h: Any, z: Any, c: Any, s: Any, vectors: bool) -> None:
-    """Schur's form of a Hessenberg matrix."""
-    hi, steps = n - 1, 0
+def _triangularise(n: int, norm: float, h: Any, z: Any, c: Any, s: Any, vectors: bool) -> int:
+    """Schur's form of a Hessenberg matrix. Returns how many eigenvalues weren't found."""
+    hi, steps, missing = n - 1, 0, 0
     while hi > 0:
         lo = hi
         while lo > 0:
@@ -149,11 +149,13 @@ def _triangularise(n: int, norm: float, h: Any, z: Any, c: Any, s: Any, vectors:
                 break
             lo -= 1
         if lo == hi or steps > _MOST:
+            missing += 1 if lo != hi else 0
             hi -= 1
             steps = 0
         else:
             steps += 1
             _sweep(n, lo, hi, _shift(hi, h, steps), h, z, c, s, vectors)
+    return missing
 
 
 @script
@@ -231,17 +233,16 @@ def _in_pairs(n: int, norm: float, values: Any, rows: Any, vectors: bool) -> Non
 
 
 @script
-def eig(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, vectors: bool) -> None:
-    """Eigenvalues of a matrix, and eigenvectors as columns of `out`."""
+def eig(n: int, a: Any, values: Any, out: Any, info: Any, work: Any, reals: Any, vectors: bool) -> None:
+    """Eigenvalues of a matrix, and eigenvectors as columns of `out`; how many eigenvalues weren't found: all, NaN, of what isn't
+    finite."""
     h, z, vs = matrix(work, n), matrix(work[n * n :], n), matrix(work[2 * n * n :], n)
     found, p, s = work[3 * n * n :], work[3 * n * n + n :], work[3 * n * n + 2 * n :]
     c, d = reals, reals[n:]
     for i in range(n):
         for j in range(n):
             h[i, j] = a[i, j]
-    up = unit_scale(n * n, work)
-    if up != 1.0:
-        scale(n * n, up, work)
+    up = to_range(n * n, work)
     _balance(n, h, d)
     norm = 0.0
     for i in range(n):
@@ -256,7 +257,8 @@ def eig(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, vectors: b
             k = n - 3 - t
             for j in range(k + 1, n):
                 apply_reflection(n - 1 - k, vs[k, k + 1 :], s[k], z[j, k + 1 :])
-    _triangularise(n, norm, h, z, c, s, vectors)
+    missing = _triangularise(n, norm, h, z, c, s, vectors)
+    info[0] = n if math.isnan(up) else missing
     for i in range(n):
         found[i] = h[i, i]
     if vectors:

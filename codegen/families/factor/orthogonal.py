@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
 from dhlo.codegen.families.factor.vectors import add_scaled, conj, dot, imag, matrix, number, real, scale, squares
 
-__all__ = ["apply_reflection", "householder_product", "length", "qr", "reflection", "unit_columns", "unit_scale"]
+__all__ = ["apply_reflection", "householder_product", "length", "qr", "reflection", "to_range", "unit_columns"]
 
 _SMALL, _BIG = 1e-280, 1e280
+_MOST = sys.float_info.max
 
 
 @script
@@ -32,12 +34,23 @@ def length(n: int, x: Any) -> float:
 
 
 @script
-def unit_scale(n: int, x: Any) -> float:
-    """1, or what brings numbers whose products might leave the range near 1."""
-    most = 0.0
+def to_range(n: int, x: Any) -> float:
+    """Scales numbers whose products might leave the range to such near 1; returns by how much. If not all are finite: makes them
+    zeros and returns NaN, as what iterates until it has converged ends for finite numbers alone."""
+    most, finite = 0.0, True
     for i in range(n):
-        most = max(most, abs(x[i]))
-    return 1.0 if most == 0.0 or (most > 1e-140 and most < 1e140) or most != most or most > 1e305 else 1.0 / most
+        size = abs(x[i])
+        finite = finite and size <= _MOST
+        most = max(most, size)
+    if not finite:
+        for i in range(n):
+            x[i] = 0.0
+        return math.nan
+    if most == 0.0 or (most > 1e-140 and most < 1e140):
+        return 1.0
+    up = 1.0 / most if most < 1e305 else 2.0**-1000
+    scale(n, up, x)
+    return up
 
 
 @script

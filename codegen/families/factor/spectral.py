@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.orthogonal import apply_reflection, reflection, unit_columns, unit_scale
+from dhlo.codegen.families.factor.orthogonal import apply_reflection, reflection, to_range, unit_columns
 from dhlo.codegen.families.factor.vectors import add_scaled, conj, dot, matrix, real, rotate, scale, swap
 
 __all__ = ["eigh", "svd"]
@@ -48,16 +48,21 @@ def _tridiagonal(n: int, a: Any, vs: Any, taus: Any, p: Any, d: Any, e: Any) -> 
 
 
 @script
-def _implicit_ql(n: int, d: Any, e: Any, z: Any, vectors: bool) -> None:
-    """Eigenvalues of a symmetric tridiagonal matrix, in d; the rows of z take part in the rotations (EISPACK's tql2)."""
+def _implicit_ql(n: int, d: Any, e: Any, z: Any, vectors: bool) -> int:
+    """Eigenvalues of a symmetric tridiagonal matrix, in d; the rows of z take part in the rotations (EISPACK's tql2). Returns how
+    many weren't found."""
+    missing = 0
     for first in range(n):
-        for _ in range(_MOST):
+        for turn in range(_MOST + 1):
             last = first
             while last < n - 1:
                 if abs(e[last]) <= _EPS * (abs(d[last]) + abs(d[last + 1])):
                     break
                 last += 1
             if last == first:
+                break
+            if turn == _MOST:
+                missing += 1
                 break
             g = (d[first + 1] - d[first]) / (2.0 * e[first])
             g = d[last] - d[first] + e[first] / (g + math.copysign(math.hypot(g, 1.0), g))
@@ -83,11 +88,13 @@ def _implicit_ql(n: int, d: Any, e: Any, z: Any, vectors: bool) -> None:
                 d[first] = d[first] - p
                 e[first] = g
                 e[last] = 0.0
+    return missing
 
 
 @script
-def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bool, vectors: bool) -> None:
-    """Ascending eigenvalues of a Hermitian matrix, of which one triangle is read, and eigenvectors as columns of `out`."""
+def eigh(n: int, a: Any, values: Any, out: Any, info: Any, work: Any, reals: Any, upper: bool, vectors: bool) -> None:
+    """Ascending eigenvalues of a Hermitian matrix, of which one triangle is read, and eigenvectors as columns of `out`; how many
+    eigenvalues weren't found: all, NaN, of what isn't finite."""
     w, vs, z = matrix(work, n), matrix(work[n * n :], n), matrix(work[2 * n * n :], n)
     taus, p = work[3 * n * n :], work[3 * n * n + n :]
     d, e = reals, reals[n:]
@@ -97,9 +104,7 @@ def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bo
             w[i, j] = x
             w[j, i] = conj(x)
         w[i, i] = real(w[i, i])
-    up = unit_scale(n * n, work)
-    if up != 1.0:
-        scale(n * n, up, work)
+    up = to_range(n * n, work)
     _tridiagonal(n, w, vs, taus, p, d, e)
     if vectors:
         unit_columns(n, n, z)
@@ -107,7 +112,8 @@ def eigh(n: int, a: Any, values: Any, out: Any, work: Any, reals: Any, upper: bo
             k = n - 2 - t
             for j in range(k + 1, n):
                 apply_reflection(n - 1 - k, vs[k, k + 1 :], taus[k], z[j, k + 1 :])
-    _implicit_ql(n, d, e, z, vectors)
+    missing = _implicit_ql(n, d, e, z, vectors)
+    info[0] = n if math.isnan(up) else missing
     for i in range(n):
         least = i
         for j in range(i + 1, n):
@@ -239,9 +245,10 @@ def _split_at_zero(n: int, m: int, k: int, p: int, s: Any, e: Any, u: Any, v: An
 
 
 @script
-def _implicit_qr(n: int, m: int, s: Any, e: Any, u: Any, v: Any, vectors: bool) -> None:
-    """Singular values of a bidiagonal matrix, in s; rows of u [., m] and v [n, n] take part (LINPACK's svdc)."""
-    p, steps = n, 0
+def _implicit_qr(n: int, m: int, s: Any, e: Any, u: Any, v: Any, vectors: bool) -> int:
+    """Singular values of a bidiagonal matrix, in s; rows of u [., m] and v [n, n] take part (LINPACK's svdc). Returns how many
+    weren't found."""
+    p, steps, missing = n, 0, 0
     while p > 0:
         k = p - 2
         while k >= 0:
@@ -250,6 +257,7 @@ def _implicit_qr(n: int, m: int, s: Any, e: Any, u: Any, v: Any, vectors: bool) 
                 break
             k -= 1
         if k == p - 2 or steps > _MOST:
+            missing += 1 if k != p - 2 else 0
             _order(n, m, p - 1, s, u, v, vectors)
             p -= 1
             steps = 0
@@ -270,14 +278,26 @@ def _implicit_qr(n: int, m: int, s: Any, e: Any, u: Any, v: Any, vectors: bool) 
             _without_zero(n, m, k + 1, p, s, e, u, v, vectors)
         else:
             _split_at_zero(n, m, zero + 1, p, s, e, u, v, vectors)
+    return missing
 
 
 @script
 def svd(
-    m: int, n: int, columns: int, a: Any, us: Any, values: Any, vhs: Any, work: Any, reals: Any, turned: bool, vectors: bool
+    m: int,
+    n: int,
+    columns: int,
+    a: Any,
+    us: Any,
+    values: Any,
+    vhs: Any,
+    info: Any,
+    work: Any,
+    reals: Any,
+    turned: bool,
+    vectors: bool,
 ) -> None:
     """u diag(values) v^H of a [m, n], m >= n, or of its conjugate transpose if `turned`; descending values, `columns` columns
-    of u."""
+    of u; how many values weren't found: all, NaN, of what isn't finite."""
     w, u = matrix(work, m), matrix(work[m * n :], m)
     vs = matrix(work[m * n + m * columns :], n)
     rest = work[m * n + m * columns + n * n :]
@@ -286,9 +306,7 @@ def svd(
     for i in range(m):
         for j in range(n):
             w[j, i] = conj(a[j, i]) if turned else a[i, j]
-    up = unit_scale(m * n, work)
-    if up != 1.0:
-        scale(m * n, up, work)
+    up = to_range(m * n, work)
     _bidiagonal(m, n, w, vs, left, right, p, s, e)
     if vectors:
         unit_columns(m, columns, u)
@@ -300,7 +318,8 @@ def svd(
             if k < n - 1:
                 for j in range(k + 1, n):
                     apply_reflection(n - 1 - k, vs[k, k + 1 :], right[k], v[j, k + 1 :])
-    _implicit_qr(n, m, s, e, u, v, vectors)
+    missing = _implicit_qr(n, m, s, e, u, v, vectors)
+    info[0] = n if math.isnan(up) else missing
     for i in range(n):
         values[i] = s[i] / up
     if vectors:

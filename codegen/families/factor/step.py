@@ -45,13 +45,13 @@ class Routine:
 
 
 def _eigh(s: Script, n: list[V], x: list[Any], y: list[Any], work: Array, reals: Array, a: dict[str, Any]) -> None:
-    s.call(spectral.eigh, *n, *x, y[0], y[-1], work, reals, a["upper"], a["vectors"])
+    s.call(spectral.eigh, *n, *x, y[0], y[-2], y[-1], work, reals, a["upper"], a["vectors"])
 
 
 def _svd(s: Script, n: list[V], x: list[Any], y: list[Any], work: Array, reals: Array, a: dict[str, Any]) -> None:
-    u, values, vh = y if a["vectors"] else (y[0], y[0], y[0])
+    u, values, vh, info = y if a["vectors"] else (y[0], y[0], y[0], y[-1])
     (rows, cols, most, least, columns), fn = n, s.fn
-    s.call(spectral.svd, most, least, columns, *x, u, values, vh, work, reals, fn.cmp("lt", rows, cols), a["vectors"])
+    s.call(spectral.svd, most, least, columns, *x, u, values, vh, info, work, reals, fn.cmp("lt", rows, cols), a["vectors"])
 
 
 def _svd_sizes(shapes: list[Sizes], a: dict[str, Any]) -> Sizes:
@@ -115,7 +115,7 @@ ROUTINES: dict[Any, Routine] = {
         lambda rows, cols, most, least, columns: 2 * least,
     ),
     factor.Eig: Routine(
-        lambda s, n, x, y, work, reals, a: s.call(general.eig, *n, *x, y[0], y[-1], work, reals, a["vectors"]),
+        lambda s, n, x, y, work, reals, a: s.call(general.eig, *n, *x, y[0], y[-2], y[-1], work, reals, a["vectors"]),
         lambda shapes, a: shapes[0][:1],
         lambda n: 3 * n * n + 3 * n,
         lambda n: 2 * n,

@@ -18,6 +18,9 @@ __all__ = ["COLUMNS", "FORMS", "Coding", "Form", "QuantisedMatrix"]
 COLUMNS: Final = 32
 """Of a panel, on every target."""
 
+# So that what numbers of few bits add up to can be scaled without overflow.
+_LARGEST_PARAMETER: Final = 2.0**80
+
 
 @dataclass(frozen=True)
 class Form:
@@ -102,11 +105,14 @@ class QuantisedMatrix:
 
     @staticmethod
     def fits(code: str, codes: torch.Tensor, *parameters: torch.Tensor) -> bool:
-        """Whether there is a form for such a matrix: it isn't empty, and groups are of whole units."""
+        """Whether there is a form for such a matrix: it isn't empty, groups are of whole units, and products may be scaled after
+        sums, since no scale or zero point is infinite, NaN or out of all proportion."""
         if code not in FORMS or not codes.numel():
             return False
         groups = {p.shape[-2] for p in parameters} - {1}
         if len(groups) > 1 or groups and codes.shape[-2] // groups.pop() % FORMS[code].depth:
+            return False
+        if not all(bool((p.float().abs() <= _LARGEST_PARAMETER).all()) for p in parameters):
             return False
         return all(p.shape[-1] in (1, codes.shape[-1]) and _whole_batches(p, codes) for p in parameters)
 

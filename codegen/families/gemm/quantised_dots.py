@@ -2,7 +2,8 @@
 
 A block of a row is an integer times a power of two, the integer split into three signed bytes ("limbs"), so that four products with
 codes take one instruction for each limb. Integer sums are exact; what is lost is what of an element lies 22 bits and more below
-the block's largest, as much as sums in f32 lose.
+the block's largest, as much as sums in f32 lose. Where a few elements are so large that this would be most of the others, there are
+no limbs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ LIMBS = 3
 # Steps of k in a block at most: their sums of products of bytes fit 24 bits, which f32 holds.
 _BLOCK = 256
 
-# Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as a number, and what the sums of each limb
-# with codes begin with, to be without the codes' bias.
+# Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as f32, and what the sums of each limb with
+# codes begin with, to be without the codes' bias.
 INFO_BYTES = 20
+# Half of a block's elements but zeros must be no more than so many bits below its largest, which leaves them 12 bits: else
+# a few outliers, multiplied by codes that are 0, would leave too little of the others.
+_RANGE = 9
 # The exponent of f32 from which on a number is infinite or NaN, its bias, and the bits of the integers.
 _SPECIAL, _BIAS, _BITS = 255, 127, 22
 
@@ -63,7 +67,7 @@ def emit_limbs(module: KernelModule) -> str:
     """Emits `limbs(x, size, dst, info, weight) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
 
     dst[k / 4][limb, the highest first][k % 4] are bytes; sums of limbs are stored `weight` times. False if a number is infinite or
-    NaN: these are then of no use.
+    NaN, or too many are too small beside the largest (or at all): these are then of no use.
     """
     name = "limbs"
     if name in module.functions:
@@ -85,14 +89,16 @@ def emit_limbs(module: KernelModule) -> str:
         rest.yield_(fn.max(rest.carried[0], size_of(rest.iv, 4)))
     largest = fn.shr(fn.max(fn.reduce("maxsi", loop.results[0]), fn.reduce("maxsi", rest.results[0])), 23)
     finite = fn.cmp("lt", largest, _SPECIAL)
-    # Numbers this small are as good as 0, and the powers of two stay normal.
-    exponent = fn.max(largest, _BITS + 1)
+    exponent = fn.max(largest, _BITS + 1)  # the powers of two stay normal
+    least = fn.select(fn.cmp("gt", largest, _BITS), fn.shl(fn.sub(largest, _RANGE), 23), 0x7FFFFFFF)
     up = fn.bitcast(fn.shl(fn.sub(2 * _BIAS + _BITS - 1, fn.min(exponent, _SPECIAL - 1)), 23), F32)
     down = fn.bitcast(fn.shl(fn.sub(exponent, _BITS - 1), 23), F32)
 
     def split(k: V, lanes: int, sums: Sequence[V]) -> list[V]:
-        raw = bits(k, lanes)
-        known = fn.select(fn.cmp("lt", fn.and_(raw, 0x7FFFFFFF), _SPECIAL << 23), raw, 0)
+        raw, size = bits(k, lanes), size_of(k, lanes)
+        known = fn.select(fn.cmp("lt", size, _SPECIAL << 23), raw, 0)
+        small = fn.select(fn.cmp("eq", size, 0), size, fn.const(-1, size.type))
+        vote = fn.select(fn.cmp("ge", size, fn.splat(least, lanes)), fn.const(1, size.type), small)
         left = fn.cast(fn.unary("roundeven", fn.mul(fn.bitcast(known, F32), fn.splat(up, lanes))), I32)
         limbs: list[V] = []
         for _ in range(LIMBS):
@@ -100,18 +106,18 @@ def emit_limbs(module: KernelModule) -> str:
             limbs.insert(0, limb)
             left = fn.shr(fn.sub(left, limb), 8)
         fn.store(_interleaved(fn, [fn.cast(limb, I8) for limb in limbs]), fn.gep(dst, fn.mul(k, LIMBS), I8), 1)
-        return [fn.add(s, limb) for s, limb in zip(sums, limbs, strict=True)]
+        return [fn.add(s, x) for s, x in zip(sums, [*limbs, vote], strict=True)]
 
-    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))] * LIMBS) as loop:
+    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))] * (LIMBS + 1)) as loop:
         loop.yield_(*split(loop.iv, fn.lanes, loop.carried))
-    with fn.loop(main, size, 4, [fn.const(0, four)] * LIMBS) as rest:
+    with fn.loop(main, size, 4, [fn.const(0, four)] * (LIMBS + 1)) as rest:
         rest.yield_(*split(rest.iv, 4, rest.carried))
-    parts = [fn.add(fn.reduce("add", s), fn.reduce("add", r)) for s, r in zip(loop.results, rest.results, strict=True)]
+    *parts, votes = (fn.add(fn.reduce("add", s), fn.reduce("add", r)) for s, r in zip(loop.results, rest.results, strict=True))
     fn.store(down, info)
-    fn.store(fn.mul(_combined(fn, [fn.cast(p, F32) for p in parts]), down), fn.gep(info, 4, I8))
+    fn.store(_combined(fn, [fn.cast(p, F32) for p in parts]), fn.gep(info, 4, I8))
     for i, p in enumerate(parts):
         fn.store(fn.mul(p, weight), fn.gep(info, 8 + 4 * i, I8))
-    fn.ret(finite)
+    fn.ret(fn.and_(finite, fn.cmp("ge", votes, 0)))
     fn.done()
     return name
 
@@ -237,7 +243,7 @@ class _Pass:
         return fn.intrinsic(dot.intrinsic, acc.type, acc, bytes_of(fn, x), bytes_of(fn, y))
 
     def _add(self, head: V, sums: list[V], info: list[V], cells: list[V]) -> None:
-        """Adds a block's sums to the tile, as numbers and scaled."""
+        """Adds a block's sums to the tile, scaled and as numbers."""
         fn, lanes = self.fn, self.lanes
         downs = [fn.splat(fn.load(p, F32), lanes) for p in info]
         totals = [fn.splat(fn.load(fn.gep(p, 4, I8), F32), lanes) if self.coding.zero else None for p in info]
@@ -245,7 +251,8 @@ class _Pass:
             scale, zero = parameters(fn, self.coding, head, v, lanes)
             for r, (down, total) in enumerate(zip(downs, totals, strict=True)):
                 n = r * len(self.columns) + c
-                x = fn.mul(_combined(fn, [fn.cast(s, F32) for s in sums[n * LIMBS : (n + 1) * LIMBS]]), down)
+                x = _combined(fn, [fn.cast(s, F32) for s in sums[n * LIMBS : (n + 1) * LIMBS]])
                 if zero is not None and total is not None:
                     x = fn.sub(x, fn.mul(zero, total))
-                fn.store(fn.fma(x, scale, fn.load(cells[n], x.type)), cells[n])
+                # Scaled first: it's the codes' numbers that are known not to overflow.
+                fn.store(fn.fma(fn.mul(x, scale), down, fn.load(cells[n], x.type)), cells[n])

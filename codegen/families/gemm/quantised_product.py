@@ -24,7 +24,7 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     emit_limbs,
     has_dots,
 )
-from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_widen_row, most_rows
+from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_tame_row, emit_widen_row, most_rows
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
@@ -132,7 +132,7 @@ class QuantisedMatmul:
         block = block_units(form, matrix.units)
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts]
-        row = 4 * padded
+        row = 4 * padded + 4
         if has_dots(target, form):
             row += LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         scratch = fn.add(fn.mul(x.m, row), 4 * _most_rows(target, form) * COLUMNS)
@@ -184,7 +184,7 @@ def _most_rows(target: Target, form: Form) -> int:
 
 def _emit_table(module: KernelModule, coding: Coding, *, dots: bool) -> tuple[str, int]:
     """A table of kernels for 1, 2, ... rows, and how many."""
-    # Where there are dot products, sums in f32 are for rows with infinite elements.
+    # Where there are dot products, sums in f32 are for rows that have no limbs.
     rows = dot_rows(module.target) if dots else 1 if has_dots(module.target, coding.form) else most_rows(module.target)
     name = f"coded_{'dots_' if dots else ''}table_{coding.name}"
     if name not in module.globals:
@@ -216,6 +216,8 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
             table, most = _emit_table(module, coding, dots=dots)
             kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
             split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+            if not dots:
+                rows.tame()
             with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
                 panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
                 width = fn.min(fn.sub(n, n0), COLUMNS)
@@ -228,8 +230,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
 
         rows.widen(elem, a_at, sm, sk)
         if has_dots(module.target, coding.form):
-            finite = rows.split()
-            fn.if_else(finite, lambda: multiply(dots=True), lambda: multiply(dots=False), [])
+            fn.if_else(rows.split(), lambda: multiply(dots=True), lambda: multiply(dots=False), [])
         else:
             multiply(dots=False)
     fn.done()
@@ -238,7 +239,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k, and their limbs."""
+    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k; a factor of each one's products; limbs."""
 
     fn: Fn
     coding: Coding
@@ -264,8 +265,12 @@ class _Rows:
         return fn.divu(fn.add(self.units, fn.sub(self.block, 1)), self.block)
 
     @cached_property
-    def limbs(self) -> V:
+    def ups(self) -> V:
         return self.fn.gep(self.memory, self.fn.mul(self.m, self.padded), F32)
+
+    @cached_property
+    def limbs(self) -> V:
+        return self.fn.gep(self.ups, self.m, F32)
 
     @cached_property
     def ld(self) -> V:
@@ -283,8 +288,15 @@ class _Rows:
         with fn.loop(0, self.m) as i:
             fn.call(widen, [fn.gep(a, fn.mul(i.iv, sm), elem), sk, self.k, padded, self.row(i.iv)])
 
+    def tame(self) -> None:
+        """Prepares products in f32."""
+        fn, padded, ups = self.fn, self.padded, self.ups
+        tame = emit_tame_row(fn.module)
+        with fn.loop(0, self.m) as i:
+            fn.call(tame, [self.row(i.iv), padded, fn.gep(ups, i.iv, F32)])
+
     def split(self) -> V:
-        """Makes limbs; says whether all rows are finite."""
+        """Makes limbs; says whether all rows have them."""
         fn, depth = self.fn, self.coding.form.depth
         emit, less = emit_limbs(fn.module), fn.const(-dot_bias(fn.target, self.coding.form), I32)
         group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
@@ -306,7 +318,7 @@ class _Rows:
         """Of a kernel for some rows."""
         fn = self.fn
         if not dots:
-            return [self.row(first), self.padded, panel, self.groups, self.units, tile]
+            return [self.row(first), self.padded, fn.gep(self.ups, first, F32), panel, self.groups, self.units, tile]
         limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
         info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
         return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile]

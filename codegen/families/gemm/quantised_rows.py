@@ -8,10 +8,12 @@ from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import Target
 
-__all__ = ["emit_row_kernel", "emit_widen_row", "most_rows"]
+__all__ = ["emit_row_kernel", "emit_tame_row", "emit_widen_row", "most_rows"]
 
 # Sums that cover the latency of multiply-adds.
 _MIN_SUMS = 8
+# Elements of 2 to this power and more are divided by as much; the bias of f32's exponent.
+_TAMED, _BIAS = 64, 127
 
 
 def most_rows(target: Target) -> int:
@@ -49,19 +51,46 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
     return name
 
 
-def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
-    """Emits `coded_{coding}_{rows}(a, lda, panel, groups, units, tile)` once and returns its symbol.
+def emit_tame_row(module: KernelModule) -> str:
+    """Emits `tame_row(x, k, up)` once: where one of the k elements at x is that large, divides all by 2^64, so that sums of
+    products with codes stay finite, and stores at `up` by what results must be multiplied."""
+    name = "tame_row"
+    if name in module.functions:
+        return name
+    fn = Fn(module, name, [("x", PTR), ("k", I64), ("up", PTR)], noinline=True)
+    x, k, up = fn.args
+    main = fn.mul(fn.divu(k, fn.lanes), fn.lanes)
 
-    tile[rows][32] = A times the panel's columns. `a` is f32 [rows] of `groups` times `units` of k, rows `lda` apart. Scales come
-    after the sums of a group, zero points before the products, so that infinite elements give what they must.
+    def size_of(at: V, lanes: int) -> V:
+        return fn.and_(fn.load(fn.gep(x, at, F32), vec(I32, lanes) if lanes > 1 else I32), 0x7FFFFFFF)
+
+    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))]) as loop:
+        loop.yield_(fn.max(loop.carried[0], size_of(loop.iv, fn.lanes)))
+    with fn.loop(main, k, 1, [fn.reduce("maxsi", loop.results[0])]) as rest:
+        rest.yield_(fn.max(rest.carried[0], size_of(rest.iv, 1)))
+    wild = fn.cmp("ge", rest.results[0], (_BIAS + _TAMED) << 23)
+    fn.store(fn.select(wild, fn.const(2.0**_TAMED, F32), fn.const(1.0, F32)), up)
+    with fn.when(wild), fn.loop(0, k) as loop:
+        p = fn.gep(x, loop.iv, F32)
+        fn.store(fn.mul(fn.load(p, F32), fn.const(2.0**-_TAMED, F32)), p)
+    fn.done()
+    return name
+
+
+def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
+    """Emits `coded_{coding}_{rows}(a, lda, ups, panel, groups, units, tile)` once and returns its symbol.
+
+    tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows
+    `lda` apart. Scales come after the sums of a group, zero points before the products, so that infinite elements give what they
+    must.
     """
     name = f"coded_{coding.name}_{rows}"
     if name in module.functions:
         return name
     form = coding.form
-    names = (("a", PTR), ("lda", I64), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR))
+    names = (("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR))
     fn = Fn(module, name, names, noinline=True)
-    a, lda, panel, groups, units, tile = fn.args
+    a, lda, ups, panel, groups, units, tile = fn.args
     lanes = fn.lanes
     nv = COLUMNS // lanes
     n = rows * nv
@@ -101,6 +130,7 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
             total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
         scales = [parameters(fn, coding, head, v, lanes)[0] for v in range(nv)]  # not before the loop, whose registers they'd take
         for i, (x, p) in enumerate(zip(total, cells, strict=True)):
-            fn.store(fn.fma(x, scales[i % nv], fn.load(p, x.type)), p)
+            up = fn.splat(fn.load(fn.gep(ups, i // nv, F32), F32), lanes)
+            fn.store(fn.fma(fn.mul(x, scales[i % nv]), up, fn.load(p, x.type)), p)
     fn.done()
     return name

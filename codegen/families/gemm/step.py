@@ -92,7 +92,7 @@ class GemmFamily(ChoiceFamily):
         def data() -> npt.NDArray[Any]:
             mats = value.detach().reshape(batch, k, n)
             packed = [pack_matrix(m, columns) for m in mats]
-            return packed[0] if len(packed) == 1 else np.concatenate([p.reshape(-1) for p in packed])
+            return np.concatenate([p.reshape(-1) for p in packed]) if len(packed) > 1 else packed[0] if packed else np.empty(0)
 
         nbytes = batch * int(workspace_bytes(1, n, k, elem, spec))
         return self.low.constants.add(("packed_b", self.low.constant_key(self.op.operands[1]), columns), nbytes, data)

@@ -79,6 +79,10 @@ def _least(shape: Shape) -> Any:
     return sympy.Min(shape[-2], shape[-1])
 
 
+def _all_found(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape[:-2], dtype=torch.int32)
+
+
 class Lu(Factorisation, name="lu"):
     """LU factors of x [.., R, C] with partial pivoting, both in one matrix; pivots [.., min(R, C)] from 1; the number of the first
     pivot that is 0, or 0 (aten.linalg_lu_factor_ex)."""
@@ -226,7 +230,8 @@ class HouseholderProduct(Factorisation, name="householder_product"):
 
 class Eigh(Factorisation, name="eigh"):
     """Ascending eigenvalues [.., N] of a Hermitian matrix, of which the lower triangle is read (`upper`: the other), and, if
-    `vectors`, eigenvectors as columns, of length 1 and any phase (aten._linalg_eigh)."""
+    `vectors`, eigenvectors as columns, of length 1 and any phase; how many eigenvalues weren't found, which are all of what
+    isn't finite (aten._linalg_eigh)."""
 
     x: Operands
     y: Results
@@ -237,17 +242,18 @@ class Eigh(Factorisation, name="eigh"):
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
         _square(x)
-        return [("real", x[:-1]), *([("number", x)] if attrs["vectors"] else [])]
+        return [("real", x[:-1]), *([("number", x)] if attrs["vectors"] else []), ("integer", x[:-2])]
 
     @classmethod
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
         made = torch.linalg.eigh(args[0], UPLO="U" if attrs["upper"] else "L")
-        return tuple(made) if attrs["vectors"] else made[0]
+        return *(made if attrs["vectors"] else made[:1]), _all_found(args[0])
 
 
 class Svd(Factorisation, name="svd"):
     """Singular values [.., min(R, C)] of x [.., R, C], descending; if `vectors`, with singular vectors u [.., R, K] before and
-    vh [.., K, C] after them, K = min(R, C) or, if `full`, all (aten._linalg_svd)."""
+    vh [.., K, C] after them, K = min(R, C) or, if `full`, all; how many values weren't found, which are all of what isn't finite
+    (aten._linalg_svd)."""
 
     x: Operands
     y: Results
@@ -260,17 +266,19 @@ class Svd(Factorisation, name="svd"):
         *lead, rows, cols = x
         k = _least(x)
         u, vh = ([*lead, rows, rows], [*lead, cols, cols]) if attrs["full"] else ([*lead, rows, k], [*lead, k, cols])
-        return [("number", u), ("real", [*lead, k]), ("number", vh)] if attrs["vectors"] else [("real", [*lead, k])]
+        values, info = ("real", [*lead, k]), ("integer", lead)
+        return [("number", u), values, ("number", vh), info] if attrs["vectors"] else [values, info]
 
     @classmethod
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
         made = torch.linalg.svd(args[0], full_matrices=attrs["full"])
-        return tuple(made) if attrs["vectors"] else made[1]
+        return *(made if attrs["vectors"] else made[1:2]), _all_found(args[0])
 
 
 class Eig(Factorisation, name="eig"):
     """Eigenvalues [.., N] of a matrix in no particular order (conjugates side by side if it is real), and, if `vectors`,
-    eigenvectors as columns, of length 1; all complex (aten.linalg_eig)."""
+    eigenvectors as columns, of length 1; all complex; how many eigenvalues weren't found, which are all of what isn't finite
+    (aten.linalg_eig)."""
 
     x: Operands
     y: Results
@@ -280,12 +288,12 @@ class Eig(Factorisation, name="eig"):
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
         _square(x)
-        return [("complex", x[:-1]), *([("complex", x)] if attrs["vectors"] else [])]
+        return [("complex", x[:-1]), *([("complex", x)] if attrs["vectors"] else []), ("integer", x[:-2])]
 
     @classmethod
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
         made = torch.linalg.eig(args[0])
-        return tuple(made) if attrs["vectors"] else made[0]
+        return *(made if attrs["vectors"] else made[:1]), _all_found(args[0])
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

@@ -1,0 +1,183 @@
+"""Kernels of products with codes by themselves: every kind of target, any split and cache, and elements of extreme sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+import sympy
+import torch
+
+from dhlo.codegen.families.gemm.matmul import Operands
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, tile_spec
+from dhlo.codegen.families.gemm.quantised import FORMS, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
+from dhlo.codegen.kernel_ir.builder import F32, I64, KernelModule
+from tests.codegen.harness import Program, TestHost, aligned
+from tests.codegen.test_matmul import emit_epilogue
+from tests.codegen.test_matmul_bytes import targets
+from tests.codegen.test_quantised import draw_codes
+
+# Of targets with vectors of one size, one with dot products of bytes and one without.
+SPECS = [tile_spec(t) for t in {(t.vector_bits, "i8" in t.dots or "ui8" in t.dots): t for t in targets()}.values()]
+every_target = pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s}")
+NAMES = ("m", "c", "batch", "a0", "am", "ak", "b0", "l2_bytes")
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def numbers(code: str, q: torch.Tensor) -> torch.Tensor:
+    """What codes stand for."""
+    if code == "f4e2m1fn":
+        return torch.where(q >= 8, -1.0, 1.0).double() * _E2M1[(q & 7).long()]
+    floats = {"f8e4m3fn": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+    return (q.view(floats[code]) if code in floats else q).double()
+
+
+@dataclass(frozen=True)
+class Product:
+    """Of A [batch, m, k], f32 or bf16, with codes [k, n] or [batch, k, n]."""
+
+    spec: TileSpec
+    code: str
+    q: torch.Tensor
+    scale: torch.Tensor | None = None
+    zero: torch.Tensor | None = None
+    elem: str = F32
+
+    @cached_property
+    def matrix(self) -> QuantisedMatrix:
+        return QuantisedMatrix(self.code, self.q, self.scale, self.zero)
+
+    @cached_property
+    def packed(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        data = self.matrix.pack()
+        out = aligned(len(data))
+        out[:] = data
+        return out
+
+    @cached_property
+    def kernels(self) -> QuantisedMatmul:
+        rest = self.matrix.n % self.spec.nr(F32)
+        return QuantisedMatmul(self.elem, self.spec, self.matrix, 0 < rest <= self.spec.lanes(F32))
+
+    @cached_property
+    def program(self) -> Program:
+        module = KernelModule(self.spec.target)
+        host = TestHost(module, asked=["l2_bytes"])
+        p = {x: host.size(x) for x in NAMES}
+        a, b, workspace = (host.pointer(x) for x in ("a", "b", "ws"))
+        fn, n, k = host.fn, host.fn.i64(self.matrix.n), host.fn.i64(self.matrix.k)
+        zero, one, eargs = fn.i64(0), fn.i64(1), fn.alloca(4, I64)
+        for i, x in enumerate((p["c"], p["m"], n, p["c"])):
+            fn.store(x, fn.gep(eargs, i, I64))
+        epilogue = fn.address_of(emit_epilogue(module, F32, self.spec.lanes(F32), bias_relu=False))
+        strides = [p["a0"], zero, p["am"], p["ak"]]
+        self.kernels.emit_kernels(module)
+        operands = Operands(a, b, p["m"], n, k, strides, [p["b0"], zero], [p["batch"], one], epilogue, eargs, workspace=workspace)
+        self.kernels.emit_launch(host, operands)
+        return host.build()
+
+    def __call__(self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20) -> torch.Tensor:
+        batch, m, _ = a.shape
+        assert a.dtype == (torch.bfloat16 if self.elem == BF16 else torch.float32)
+        c = aligned(max(1, batch * m * self.matrix.n) * 4).view(np.float32)
+        ws = aligned(int(self.kernels.workspace_bytes(sympy.Integer(batch * m))) + 64)
+        a0, am, ak = a.stride()
+        b0 = self.matrix.matrix_bytes if self.matrix.batch else 0
+        sizes = {"m": m, "batch": batch, "a0": a0, "am": am, "ak": ak, "b0": b0, "l2_bytes": l2_bytes}
+        self.program(num_threads=threads, seed=seed, a=a.data_ptr(), b=self.packed, c=c, ws=ws, **sizes)
+        assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
+        return torch.from_numpy(c[: batch * m * self.matrix.n].reshape(batch, m, self.matrix.n))
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """In f64."""
+        w = numbers(self.code, self.q)
+        scale, zero = (x if x is None else _spread(x, w.shape[-2]) for x in (self.scale, self.zero))
+        w = w if zero is None else w - zero
+        return w if scale is None else w * scale
+
+
+def _spread(p: torch.Tensor, k: int) -> torch.Tensor:
+    return p.double().repeat_interleave(k // p.shape[-2], -2)
+
+
+def forms(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Dense, transposed, every other element."""
+    *lead, m, k = shape
+    dense = torch.randn(tuple(shape), generator=g).to(dtype)
+    return [
+        dense,
+        torch.randn((*lead, k, m), generator=g).to(dtype).transpose(-1, -2),
+        torch.randn((*lead, m, 2 * k), generator=g).to(dtype)[..., ::2],
+    ]
+
+
+def check(product: Product, g: torch.Generator, rows: Sequence[int]) -> None:
+    """Right, and the same bits on any split and cache."""
+    batch = product.q.shape[0] if product.q.dim() == 3 else 1
+    dtype = torch.bfloat16 if product.elem == BF16 else torch.float32
+    for m in rows:
+        for a in forms(g, (batch, m, product.matrix.k), dtype):
+            first = product(a, l2_bytes=64 << 20)
+            want = a.double() @ product.weights
+            bound = a.double().abs() @ product.weights.abs()
+            assert ((first - want).abs() <= 1e-5 * bound + 1e-30).all()
+            for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
+                assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes), first)
+
+
+@pytest.mark.parametrize("code", FORMS)
+@every_target
+def test_any_split(spec: TileSpec, code: str) -> None:
+    g = torch.Generator().manual_seed(1)
+    rows = (0, 1, 4, 9, 33)
+    if code in ("f16", "bf16"):
+        dtype = torch.float16 if code == "f16" else torch.bfloat16
+        check(Product(spec, code, torch.randn((1027, 33), generator=g).to(dtype)), g, rows)
+        return
+    for k, n, groups, elem in ((7, 31, 1, F32), (1320, 33, 5, F32), (48, 65, 3, BF16)):
+        scale = torch.rand((groups, n), generator=g) * 0.1 + 0.01
+        zero = torch.randint(0, 16, (groups, n), generator=g).float() - 0.5
+        check(Product(spec, code, draw_codes(code, (k, n), g), scale, zero, elem), g, rows)
+    batched = Product(spec, code, draw_codes(code, (3, 64, 33), g), torch.rand((3, 2, 33), generator=g), elem=BF16)
+    check(batched, g, (1, 4, 40))
+
+
+@pytest.mark.parametrize("code", ["i8", "f4e2m1fn", "f8e4m3fn"])
+@every_target
+def test_large_and_small_elements(spec: TileSpec, code: str) -> None:
+    """What the numbers that codes stand for keep finite is finite, and small rows are not lost; a row is what it is alone."""
+    g = torch.Generator().manual_seed(2)
+    q = draw_codes(code, (192, 40), g)
+    product = Product(spec, code, q, torch.full((3, 1), 1e-4), torch.full((3, 1), 3.0))
+    for size in (1e38, 1e36, 1e20, 1e-20, 1e-34, 1e-37):
+        for m in (1, 3, 40):
+            a = (torch.rand((1, m, 192), generator=g) - 0.5) * 2 * size
+            a[0, 0, 96:] = 0
+            got, want = product(a), a.double() @ product.weights
+            bound = (a.double().abs() @ product.weights.abs()).clamp_min(1e-38 if size < 1 else 0)
+            assert ((got - want).abs() <= 2e-5 * bound).all(), size
+    mixed = torch.randn((1, 4, 192), generator=g) * torch.tensor([1e37, 1.0, 1e-36, 0.0])[None, :, None]
+    got, want = product(mixed), mixed.double() @ product.weights
+    assert ((got - want).abs() <= 2e-5 * (mixed.double().abs() @ product.weights.abs()) + 1e-43).all()
+
+
+@every_target
+def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
+    """A column whose codes are 0 where elements are huge is as good as if they weren't there."""
+    g = torch.Generator().manual_seed(3)
+    q = draw_codes("i4", (256, 40), g)
+    q[5], q[200, ::2] = 0, 0
+    for groups in (1, 8):
+        product = Product(spec, "i4", q, torch.full((groups, 1), 0.02))
+        for size in (1e2, 1e3, 1e6, 1e30):
+            for m in (1, 3, 40):
+                a = torch.randn((1, m, 256), generator=g)
+                a[0, 0, 5] = size
+                a[0, m - 1, 200] = -size
+                got, want = product(a)[..., ::2], (a.double() @ product.weights)[..., ::2]
+                assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)

@@ -136,13 +136,13 @@ class Lowering:
         return QuantisedMatrix(code, codes, scale, zero)
 
     def constant_key(self, v: Value) -> Hashable:
-        """Identifies a constant by the weights and views that make it."""
+        """Identifies a constant by the weights, views and conversions that make it."""
         op = defining(v)
         if isinstance(op, Weight):
             name: str = attr(op, "name_")
             return name
         attrs = tuple(str(op.operation.attributes[n]) for n in op.operation.attributes)
-        return (op.OPERATION_NAME, attrs, *(self.constant_key(x) for x in op.operands))
+        return (op.OPERATION_NAME, str(v.type), attrs, *(self.constant_key(x) for x in op.operands))
 
     def view(self, group: Group, v: Value) -> View:
         """An operand as a view of a buffer outside the group."""

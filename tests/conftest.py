@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,10 @@ from tests.goldens import Golden
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["DHLO_VERIFY_PASSES"] = "1"
+# The same examples in every run; `--hypothesis-profile=random` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.register_profile("random")
+hypothesis.settings.load_profile("repeatable")
 
 BuildHost = Callable[[Path, Path], Path]
 

@@ -70,7 +70,7 @@ def fits(x: int) -> bool:
 def reference(e: Any, env: Mapping[str, int]) -> tuple[int, bool]:
     """The exact value, and whether all that it is made of fits in 64 bits."""
     if e.is_Integer:
-        return int(e), True
+        return int(e), fits(int(e))
     if e.is_Symbol:
         return env[e.name], True
     if isinstance(e, sympy.Piecewise):
@@ -144,6 +144,15 @@ def test_a_zero_factor_makes_any_product_fit() -> None:
         assert run(*values) == (0, False)
     assert run(1 << 20, 1 << 20, 1 << 20) == (1 << 60, False)
     assert run(1 << 21, 1 << 21, 1 << 21)[1]
+
+
+def test_constants_beyond_64_bits_are_flagged() -> None:
+    u = symbol("u0")
+    for e in (sympy.Integer(1 << 80), sympy.Integer(-(1 << 63) - 1), u * (1 << 64), u + (1 << 63), sympy.Max(u, 1 << 80)):
+        run = evaluator(e, {"u0": _ANY})
+        assert run(0)[1] and run(3)[1] and run(I64_MIN)[1]
+    assert evaluator(sympy.Piecewise((u, u < 8), (sympy.Integer(1 << 80), True)), {"u0": _ANY})(7) == (7, False)
+    assert evaluator(sympy.Integer(I64_MIN), {"u0": _ANY})(0) == (I64_MIN, False)
 
 
 def test_quotients_that_would_trap_are_flagged() -> None:

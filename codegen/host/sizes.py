@@ -9,7 +9,7 @@ import sympy
 from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 from torch.utils._sympy import functions as tsf
 
-from dhlo.codegen.host.checked import CheckedFn
+from dhlo.codegen.host.checked import I64_MAX, I64_MIN, CheckedFn
 from dhlo.codegen.kernel_ir.builder import F64, I1, I64, V
 from dhlo.errors import InternalError
 from dhlo.ir.symbols import show
@@ -50,7 +50,7 @@ class SizeEmitter:
     def emit(self, e: sympy.Basic | int) -> V:
         """The value of an expression as i64, or f64 if it isn't an integer."""
         if isinstance(e, int):
-            return self.fn.const(e, I64)
+            return self._integer(e)
         for memo in self._memo:
             if e in memo:
                 return memo[e]
@@ -73,7 +73,7 @@ class SizeEmitter:
     def _emit(self, e: sympy.Basic) -> V:
         fn = self.fn
         if e.is_Integer:
-            return fn.const(int(e), I64)
+            return self._integer(int(e))
         if e.is_Symbol:
             if e.name not in self.symbols:
                 raise InternalError(f"size symbol {e} is used before it is known")
@@ -89,6 +89,13 @@ class SizeEmitter:
             if isinstance(e, cls):
                 return rule(self, e)
         raise InternalError(f"no code for size expression {show(e)} ({type(e).__name__})")
+
+    def _integer(self, value: int) -> V:
+        """A constant; one beyond 64 bits overflows wherever it is used."""
+        fits = min(max(value, I64_MIN), I64_MAX)
+        if fits != value:
+            self.fn.record(self.fn.const(True, I1))
+        return self.fn.const(fits, I64)
 
     def _same(self, *args: sympy.Basic) -> list[V]:
         """Values of one type: f64 if any is."""

@@ -8,7 +8,6 @@ vectors.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 I1, I8, I32, I64, F32, F64, PTR = "i1", "i8", "i32", "i64", "f32", "f64", "!llvm.ptr"
-_VEC = re.compile(r"vector<(\d+)x(.+)>$")
+_VEC = "vector<"
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
@@ -49,14 +48,12 @@ def vec(elem: str, lanes: int) -> str:
 
 def elem_of(ty: str) -> str:
     """The element type of a vector type; a scalar type is its own."""
-    m = _VEC.match(ty)
-    return m.group(2) if m else ty
+    return ty.partition("x")[2][:-1] if ty.startswith(_VEC) else ty
 
 
 def lanes_of(ty: str) -> int:
     """Lanes of a vector type, 0 for a scalar."""
-    m = _VEC.match(ty)
-    return int(m.group(1)) if m else 0
+    return int(ty[len(_VEC) :].partition("x")[0]) if ty.startswith(_VEC) else 0
 
 
 @dataclass(frozen=True, slots=True)

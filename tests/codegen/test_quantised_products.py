@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,7 +63,11 @@ class Product:
         rest = self.matrix.n % self.spec.nr(F32)
         return QuantisedMatmul(self.elem, self.spec, self.matrix, 0 < rest <= self.spec.lanes(F32))
 
-    def host(self, module: KernelModule, name: str) -> TestHost:
+    @cached_property
+    def program(self) -> Program:
+        return self.host(KernelModule(self.spec.target)).build()
+
+    def host(self, module: KernelModule, name: str = "test_host") -> TestHost:
         """The product as a function of a module."""
         host = TestHost(module, name, asked=["l2_bytes"])
         p = {x: host.size(x) for x in NAMES}
@@ -80,6 +83,18 @@ class Product:
         self.kernels.emit_launch(host, operands)
         return host
 
+    def __call__(self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20) -> torch.Tensor:
+        batch, m, _ = a.shape
+        assert a.dtype == (torch.bfloat16 if self.elem == BF16 else torch.float32)
+        c = aligned(max(1, batch * m * self.matrix.n) * 4).view(np.float32)
+        ws = aligned(int(self.kernels.workspace_bytes(sympy.Integer(batch * m))) + 64)
+        a0, am, ak = a.stride()
+        b0 = self.matrix.matrix_bytes if self.matrix.batch else 0
+        sizes = {"m": m, "batch": batch, "a0": a0, "am": am, "ak": ak, "b0": b0, "l2_bytes": l2_bytes}
+        self.program(num_threads=threads, seed=seed, a=a.data_ptr(), b=self.packed, c=c, ws=ws, **sizes)
+        assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
+        return torch.from_numpy(c[: batch * m * self.matrix.n].reshape(batch, m, self.matrix.n))
+
     @cached_property
     def weights(self) -> torch.Tensor:
         """In f64."""
@@ -93,6 +108,16 @@ def _spread(p: torch.Tensor, k: int) -> torch.Tensor:
     return p.double().repeat_interleave(k // p.shape[-2], -2)
 
 
+def together(products: Iterable[Product]) -> list[Product]:
+    """Compiles products for one target as one module: most kernels are those of several."""
+    made = list(products)
+    module = KernelModule(made[0].spec.target)
+    hosts = [p.host(module, f"test_host_{i}") for i, p in enumerate(made)]
+    for p, program in zip(made, build_hosts(hosts), strict=True):
+        p.__dict__["program"] = program  # instead of one of its own
+    return made
+
+
 def forms(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
     """Dense, transposed, every other element."""
     *lead, m, k = shape
@@ -104,28 +129,22 @@ def forms(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> list[
     ]
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A product and its host function."""
-
-    product: Product
-    program: Program
-
-    def __call__(self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20) -> torch.Tensor:
-        p = self.product
-        batch, m, _ = a.shape
-        assert a.dtype == (torch.bfloat16 if p.elem == BF16 else torch.float32)
-        c = aligned(max(1, batch * m * p.matrix.n) * 4).view(np.float32)
-        ws = aligned(int(p.kernels.workspace_bytes(sympy.Integer(batch * m))) + 64)
-        a0, am, ak = a.stride()
-        b0 = p.matrix.matrix_bytes if p.matrix.batch else 0
-        sizes = {"m": m, "batch": batch, "a0": a0, "am": am, "ak": ak, "b0": b0, "l2_bytes": l2_bytes}
-        self.program(num_threads=threads, seed=seed, a=a.data_ptr(), b=p.packed, c=c, ws=ws, **sizes)
-        assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
-        return torch.from_numpy(c[: batch * m * p.matrix.n].reshape(batch, m, p.matrix.n))
+def check(product: Product, g: torch.Generator, rows: Sequence[int]) -> None:
+    """Right, and the same bits on any split and cache."""
+    batch = product.q.shape[0] if product.q.dim() == 3 else 1
+    dtype = torch.bfloat16 if product.elem == BF16 else torch.float32
+    for m in rows:
+        for a in forms(g, (batch, m, product.matrix.k), dtype):
+            first = product(a, l2_bytes=64 << 20)
+            want = a.double() @ product.weights
+            bound = a.double().abs() @ product.weights.abs()
+            assert ((first - want).abs() <= 1e-5 * bound + 1e-30).all(), product.code
+            for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
+                assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes), first), product.code
 
 
-def any_split(spec: TileSpec, code: str) -> Iterator[Product]:
+def products_of(spec: TileSpec, code: str) -> Iterator[Product]:
+    """Of all forms that a code has."""
     g = torch.Generator().manual_seed(1)
     if code in ("f16", "bf16"):
         dtype = torch.float16 if code == "f16" else torch.bfloat16
@@ -138,78 +157,42 @@ def any_split(spec: TileSpec, code: str) -> Iterator[Product]:
     yield Product(spec, code, draw_codes(code, (3, 64, 33), g), torch.rand((3, 2, 33), generator=g), elem=BF16)
 
 
-def extremes(spec: TileSpec) -> Iterator[Product]:
-    g = torch.Generator().manual_seed(2)
-    for code in ("i8", "f4e2m1fn", "f8e4m3fn"):
-        yield Product(spec, code, draw_codes(code, (192, 40), g), torch.full((3, 1), 1e-4), torch.full((3, 1), 3.0))
-
-
-def outliers(spec: TileSpec) -> Iterator[Product]:
-    q = draw_codes("i4", (256, 40), torch.Generator().manual_seed(3))
-    q[5], q[200, ::2] = 0, 0
-    for groups in (1, 8):
-        yield Product(spec, "i4", q, torch.full((groups, 1), 0.02))
-
-
-@functools.cache
-def compiled(spec: TileSpec) -> dict[str, list[Compiled]]:
-    """What the tests of a kind of target run, in one module: most kernels are shared by several products. By test."""
-    products = {
-        "any split": [p for code in FORMS for p in any_split(spec, code)],
-        "extremes": list(extremes(spec)),
-        "outliers": list(outliers(spec)),
-    }
-    module = KernelModule(spec.target)
-    every = [p for ps in products.values() for p in ps]
-    programs = iter(build_hosts([p.host(module, f"test_host_{i}") for i, p in enumerate(every)]))
-    return {test: [Compiled(p, next(programs)) for p in ps] for test, ps in products.items()}
-
-
 @every_target
 def test_any_split(spec: TileSpec) -> None:
-    """Right, and the same bits on any split and cache."""
     g = torch.Generator().manual_seed(1)
-    for run in compiled(spec)["any split"]:
-        p = run.product
-        batch = p.q.shape[0] if p.q.dim() == 3 else 1
-        dtype = torch.bfloat16 if p.elem == BF16 else torch.float32
-        for m in (1, 4, 40) if batch > 1 else (0, 1, 4, 9, 33):
-            for a in forms(g, (batch, m, p.matrix.k), dtype):
-                first = run(a, l2_bytes=64 << 20)
-                want = a.double() @ p.weights
-                bound = a.double().abs() @ p.weights.abs()
-                assert ((first - want).abs() <= 1e-5 * bound + 1e-30).all(), (p.code, m)
-                for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
-                    assert torch.equal(run(a, threads=threads, seed=seed, l2_bytes=l2_bytes), first), (p.code, m)
+    for product in together(p for code in FORMS for p in products_of(spec, code)):
+        check(product, g, (0, 1, 4, 9, 33) if product.q.dim() == 2 else (1, 4, 40))
 
 
 @every_target
 def test_large_and_small_elements(spec: TileSpec) -> None:
     """What the numbers that codes stand for keep finite is finite, and small rows are not lost; a row is what it is alone."""
     g = torch.Generator().manual_seed(2)
-    for run in compiled(spec)["extremes"]:
-        p = run.product
+    scale, zero = torch.full((3, 1), 1e-4), torch.full((3, 1), 3.0)
+    for product in together(Product(spec, c, draw_codes(c, (192, 40), g), scale, zero) for c in ("i8", "f4e2m1fn", "f8e4m3fn")):
         for size in (1e38, 1e36, 1e20, 1e-20, 1e-34, 1e-37):
             for m in (1, 3, 40):
                 a = (torch.rand((1, m, 192), generator=g) - 0.5) * 2 * size
                 a[0, 0, 96:] = 0
-                got, want = run(a), a.double() @ p.weights
-                bound = (a.double().abs() @ p.weights.abs()).clamp_min(1e-38 if size < 1 else 0)
-                assert ((got - want).abs() <= 2e-5 * bound).all(), (p.code, size)
+                got, want = product(a), a.double() @ product.weights
+                bound = (a.double().abs() @ product.weights.abs()).clamp_min(1e-38 if size < 1 else 0)
+                assert ((got - want).abs() <= 2e-5 * bound).all(), (product.code, size)
         mixed = torch.randn((1, 4, 192), generator=g) * torch.tensor([1e37, 1.0, 1e-36, 0.0])[None, :, None]
-        got, want = run(mixed), mixed.double() @ p.weights
-        assert ((got - want).abs() <= 2e-5 * (mixed.double().abs() @ p.weights.abs()) + 1e-43).all(), p.code
+        got, want = product(mixed), mixed.double() @ product.weights
+        assert ((got - want).abs() <= 2e-5 * (mixed.double().abs() @ product.weights.abs()) + 1e-43).all(), product.code
 
 
 @every_target
 def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
     """A column whose codes are 0 where elements are huge is as good as if they weren't there."""
     g = torch.Generator().manual_seed(3)
-    for run in compiled(spec)["outliers"]:
+    q = draw_codes("i4", (256, 40), g)
+    q[5], q[200, ::2] = 0, 0
+    for product in together(Product(spec, "i4", q, torch.full((groups, 1), 0.02)) for groups in (1, 8)):
         for size in (1e2, 1e3, 1e6, 1e30):
             for m in (1, 3, 40):
                 a = torch.randn((1, m, 256), generator=g)
                 a[0, 0, 5] = size
                 a[0, m - 1, 200] = -size
-                got, want = run(a)[..., ::2], (a.double() @ run.product.weights)[..., ::2]
+                got, want = product(a)[..., ::2], (a.double() @ product.weights)[..., ::2]
                 assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)

@@ -61,10 +61,13 @@ def _integers(constant: Any, ty: Any) -> Any:
     ir = mlir.ir
     if isinstance(constant, ir.FloatAttr):
         return ir.IntegerAttr.get(ty, _bits(constant.value, "bfloat"))
-    i16, elements = ir.IntegerType.get_signless(16), ir.DenseFPElementsAttr(constant)
-    values = [elements.get_splat_value().value] if elements.is_splat else list(elements)
-    made = [ir.IntegerAttr.get(i16, _bits(x, "bfloat")) for x in values]
-    return ir.DenseElementsAttr.get_splat(ty, made[0]) if elements.is_splat else ir.DenseElementsAttr.get(made, ty)
+    i16 = ir.IntegerType.get_signless(16)
+    if constant.is_splat:
+        return ir.DenseElementsAttr.get_splat(ty, ir.IntegerAttr.get(i16, _bits(constant.get_splat_value().value, "bfloat")))
+    # The bindings give no elements of this type: "dense<[1.0, 0x7FC0]> : vector<2xbf16>".
+    elements = str(constant).removeprefix("dense<").partition(">")[0].replace("[", "").replace("]", "").split(", ")
+    numbers = [ir.Attribute.parse(f"{x} : bf16").value for x in elements]
+    return ir.DenseElementsAttr.get([ir.IntegerAttr.get(i16, _bits(x, "bfloat")) for x in numbers], ty)
 
 
 # ---------------------------------------------------------------------------------------------------- spelling of floats

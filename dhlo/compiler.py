@@ -10,7 +10,7 @@ from typing import Any
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.descriptor import Descriptor, Level
-from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, lower_to_llvm_ir
+from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, compile_object, lower_common, lower_to_llvm_ir
 from dhlo.codegen.families.constants import Constants
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import Checks
@@ -19,7 +19,7 @@ from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
-from dhlo.codegen.kernel_ir.split import split_module
+from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
@@ -150,19 +150,26 @@ def _objects(made: Sequence[_Lowered], descriptor: Descriptor) -> tuple[list[str
     """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
     Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
     first part."""
-    parts = [(text, m.planned.target) for m in made for text in split_module(m.planned.low.module, 4)]
+    parts = [(part, m.planned.target) for m in made for part in split_module(m.planned.low.module, 4)]
     targets = [target for _, target in parts]
+
+    def lower(part: Part, target: Target) -> str:
+        return (lower_common if part.common else lower_to_llvm_ir)(part.text, target)
+
+    def compile_(part: Part, ir_text: str, target: Target) -> bytes:
+        return (compile_common if part.common else compile_object)(ir_text, target)
+
     with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(lambda part: lower_to_llvm_ir(*part), parts))
+        texts = list(pool.map(lower, *zip(*parts, strict=True)))
         levels: list[Level] = []
         for m, row in zip(made, descriptor.metadata["levels"], strict=True):
             target = m.planned.target
-            used = {f for text, t in zip(texts, targets, strict=True) if t is target for f in code_features(text, t)}
+            used = {f for part, t in parts if t is target for f in code_features(part.text, t)}
             row["cpu_features"] = ",".join([*target.features, *sorted(used - set(target.features))])
             levels.append(Level(row["name"], row["cpu_features"], m.host.fn.name, m.host.launches, m.segments))
         descriptor.levels = levels
         texts[0] += descriptor.text()
-        return texts, list(pool.map(compile_object, texts, targets)), targets
+        return texts, list(pool.map(compile_, [part for part, _ in parts], texts, targets)), targets
 
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:

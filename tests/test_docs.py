@@ -11,6 +11,7 @@ import torch
 import dhlo
 from dhlo import compiler
 from dhlo.codegen.kernel_ir.builder import KernelModule
+from dhlo.codegen.kernel_ir.split import Part
 from dhlo.codegen.target import native
 from dhlo.frontend import import_program
 from tests.goldens import Golden
@@ -43,7 +44,7 @@ def make_blocks(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     functions: dict[str, str] = {}
     split = compiler.split_module
 
-    def seen(module: KernelModule, parts: int) -> list[str]:
+    def seen(module: KernelModule, parts: int) -> list[Part]:
         functions.update({n.partition(".")[0]: x.text() for n, x in module.functions.items()})
         return split(module, parts)
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import dhlo
 
 D = Dim.DYNAMIC
+SLOW = pytest.mark.slow
 rn = torch.randn
 
 
@@ -81,7 +82,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [f if f in ("plain", "core", "saved_strict_core") else pytest.param(f, marks=SLOW) for f in FORMS])
 def test_form(form: str) -> None:
     torch.manual_seed(0)
     module = Block().eval()
@@ -190,8 +191,15 @@ class Joined(torch.nn.Module):
         return torch.cat([x, y], 1).relu().sum(1) + y[:, 0]
 
 
-@pytest.mark.parametrize("how", DIMS)
-@pytest.mark.parametrize("option", ["", "strict", "oblivious", "deferred"])
+# Every way of stating dims, every option of torch.export with one of them; their product where time doesn't matter.
+STATED = [
+    pytest.param(how, option, marks=() if option == "" or how == "hints" else SLOW)
+    for option in ("", "strict", "oblivious", "deferred")
+    for how in DIMS
+]
+
+
+@pytest.mark.parametrize(("how", "option"), STATED)
 def test_dims(how: str, option: str) -> None:
     rows, left, right = DIMS[how]
     options: dict[str, Any] = {"strict": option == "strict", "prefer_deferred_runtime_asserts_over_guards": option == "deferred"}

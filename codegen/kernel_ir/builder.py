@@ -2,19 +2,18 @@
 
 Functions are `llvm.func` with bare pointers and i64 sizes; loops and branches are `scf`, so that the structure survives until
 `codegen/backends/cpu/llvm.py` lowers it. Text rather than the op API: MLIR parses 10,000 lines in about 30 ms, ten times
-faster than Python can call the op constructors. Values know their type, so that one `add` serves integers, floats, scalars and
-vectors.
+faster than Python can call the op constructors.
 """
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 
+from dhlo.codegen.kernel_ir.arithmetic import Arithmetic
+from dhlo.codegen.kernel_ir.module import KernelModule, Linkage, Symbol
+from dhlo.codegen.kernel_ir.values import F32, F64, I1, I8, I32, I64, PTR, Num, V, elem_of, lanes_of, vec
 from dhlo.codegen.target import BITS, Target
 
 __all__ = [
@@ -30,56 +29,13 @@ __all__ = [
     "KernelModule",
     "Linkage",
     "Loop",
+    "Num",
     "Symbol",
     "V",
     "elem_of",
     "lanes_of",
     "vec",
 ]
-
-I1, I8, I32, I64, F32, F64, PTR = "i1", "i8", "i32", "i64", "f32", "f64", "!llvm.ptr"
-_VEC = re.compile(r"vector<(\d+)x(.+)>$")
-_FLOATS = ("f16", "bf16", "f32", "f64")
-
-
-def vec(elem: str, lanes: int) -> str:
-    """The MLIR type of a vector of `lanes` elements."""
-    return f"vector<{lanes}x{elem}>"
-
-
-def elem_of(ty: str) -> str:
-    """The element type of a vector type; a scalar type is its own."""
-    m = _VEC.match(ty)
-    return m.group(2) if m else ty
-
-
-def lanes_of(ty: str) -> int:
-    """Lanes of a vector type, 0 for a scalar."""
-    m = _VEC.match(ty)
-    return int(m.group(1)) if m else 0
-
-
-@dataclass(frozen=True, slots=True)
-class V:
-    """An SSA value: its name in the text and its MLIR type."""
-
-    name: str
-    type: str
-
-    @property
-    def elem(self) -> str:
-        return elem_of(self.type)
-
-    @property
-    def lanes(self) -> int:
-        return lanes_of(self.type)
-
-    @property
-    def is_float(self) -> bool:
-        return self.elem in _FLOATS
-
-
-Num = V | int | float
 
 
 @dataclass
@@ -96,107 +52,7 @@ class Loop:
         self.yielded = list(values)
 
 
-class Linkage(Enum):
-    """Who sees a symbol: its module alone (INLINE: and only as a part of what calls it), the program around it, or it is
-    defined elsewhere."""
-
-    INTERNAL = "internal"
-    INLINE = "inline"
-    EXPORTED = "exported"
-    DECLARED = "declared"
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A function or a constant of a module.
-
-    head         "llvm.func", "llvm.mlir.global"
-    body         MLIR from the symbol's name on
-    declaration  MLIR of a function for modules that don't hold it, from the symbol's name on
-    uses         names of the module that the body refers to
-    """
-
-    head: str
-    body: str
-    declaration: str
-    linkage: Linkage
-    uses: frozenset[str] = frozenset()
-
-    def text(self, *, visible: bool = False) -> str:
-        """The definition; `visible` to other modules of the program, whatever its linkage."""
-        hidden = self.linkage in (Linkage.INTERNAL, Linkage.INLINE) and not visible
-        return f"{self.head} {'internal ' if hidden else ''}{self.body}"
-
-    def declared(self) -> str:
-        """The declaration for a module that doesn't hold the definition."""
-        return f"{self.head} {self.declaration}"
-
-    def renamed(self, old: str, new: str) -> Symbol:
-        """With another name for itself and for what it uses."""
-        uses = frozenset(u.replace(old, new) for u in self.uses)
-        return replace(self, body=self.body.replace(old, new), declaration=self.declaration.replace(old, new), uses=uses)
-
-
-class _Functions(dict[str, Symbol]):
-    """Functions by name. Emitters look for a function before they add it: `asked` is told both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: set[str] = set()
-
-    def __contains__(self, name: object) -> bool:
-        self.asked.add(str(name))
-        return super().__contains__(name)
-
-    def __setitem__(self, name: str, symbol: Symbol) -> None:
-        self.asked.add(name)
-        super().__setitem__(name, symbol)
-
-
-class KernelModule:
-    """Functions and globals by name, in order, for one target; the unit that is lowered and optimised together.
-
-    Names are plain. In the text they end with the target's tag, so that code for several targets fits into one program;
-    what is exported or declared keeps its name, which others know.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.functions = _Functions()
-        self.globals: dict[str, Symbol] = {}
-
-    def text(self) -> str:
-        return "module {\n" + "\n".join(s.text() for s in [*self.globals.values(), *self.functions.values()]) + "\n}\n"
-
-    @contextmanager
-    def asked(self) -> Iterator[set[str]]:
-        """The names of functions that emitters add to the module inside, or would if they weren't there."""
-        outer, inner = self.functions.asked, set[str]()
-        self.functions.asked = inner
-        yield inner
-        outer |= inner
-        self.functions.asked = outer
-
-    def tagged(self, name: str) -> str:
-        """The name as this module's texts spell it."""
-        known = self.functions.get(name)
-        keeps = known is not None and known.linkage in (Linkage.EXPORTED, Linkage.DECLARED)
-        return name if keeps or not self.target.tag else f"{name}.{self.target.tag}"
-
-    def declare(self, name: str, args: Sequence[str], result: str | None = None) -> None:
-        """Declares an external function (libm, say) once; before it is called."""
-        if name not in self.functions:
-            ret = f" -> {result}" if result else ""
-            signature = f"@{name}({', '.join(args)}){ret}"
-            self.functions[name] = Symbol("llvm.func", signature, signature, Linkage.DECLARED)
-
-    def add_constant(self, name: str, text: str, uses: Sequence[str] = ()) -> None:
-        """Adds a constant: MLIR from what follows its name on, with the names in `uses` as `tagged` spells them."""
-        body = f"constant @{self.tagged(name)}{text}"
-        self.globals[name] = Symbol("llvm.mlir.global", body, "", Linkage.INTERNAL, frozenset(uses))
-
-
-class Fn:
+class Fn(Arithmetic):
     """Builds one function. Finish with `done()`, which adds it to the module.
 
     `args` are (name, type) pairs; `results` at most one type. `inline` functions are always inlined and not exported.
@@ -213,12 +69,11 @@ class Fn:
         inline: bool = False,
         noinline: bool = False,
     ) -> None:
+        super().__init__()
         self.module, self.name, self.result = module, name, result
         self._args = [V(f"%{n}", t) for n, t in args]
         self._internal, self._inline, self._noinline = internal, inline, noinline
         self._lines: list[str] = []
-        self._consts: dict[tuple[str, str], V] = {}
-        self._entry: list[str] = []
         self._uses: set[str] = set()
         self._n = 0
         self._indent = 1
@@ -338,244 +193,6 @@ class Fn:
     def branch(self, cond: V, then: str, other: str) -> None:
         """Ends the block: goes to one of two labels."""
         self.raw(f"llvm.cond_br {cond.name}, ^{then}, ^{other}")
-
-    # ------------------------------------------------------------------ constants and coercion
-    def const(self, value: int | float | bool, ty: str) -> V:
-        """A constant (splat for vector types), placed in the entry block once."""
-        elem = elem_of(ty)
-        if elem in _FLOATS:
-            text = _float_text(float(value), elem)
-        elif elem == I1:
-            text = "true" if value else "false"
-        else:
-            text = str(int(value))
-        key = (text, ty)
-        if key not in self._consts:
-            r = self.fresh(ty)
-            lit = f"dense<{text}>" if lanes_of(ty) else text
-            suffix = "" if elem == I1 and not lanes_of(ty) else f" : {ty}"
-            self._entry.append(f"  {r.name} = arith.constant {lit}{suffix}")
-            self._consts[key] = r
-        return self._consts[key]
-
-    def dense(self, values: Sequence[int | float], elem: str) -> V:
-        """A constant vector with the given elements."""
-        ty = vec(elem, len(values))
-        text = ", ".join(_float_text(float(v), elem) if elem in _FLOATS else str(int(v)) for v in values)
-        key = (f"[{text}]", ty)
-        if key not in self._consts:
-            r = self.fresh(ty)
-            self._entry.append(f"  {r.name} = arith.constant dense<[{text}]> : {ty}")
-            self._consts[key] = r
-        return self._consts[key]
-
-    def iota(self, elem: str = I64, lanes: int = 0) -> V:
-        return self.dense(range(lanes or self.lanes), elem)
-
-    def i64(self, x: Num) -> V:
-        return x if isinstance(x, V) else self.const(int(x), I64)
-
-    def _pair(self, a: Num, b: Num) -> tuple[V, V]:
-        """Brings two operands to one type: numbers become constants, scalars are splat against vectors."""
-        if not isinstance(a, V):
-            if not isinstance(b, V):
-                return self.const(a, I64), self.const(b, I64)
-            return self.const(a, b.type), b
-        if not isinstance(b, V):
-            return a, self.const(b, a.type)
-        if a.lanes and not b.lanes:
-            b = self.splat(b, a.lanes)
-        elif b.lanes and not a.lanes:
-            a = self.splat(a, b.lanes)
-        if a.type != b.type:
-            raise AssertionError(f"operands of different types {a.type} and {b.type}")
-        return a, b
-
-    def splat(self, x: V, lanes: int = 0) -> V:
-        ty = vec(x.type, lanes or self.lanes)
-        return self.op(ty, f"vector.broadcast {x.name} : {x.type} to {ty}")
-
-    # ------------------------------------------------------------------ arithmetic
-    @contextmanager
-    def wrapping(self) -> Iterator[None]:
-        """Integer arithmetic in here is modulo 2^64, as everywhere in kernels; in host functions it is for estimates."""
-        yield
-
-    def assume(self, x: V, lo: int | None = None, hi: int | None = None) -> V:
-        """Says that an integer lies in lo..hi; of use in host functions only, which prove with it that sizes fit."""
-        return x
-
-    def interval(self, x: Num) -> tuple[int, int]:
-        """Where an integer lies, as far as that is known."""
-        return -(1 << 63), (1 << 63) - 1
-
-    def _bin(self, int_op: str, float_op: str, a: Num, b: Num) -> V:
-        x, y = self._pair(a, b)
-        name = float_op if x.is_float else int_op
-        if not name:
-            raise AssertionError(f"no such operation on {x.type}")
-        # Which of 0 and -0 is larger is left open, as PyTorch leaves it: half the instructions on x86.
-        flags = " fastmath<nsz>" if name in ("maximumf", "minimumf") else ""
-        return self.op(x.type, f"arith.{name} {x.name}, {y.name}{flags} : {x.type}")
-
-    def add(self, a: Num, b: Num) -> V:
-        if isinstance(b, int) and b == 0 and isinstance(a, V):
-            return a
-        return self._bin("addi", "addf", a, b)
-
-    def sub(self, a: Num, b: Num) -> V:
-        if isinstance(b, int) and b == 0 and isinstance(a, V):
-            return a
-        return self._bin("subi", "subf", a, b)
-
-    def mul(self, a: Num, b: Num) -> V:
-        if isinstance(b, int) and b == 1 and isinstance(a, V):
-            return a
-        return self._bin("muli", "mulf", a, b)
-
-    def div(self, a: Num, b: Num) -> V:
-        """Float division, or signed division rounded towards zero."""
-        return self._bin("divsi", "divf", a, b)
-
-    def rem(self, a: Num, b: Num) -> V:
-        """Remainder with the sign of the dividend."""
-        return self._bin("remsi", "remf", a, b)
-
-    def divu(self, a: Num, b: Num) -> V:
-        """Division of values known to be non-negative (cheaper than the signed one by powers of two)."""
-        return self._bin("divui", "", a, b)
-
-    def remu(self, a: Num, b: Num) -> V:
-        return self._bin("remui", "", a, b)
-
-    def ceildivu(self, a: Num, b: int | V) -> V:
-        return self.divu(self.add(a, b - 1 if isinstance(b, int) else self.sub(b, 1)), b)
-
-    def floordiv(self, a: Num, b: Num) -> V:
-        return self._bin("floordivsi", "", a, b)
-
-    def min(self, a: Num, b: Num) -> V:
-        """Minimum; a NaN operand gives NaN, zeros of either sign are equal."""
-        return self._bin("minsi", "minimumf", a, b)
-
-    def max(self, a: Num, b: Num) -> V:
-        """Maximum; a NaN operand gives NaN, zeros of either sign are equal."""
-        return self._bin("maxsi", "maximumf", a, b)
-
-    def maxnum(self, a: Num, b: Num) -> V:
-        """Maximum that ignores NaN (one instruction on x86)."""
-        return self._bin("maxsi", "maxnumf", a, b)
-
-    def minnum(self, a: Num, b: Num) -> V:
-        return self._bin("minsi", "minnumf", a, b)
-
-    def and_(self, a: Num, b: Num) -> V:
-        return self._bin("andi", "", a, b)
-
-    def or_(self, a: Num, b: Num) -> V:
-        return self._bin("ori", "", a, b)
-
-    def xor(self, a: Num, b: Num) -> V:
-        return self._bin("xori", "", a, b)
-
-    def shl(self, a: Num, b: Num) -> V:
-        return self._bin("shli", "", a, b)
-
-    def shr(self, a: Num, b: Num) -> V:
-        """Arithmetic shift right."""
-        return self._bin("shrsi", "", a, b)
-
-    def not_(self, a: V) -> V:
-        return self.xor(a, self.const(1 if a.elem == I1 else -1, a.type))
-
-    def neg(self, a: V) -> V:
-        if a.is_float:
-            return self.op(a.type, f"arith.negf {a.name} : {a.type}")
-        return self.sub(self.const(0, a.type), a)
-
-    def fma(self, a: V, b: V, c: V) -> V:
-        """a * b + c, rounded once."""
-        a, b = self._pair(a, b)
-        a, c = self._pair(a, c)
-        if a.lanes:
-            return self.op(a.type, f"vector.fma {a.name}, {b.name}, {c.name} : {a.type}")
-        return self.op(a.type, f"llvm.intr.fma({a.name}, {b.name}, {c.name}) : ({a.type}, {a.type}, {a.type}) -> {a.type}")
-
-    def cmp(self, pred: str, a: Num, b: Num) -> V:
-        """Comparison: eq ne lt le gt ge; floats ordered except `ne` (true on NaN); `uno` is true if one is NaN. Ints signed."""
-        x, y = self._pair(a, b)
-        ty = vec(I1, x.lanes) if x.lanes else I1
-        if x.is_float:
-            p = {"ne": "une", "uno": "uno"}.get(pred, "o" + pred)
-            return self.op(ty, f"arith.cmpf {p}, {x.name}, {y.name} : {x.type}")
-        p = pred if pred in ("eq", "ne") or pred[0] == "u" else "s" + pred
-        return self.op(ty, f"arith.cmpi {p}, {x.name}, {y.name} : {x.type}")
-
-    def select(self, c: V, a: Num, b: Num) -> V:
-        x, y = self._pair(a, b)
-        if c.lanes and not x.lanes:
-            x, y = self.splat(x, c.lanes), self.splat(y, c.lanes)
-        cond = f"{c.name} : {c.type + ', ' if c.lanes else ''}{x.type}"
-        head, _, ty = cond.partition(" : ")
-        return self.op(x.type, f"arith.select {head}, {x.name}, {y.name} : {ty}")
-
-    def unary(self, intrinsic: str, a: V) -> V:
-        """An LLVM intrinsic with one float operand, e.g. sqrt, floor, ceil, trunc, rint/nearbyint, fabs, roundeven."""
-        return self.op(a.type, f"llvm.intr.{intrinsic}({a.name}) : ({a.type}) -> {a.type}")
-
-    def intrinsic(self, name: str, ty: str, *args: V) -> V:
-        """Any LLVM intrinsic by full name, e.g. llvm.x86.avx512bf16.dpbf16ps.512."""
-        names, tys = ", ".join(a.name for a in args), ", ".join(a.type for a in args)
-        return self.op(ty, f'llvm.call_intrinsic "{name}"({names}) : ({tys}) -> {ty}')
-
-    # ------------------------------------------------------------------ conversion
-    def _conv(self, name: str, a: V, elem: str) -> V:
-        ty = vec(elem, a.lanes) if a.lanes else elem
-        return self.op(ty, f"arith.{name} {a.name} : {a.type} to {ty}")
-
-    def cast(self, a: V, elem: str, *, signed: bool = True) -> V:
-        """Value conversion to another element type; floats to ints truncate, i1 is 0 or 1, to i1 means != 0."""
-        src = a.elem
-        if src == elem:
-            return a
-        if elem == I1:
-            return self.cmp("ne", a, self.const(0, a.type))
-        if src in _FLOATS and elem in _FLOATS:
-            if BITS[src] == BITS[elem]:
-                return self._conv("truncf", self._conv("extf", a, F32), elem)
-            return self._conv("extf" if BITS[elem] > BITS[src] else "truncf", a, elem)
-        if src in _FLOATS:
-            return self._conv("fptosi" if signed else "fptoui", a, elem)
-        if elem in _FLOATS:
-            return self._conv("uitofp" if src == I1 or not signed else "sitofp", a, elem)
-        if BITS[elem] < BITS[src]:
-            return self._conv("trunci", a, elem)
-        return self._conv("extui" if src == I1 or not signed else "extsi", a, elem)
-
-    def bitcast(self, a: V, elem: str) -> V:
-        return self._conv("bitcast", a, elem)
-
-    # ------------------------------------------------------------------ vectors
-    def extract(self, a: V, i: int) -> V:
-        return self.op(a.elem, f"vector.extract {a.name}[{i}] : {a.elem} from {a.type}")
-
-    def insert(self, x: V, a: V, i: int) -> V:
-        return self.op(a.type, f"vector.insert {x.name}, {a.name}[{i}] : {x.type} into {a.type}")
-
-    def shuffle(self, a: V, b: V, idx: Sequence[int]) -> V:
-        ty = vec(a.elem, len(idx))
-        return self.op(ty, f"vector.shuffle {a.name}, {b.name} [{', '.join(map(str, idx))}] : {a.type}, {b.type}")
-
-    def reduce(self, kind: str, a: V) -> V:
-        """Horizontal reduction: add mul minsi maxsi minimumf maximumf minnumf maxnumf and or. Float sums are reassociated."""
-        fm = " fastmath<reassoc>" if a.is_float and kind in ("add", "mul") else ""
-        return self.op(a.elem, f"vector.reduction <{kind}>, {a.name}{fm} : {a.type} into {a.elem}")
-
-    def tail_mask(self, n: V, lanes: int = 0) -> V:
-        """Lanes below `n` (i64, may exceed the lane count)."""
-        lanes = lanes or self.lanes
-        n32 = self.cast(self.min(n, lanes), I32)
-        return self.cmp("lt", self.iota(I32, lanes), self.splat(n32, lanes))
 
     # ------------------------------------------------------------------ memory
     def gep(self, p: V, i: Num, elem: str) -> V:
@@ -698,18 +315,3 @@ class Fn:
     def address_of(self, symbol: str) -> V:
         self._uses.add(symbol)
         return self.op(PTR, f"llvm.mlir.addressof @{self.module.tagged(symbol)} : !llvm.ptr")
-
-
-def _float_text(x: float, elem: str) -> str:
-    """MLIR takes decimal literals only for finite values; the others are written as bits."""
-    if elem in ("f16", "bf16") and (x != x or x in (float("inf"), float("-inf"))):
-        table = {"f16": ("0x7E00", "0x7C00", "0xFC00"), "bf16": ("0x7FC0", "0x7F80", "0xFF80")}[elem]
-        return table[0] if x != x else table[1] if x > 0 else table[2]
-    if elem == "f32":
-        if x == x and abs(x) > 3.4028235677973366e38 and abs(x) != float("inf"):
-            x = float("inf") if x > 0 else float("-inf")
-        return f"0x{struct.unpack('<I', struct.pack('<f', x))[0]:08X}"
-    if elem == "f64":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}"
-    mantissa, e, exponent = repr(float(x)).partition("e")
-    return (mantissa if "." in mantissa else mantissa + ".0") + e + exponent

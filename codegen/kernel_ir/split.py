@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from dhlo.codegen.kernel_ir.builder import KernelModule, Linkage, Symbol
 
-__all__ = ["split_module"]
+__all__ = ["Part", "split_module"]
+
+_LARGE: Final = 100_000
+"""Characters of functions that are a part of their own: tables of kernels of products and convolutions."""
 
 
-def split_module(module: KernelModule, parts: int) -> list[str]:
-    """Module texts; the first holds the host program, which is the function that is exported. What other parts use is visible to
-    them, and hidden from the model's users when it is linked."""
+@dataclass(frozen=True)
+class Part:
+    """A module's text. What is `common` is named by its content and nothing of one program alone: others have the same text."""
+
+    text: str
+    common: bool = False
+
+
+def split_module(module: KernelModule, parts: int) -> list[Part]:
+    """At most `parts` parts, and one for each that is large; the first holds the host program, which is the function that is
+    exported. What other parts use is visible to them, and hidden from the model's users when it is linked."""
     symbols = {**module.globals, **module.functions}
     roots = [n for n, s in symbols.items() if not _is_copied(s)]
     groups = sorted(_components(roots, symbols), key=lambda g: -_weight(g, symbols))
+    host = [g for g in groups if any(_is_host(symbols[n]) for n in g)]
+    large = [g for g in groups if g not in host and _weight(g, symbols) >= _LARGE]
     bins: list[list[str]] = [[] for _ in range(max(1, parts))]
-    for g in groups:
+    for g in [*host, *(g for g in groups if g not in host and g not in large)]:
         min(bins, key=lambda b: _weight(b, symbols)).extend(g)
-    bins.sort(key=lambda b: not any(_is_host(symbols[n]) for n in b))
-    return [_text(symbols, b) for b in bins if b]
+    first, *rest = [Part(_text(symbols, b)) for b in bins if b]
+    return [first, *(Part(_text(symbols, g), common=True) for g in large), *rest]
 
 
 def _is_copied(s: Symbol) -> bool:

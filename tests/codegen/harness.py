@@ -15,7 +15,7 @@ from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
 from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 
-__all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address"]
+__all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address", "build_hosts"]
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -88,9 +88,16 @@ class TestHost:
 
     def build(self) -> Program:
         """Finishes the host function and compiles the module."""
-        self.fn.done()
-        jit = Jit([compile_object(lower_to_llvm_ir(self.module.text(), self.module.target), self.module.target)])
-        return Program(jit, jit.address(self.fn.name), tuple(self.names))
+        return build_hosts([self])[0]
+
+
+def build_hosts(hosts: Sequence[TestHost]) -> list[Program]:
+    """Finishes host functions of one module, which differ in name, and compiles it once."""
+    for host in hosts:
+        host.fn.done()
+    (module,) = {id(h.module): h.module for h in hosts}.values()
+    jit = Jit([compile_object(lower_to_llvm_ir(module.text(), module.target), module.target)])
+    return [Program(jit, jit.address(h.fn.name), tuple(h.names)) for h in hosts]
 
 
 @dataclass(frozen=True)

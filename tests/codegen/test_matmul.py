@@ -29,9 +29,6 @@ DTYPES = {F32: np.float32, F64: np.float64, BF16: np.uint16, I8: np.int8, I32: n
 LEVEL = parse_target(TARGET.name.partition("+")[0])
 """The target without extensions."""
 PLAIN = tile_spec(LEVEL)
-SPECS = [TILES]
-if TARGET.is_x86 and TARGET.vector_bits == 512:  # the lower level runs as well
-    SPECS.append(tile_spec(parse_target("x86-64-v3")))
 STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
 NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
 
@@ -98,7 +95,7 @@ def run(
     bias: Array | None = None,
     num_threads: int = 1,
     seed: int | None = None,
-    spec: TileSpec = PLAIN,
+    spec: TileSpec = TILES,
     bf16_percent: int = 200,
     l2_bytes: int = 1 << 20,
 ) -> Array:
@@ -167,27 +164,24 @@ def cases(count: int, seed: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("elem", [F32, F64])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_every_row_count_and_random_sizes(spec: TileSpec, elem: str, packed: bool) -> None:
+def test_every_row_count_and_random_sizes(elem: str, packed: bool) -> None:
     rng = np.random.default_rng(1)
     sizes = [*((m, n, 33) for m in range(1, 32) for n in (31, 161)), *cases(60, 1), *itertools.product((0, 1, 15), repeat=3)]
     for i, (m, n, k) in enumerate(sizes):
         a, b = tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, n), elem)
-        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3, spec=spec), a, b)
+        check(run(a, b, packed=packed, seed=i if i % 2 else None, num_threads=1 + i % 3), a, b)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(257, 257, 257), (700, 100, 1500), (3, 1030, 2048), (129, 33, 4096), (29, 480, 768)])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_larger_sizes_on_any_split(spec: TileSpec, m: int, n: int, k: int) -> None:
+def test_larger_sizes_on_any_split(m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(2)
     a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
     for threads, seed in ((1, None), (2, None), (7, None), (2, 5), (3, 6)):
-        check(run(a, b, packed=True, num_threads=threads, seed=seed, spec=spec), a, b)
-    check(run(a, b, packed=False, num_threads=2, spec=spec), a, b)
+        check(run(a, b, packed=True, num_threads=threads, seed=seed), a, b)
+    check(run(a, b, packed=False, num_threads=2), a, b)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_strided_and_transposed_operands(spec: TileSpec) -> None:
+def test_strided_and_transposed_operands() -> None:
     rng = np.random.default_rng(3)
     for i, (m, n, k) in enumerate([*cases(40, 3), (20, 200, 40), (100, 300, 64)]):
         a_forms = [
@@ -203,34 +197,31 @@ def test_strided_and_transposed_operands(spec: TileSpec) -> None:
             tensor(rng, (1, 1, k, 2 * n))[..., ::2],
         ]
         a, b = a_forms[i % 5], b_forms[i % 3]
-        check(run(a, b, packed=False, seed=i, spec=spec), a, b)
-        check(run(a, b, packed=True, spec=spec), a, b)
+        check(run(a, b, packed=False, seed=i), a, b)
+        check(run(a, b, packed=True), a, b)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_batches_and_broadcast(spec: TileSpec, packed: bool) -> None:
+def test_batches_and_broadcast(packed: bool) -> None:
     rng = np.random.default_rng(4)
     for i, (m, n, k) in enumerate([(5, 40, 17), (1, 33, 64), (16, 16, 16), (31, 200, 3), (1, 0, 4), (40, 170, 20)]):
         for b0, b1 in ((3, 2), (1, 4), (2, 1), (0, 3), (3, 0)):
             a = tensor(rng, (b1, b0, m, k)).swapaxes(0, 1)
             for shape in ((b0, b1), (1, b1), (b0, 1), (1, 1)):
                 b = np.broadcast_to(tensor(rng, (*shape, k, n)), (b0, b1, k, n))
-                check(run(a, b, packed=packed, seed=i, spec=spec), a, b)
+                check(run(a, b, packed=packed, seed=i), a, b)
             a_shared = np.broadcast_to(tensor(rng, (1, 1, m, k)), (b0, b1, m, k))
-            check(run(a_shared, b, packed=packed, num_threads=2, spec=spec), a_shared, b)
+            check(run(a_shared, b, packed=packed, num_threads=2), a_shared, b)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_epilogue_sees_every_element_once(spec: TileSpec) -> None:
+def test_epilogue_sees_every_element_once() -> None:
     rng = np.random.default_rng(5)
     for i, (m, n, k) in enumerate([*cases(25, 5), (15, 33, 0), (300, 65, 8)]):
         a, b, bias = tensor(rng, (2, 1, m, k)), tensor(rng, (2, 1, k, n)), tensor(rng, (n,))
-        check(run(a, b, packed=i % 2 == 0, bias=bias, seed=i, num_threads=2, spec=spec), a, b, bias)
+        check(run(a, b, packed=i % 2 == 0, bias=bias, seed=i, num_threads=2), a, b, bias)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_non_finite_values_pass(spec: TileSpec) -> None:
+def test_non_finite_values_pass() -> None:
     rng = np.random.default_rng(6)
     for m, n, k in ((3, 40, 20), (20, 200, 33), (20, 33, 1024)):
         a, b = tensor(rng, (1, 1, m, k)), np.abs(tensor(rng, (1, 1, k, n))) + 1
@@ -238,22 +229,21 @@ def test_non_finite_values_pass(spec: TileSpec) -> None:
         with np.errstate(invalid="ignore"):
             want = a.astype(np.float64) @ b.astype(np.float64)
         for packed in (True, False):
-            got = run(a, b, packed=packed, spec=spec)
+            got = run(a, b, packed=packed)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_few_rows_stream_b_in_place(spec: TileSpec) -> None:
+def test_few_rows_stream_b_in_place() -> None:
     rng = np.random.default_rng(10)
     sizes = [*itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3))]
     for m, n, k, batch in [*sizes, (1, 8300, 19, 1), (2, 4500, 9, 2)]:
         a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2 : n + 2]
-        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3, spec=spec), a, b)
-        check(run(a, b, packed=False, num_threads=2, spec=spec), a, b)
+        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3), a, b)
+        check(run(a, b, packed=False, num_threads=2), a, b)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, *({PLAIN} - {*SPECS})], ids=str)
+@pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)
 @pytest.mark.parametrize("packed", [True, False])
 def test_bf16(spec: TileSpec, packed: bool) -> None:
     rng = np.random.default_rng(9)
@@ -290,23 +280,21 @@ def test_slow_dot_products_of_bf16_are_not_used(percent: int) -> None:
     assert np.array_equal(got, plain) == (percent < 80)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_splits_and_threads_do_not_change_bits(spec: TileSpec) -> None:
+def test_splits_and_threads_do_not_change_bits() -> None:
     rng = np.random.default_rng(7)
     for m, n, k in ((61, 190, 300), (61, 190, 1024), *((m, n, 400) for m in (13, 15, 19, 29, 31) for n in (10, 24, 70))):
         a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
-        whole = run(a, b, packed=True, spec=spec)
+        whole = run(a, b, packed=True)
         for seed in range(4):
-            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed, num_threads=1 + 3 * seed, spec=spec), whole)
-            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed, spec=spec), whole)
-        few = run(a[:, :, :3], b, packed=False, spec=spec)
-        np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5, spec=spec), few)
+            np.testing.assert_array_equal(run(a, b, packed=True, seed=seed, num_threads=1 + 3 * seed), whole)
+            np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed), whole)
+        few = run(a[:, :, :3], b, packed=False)
+        np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5), few)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("elem", [F32, F64, BF16])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_chunks_of_k_do_not_change_bits(spec: TileSpec, elem: str, packed: bool) -> None:
+def test_chunks_of_k_do_not_change_bits(elem: str, packed: bool) -> None:
     """A small second-level cache cuts k, groups of panels and rows; what is added to waiting sums keeps its order."""
     rng = np.random.default_rng(11)
     sizes = [(m, 33 + 16 * (m % 5), k) for m in (1, 6, 7, 12, 13, 14, 15, 29, 61) for k in (512, 513, 700)]
@@ -314,10 +302,10 @@ def test_chunks_of_k_do_not_change_bits(spec: TileSpec, elem: str, packed: bool)
         a_forms = [tensor(rng, (2, 1, m, k), elem), tensor(rng, (2, 1, k, m), elem).swapaxes(2, 3)]
         b_forms = [tensor(rng, (2, 1, n, k), elem).swapaxes(2, 3), tensor(rng, (1, 1, k, n), elem)]
         a, b = a_forms[i % 2], np.broadcast_to(b_forms[i // 2 % 2], (2, 1, k, n))
-        whole = run(a, b, packed=packed, spec=spec, l2_bytes=64 << 20)
+        whole = run(a, b, packed=packed, l2_bytes=64 << 20)
         check(whole, a, b)
         for threads, seed in ((1, None), (2, None), (3, i)):
-            got = run(a, b, packed=packed, spec=spec, num_threads=threads, seed=seed, l2_bytes=128 << 10)
+            got = run(a, b, packed=packed, num_threads=threads, seed=seed, l2_bytes=128 << 10)
             np.testing.assert_array_equal(got, whole)
 
 
@@ -341,17 +329,16 @@ class Halves:
         return c.scratch, fn.i64(0)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_other_sources_of_panels(spec: TileSpec) -> None:
-    module = KernelModule(spec.target)
+def test_other_sources_of_panels() -> None:
+    module = KernelModule(TILES.target)
     host = TestHost(module, asked=["l2_bytes"])
     p = {x: host.size(x) for x in ("m", "n", "k", "c", "l2_bytes")}
     a, b, fn = host.pointer("a"), host.pointer("b"), host.fn
     eargs = fn.alloca(4, I64)
     for i, x in enumerate(("c", "m", "n", "c")):
         fn.store(p[x], fn.gep(eargs, i, I64))
-    epilogue = fn.address_of(emit_epilogue(module, F32, spec.lanes(F32), bias_relu=False))
-    product, zero, one = Matmul(F32, spec), fn.i64(0), fn.i64(1)
+    epilogue = fn.address_of(emit_epilogue(module, F32, TILES.lanes(F32), bias_relu=False))
+    product, zero, one = Matmul(F32, TILES), fn.i64(0), fn.i64(1)
     product.emit_kernels_from(module, Halves())
     x = Operands(a, b, p["m"], p["n"], p["k"], [zero, zero, p["k"], one], [], [one, one], epilogue, eargs)
     product.launch_from(host, x, Halves(), [b])
@@ -359,7 +346,7 @@ def test_other_sources_of_panels(spec: TileSpec) -> None:
     for i, (m, n, k) in enumerate([(1, 33, 700), (14, 64, 5), (31, 100, 700), (40, 257, 2049), (5, 7, 0)]):
         left, right = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
         c = aligned(max(1, m * n) * 4).view(np.float32)
-        packed = pack_b(right / 2, False, spec.panel(F32))
+        packed = pack_b(right / 2, False, TILES.panel(F32))
         built(num_threads=1 + i % 2, seed=i, a=left, b=packed, c=c, m=m, n=n, k=k, l2_bytes=128 << 10)
         check(c[: m * n].reshape(1, 1, m, n), left, right)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import dhlo
 from dhlo import _runtime
 from dhlo.api import _load_artifact
 from dhlo.callspec import read_call
-from dhlo.codegen.backends.cpu.llvm import code_features, emit_assembly
+from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, emit_assembly, lower_common
 from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_target, parse_targets
@@ -198,11 +198,13 @@ def test_rounding_to_bf16_calls_nothing(name: str) -> None:
 
 def test_features_are_those_that_the_code_names() -> None:
     target = parse_target("x86-64-v4+bf16+vnni")
-    dot = "declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)\n"
+    dot = '%3 = llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"(%0, %1, %2) : (vector<16xf32>) -> vector<16xf32>\n'
     assert code_features(dot, target) == [*V4.features, "avx512bf16"]
-    assert code_features("  %1 = load bfloat, ptr %0\n", target) == [*V4.features, "avx512bf16"]
-    assert code_features('@name = constant [4 x i8] c"@llvm.x86.avx512vnni.x"\n', target) == [*V4.features]
-    bytes_ = "declare <8 x i32> @llvm.x86.avx512.vpdpbusd.256(<8 x i32>, <32 x i8>, <32 x i8>)\n"
+    assert code_features("  %1 = llvm.load %0 : !llvm.ptr -> bf16\n", target) == [*V4.features, "avx512bf16"]
+    assert code_features("  %1 = llvm.load %0 : !llvm.ptr -> vector<16xbf16>\n", target) == [*V4.features, "avx512bf16"]
+    name = 'llvm.mlir.global constant @name("a bf16 and @llvm.x86.avx512vnni.x") : !llvm.array<34 x i8>\n'
+    assert code_features(name + "llvm.call @copy_bf16(%0) : (!llvm.ptr) -> ()\n", target) == [*V4.features]
+    bytes_ = '%3 = llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.256"(%0, %1, %2) : (vector<8xi32>) -> vector<8xi32>\n'
     assert code_features(bytes_, parse_target("x86-64-v3+vnni")) == [*V3.features, "avxvnni"]
     with pytest.raises(dhlo.CompileError, match="needs avx512bf16, which the target 'x86-64-v4' lacks"):
         code_features(dot, V4)
@@ -242,7 +244,7 @@ def test_symbols_end_with_the_targets_tag() -> None:
 
 
 def test_parts_hold_what_calls_each_other() -> None:
-    parts = split_module(two_kernels(), 3)
+    parts = [p.text for p in split_module(two_kernels(), 3)]
     defined = [set(re.findall(r"llvm\.func (?:internal )?@([\w.]+)\([^\n]*\{$", p, re.MULTILINE)) for p in parts]
     assert "main" in defined[0]
     assert [d & {"outer.v3", "inner.v3"} for d in defined if d & {"outer.v3", "inner.v3"}] == [{"outer.v3", "inner.v3"}]
@@ -251,6 +253,19 @@ def test_parts_hold_what_calls_each_other() -> None:
         assert ("@table.v3(dense" in part) == ("outer.v3" in names)
         known = names | set(re.findall(r"(?:llvm\.func|constant) (?:internal )?@([\w.]+)\(", part))
         assert set(re.findall(r"@([\w.]+)", part)) <= known
+
+
+def test_programs_share_what_large_parts_were_compiled_to() -> None:
+    """Kernels of products are the same text in all programs, whatever is fused into them."""
+    rows = partial(export, dynamic_shapes=({0: Dim.AUTO},))
+    first = torch.nn.Linear(8, 40)
+    dhlo.compile(rows(first, (torch.randn(3, 8),)))
+    before = [kept.cache_info() for kept in (lower_common, compile_common)]
+    second = torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.GELU(), torch.nn.Softmax(-1))
+    model, x = dhlo.compile(rows(second, (torch.randn(3, 16),))), torch.randn(30, 16)
+    torch.testing.assert_close(model(x), second(x))
+    for old, kept in zip(before, (lower_common, compile_common), strict=True):
+        assert kept.cache_info().misses == old.misses and kept.cache_info().hits > old.hits
 
 
 # ---------------------------------------------------------------------------------------------------- several targets

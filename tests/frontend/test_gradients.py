@@ -69,7 +69,10 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+ALWAYS = ("strides", "depthwise", "transposed", "1d", "3d")
+
+
+@pytest.mark.parametrize("name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in CONVOLUTIONS])
 def test_convolution(name: str) -> None:
     where, weight, sizes, dtype, mask = (*CONVOLUTIONS[name], torch.float32, (True, True, True))[:5]
     n = len(weight) - 2

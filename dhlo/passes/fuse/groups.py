@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from dhlo.ir.dialect import build
@@ -30,79 +31,92 @@ def build_groups(g: Graph, block: Block) -> None:
             op.operation.erase()
 
 
-def _schedule(g: Graph, units: list[Unit]) -> list[Any]:
+Item = Unit | int
+"""What is put in order: a unit, or an op that stays alone."""
+
+
+def _ops(item: Item) -> list[int]:
+    return item.ops if isinstance(item, Unit) else [item]
+
+
+def _key(item: Item) -> int:
+    """Units are compared by identity."""
+    return id(item) if isinstance(item, Unit) else item
+
+
+def _schedule(g: Graph, units: list[Unit]) -> list[Item]:
     """Units and lone ops in an order in which everything is computed before it is used; otherwise as in the program."""
-    item_of: dict[int, Any] = {}
-    for u in units:
-        for n in u.ops:
-            item_of[n] = u
-    lone = dict.fromkeys(n for n, op in enumerate(g.ops) if n not in item_of and not kind_of(op).pullable)
+    items: list[Item] = [*units, *_lone_ops(g, {n for u in units for n in u.ops})]
+    items.sort(key=lambda item: _ops(item)[-1])
+    order = _Order(g, {n: item for item in items for n in _ops(item)})
+    for item in items:
+        order.visit(item)
+    return order.done
+
+
+def _lone_ops(g: Graph, grouped: set[int]) -> list[int]:
+    """Ops that are computed outside groups, and the views that they read."""
+    lone = dict.fromkeys(n for n, op in enumerate(g.ops) if n not in grouped and not kind_of(op).pullable)
     todo = list(lone)
-    for n in todo:  # views that they read stand beside them
+    for n in todo:
         for v in g.inputs(n):
             p = g.producer(v)
-            if p is not None and p not in item_of and p not in lone and kind_of(g.ops[p]).pullable:
+            if p is not None and p not in grouped and p not in lone and kind_of(g.ops[p]).pullable:
                 lone[p] = None
                 todo.append(p)
-    for n in lone:
-        item_of[n] = n
+    return list(lone)
 
-    def position(item: Any) -> int:
-        return int(item.ops[-1]) if isinstance(item, Unit) else int(item)
 
-    done: list[Any] = []
-    state: dict[int, int] = {}
-    needs_cache: dict[int, list[Any]] = {}
+class _Order:
+    """Items behind all that they need, depth first and without recursion: programs have chains of thousands of ops."""
 
-    def needs(n: int) -> list[Any]:
-        """Items that must come before op n, looking through pulled ops."""
-        todo = [n]
-        while todo:
-            k = todo[-1]
-            missing = [p for p in g.sources[k] if p not in item_of and p not in needs_cache]
-            if k not in needs_cache and not missing:
-                needs_cache[k] = _dedupe([x for p in g.sources[k] for x in ([item_of[p]] if p in item_of else needs_cache[p])])
-            if missing:
-                todo += missing
-            else:
-                todo.pop()
-        return needs_cache[n]
+    def __init__(self, g: Graph, item_of: dict[int, Item]) -> None:
+        self._g, self._item_of = g, item_of
+        self._needs: dict[int, list[Item]] = {}  # of ops
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+        self.done: list[Item] = []
 
-    def visit(item: Any) -> None:
-        stack = [(item, iter(_dedupe([x for n in (item.ops if isinstance(item, Unit) else [item]) for x in needs(n)])))]
-        state[id(item) if isinstance(item, Unit) else item] = 1
+    def visit(self, item: Item) -> None:
+        """Appends an item and what it needs to `done`, where they aren't yet."""
+        if _key(item) in self._begun:
+            return
+        stack = [self._begin(item)]
         while stack:
             current, rest = stack[-1]
-            for x in rest:
-                key = id(x) if isinstance(x, Unit) else x
-                if x is current or state.get(key) == 2:
-                    continue
-                if state.get(key) == 1:
-                    raise AssertionError("fusion made a cycle")
-                state[key] = 1
-                stack.append((x, iter(_dedupe([y for n in (x.ops if isinstance(x, Unit) else [x]) for y in needs(n)]))))
-                break
-            else:
+            x = next((x for x in rest if _key(x) != _key(current) and _key(x) not in self._finished), None)
+            if x is None:
                 stack.pop()
-                state[id(current) if isinstance(current, Unit) else current] = 2
-                done.append(current)
+                self._finished.add(_key(current))
+                self.done.append(current)
+            elif _key(x) in self._begun:
+                raise AssertionError("fusion made a cycle")
+            else:
+                stack.append(self._begin(x))
 
-    items: list[Any] = sorted([*units, *lone], key=position)
-    for item in items:
-        if state.get(id(item) if isinstance(item, Unit) else item) != 2:
-            visit(item)
-    return done
+    def _begin(self, item: Item) -> tuple[Item, Iterator[Item]]:
+        self._begun.add(_key(item))
+        return item, iter(_dedupe([x for n in _ops(item) for x in self._needed(n)]))
+
+    def _needed(self, op: int) -> list[Item]:
+        """Items that must come before an op, looking through pulled ops."""
+        todo = [op]
+        while todo:
+            n = todo[-1]
+            sources = self._g.sources[n]
+            missing = [p for p in sources if p not in self._item_of and p not in self._needs]
+            if missing:
+                todo += missing
+                continue
+            if n not in self._needs:
+                found = [x for p in sources for x in ([self._item_of[p]] if p in self._item_of else self._needs[p])]
+                self._needs[n] = _dedupe(found)
+            todo.pop()
+        return self._needs[op]
 
 
-def _dedupe(items: list[Any]) -> list[Any]:
-    seen: set[int] = set()
-    out = []
-    for x in items:
-        key = id(x) if isinstance(x, Unit) else x
-        if key not in seen:
-            seen.add(key)
-            out.append(x)
-    return out
+def _dedupe(items: list[Item]) -> list[Item]:
+    return list({_key(x): x for x in items}.values())
 
 
 def _build_group(g: Graph, unit: Unit, before: Any) -> Any:

@@ -19,8 +19,8 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Matmul", "Operands", "workspace_bytes"]
 
-# Addresses this far apart share sets of the first-level cache, whatever its size.
-_L1_WAY_BYTES = 4096
+# Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
+_L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 # What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
@@ -231,15 +231,16 @@ class Matmul:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
-        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use.
+        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
+        stride that is known and suits every machine leaves no choice, and no code for the other form of A.
         """
         fn = host.fn
         if True not in self._row_forms:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
-        room = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3)
-        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), room)
+        room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
+        fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, blocking: _Blocking) -> tuple[V, V]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, emit_microkernel_table, unit
@@ -55,8 +56,6 @@ class _Kernel:
         self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
         self.column_sums = fn.alloca(self.columns, I32) if spec.flips(elem) else None  # of a chunk of a panel
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
-        # Elements between rows of tiles that wait for the next chunk; where none waits, all use one.
-        self.kept = fn.select(fn.cmp("gt", self.chunks, 1), fn.i64(self.columns), 0)
 
     def emit(self) -> None:
         """Walks the row blocks that [begin, end) touches, each with its run of panels in groups."""
@@ -70,34 +69,53 @@ class _Kernel:
             split = RowSplit(fn, self.m, self.blocks, block, spec.rows(elem))
             at = fn.add(fn.add(fn.mul(i0, self.a0), fn.mul(i1, self.a1)), fn.mul(split.first, self.sm))
             a_block, matrix = fn.gep(self.a, at, elem), self.source.matrix(fn, elem, self.b, i0, i1)
-            in_run = fn.sub(p1, p0)
-            groups = fn.divu(fn.add(in_run, fn.sub(self.nc, 1)), self.nc)
-            with fn.loop(0, groups) as group, fn.loop(0, self.chunks) as chunk:
-                g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
-                self._group(batch, split, a_block, matrix, g0, g1, chunk.iv)
+
+            def whole() -> list[V]:
+                self._group(batch, split, a_block, matrix, p0, p1, None)
+                return []
+
+            def in_chunks() -> list[V]:
+                in_run = fn.sub(p1, p0)
+                groups = fn.divu(fn.add(in_run, fn.sub(self.nc, 1)), self.nc)
+                with fn.loop(0, groups) as group, fn.loop(0, self.chunks) as chunk:
+                    g0, g1 = (fn.add(p0, fn.divu(fn.mul(x, in_run), groups)) for x in (group.iv, fn.add(group.iv, 1)))
+                    self._group(batch, split, a_block, matrix, g0, g1, chunk.iv)
+                return []
+
+            # Most products are of one chunk: their tiles are spared what chunks ask for.
+            fn.if_else(fn.cmp("eq", self.chunks, 1), whole, in_chunks, [])
         fn.done()
 
-    def _group(self, batch: V, split: RowSplit, a_block: V, matrix: Sequence[V], g0: V, g1: V, chunk: V) -> None:
-        """One chunk of k of the panels [g0, g1)."""
+    def _group(self, batch: V, split: RowSplit, a_block: V, matrix: Sequence[V], g0: V, g1: V, chunk: V | None) -> None:
+        """The panels [g0, g1) in one chunk of k, or in whole depth."""
         fn, spec, elem = self.fn, self.spec, self.elem
-        first = fn.mul(chunk, self.kc)
-        size, begins = fn.min(fn.sub(self.steps, first), self.kc), fn.mul(first, depth(elem))
-        elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
-        a_chunk = fn.gep(a_block, fn.mul(begins, self.sk), elem)
+        first, begins, size, elements = fn.i64(0), fn.i64(0), self.steps, self.k
+        if chunk is not None:
+            first = fn.mul(chunk, self.kc)
+            size, begins = fn.min(fn.sub(self.steps, first), self.kc), fn.mul(first, depth(elem))
+            elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
+        a_chunk = a_block if chunk is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
         if not self.rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
         calls = _TileCalls.of(self, size, chunk)
+        slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
+        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
+        alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
+        single, whole = calls.single(split), fn.mul(self.steps, self.row_bytes)
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)
             width = fn.min(fn.sub(self.n, n0), self.columns)
             piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack)
             panel = self.source.chunk(fn, elem, spec, matrix, piece)
-            later, later_step = self._later(calls, split, panel, matrix, piece, p.iv, g0, g1)
+            if self.source.in_place:
+                onward = whole if chunk is None else self._onward(calls, piece, p.iv, g0, g1)
+                later, later_step = fn.gep(panel, fn.select(single, alone, onward), I8), slices
+            else:
+                later, later_step = self.source.ahead(fn, elem, spec, matrix, piece)
             variants = calls.variants(width) if spec.per_panel == 1 else None
-            tile_row = fn.mul(fn.sub(p.iv, g0), split.size)
             slice_bytes = fn.mul(size, later_step)
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
@@ -111,33 +129,25 @@ class _Kernel:
                 else:
                     lead = fn.cmp("eq", i.iv, 0)
                     fetch, step = fn.select(lead, later, panel), fn.select(lead, later_step, 0)
-                tile = fn.gep(self.tile, fn.mul(fn.add(tile_row, offset), self.kept), self.part)
+                tile = self.tile
+                if chunk is not None:  # whose tiles wait for the next, side by side
+                    tile_row = fn.add(fn.mul(fn.sub(p.iv, g0), split.size), offset)
+                    tile = fn.gep(tile, fn.mul(tile_row, self.columns), self.part)
                 place = [batch, fn.add(split.first, offset), n0, mr, width]
                 if variants is not None:
                     calls.emit(variants, a, panel, tile, place, spec.nr(elem), fetch, step)
                 else:
-                    calls.emit_across(a, panel, tile, self.kept, place, fetch, step, slices=self.source.in_place)
+                    calls.emit_across(a, panel, tile, place, fetch, step, slices=self.source.in_place)
 
-    def _later(
-        self, calls: _TileCalls, split: RowSplit, panel: V, matrix: Sequence[V], c: Chunk, p: V, g0: V, g1: V
-    ) -> tuple[V, V]:
-        """What the tiles of a panel's chunk prefetch, and how many bytes further at each step of k: each a slice of the packed
-        chunk that is read next; or the first all that will be copied next.
-
-        After a panel comes the group's next, after the last the first one's next chunk, after all chunks the next group. Where one
-        tile takes all rows, it streams ahead in its own panel.
-        """
+    def _onward(self, calls: _TileCalls, c: Chunk, p: V, g0: V, g1: V) -> V:
+        """How many bytes on is the packed chunk that is read after that of panel `p`: the group's next panel's, after the last the
+        first one's next chunk, after all chunks the next group's."""
         fn = self.fn
-        if not self.source.in_place:
-            return self.source.ahead(fn, self.elem, self.spec, matrix, c)
+        assert calls.last is not None
         whole = fn.mul(self.steps, self.row_bytes)
         again = fn.sub(fn.mul(c.units, self.row_bytes), fn.mul(fn.sub(p, g0), whole))
         turn = fn.select(calls.last, fn.sub(whole, fn.mul(c.first, self.row_bytes)), again)
-        onward = fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
-        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
-        alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
-        at = fn.gep(panel, fn.select(calls.single(split), alone, onward), I8)
-        return at, fn.divu(fn.const(self.row_bytes, I64), split.panels)
+        return fn.select(fn.cmp("lt", fn.add(p, 1), g1), whole, turn)
 
 
 @dataclass(frozen=True)
@@ -150,22 +160,23 @@ class _TileCalls:
     fn: Fn
     table: V
     steps: V  # of the chunk of k
-    adds: V  # whether it adds to the tile
-    accumulate: V  # the same for micro-kernels
-    last: V  # whether the tile is finished then
-    touches: V  # whether its memory is to be prefetched
+    adds: V | None  # whether it adds to the tile; None where it is all of k
+    last: V | None  # whether the tile is finished then
+    accumulate: V  # for micro-kernels
+    touches: V  # whether the tile's memory is to be prefetched
     epilogue: V
     touch: V
     eargs: V
 
     @classmethod
-    def of(cls, kernel: _Kernel, steps: V, chunk: V) -> _TileCalls:
+    def of(cls, kernel: _Kernel, steps: V, chunk: V | None) -> _TileCalls:
         fn = kernel.fn
-        adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
-        touches = fn.and_(kernel.touches, last)
-        functions = kernel.epilogue, kernel.touch, kernel.eargs
-        accumulate, table = fn.select(adds, fn.i64(1), 0), fn.address_of(kernel.table)
-        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, steps, adds, accumulate, last, touches, *functions)
+        adds, last, accumulate, touches = None, None, fn.i64(0), kernel.touches
+        if chunk is not None:
+            adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
+            accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
+        functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
+        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, steps, adds, last, accumulate, touches, *functions)
 
     def single(self, split: RowSplit) -> V:
         """Whether one tile takes all rows and columns of an item."""
@@ -188,28 +199,27 @@ class _TileCalls:
         place = [self.eargs, tile, fn.i64(ld), *place]
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
-        with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
-            fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
+        if self.adds is not None:
+            with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
+                fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
-        with fn.when(self.last):
+        with nullcontext() if self.last is None else fn.when(self.last):
             fn.call_ptr(self.epilogue, place)
 
-    def emit_across(
-        self, a: Sequence[V], panel: V, tile: V, kept: V, place: Sequence[V], fetch: V, fetch_step: V, *, slices: bool
-    ) -> None:
-        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where sums are `kept`.
+    def emit_across(self, a: Sequence[V], panel: V, tile: V, place: Sequence[V], fetch: V, fetch_step: V, *, slices: bool) -> None:
+        """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
         They prefetch at `fetch`, `fetch_step` bytes a step of k: slices between them, or the columns of each that lie there."""
         fn, spec, elem = self.fn, self.spec, self.elem
         columns, part = spec.panel(elem), unit(elem)
         batch, m0, n0, mr, width = place
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(fetch_step, ld), columns) if slices else fetch_step
-        with fn.loop(0, width, ld) as t:
-            b, left = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld)
-            later = fn.mul(fn.mul(fn.divu(t.iv, ld), share), self.steps) if slices else fn.mul(t.iv, BITS[elem] // 8)
-            # The columns before it take mr * t.iv elements: kept is 0 or the columns of a panel.
-            sums = fn.gep(tile, fn.divu(fn.mul(fn.mul(mr, t.iv), kept), columns), part)
+        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[elem] // 8)
+        with fn.loop(0, width, ld, [fn.i64(0)]) as t:
+            b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
+            sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)
             here = [batch, m0, fn.add(n0, t.iv), mr, left]
             if spec.flips(elem):
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
             self.emit(self.variants(left), a, b, sums, here, ld, fn.gep(fetch, later, I8), share)
+            t.yield_(fn.add(later, onward))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel_table
-from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_elements"]
+__all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
 
-STREAM_ROWS = 12
+STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
+"""The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
+dot products then read."""
+
 # The sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level cache, and a few rows of B
 # are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
-_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 2, 16 << 10, 8
+_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = {F32: 2, F64: 2, BF16: 4}, 16 << 10, 8
 _STRIP_LOCALITY = 2  # prefetched to the second level: a strip of all of them is larger than the first
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
@@ -33,8 +35,8 @@ def _group(spec: TileSpec) -> int:
 
 
 def _strip(elem: str) -> int:
-    """Elements of a strip."""
-    return _STRIP_BYTES * 8 // BITS[elem]
+    """Sums of a strip."""
+    return _STRIP_BYTES * 8 // BITS[accumulator(elem)]
 
 
 def narrow_columns(elem: str, spec: TileSpec) -> int:
@@ -42,65 +44,99 @@ def narrow_columns(elem: str, spec: TileSpec) -> int:
     return _NARROW * spec.lanes(elem)
 
 
-def stream_scratch_elements(elem: str, spec: TileSpec) -> int:
-    """Scratch, in elements, without the panel of B that the last columns are packed to (k * nr more)."""
-    return max(_group(spec) * _vectors(1, spec) * spec.lanes(elem), _strip(elem))
+def stream_scratch_bytes(elem: str, spec: TileSpec) -> int:
+    """Scratch: a strip, or the sums of a pass."""
+    return max(_GROUP * _vectors(1, spec) * spec.lanes(elem), _strip(elem)) * BITS[accumulator(elem)] // 8
 
 
-def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec) -> str:
-    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile)`: tile[rows][vectors * lanes] = A times columns of B."""
-    name = f"stream_{elem}_{rows}_{vectors}"
+def _memory(elem: str) -> str:
+    """The type that elements are loaded as: bf16 as integers, which are never converted."""
+    return "i16" if elem == BF16 else elem
+
+
+def _widened(fn: Fn, elem: str, x: V) -> V:
+    """A loaded element or vector of them as sums are."""
+    return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == BF16 else x
+
+
+def _load(fn: Fn, elem: str, p: V, lanes: int, mask: V | None = None) -> V:
+    """A vector of B, of whose lanes those without `mask` aren't read."""
+    ty = vec(_memory(elem), lanes)
+    x = fn.load(p, ty, BITS[elem] // 8) if mask is None else fn.masked_load(p, mask, fn.const(0, ty))
+    return _widened(fn, elem, x)
+
+
+def _factor(fn: Fn, elem: str, p: V, lanes: int) -> V:
+    """An element of A in every lane."""
+    return fn.splat(_widened(fn, elem, fn.load(p, _memory(elem))), lanes)
+
+
+def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False) -> str:
+    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, width)`: tile[rows][vectors * lanes] = A times columns of B: as many
+    as the tile has, or `width` of them where it is the variant for a `part`."""
+    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR)], noinline=True)
-    a, lda, b, ldb, k, tile = fn.args
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("width", I64)]
+    fn = Fn(module, name, args, noinline=True)
+    a, lda, b, ldb, k, tile, width = fn.args
     lanes = spec.lanes(elem)
-    ty = vec(elem, lanes)
+    ty = vec(accumulator(elem), lanes)
+    masks = [fn.tail_mask(fn.sub(width, v * lanes), lanes) if part else None for v in range(vectors)]
     starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
     with fn.loop(0, k, 1, [fn.const(0.0, ty)] * (rows * vectors)) as loop:
         row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
         ahead = fn.gep(row, fn.mul(ldb, _ROWS_AHEAD), elem)
-        xs = [fn.splat(fn.load(fn.gep(p, loop.iv, elem), elem), lanes) for p in starts]
+        xs = [_factor(fn, elem, fn.gep(p, loop.iv, elem), lanes) for p in starts]
         acc = list(loop.carried)
-        for v in range(vectors):
+        for v, mask in enumerate(masks):
             fn.prefetch(fn.gep(ahead, v * lanes, elem))
-            y = fn.load(fn.gep(row, v * lanes, elem), ty)
+            y = _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, mask)
             for i, x in enumerate(xs):
                 acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
         loop.yield_(*acc)
     for i, x in enumerate(loop.results):
-        fn.store(x, fn.gep(tile, i * lanes, elem))
+        fn.store(x, fn.gep(tile, i * lanes, accumulator(elem)))
     fn.done()
     return name
 
 
 def _emit_strip(module: KernelModule, elem: str, rows: int, spec: TileSpec) -> str:
-    """`strip_{elem}_{rows}(a, lda, b, ldb, k, tile, columns)`: tile[rows][columns] = A times columns of B, in whole vectors."""
+    """`strip_{elem}_{rows}(a, lda, b, ldb, k, tile, columns)`: tile[rows][columns] = A times columns of B, its rows whole vectors
+    apart."""
     name = f"strip_{elem}_{rows}"
     if name in module.functions:
         return name
     args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("columns", I64)]
     fn = Fn(module, name, args, noinline=True)
     a, lda, b, ldb, k, tile, columns = fn.args
-    lanes = spec.lanes(elem)
-    ty = vec(elem, lanes)
+    lanes, acc = spec.lanes(elem), accumulator(elem)
+    ty = vec(acc, lanes)
+    whole = fn.mul(fn.divu(columns, lanes), lanes)
+    apart, mask = fn.mul(fn.ceildivu(columns, lanes), lanes), fn.tail_mask(fn.sub(columns, whole), lanes)
     starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
-    with fn.loop(0, fn.mul(columns, rows), lanes) as at:
-        fn.store(fn.const(0.0, ty), fn.gep(tile, at.iv, elem))
+    with fn.loop(0, fn.mul(apart, rows), lanes) as at:
+        fn.store(fn.const(0.0, ty), fn.gep(tile, at.iv, acc))
 
     def add(first: V, count: int) -> None:
-        factors = [[fn.splat(fn.load(fn.gep(p, fn.add(first, j), elem), elem), lanes) for p in starts] for j in range(count)]
+        factors = [[_factor(fn, elem, fn.gep(p, fn.add(first, j), elem), lanes) for p in starts] for j in range(count)]
         below = [fn.gep(b, fn.mul(fn.add(first, j), ldb), elem) for j in range(count)]
         later = [fn.gep(row, fn.mul(ldb, count), elem) for row in below]
-        with fn.loop(0, columns, lanes) as at:
-            places = [fn.gep(tile, fn.add(fn.mul(columns, i), at.iv), elem) for i in range(rows)]
+
+        def add_at(column: V, mask: V | None) -> None:
+            places = [fn.gep(tile, fn.add(fn.mul(apart, i), column), acc) for i in range(rows)]
             sums = [fn.load(p, ty) for p in places]
             for row, after, xs in zip(below, later, factors, strict=True):
-                fn.prefetch(fn.gep(after, at.iv, elem), _STRIP_LOCALITY)
-                y = fn.load(fn.gep(row, at.iv, elem), ty, BITS[elem] // 8)
+                fn.prefetch(fn.gep(after, column, elem), _STRIP_LOCALITY)
+                y = _load(fn, elem, fn.gep(row, column, elem), lanes, mask)
                 sums = [fn.fma(x, y, z) for x, z in zip(xs, sums, strict=True)]
             for p, x in zip(places, sums, strict=True):
                 fn.store(x, p)
+
+        with fn.loop(0, whole, lanes) as at:
+            add_at(at.iv, None)
+        with fn.when(fn.cmp("lt", whole, columns)):
+            add_at(whole, mask)
 
     depth = min(_STRIP_DEPTH, spec.target.registers // (2 * rows))  # the factors of so many rows of B stay in registers
     main = fn.mul(fn.divu(k, depth), depth)
@@ -130,20 +166,12 @@ class _Item:
     epilogue: V
     eargs: V
 
-    def multiply(self, rows: int, row: V | int, column: V, vectors: int) -> None:
-        """A pass over k for `rows` rows and `vectors` vectors of columns, to the tile."""
-        fn = self.fn
-        fn.call(
-            _emit_pass(fn.module, self.elem, rows, vectors, self.spec),
-            [
-                fn.gep(self.a, fn.mul(self.a_stride, row), self.elem),
-                self.a_stride,
-                fn.gep(self.b, column, self.elem),
-                self.b_stride,
-                self.k,
-                self.tile,
-            ],
-        )
+    def multiply(self, rows: int, row: V | int, column: V, vectors: int, width: V | None = None) -> None:
+        """A pass over k for `rows` rows and `vectors` vectors of columns, of which there may be only `width`, to the tile."""
+        fn, elem = self.fn, self.elem
+        kernel = _emit_pass(fn.module, elem, rows, vectors, self.spec, part=width is not None)
+        a, b = fn.gep(self.a, fn.mul(self.a_stride, row), elem), fn.gep(self.b, column, elem)
+        fn.call(kernel, [a, self.a_stride, b, self.b_stride, self.k, self.tile, width or fn.i64(0)])
 
     def multiply_strip(self, rows: int, column: V, columns: V) -> None:
         """The first rows times so many columns, to the tile."""
@@ -162,7 +190,7 @@ class _Item:
                 self.epilogue,
                 [
                     self.eargs,
-                    fn.gep(self.tile, part.iv, self.elem),
+                    fn.gep(self.tile, part.iv, accumulator(self.elem)),
                     fn.i64(ld),
                     self.batch,
                     fn.i64(row),
@@ -177,28 +205,9 @@ class _Item:
         first, after = (self.fn.divu(self.fn.mul(x, self.m), runs) for x in (run, self.fn.add(run, 1)))
         return first, self.fn.sub(after, first)
 
-    def last_columns(self, start: V, end: V) -> None:
-        """The columns that no pass takes: packed to scratch, then multiplied by the micro-kernel."""
-        fn, elem, nr = self.fn, self.elem, self.spec.nr(self.elem)
-        table = fn.address_of(emit_microkernel_table(fn.module, elem, rows=True, spec=self.spec))
-        panel = fn.gep(self.tile, stream_scratch_elements(elem, self.spec), elem)
-        with fn.loop(start, end, nr) as p:
-            width = fn.min(fn.sub(end, p.iv), nr)
-            fn.call(
-                emit_pack_b_panel(fn.module, elem, self.spec.alone),
-                [fn.gep(self.b, p.iv, elem), self.b_stride, fn.i64(1), width, self.k, panel],
-            )
-            runs = fn.ceildivu(self.m, self.spec.rows(elem))
-            with fn.loop(0, runs) as run:
-                first, rows = self.rows_of(run.iv, runs)
-                ukr = fn.load(fn.gep(table, fn.sub(rows, 1), PTR), PTR)
-                a = fn.gep(self.a, fn.mul(self.a_stride, first), elem)
-                fn.call_ptr(ukr, [a, self.a_stride, panel, self.k, self.tile, fn.i64(0)])
-                self.finish(nr, first, rows, p.iv, width)
-
 
 def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
-    """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS rows; returns its symbol.
+    """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS[elem] rows; returns its symbol.
 
     Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
     batch 1, k), m, n, k, size of batch 1, columns in a chunk, epilogue, its argument.
@@ -218,27 +227,34 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs)
-        for rows in range(1, _group(spec) + 1):
+        strips = _STRIP_ROWS[elem]
+        alone = strips if strips == STREAM_ROWS[elem] else max(strips, _group(spec))
+        for rows in range(1, alone + 1):
             with fn.when(fn.cmp("eq", m, rows)):
-                _emit_few_rows(item, rows, begin, end)
-        with fn.when(fn.cmp("gt", m, _group(spec))):
-            _emit_row_groups(item, begin, end)
+                (_emit_strips if rows <= strips else _emit_wide_passes)(item, rows, begin, end)
+        if alone < STREAM_ROWS[elem]:
+            with fn.when(fn.cmp("gt", m, alone)):
+                _emit_row_groups(item, begin, end)
     fn.done()
     return name
 
 
-def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
-    """Rows of a single pass: in strips, or in wide passes over k, then narrow ones."""
-    fn, lanes = item.fn, item.spec.lanes(item.elem)
-    if rows <= _STRIP_ROWS:
-        whole = fn.add(begin, fn.mul(fn.divu(fn.sub(end, begin), lanes), lanes))
-        most = _strip(item.elem) // rows
-        with fn.loop(begin, whole, most) as strip:
-            columns = fn.min(fn.sub(whole, strip.iv), most)
-            item.multiply_strip(rows, strip.iv, columns)
-            item.finish(columns, 0, item.m, strip.iv, columns)
-        item.last_columns(whole, end)
-        return
+def _emit_strips(item: _Item, rows: int, begin: V, end: V) -> None:
+    """Rows whose sums wait in strips."""
+    fn, lanes, most = (
+        item.fn,
+        item.spec.lanes(item.elem),
+        _strip(item.elem) // rows // item.spec.nr(item.elem) * item.spec.nr(item.elem),
+    )
+    with fn.loop(begin, end, most) as strip:
+        columns = fn.min(fn.sub(end, strip.iv), most)
+        item.multiply_strip(rows, strip.iv, columns)
+        item.finish(fn.mul(fn.ceildivu(columns, lanes), lanes), 0, item.m, strip.iv, columns)
+
+
+def _emit_wide_passes(item: _Item, rows: int, begin: V, end: V) -> None:
+    """Rows of a single pass, in wide passes over k, then narrow ones."""
+    fn = item.fn
     for vectors in dict.fromkeys((_vectors(rows, item.spec), _NARROW)):
         step = vectors * item.spec.lanes(item.elem)
         count = fn.divu(fn.sub(end, begin), step)
@@ -247,7 +263,10 @@ def _emit_few_rows(item: _Item, rows: int, begin: V, end: V) -> None:
             item.multiply(rows, 0, column, vectors)
             item.finish(step, 0, item.m, column, step)
         begin = fn.add(begin, fn.mul(count, step))
-    item.last_columns(begin, end)
+    with fn.when(fn.cmp("lt", begin, end)):
+        width = fn.sub(end, begin)
+        item.multiply(rows, 0, begin, _NARROW, width)
+        item.finish(_NARROW * item.spec.lanes(item.elem), 0, item.m, begin, width)
 
 
 def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
@@ -255,12 +274,18 @@ def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
     fn, most = item.fn, _group(item.spec)
     step = _NARROW * item.spec.lanes(item.elem)
     groups = fn.ceildivu(item.m, most)
+
+    def pieces(column: V, width: V | None) -> None:
+        with fn.loop(0, groups) as g:
+            first, size = item.rows_of(g.iv, groups)
+            for rows in range((most + 1) // 2, most + 1):
+                with fn.when(fn.cmp("eq", size, rows)):
+                    item.multiply(rows, first, column, _NARROW, width)
+            item.finish(step, first, size, column, step if width is None else width)
+
     count = fn.divu(fn.sub(end, begin), step)
-    with fn.loop(0, count) as p, fn.loop(0, groups) as g:
-        column = fn.add(begin, fn.mul(p.iv, step))
-        first, size = item.rows_of(g.iv, groups)
-        for rows in range((most + 1) // 2, most + 1):
-            with fn.when(fn.cmp("eq", size, rows)):
-                item.multiply(rows, first, column, _NARROW)
-        item.finish(step, first, size, column, step)
-    item.last_columns(fn.add(begin, fn.mul(count, step)), end)
+    with fn.loop(0, count) as p:
+        pieces(fn.add(begin, fn.mul(p.iv, step)), None)
+    last = fn.add(begin, fn.mul(count, step))
+    with fn.when(fn.cmp("lt", last, end)):
+        pieces(last, fn.sub(end, last))

@@ -9,7 +9,7 @@ from typing import TypeVar
 import sympy
 
 from dhlo.codegen.families.gemm.blocked import emit_blocked_kernel
-from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_elements
+from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
@@ -19,8 +19,8 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Matmul", "Operands", "workspace_bytes"]
 
-# Addresses this far apart share sets of the first-level cache, whatever its size.
-_L1_WAY_BYTES = 4096
+# Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
+_L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 # What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
@@ -110,13 +110,17 @@ class Matmul:
     def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
         if self.widened is not None:
-            self.widened.emit_kernels(module, packed=packed)
+            self.widened._emit_tiled_kernels(module, packed=packed)
+        self._emit_tiled_kernels(module, packed=packed)
+        if not packed and self.elem in STREAM_ROWS:
+            emit_stream_kernel(module, self.elem, self.spec)
+
+    def _emit_tiled_kernels(self, module: KernelModule, *, packed: bool) -> None:
+        """Those of this tile."""
         for source in (_PACKED,) if packed else (_PACKED, _STRIDED):
             self.emit_kernels_from(module, source)
         if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
-            if True in self._row_forms:
-                emit_stream_kernel(module, self.elem, self.spec)
 
     def emit_kernels_from(self, module: KernelModule, source: PanelSource) -> None:
         """Emits the kernels that read B from a source, once a module."""
@@ -126,48 +130,41 @@ class Matmul:
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted."""
-        widened = self.widened
-        if widened is None:
-            self._emit_launch(host, x)
+        fn, widened = host.fn, self.widened
+
+        def tiled() -> list[V]:
+            if widened is None:
+                return self._launch_tiled(host, x)
+            dots_pay = fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
+            return fn.if_else(dots_pay, lambda: self._launch_tiled(host, x), lambda: widened._launch_tiled(host, x), [])
+
+        if x.workspace is None or self.elem not in STREAM_ROWS:
+            tiled()
             return
+        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, narrow_columns(self.elem, self.spec)))
+        streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
+        fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 
-        def launch(product: Matmul) -> list[V]:
-            product._emit_launch(host, x)
-            return []
-
-        dots_pay = host.fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
-        host.fn.if_else(dots_pay, lambda: launch(self), lambda: launch(widened), [])
-
-    def _emit_launch(self, host: HostContext, x: Operands) -> None:
-        """The same by this tile."""
+    def _launch_tiled(self, host: HostContext, x: Operands) -> list[V]:
+        """Products by this tile."""
         fn = host.fn
         if x.workspace is None:
             self.launch_from(host, x, _PACKED, [x.b, *x.b_strides])
-            return
-        workspace = x.workspace
+            return []
+        workspace, blocking = x.workspace, self._blocking(host, x, _STRIDED)
 
-        def tiled() -> list[V]:
-            blocking = self._blocking(host, x, _STRIDED)
+        def pack_first() -> list[V]:
+            strides = self._launch_pack(host, x, workspace, blocking)
+            return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
 
-            def pack_first() -> list[V]:
-                strides = self._launch_pack(host, x, workspace, blocking)
-                return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
+        def own() -> list[V]:
+            return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
 
-            def own() -> list[V]:
-                return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
-
-            # Panels of B that few blocks use are packed to scratch by each: no second launch, no way through memory.
-            uses = blocking.plan.blocks
-            for stride, size in zip(x.b_strides, x.batch, strict=False):
-                uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
-            return fn.if_else(fn.cmp("le", uses, _FEW_USES), own, pack_first, [])
-
-        if self._row_forms == (False,):
-            tiled()
-            return
-        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS), fn.cmp("ge", x.n, narrow_columns(self.elem, self.spec)))
-        streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
-        fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
+        # Panels of B that few blocks use are packed to scratch by each: no second launch, no way through memory.
+        uses = blocking.plan.blocks
+        for stride, size in zip(x.b_strides, x.batch, strict=False):
+            uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
+        return fn.if_else(fn.cmp("le", uses, _FEW_USES), own, pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
         """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""
@@ -212,13 +209,12 @@ class Matmul:
         panel_cycles = fn.add(fn.mul(k, STREAM_CYCLES), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), cycles), 1)
-        scratch = fn.add(fn.mul(k, self.spec.nr(self.elem)), stream_scratch_elements(self.elem, self.spec))
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
             [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, x.epilogue, x.epilogue_args],
             count,
             grain,
-            fn.mul(scratch, BITS[self.elem] // 8),
+            stream_scratch_bytes(self.elem, self.spec),
         )
         return []
 
@@ -231,15 +227,16 @@ class Matmul:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
-        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use.
+        stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
+        stride that is known and suits every machine leaves no choice, and no code for the other form of A.
         """
         fn = host.fn
         if True not in self._row_forms:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
-        room = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3)
-        fits = fn.cmp("le", fn.mul(fn.min(m, self.spec.rows(self.elem)), g), room)
+        room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
+        fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, blocking: _Blocking) -> tuple[V, V]:

@@ -99,9 +99,10 @@ class Plan:
 
         tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
         fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
-        with fn.wrapping():
-            first = cost(fewest)
-        with fn.wrapping(), fn.loop(1, fn.mul(tries, 2), 1, first) as loop:
+        # One panel of rows is one block, whose cost there is nothing to compare with.
+        turns = fn.select(fn.cmp("gt", row_panels, 1), fn.mul(tries, 2), 1)
+        none = (fn.i64((1 << 63) - 1), *[fn.i64(1)] * 3)
+        with fn.wrapping(), fn.loop(0, turns, 1, none) as loop:
             few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
             other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
             better = fn.cmp("lt", other[0], loop.carried[0])
@@ -134,8 +135,11 @@ class RowSplit:
         self.first, after = (fn.divu(fn.mul(x, m), blocks) for x in (block, fn.add(block, 1)))
         self.size = fn.sub(after, self.first)
         self.panels = fn.max(fn.ceildivu(self.size, mr), 1)
+        self._height = fn.divu(self.size, self.panels)
+        self._higher = fn.sub(self.size, fn.mul(self._height, self.panels))  # so many panels have a row more
 
     def panel(self, i: V) -> tuple[V, V]:
         """First row, counted from the block's, and number of rows of a panel."""
-        row, after = (self.fn.divu(self.fn.mul(x, self.size), self.panels) for x in (i, self.fn.add(i, 1)))
-        return row, self.fn.sub(after, row)
+        fn = self.fn
+        row = fn.add(fn.mul(i, self._height), fn.min(i, self._higher))
+        return row, fn.add(self._height, fn.select(fn.cmp("lt", i, self._higher), fn.i64(1), 0))

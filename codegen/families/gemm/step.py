@@ -24,10 +24,12 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I8
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import Kind, Op
+from dhlo.ir.dialect import Kind, Op, attr, defining
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.movement import Broadcast
 from dhlo.ir.symbols import exact_floors, product
-from dhlo.ir.types import from_mlir
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.shape_infer.views import View
 
 __all__ = ["GemmFamily"]
@@ -51,18 +53,20 @@ class GemmFamily(ChoiceFamily):
         elem = self.b_type.dtype.name
         rest = self.b_type.shape[-1] % tiles.nr(elem)
         self.matmul = Matmul(elem, tiles, narrow=not rest.is_Integer or 0 < int(rest) <= tiles.lanes(elem))
-        self.flat = self.b_type.rank == 2  # all leading dims of the left side are rows
         self.a = low.view(group, op.operands[0])
         self.coded = None if elem == F64 else low.quantised(op.operands[1])
-        self.weight = None if self.coded is not None else low.constant_value(op.operands[1])
+        self.matrices, dims = _repeated(op.operands[1])
+        self.weight = None if self.coded is not None else low.constant_value(self.matrices)
         self.b = None if self.coded is not None or self.weight is not None else low.view(group, op.operands[1])
-        self.batch = [] if self.flat else _batch_dims(self.out.shape[:-2], self.a.strides[:-2], self._b_batch_strides(), op)
+        b_strides = self._b_batch_strides(dims)
+        # All leading dims of the left side are rows where one matrix serves them all.
+        self.flat = self.b_type.rank == 2 or not any(b_strides) and len(_row_dims(self.out, self.a)) <= 1
+        self.batch = [] if self.flat else _batch_dims(self.out.shape[:-2], self.a.strides[:-2], b_strides, op)
 
     def emit_kernels(self) -> None:
         low = self.low
-        self.epilogue = low.once(
-            self.group, "epilogue", lambda: lower_epilogue(low.module, self.group, self.op, low.checks, self._place)
-        )
+        form = "flat epilogue" if self.flat else "epilogue"
+        self.epilogue = low.once(self.group, form, lambda: lower_epilogue(low.module, self.group, self.op, low.checks, self._place))
         if self.coded is not None:
             self._emit_coded(self.coded)
             return
@@ -71,7 +75,7 @@ class GemmFamily(ChoiceFamily):
             self.packed = self._pack(self.weight)
         else:
             k, n = self.b_type.shape[-2:]
-            batch = product(self.b_type.shape[:-2])
+            batch = product(n for n, s in zip(self.b_type.shape[:-2], self.b.strides[:-2], strict=True) if s != 0)
             self.workspace = exact_floors(workspace_bytes(batch, n, k, self.matmul.elem, self.matmul.spec))
 
     def _emit_coded(self, matrix: QuantisedMatrix) -> None:
@@ -95,7 +99,7 @@ class GemmFamily(ChoiceFamily):
             return np.concatenate([p.reshape(-1) for p in packed]) if len(packed) > 1 else packed[0] if packed else np.empty(0)
 
         nbytes = batch * int(workspace_bytes(1, n, k, elem, spec))
-        return self.low.constants.add(("packed_b", self.low.constant_key(self.op.operands[1]), columns), nbytes, data)
+        return self.low.constants.add(("packed_b", self.low.constant_key(self.matrices), columns), nbytes, data)
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         shape = self.out.shape
@@ -107,7 +111,8 @@ class GemmFamily(ChoiceFamily):
         shape, zero = self.out.shape, sympy.Integer(0)
         m = product(shape[:-1]) if self.flat else shape[-2]
         k = self.a_type.shape[-1]
-        row = _row_stride(self.a) if self.flat else self.a.strides[-2]
+        rows = _row_dims(self.out, self.a) if self.flat else ()
+        row = rows[-1][1] if rows else self.a.strides[-2]
         one = (sympy.Integer(1), zero, zero)
         batch, a_batch, b_batch = zip(*([one] * (2 - len(self.batch)) + self.batch), strict=True)
         strides = [host.size(s) for s in (*a_batch, row, self.a.strides[-1])]
@@ -131,31 +136,56 @@ class GemmFamily(ChoiceFamily):
         )
         (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 
-    def _b_batch_strides(self) -> Sequence[sympy.Expr]:
-        """Of the right side's batch dims: in elements of its view, in panel units where it is packed, in bytes of codes."""
+    def _b_batch_strides(self, dims: Sequence[int | None]) -> Sequence[sympy.Expr]:
+        """Of the right side's batch dims: in elements of its view, in panel units where it is packed, in bytes of codes. `dims`
+        says which of the packed matrices' each is, None where they are repeated."""
         if self.b is not None:
             return self.b.strides[:-2]
-        k, n = (int(s) for s in self.b_type.shape[-2:])
+        shape = self.b_type.shape if self.coded is not None else from_mlir(self.matrices).shape
+        k, n = (int(s) for s in shape[-2:])
         units = int(workspace_bytes(1, n, k, self.matmul.elem, self.matmul.spec)) * 8 // BITS[unit(self.matmul.elem)]
         out = [sympy.Integer(units if self.coded is None else self.coded.matrix_bytes)]
-        for s in reversed(self.b_type.shape[1:-2]):
+        for s in reversed(shape[1:-2]):
             out.append(out[-1] * s)
-        return out[::-1]
+        dense = out[::-1]
+        return [sympy.Integer(0) if d is None else dense[d] for d in dims]
 
 
-def _row_stride(view: View) -> sympy.Expr:
-    """Distance of rows when all leading dims are counted as one."""
-    for n, s in reversed(list(zip(view.shape[:-1], view.strides[:-1], strict=True))):
-        if n != 1:
-            return s
-    return view.shape[-1]
+def _repeated(v: Value) -> tuple[Value, list[int | None]]:
+    """The matrices that a value [batch..., k, n] repeats, and which of their dims each of its batch dims is; None for others."""
+    op, rank = defining(v), from_mlir(v).rank
+    identity: list[int | None] = list(range(rank - 2))
+    if not isinstance(op, Broadcast):
+        return v, identity
+    inner, out, dims = from_mlir(op.operands[0]), from_mlir(v), attr(op, "dims")
+    if dims[-2:] != [rank - 2, rank - 1] or inner.shape[-2:] != out.shape[-2:]:
+        return v, identity
+    source, known = _repeated(op.operands[0])
+    found: list[int | None] = [None] * (rank - 2)
+    for i, d in enumerate(dims[:-2]):
+        if inner.shape[i] == out.shape[d]:
+            found[d] = known[i]
+    return source, found
 
 
 _Batch = tuple[sympy.Expr, sympy.Expr, sympy.Expr]
 
 
+def _row_dims(out: TensorType, a: View) -> Sequence[_Batch]:
+    """The dims of the left side before k, those joined that step regularly."""
+    return _joined(out.shape[:-1], a.strides[:-1], [sympy.Integer(0)] * (out.rank - 1))
+
+
 def _batch_dims(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequence[sympy.Expr], op: Op) -> list[_Batch]:
-    """Size and strides on both sides of the batch dims, those joined that step regularly on both; the kernels take two."""
+    """The batch dims that are left where those are joined that step regularly; the kernels take two."""
+    out = _joined(sizes, a, b)
+    if len(out) > 2:
+        raise CompileError("a product whose batch dims step in more than two irregular ways has no kernel yet", where=where(op))
+    return out
+
+
+def _joined(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequence[sympy.Expr]) -> list[_Batch]:
+    """Size and strides on both sides of dims, those joined that step regularly on both."""
     out: list[_Batch] = []
     for n, sa, sb in zip(sizes, a, b, strict=True):
         if n == 1:
@@ -164,6 +194,4 @@ def _batch_dims(sizes: Sequence[sympy.Expr], a: Sequence[sympy.Expr], b: Sequenc
             out[-1] = (out[-1][0] * n, sa, sb)
         else:
             out.append((n, sa, sb))
-    if len(out) > 2:
-        raise CompileError("a product whose batch dims step in more than two irregular ways has no kernel yet", where=where(op))
     return out

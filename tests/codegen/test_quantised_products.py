@@ -66,7 +66,7 @@ class Product:
     @cached_property
     def program(self) -> Program:
         module = KernelModule(self.spec.target)
-        host = TestHost(module, asked=["l2_bytes"])
+        host = TestHost(module, asked=["bf16_percent", "l2_bytes"])
         p = {x: host.size(x) for x in NAMES}
         a, b, workspace = (host.pointer(x) for x in ("a", "b", "ws"))
         fn, n, k = host.fn, host.fn.i64(self.matrix.n), host.fn.i64(self.matrix.k)

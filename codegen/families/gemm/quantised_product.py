@@ -8,8 +8,8 @@ from functools import cached_property
 
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
@@ -60,7 +60,7 @@ class CodedPanels:
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         b, panel_bytes, units = matrix
         panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
-        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
+        fn.call(emit_decode_panel(fn.module, self.coding, elem), [panel, units, fn.mul(c.first, depth(elem)), c.k, c.scratch])
         return c.scratch
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
@@ -92,6 +92,11 @@ class QuantisedMatmul:
         return Matmul(F32, self.spec, narrow=self.narrow)
 
     @property
+    def _native(self) -> Matmul | None:
+        """The product of bf16 rows with numbers that are rounded to it, as the program says, where the target has dot products."""
+        return Matmul(BF16, self.spec, narrow=self.narrow) if self.elem == BF16 and self.spec.bf16_dot else None
+
+    @property
     def _few(self) -> int:
         target, form = self.spec.target, self.coding.form
         return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
@@ -102,7 +107,9 @@ class QuantisedMatmul:
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
-        self._tiled.emit_kernels_from(module, CodedPanels(self.coding))
+        for product in (self._tiled, self._native):
+            if product is not None:
+                product.emit_kernels_from(module, CodedPanels(self.coding))
         _emit_few(module, self.elem, self.coding)
         if self.elem != F32:
             _emit_widen(module, self.elem)
@@ -116,11 +123,23 @@ class QuantisedMatmul:
             self._launch_few(host, x)
             return []
 
-        def many() -> list[V]:
+        b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
+
+        def tiled() -> list[V]:
             y = x if self.elem == F32 else self._widened(host, x)
-            b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
             self._tiled.launch_from(host, y, CodedPanels(self.coding), b)
             return []
+
+        def many() -> list[V]:
+            native = self._native
+            if native is None:
+                return tiled()
+
+            def launch() -> list[V]:
+                native.launch_from(host, x, CodedPanels(self.coding), b)
+                return []
+
+            return fn.if_else(fn.cmp("ge", host.machine("bf16_percent"), DOTS_PAY), launch, tiled, [])
 
         fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
 

@@ -19,7 +19,7 @@ __all__ = ["FORMS", "bytes_of_vector", "emit_byte_rows_kernel", "most_rows", "sc
 FORMS = ("rows", "columns")
 """What is contiguous of B."""
 
-_ROWS, _COLUMN_ROWS = 4, 8
+_ROWS, _STRIP_GROUPS, _COLUMN_ROWS = 4, 2, 8
 _UNIT = 4  # steps of k that a lane's dot product takes
 # Sums of a strip, half of the smallest first-level cache, and how many rows of B are added to it at a time.
 _STRIP_BYTES, _STRIP_UNITS, _STRIP_LOCALITY = 16 << 10, 2, 2
@@ -33,9 +33,8 @@ def serves(spec: TileSpec) -> bool:
 
 
 def most_rows(spec: TileSpec, form: str) -> int:
-    """The most rows of A for which these kernels are made: those that leave sums in registers, or a few times as many where B's
-    columns stay in the cache for them."""
-    return _COLUMN_ROWS if form == "columns" else _group(spec)
+    """The most rows of A for which these kernels are made: a few groups, for all but the first of which B comes from the cache."""
+    return _COLUMN_ROWS if form == "columns" else _STRIP_GROUPS * _group(spec)
 
 
 def _group(spec: TileSpec) -> int:
@@ -196,7 +195,7 @@ class _Item:
         """Strips of whole vectors of columns, and a last vector that begins further left, whose first columns are dropped."""
         fn, size = self.fn, bytes_of_vector(self.spec)
         whole = fn.add(begin, fn.mul(fn.divu(fn.sub(end, begin), size), size))
-        for rows in range(1, _group(self.spec) + 1):
+        for rows in range(1, most_rows(self.spec, "rows") + 1):
             most = _STRIP_BYTES // (4 * rows * size) * size
             name = _emit_strip(fn.module, self.spec, rows)
 
@@ -254,28 +253,32 @@ def _emit_strip(module: KernelModule, spec: TileSpec, rows: int) -> str:
         with fn.loop(0, columns, lanes) as at:
             fn.store(start, fn.gep(tile, fn.add(fn.mul(columns, r), at.iv), I32))
 
-    def places(at: V) -> list[V]:
-        return [fn.gep(tile, fn.add(fn.add(fn.mul(columns, r), at), i * lanes), I32) for r in range(rows) for i in range(_GROUPS)]
+    def places(at: V, of: range) -> list[V]:
+        return [fn.gep(tile, fn.add(fn.add(fn.mul(columns, r), at), i * lanes), I32) for r in of for i in range(_GROUPS)]
 
     def add(unit: V, count: int) -> None:
+        for first in range(0, rows, _group(spec)):
+            add_group(unit, count, range(first, min(rows, first + _group(spec))))
+
+    def add_group(unit: V, count: int, of: range) -> None:
         ks = [fn.add(fn.mul(unit, _UNIT), i) for i in range(count * _UNIT)]
         below = [fn.gep(b, fn.mul(fn.min(kk, fn.sub(k, 1)), ldb), I8) for kk in ks]
-        words = [fn.gep(fn.gep(a, fn.mul(lda, r), I8), fn.mul(unit, _UNIT), I8) for r in range(rows)]
+        words = [fn.gep(fn.gep(a, fn.mul(lda, r), I8), fn.mul(unit, _UNIT), I8) for r in of]
         xs = [[fn.splat(fn.load(fn.gep(p, j * _UNIT, I8), I32, 1), lanes) for p in words] for j in range(count)]
         ahead = fn.mul(ldb, count * _UNIT)
         with fn.loop(0, columns, size) as at:
-            cells = places(at.iv)
+            cells = places(at.iv, of)
             sums = [fn.load(p, vec(I32, lanes)) for p in cells]
             for j in range(count):
                 starts = [fn.gep(p, at.iv, I8) for p in below[j * _UNIT : (j + 1) * _UNIT]]
-                for p in starts:
+                for p in starts if of.start == 0 else ():
                     fn.prefetch(fn.gep(p, ahead, I8), _STRIP_LOCALITY)
                 units = _units(fn, [fn.load(p, vec(I8, size)) for p in starts])
                 if spec.flips(I8):
                     units = [fn.xor(x, SIGN_BITS) for x in units]
-                for r in range(rows):
+                for r, x in enumerate(xs[j]):
                     for i, y in enumerate(units):
-                        sums[r * _GROUPS + i] = _dot(fn, spec, xs[j][r], y, sums[r * _GROUPS + i])
+                        sums[r * _GROUPS + i] = _dot(fn, spec, x, y, sums[r * _GROUPS + i])
             for p, x in zip(cells, sums, strict=True):
                 fn.store(x, p)
 
@@ -287,7 +290,7 @@ def _emit_strip(module: KernelModule, spec: TileSpec, rows: int) -> str:
         add(u.iv, 1)
     if lanes > _GROUPS:  # columns to their places
         with fn.loop(0, columns, size) as at:
-            cells = places(at.iv)
+            cells = places(at.iv, range(rows))
             sums = [fn.load(p, vec(I32, lanes)) for p in cells]
             for n, x in enumerate(sums):
                 r, i = divmod(n, _GROUPS)

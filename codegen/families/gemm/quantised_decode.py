@@ -143,8 +143,8 @@ def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> 
                     if each == 1:
                         fn.store(value(step, v), to)
                         continue
-                    pair = [fn.cast(value(step + i, v), elem) for i in range(each)]
-                    fn.store(fn.shuffle(*pair, [i for lane in range(lanes) for i in (lane, lanes + lane)]), to)
+                    first, second = (fn.cast(value(step + i, v), elem) for i in range(each))
+                    fn.store(fn.shuffle(first, second, [i for lane in range(lanes) for i in (lane, lanes + lane)]), to)
 
             for step in range(0, form.depth, each):
                 if steps is None:

@@ -200,33 +200,28 @@ class _Finder:
             if coded.order is not None:
                 dim, order = coded.order
                 back_again = self._weight(f"{name}.order", torch.argsort(order))
-                new = build(Take, [new, back_again], {"dims": [dim], "at": dim, "wrap": False}).results[0]
-                v.replace_all_uses_with(new)
-                self._reorder_rows(new, coded.order)
+                taken = build(Take, [new, back_again], {"dims": [dim], "at": dim, "wrap": False}).results[0]
+                v.replace_all_uses_with(taken)
+                self._reorder_rows(taken, new, dim, order)
                 return True
         v.replace_all_uses_with(new)
         return True
 
-    def _reorder_rows(self, v: Value, order: tuple[int, torch.Tensor]) -> None:
-        """Lets products with values that were brought back from an order take them as they are, and their rows in that order."""
-        dim, by = order
+    def _reorder_rows(self, v: Value, plain: Value, dim: int, by: torch.Tensor) -> None:
+        """Lets products with values that were brought back from an order along a dim take them as they are, `plain`, and their rows
+        in that order."""
         for use in list(v.uses):
-            user, d = use.owner.operation.opview, dim
-            if isinstance(user, Transpose):
-                self._reorder_through(user, d, by)
-            elif isinstance(user, Matmul) and use.operand_number == 1 and d == 0:
-                self._reorder_product(user, defining(v).operands[0], by)
-
-    def _reorder_through(self, op: Any, dim: int, by: torch.Tensor) -> None:
-        """The same behind a transpose."""
-        perm = attr(op, "perm")
-        inner = defining(op.operands[0])
-        for use in list(op.results[0].uses):
             user = use.owner.operation.opview
-            if isinstance(user, Matmul) and use.operand_number == 1 and perm.index(dim) == 0:
-                with ir.InsertionPoint(op.operation), op.location:
-                    plain = build(Transpose, [inner.operands[0]], {"perm": perm}).results[0]
+            if isinstance(user, Matmul) and use.operand_number == 1 and dim == 0 and from_mlir(v).rank == 2:
                 self._reorder_product(user, plain, by)
+            elif isinstance(user, (Transpose, ew.Convert)):
+                with ir.InsertionPoint(user.operation), user.location:
+                    if isinstance(user, Transpose):
+                        perm = attr(user, "perm")
+                        same, to = build(Transpose, [plain], {"perm": perm}).results[0], perm.index(dim)
+                    else:
+                        same, to = build(ew.Convert, [plain], results=[from_mlir(user.results[0])]).results[0], dim
+                self._reorder_rows(user.results[0], same, to, by)
 
     def _reorder_product(self, op: Any, right: Value, by: torch.Tensor) -> None:
         x = op.operands[0]

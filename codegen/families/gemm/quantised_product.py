@@ -33,13 +33,14 @@ from dhlo.ir.symbols import exact_floors
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
 # In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
-# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache.
+# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
 _FEW_PASSES, _DOT_PASSES = 2, 4
-# Limbs of a block of rows take so many eighths of the second-level cache. They are made for each chunk of panels: where there are
-# more passes, of so many at least.
-_LIMBS_SHARE, _SHARING_PANELS = 5, 32
-# Any number of rows is multiplied so where a matrix has so many panels, and the target so many registers: rows in f32 otherwise.
-_ALWAYS_PANELS, _ALWAYS_REGISTERS = 32, 32
+# Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
+# cycle, and codes once a block. They are made for each chunk of panels: where there are more passes, of so many at least.
+_LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 32
+# Any number of rows is multiplied so where a matrix has so many panels, the target so many registers, and sums are not scaled too
+# often: groups of so many steps of k.
+_ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 64
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_GRAIN = 1 << 14
@@ -105,15 +106,17 @@ class QuantisedMatmul:
     def _few(self) -> int:
         """The most rows that decode codes themselves."""
         target, form = self.spec.target, self.coding.form
-        dots = has_dots(target, form) and self._native is None
-        return _most_rows(target, form) * (_DOT_PASSES if dots else _FEW_PASSES)
+        if self._native is not None:
+            return _most_rows(target, form)
+        return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
 
     @property
     def _always_few(self) -> bool:
         """Whether any number of rows is better multiplied so than in f32."""
-        target = self.spec.target
-        dots = has_dots(target, self.coding.form)
-        return dots and target.registers >= _ALWAYS_REGISTERS and self.matrix.panels >= _ALWAYS_PANELS
+        target, form, matrix = self.spec.target, self.coding.form, self.matrix
+        if not has_dots(target, form) or target.registers < _ALWAYS_REGISTERS or matrix.panels < _ALWAYS_PANELS:
+            return False
+        return matrix.units * form.depth >= _ALWAYS_GROUP
 
     def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
         """Workspace for `rows` rows of A of all batches: where they become f32 first."""
@@ -174,7 +177,7 @@ class QuantisedMatmul:
         per, grain = passes, fn.i64(WAKE_CYCLES // (padded * _STEP_CYCLES) + 1)
         if has_dots(target, form):
             row += limbs
-            fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), 1)
+            fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)
             per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
             some = fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _SHARING_PANELS)
             grain = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.max(grain, some), grain)

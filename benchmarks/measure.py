@@ -112,12 +112,13 @@ def measure_workload(
     tiny: bool = False,
     results: Path = RESULTS,
     subject: tuple[str, Mapping[str, Any]] | None = None,
+    tolerance: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """One workload on the peers, as JSON values: shapes, work, floors, the machine, and each peer's figures or error.
 
     `budget` is in seconds, of timing after compilation; `timeout` of compilation. `subject` says how the measuring process makes
-    the workload again, where the registry doesn't have it.
+    the workload again, where the registry doesn't have it; `tolerance` is that of the workload's type unless it is given.
     """
     _prepare(results)
     work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
@@ -127,7 +128,7 @@ def measure_workload(
         len(w.shapes),
         threads,
         wanted,
-        _TOLERANCE.get(w.dtype, _DEFAULT_TOLERANCE),
+        _TOLERANCE.get(w.dtype, _DEFAULT_TOLERANCE) if tolerance is None else tolerance,
         budget,
         rounds,
         timeout,

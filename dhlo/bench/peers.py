@@ -228,6 +228,7 @@ class OpenVino(Peer, peer="openvino"):
     """OpenVINO on the exported program, with the precision that the program states."""
 
     needs: ClassVar[tuple[str, ...]] = ("openvino",)
+    config: ClassVar[Mapping[str, str]] = {}  # properties of the compiled model beside those of `_compile`
 
     def build(self) -> None:
         openvino: Any = import_module("openvino")
@@ -245,6 +246,7 @@ class OpenVino(Peer, peer="openvino"):
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_NUM_THREADS": self.threads,
                 "INFERENCE_PRECISION_HINT": "bf16" if self.bf16 else "f32",
+                **self.config,
             },
         )
         self.request = self.compiled.create_infer_request()

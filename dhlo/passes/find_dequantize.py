@@ -13,6 +13,7 @@ from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Movement, Pad, Take, Transpose, Weight, number
 from dhlo.ir.ops.quantised import CODES, E2M1, Dequantize, along
 from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir
@@ -51,6 +52,8 @@ class _Coded:
     narrow   the integers come from 8 bits or were unpacked: they are no positions or counts
     zero, scale  blocks along q's dims, in f32 or an integer dtype
     final    the value was rounded after q became floats, so that only views may follow
+    order    a dim and an order of it, in which q, zero and scale are kept: element order[i] of the value is their i-th. GPTQ's
+             groups are blocks only in the order in which it took the rows
     """
 
     q: torch.Tensor
@@ -60,6 +63,7 @@ class _Coded:
     zero: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     final: bool = False
+    order: tuple[int, torch.Tensor] | None = None
 
     @property
     def has_parameters(self) -> bool:
@@ -70,15 +74,37 @@ class _Coded:
         """The value, where it is one of integers."""
         if self.code is not None or self.scale is not None:
             return None
-        return self.q if self.zero is None else self.q - along(self.zero, self.q.shape)
+        return self.back(self.q if self.zero is None else self.q - along(self.zero, self.q.shape))
+
+    def back(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor of q's shape in the order of the value."""
+        return t if self.order is None else t.index_select(self.order[0], torch.argsort(self.order[1]))
 
     def moved(self, f: Callable[[torch.Tensor], torch.Tensor]) -> _Coded:
         """Under a view: `f` of what each element has."""
+        given = [None if p is None else f(self.back(along(p, self.q.shape))) for p in (self.zero, self.scale)]
+        known = [p for p in given if p is not None]
+        out = replace(self, q=f(self.back(self.q)), zero=None, scale=None, order=None)
+        out = out.ordered_for(known[0]) if self.order is not None and known else out
+        zero, scale = (None if p is None else out.parameter(p) for p in given)
+        return replace(out, zero=zero, scale=scale)
 
-        def parameter(p: torch.Tensor | None) -> torch.Tensor | None:
-            return None if p is None else blocks_of(f(along(p, self.q.shape)))
+    def parameter(self, p: torch.Tensor) -> torch.Tensor:
+        """A parameter of the value as one of q: blocks, in its order."""
+        if self.order is not None and p.shape[self.order[0]] > 1:
+            p = p.index_select(*self.order)
+        return blocks_of(p)
 
-        return replace(self, q=f(self.q), zero=parameter(self.zero), scale=parameter(self.scale))
+    def ordered_for(self, p: torch.Tensor) -> _Coded:
+        """The same in an order in which the elements of p are blocks, if there is one and none has been found before."""
+        order = None if self.order is not None or p.shape != self.q.shape else _order_of(p)
+        if order is None:
+            return self
+
+        def sort(t: torch.Tensor | None) -> torch.Tensor | None:
+            return None if t is None else blocks_of(along(t, self.q.shape).index_select(*order))
+
+        return replace(self, q=self.q.index_select(*order), zero=sort(self.zero), scale=sort(self.scale), order=order)
 
 
 def blocks_of(p: torch.Tensor) -> torch.Tensor:
@@ -92,6 +118,21 @@ def blocks_of(p: torch.Tensor) -> torch.Tensor:
             step = math.gcd(n, *(differs.nonzero().flatten() + 1).tolist())
             p = p[(slice(None),) * d + (slice(None, None, step),)]
     return p
+
+
+def _order_of(p: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+    """A dim of a matrix and an order of it in which equal slices lie together, the same number of each; None where there are as
+    many kinds of slices as half of a dim."""
+    for d in range(p.dim() if p.dim() == 2 else 0):
+        rows = p.movedim(d, 0).double().contiguous()
+        weights = torch.rand(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        # A number for each row, equal where rows are: no product, whose kernels add some rows in another order than others.
+        _, kinds, counts = (rows * weights).sum(1).unique(return_inverse=True, return_counts=True)
+        if 1 < len(counts) <= len(rows) // 2 and bool((counts == counts[0]).all()):
+            order = torch.argsort(kinds, stable=True)
+            if blocks_of(rows[order]).shape[0] == len(counts):
+                return d, order
+    return None
 
 
 def narrowed(p: torch.Tensor) -> torch.Tensor:
@@ -156,8 +197,39 @@ class _Finder:
             new = build(Dequantize, operands, {"code": code, "dtype": out.dtype.name}).results[0]
             if back != sorted(back):
                 new = build(Transpose, [new], {"perm": back}).results[0]
+            if coded.order is not None:
+                dim, order = coded.order
+                back_again = self._weight(f"{name}.order", torch.argsort(order))
+                taken = build(Take, [new, back_again], {"dims": [dim], "at": dim, "wrap": False}).results[0]
+                v.replace_all_uses_with(taken)
+                self._reorder_rows(taken, new, dim, order)
+                return True
         v.replace_all_uses_with(new)
         return True
+
+    def _reorder_rows(self, v: Value, plain: Value, dim: int, by: torch.Tensor) -> None:
+        """Lets products with values that were brought back from an order along a dim take them as they are, `plain`, and their rows
+        in that order."""
+        for use in list(v.uses):
+            user = use.owner.operation.opview
+            if isinstance(user, Matmul) and use.operand_number == 1 and dim == 0 and from_mlir(v).rank == 2:
+                self._reorder_product(user, plain, by)
+            elif isinstance(user, (Transpose, ew.Convert)):
+                with ir.InsertionPoint(user.operation), user.location:
+                    if isinstance(user, Transpose):
+                        perm = attr(user, "perm")
+                        same, to = build(Transpose, [plain], {"perm": perm}).results[0], perm.index(dim)
+                    else:
+                        same, to = build(ew.Convert, [plain], results=[from_mlir(user.results[0])]).results[0], dim
+                self._reorder_rows(user.results[0], same, to, by)
+
+    def _reorder_product(self, op: Any, right: Value, by: torch.Tensor) -> None:
+        x = op.operands[0]
+        last = from_mlir(x).rank - 1
+        with ir.InsertionPoint(op.operation), op.location:
+            index = self._weight("order", by)
+            op.operation.operands[0] = build(Take, [x, index], {"dims": [last], "at": last, "wrap": False}).results[0]
+        op.operation.operands[1] = right
 
     def _weight(self, name: str, data: torch.Tensor) -> Any:
         """A weight op for a tensor: under the name that it has, or under a new one."""
@@ -202,7 +274,11 @@ class _Finder:
                 continue
             if p.numel() >= _LARGE:
                 self.constants.clear()  # parameters spread to the codes' shape, none of which is needed again
-            p = blocks_of(p).float()
+            blocks = c.parameter(p)
+            if blocks.numel() * 4 > c.q.numel():
+                c = c.ordered_for(p)
+                blocks = c.parameter(p)
+            p = blocks.float()
             if p.numel() * 4 > c.q.numel():
                 continue
             if isinstance(op, ew.Mul):
@@ -238,7 +314,7 @@ class _Finder:
         if len(coded) == 1:
             return None if isinstance(op, Pad) else first.moved(lambda t: op.reference([t], _static)[0])
         parts = [c for c in coded if c is not None]  # joined
-        if len(parts) < len(coded) or any(c.code != first.code or c.has_parameters or c.final for c in parts):
+        if len(parts) < len(coded) or any(c.code != first.code or c.has_parameters or c.final or c.order for c in parts):
             return None
         return replace(first, q=op.reference([c.q for c in parts], _static)[0], narrow=all(c.narrow for c in parts))
 
@@ -261,13 +337,18 @@ class _Finder:
         first = next(c for c in coded if c is not None)
         unpacked = isinstance(op, (ew.ShiftRight, ew.And))
         q = op.reference(values, _static)[0]
-        out = replace(first, q=q, zero=None, narrow=unpacked or any(c.narrow for c in coded if c is not None))
+        out = replace(first, q=q, zero=None, order=None, narrow=unpacked or any(c.narrow for c in coded if c is not None))
         shift = 1 if coded[0] is first else 0
         shifts = isinstance(op, ew.Add) or isinstance(op, ew.Sub) and shift == 1
         if not shifts or dtype.bits < 16:
             return out
-        zero = blocks_of(values[shift])  # type: ignore[arg-type]
-        if _bits(q) <= _bits(first.q) or zero.numel() * 8 > q.numel():
+        if _bits(q) <= _bits(first.q):
+            return out
+        zero = first.parameter(values[shift])  # type: ignore[arg-type]
+        if zero.numel() * 8 > q.numel():
+            first = first.ordered_for(values[shift])  # type: ignore[arg-type]
+            zero = first.parameter(values[shift])  # type: ignore[arg-type]
+        if zero.numel() * 8 > q.numel():
             return out
         zero = zero if isinstance(op, ew.Sub) else -zero
         if first.zero is not None:

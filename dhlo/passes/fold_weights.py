@@ -17,6 +17,7 @@ from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
+from dhlo.passes.find_dequantize import constant_of
 
 __all__ = ["fold_weights"]
 
@@ -45,6 +46,12 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         if kind is Kind.MOVEMENT and not isinstance(op, Reshape) or isinstance(op, Dequantize):
             continue  # read in place, or packed as it is
+        if kind is Kind.REDUCTION and _made_of_weights(op.operands[0]):
+            # At once with all that comes before, which may be larger than what it is made of: sums of int8 columns, say.
+            whole = constant_of(op.results[0], weights, {})
+            if whole is not None:
+                _replace(op, whole.contiguous(), weights)
+            continue
         if coded(op.results[0]) is not None and only_multiplies(op.results[0]):
             continue  # products decode it
         args = [_value(v, weights) for v in op.operands]

@@ -160,3 +160,30 @@ def test_panels_are_the_same_on_all_targets() -> None:
     for name in ("x86-64-v3", "x86-64-v3+vnni", "x86-64-v4", "x86-64-v4+vnni", "aarch64", "aarch64+dotprod+i8mm"):
         spec: Any = tile_spec(parse_target(name))
         assert spec.panel(I8) == 32 and workspace_bytes(1, 33, 5, I8, spec) == want.numel()
+
+
+@every_way
+def test_few_rows_with_b_as_it_lies(spec: TileSpec) -> None:
+    """Contiguous rows or columns of B, sizes around those of vectors, of strips, and of what threads take."""
+    rng = np.random.default_rng(4)
+    size = spec.target.vector_bits // 8
+    sizes = [
+        (m, n, k) for m in (1, 2, 3, 4, 5, 8, 9) for n, k in ((size, 4), (2 * size - 1, size + 1), (3 * size + 5, 2 * size - 1))
+    ]
+    sizes += [(1, 4 * 4096 + 70, 9), (3, 1500, 33), (2, 3, 5 * size), (4, 9, size), (8, 130, 300)]
+    for i, (m, n, k) in enumerate(sizes):
+        a_forms = [
+            bytes_(rng, (2, 1, m, k), unsigned=spec.unsigned),
+            bytes_(rng, (2, 1, k, m), unsigned=spec.unsigned).swapaxes(2, 3),
+            bytes_(rng, (2, 1, m, k + 3), unsigned=spec.unsigned)[..., 3:],
+        ]
+        b_forms = [
+            bytes_(rng, (2, 1, k, n)),
+            bytes_(rng, (2, 1, k, n + 7))[..., 5 : n + 5],
+            bytes_(rng, (2, 1, n, k)).swapaxes(2, 3),
+            bytes_(rng, (2, 1, n, k + 5))[..., 1 : k + 1].swapaxes(2, 3),
+            np.broadcast_to(bytes_(rng, (1, 1, n, k)).swapaxes(2, 3), (2, 1, k, n)),
+        ]
+        for j, b in enumerate(b_forms):
+            a = a_forms[(i + j) % 3]
+            check(run(a, b, packed=False, seed=i if j % 2 else None, num_threads=1 + j % 3, spec=spec), a, b)

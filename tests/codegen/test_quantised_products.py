@@ -20,11 +20,12 @@ from tests.codegen.harness import Program, TestHost, aligned, build_hosts
 from tests.codegen.test_matmul import emit_epilogue
 from tests.codegen.test_matmul_bytes import targets
 from tests.codegen.test_quantised import draw_codes
+from tests.targets import TARGET
 
 # Of targets with vectors of one size, one with dot products of bytes and one without.
 SPECS = [tile_spec(t) for t in {(t.vector_bits, "i8" in t.dots or "ui8" in t.dots): t for t in targets()}.values()]
 every_target = pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s}")
-NAMES = ("m", "c", "batch", "a0", "am", "ak", "b0", "l2_bytes")
+NAMES = ("m", "c", "batch", "a0", "am", "ak", "b0", "l2_bytes", "bf16_percent")
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
@@ -69,7 +70,7 @@ class Product:
 
     def host(self, module: KernelModule, name: str = "test_host") -> TestHost:
         """The product as a function of a module."""
-        host = TestHost(module, name, asked=["l2_bytes"])
+        host = TestHost(module, name, asked=["bf16_percent", "l2_bytes"])
         p = {x: host.size(x) for x in NAMES}
         a, b, workspace = (host.pointer(x) for x in ("a", "b", "ws"))
         fn, n, k = host.fn, host.fn.i64(self.matrix.n), host.fn.i64(self.matrix.k)
@@ -83,14 +84,17 @@ class Product:
         self.kernels.emit_launch(host, operands)
         return host
 
-    def __call__(self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20) -> torch.Tensor:
+    def __call__(
+        self, a: torch.Tensor, *, threads: int = 1, seed: int | None = None, l2_bytes: int = 1 << 20, bf16_percent: int = 0
+    ) -> torch.Tensor:
         batch, m, _ = a.shape
         assert a.dtype == (torch.bfloat16 if self.elem == BF16 else torch.float32)
         c = aligned(max(1, batch * m * self.matrix.n) * 4).view(np.float32)
         ws = aligned(int(self.kernels.workspace_bytes(sympy.Integer(batch * m))) + 64)
         a0, am, ak = a.stride()
         b0 = self.matrix.matrix_bytes if self.matrix.batch else 0
-        sizes = {"m": m, "batch": batch, "a0": a0, "am": am, "ak": ak, "b0": b0, "l2_bytes": l2_bytes}
+        sizes = {"m": m, "batch": batch, "a0": a0, "am": am, "ak": ak, "b0": b0}
+        sizes |= {"l2_bytes": l2_bytes, "bf16_percent": bf16_percent}
         self.program(num_threads=threads, seed=seed, a=a.data_ptr(), b=self.packed, c=c, ws=ws, **sizes)
         assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
         return torch.from_numpy(c[: batch * m * self.matrix.n].reshape(batch, m, self.matrix.n))
@@ -196,3 +200,54 @@ def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
                 a[0, m - 1, 200] = -size
                 got, want = product(a)[..., ::2], (a.double() @ product.weights)[..., ::2]
                 assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)
+
+
+@every_target
+def test_many_rows_of_wide_matrices(spec: TileSpec) -> None:
+    """Blocks of rows whose bytes fit a cache; some rows are multiplied in f32, and change nothing of the others'."""
+    g = torch.Generator().manual_seed(4)
+    product = Product(spec, "i4", draw_codes("i4", (256, 1055), g), torch.rand((2, 1055), generator=g) * 0.1 + 0.01)
+    for m in (9, 43, 130):
+        usual = torch.randn((1, m, 256), generator=g)
+        a = usual.clone()
+        a[0, m // 2, 7], a[0, 3, 200] = 1e9, torch.inf
+        first = product(usual, l2_bytes=64 << 20)
+        bound = usual.double().abs() @ product.weights.abs()
+        assert ((first - usual.double() @ product.weights).abs() <= 1e-5 * bound).all()
+        mixed = product(a, l2_bytes=64 << 20)
+        assert torch.equal(mixed[0, 3].isnan(), product.weights[200] == 0) and not mixed[0, 3].isfinite().any()
+        assert ((mixed[0, m // 2] - a[0, m // 2].double() @ product.weights).abs() <= 1e-5 * 1e9).all()
+        kept = [r for r in range(m) if r not in (3, m // 2)]
+        assert ((mixed - first)[0, kept].abs() <= 1e-5 * bound[0, kept]).all()
+        for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
+            assert torch.equal(product(usual, threads=threads, seed=seed, l2_bytes=l2_bytes), first)
+            assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes).nan_to_num(), mixed.nan_to_num())
+
+
+@pytest.mark.skipif(tile_spec(TARGET).bf16_dot is None, reason="the target has no dot products of bf16")
+@pytest.mark.parametrize("code", ["i8", "ui4", "f4e2m1fn", "f8e4m3fn"])
+def test_rows_of_bf16(code: str) -> None:
+    """Where dot products of bf16 pay, many rows are multiplied by numbers rounded to bf16, as the program says."""
+    g = torch.Generator().manual_seed(5)
+    for k, n, groups in ((7, 31, 1), (1320, 65, 5), (96, 1055, 3)):
+        scale, zero = torch.rand((groups, n), generator=g) * 0.1 + 0.01, torch.randint(0, 16, (groups, n), generator=g).float()
+        product = Product(tile_spec(TARGET), code, draw_codes(code, (k, n), g), scale, zero, BF16)
+        rounded = product.weights.float().bfloat16().double()
+        for m in (1, 33, 70):
+            for a in forms(g, (1, m, k), torch.bfloat16):
+                got = product(a, bf16_percent=200)
+                bound = a.double().abs() @ rounded.abs()
+                assert ((got - a.double() @ rounded).abs() <= (1e-5 if m > 32 else 4e-3) * bound).all()
+                for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
+                    assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes, bf16_percent=200), got)
+
+
+@every_target
+def test_scales_that_are_powers_of_two(spec: TileSpec) -> None:
+    """MXFP4: a byte each, of short groups, for rows of any number."""
+    g = torch.Generator().manual_seed(6)
+    scale = 2.0 ** torch.randint(-60, 20, (10, 40), generator=g)
+    product = Product(spec, "f4e2m1fn", draw_codes("f4e2m1fn", (320, 40), g), scale)
+    assert product.matrix.coding.scale == "e8m0"
+    assert product.matrix.bytes == 2 * 10 * (32 + 32 * 32 // 2)
+    check(product, g, (1, 3, 40))

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import sympy
 
+from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, call_cycles
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Matmul", "Operands", "workspace_bytes"]
+__all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
 
 # Addresses this far apart share sets of the first-level cache, whatever its size; no machine's is smaller than so many bytes.
 _L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
-# What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
-# one or two to take it apart.
-_DOTS_PAY = 80
+DOTS_PAY = 80
+"""What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
+one or two to take it apart."""
 # So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
 _FEW_USES = 2
+# Of B that few rows of bytes read in a cycle.
+_BYTES_A_CYCLE = 16
 
 _PACKED, _STRIDED = PackedPanels(), StridedPanels()
 
@@ -121,6 +124,9 @@ class Matmul:
             self.emit_kernels_from(module, source)
         if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
+            if self.elem == I8 and byte_rows.serves(self.spec):
+                for form in byte_rows.FORMS:
+                    byte_rows.emit_byte_rows_kernel(module, self.spec, form)
 
     def emit_kernels_from(self, module: KernelModule, source: PanelSource) -> None:
         """Emits the kernels that read B from a source, once a module."""
@@ -135,9 +141,12 @@ class Matmul:
         def tiled() -> list[V]:
             if widened is None:
                 return self._launch_tiled(host, x)
-            dots_pay = fn.cmp("ge", host.machine("bf16_percent"), _DOTS_PAY)
+            dots_pay = fn.cmp("ge", host.machine("bf16_percent"), DOTS_PAY)
             return fn.if_else(dots_pay, lambda: self._launch_tiled(host, x), lambda: widened._launch_tiled(host, x), [])
 
+        if x.workspace is not None and self.elem == I8 and byte_rows.serves(self.spec):
+            self._launch_few_bytes(host, x, tiled)
+            return
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
@@ -217,6 +226,39 @@ class Matmul:
             stream_scratch_bytes(self.elem, self.spec),
         )
         return []
+
+    def _launch_few_bytes(self, host: HostContext, x: Operands, tiled: Callable[[], list[V]]) -> None:
+        """Few rows of bytes with B as it lies, where its rows or columns are contiguous."""
+        fn, (b0, b1, bk, bn) = host.fn, x.b_strides
+
+        def of(form: str, contiguous: V, apart: V, size: V, other: Callable[[], list[V]]) -> list[V]:
+            least = byte_rows.bytes_of_vector(self.spec)
+            few = fn.and_(fn.cmp("le", x.m, byte_rows.most_rows(self.spec, form)), fn.cmp("ge", size, least))
+            serves = fn.and_(few, fn.cmp("eq", contiguous, 1))
+
+            def launch() -> list[V]:
+                chunk, count, grain = self._column_chunks(host, x, least)
+                args = [x.a, *x.a_strides[2:], *x.a_strides[:2], x.b, b0, b1, apart, x.m, x.n, x.k, fn.max(x.batch[1], 1), chunk]
+                kernel = byte_rows.emit_byte_rows_kernel(host.module, self.spec, form)
+                scratch = byte_rows.scratch_bytes(fn, self.spec, x.m, x.k)
+                host.launch(kernel, [*args, x.epilogue, x.epilogue_args], count, grain, scratch)
+                return []
+
+            return fn.if_else(serves, launch, other, [])
+
+        of("rows", bn, bk, x.n, lambda: of("columns", bk, bn, x.k, tiled))
+
+    def _column_chunks(self, host: HostContext, x: Operands, columns: int) -> tuple[V, V, V]:
+        """Of a kernel that streams B: columns of an item, a multiple of `columns`, so many that every thread has one of each batch;
+        items; and how few are worth a thread."""
+        fn, batches = host.fn, host.fn.mul(*x.batch)
+        some = fn.max(batches, 1)
+        splits = fn.mul(fn.divu(fn.add(host.num_threads, fn.sub(some, 1)), some), columns)
+        chunk = fn.mul(fn.max(fn.divu(fn.add(x.n, fn.sub(splits, 1)), splits), 1), columns)
+        chunks = fn.divu(fn.add(x.n, fn.sub(chunk, 1)), chunk)
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(batches, chunks))
+        cycles = fn.divu(fn.mul(x.k, chunk), _BYTES_A_CYCLE)
+        return chunk, count, fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), fn.add(cycles, 1)), 1)
 
     def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
         """The function that fetches a tile's memory, null where the product is too short to hide that."""

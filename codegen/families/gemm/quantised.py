@@ -20,6 +20,8 @@ COLUMNS: Final = 32
 
 # So that what numbers of few bits add up to can be scaled without overflow.
 _LARGEST_PARAMETER: Final = 2.0**80
+# A group's bytes of codes for each byte that shorter scales save.
+_WORTH_BYTES: Final = 32
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ FORMS: Final[dict[str, Form]] = {
 @dataclass(frozen=True)
 class Coding:
     """What kernels must know of a matrix at compile time: the form of its codes, the types of scales and of zero points ("" where
-    there are none).
+    there are none). Scales may be "e8m0", powers of two by the exponents of f32.
 
     A panel is a run of groups of k: the scales of its columns, their zero points, then units. All but the last group are of whole
     units, and it too is filled up with zeros.
@@ -78,9 +80,14 @@ class Coding:
         return "_".join(filter(None, [self.form.name, self.scale, self.zero]))
 
     @property
+    def scale_bytes(self) -> int:
+        """Of a group's scales."""
+        return COLUMNS * _BITS[self.scale] // 8
+
+    @property
     def header_bytes(self) -> int:
         """Of a group: scales and zero points."""
-        return COLUMNS * (BITS[self.scale] + (BITS[self.zero] if self.zero else 0)) // 8
+        return self.scale_bytes + (COLUMNS * _BITS[self.zero] // 8 if self.zero else 0)
 
     @property
     def bias(self) -> int:
@@ -100,6 +107,8 @@ class QuantisedMatrix:
         ones = torch.ones([1] * codes.dim())
         self.scale = _narrowest(self._scales(ones if scale is None else scale.float()))
         self.zero = None if zero is None else _narrowest(zero.float() * self.form.factor)
+        if self._saves_by_exponents():
+            self.scale = (self.scale.float().view(torch.int32) >> 23).to(torch.uint8)
         names = [str(t.dtype).removeprefix("torch.") for t in (self.scale, *([] if self.zero is None else [self.zero]))]
         self.coding = Coding(self.form, *(_NAMES[n] for n in names))
 
@@ -115,6 +124,13 @@ class QuantisedMatrix:
         if not all(bool((p.float().abs() <= _LARGEST_PARAMETER).all()) for p in parameters):
             return False
         return all(p.shape[-1] in (1, codes.shape[-1]) and _whole_batches(p, codes) for p in parameters)
+
+    def _saves_by_exponents(self) -> bool:
+        """Whether the exponents of scales are enough, and save a worthwhile part of a group: it no longer begins with a line."""
+        bits = self.scale.float().view(torch.int32)
+        return bool(((bits & ~_EXPONENT == 0) & (bits != 0) & (bits != _EXPONENT)).all()) and (
+            COLUMNS * _WORTH_BYTES >= self.units * self.form.bytes
+        )
 
     def _scales(self, scale: torch.Tensor) -> torch.Tensor:
         """Scales of what is stored. Those of groups and columns that hold a NaN are NaN: so is every sum with it."""
@@ -194,7 +210,9 @@ def _stored(codes: torch.Tensor, form: Form) -> torch.Tensor:
     return codes.view(torch.int16) if form.bytes == 256 else codes
 
 
-_NAMES = {"float32": F32, "float16": "f16", "bfloat16": "bf16"}
+_NAMES = {"float32": F32, "float16": "f16", "bfloat16": "bf16", "uint8": "e8m0"}
+_BITS = {**BITS, "e8m0": 8}
+_EXPONENT = 0x7F800000
 
 
 def _narrowest(x: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,9 @@ def _row(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
 
 def load_parameter(fn: Fn, at: V, elem: str, v: int, lanes: int) -> V:
     """Scales or zero points of a vector of columns, as f32."""
+    if elem == "e8m0":
+        exponents = fn.cast(fn.load(fn.gep(at, v * lanes, I8), vec(I8, lanes)), I32, signed=False)
+        return fn.bitcast(fn.shl(exponents, 23), F32)
     p = fn.gep(at, v * lanes * BITS[elem] // 8, I8)
     if elem == "bf16":
         return fn.bitcast(fn.shl(fn.cast(fn.load(p, vec(I16, lanes)), I32, signed=False), 16), F32)
@@ -98,22 +101,23 @@ def parameters(fn: Fn, coding: Coding, head: V, v: int, lanes: int) -> tuple[V, 
     scale = load_parameter(fn, head, coding.scale, v, lanes)
     if not coding.zero:
         return scale, None
-    return scale, load_parameter(fn, fn.gep(head, COLUMNS * BITS[coding.scale] // 8, I8), coding.zero, v, lanes)
+    return scale, load_parameter(fn, fn.gep(head, coding.scale_bytes, I8), coding.zero, v, lanes)
 
 
-def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
-    """Emits `decode_{coding}(panel, units, first, count, dst)` once and returns its symbol.
+def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> str:
+    """Emits `decode_{coding}_{elem}(panel, units, first, count, dst)` once and returns its symbol.
 
     dst[count][32] = (what the codes stand for - zero point) * scale in f32, exactly as the op computes it, at `count` steps of k
-    from `first`, a multiple of a unit's depth. `units` are those of a group.
+    from `first`, a multiple of a unit's depth. `units` are those of a group. For bf16 they are rounded to it and lie in pairs,
+    dst[ceil(count / 2)][32][2]; the target has conversions to it.
     """
-    name = f"decode_{coding.name}"
+    name = f"decode_{coding.name}_{elem}"
     if name in module.functions:
         return name
     form = coding.form
     fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], noinline=True)
     panel, units, first, count, dst = fn.args
-    lanes = fn.lanes
+    lanes, each = fn.lanes, 1 if elem == F32 else 2
     nv = COLUMNS // lanes
     group = fn.max(fn.mul(units, form.depth), 1)
     group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
@@ -127,15 +131,22 @@ def emit_decode_panel(module: KernelModule, coding: Coding) -> str:
 
         def decode(unit: V, steps: V | None) -> None:
             number = emit_unit(fn, form, fn.gep(codes, fn.mul(unit, form.bytes), I8), lanes, nv)
-            rows = fn.gep(dst, fn.mul(fn.sub(fn.add(k0, fn.mul(unit, form.depth)), first), COLUMNS), F32)
+            rows = fn.gep(dst, fn.mul(fn.sub(fn.add(k0, fn.mul(unit, form.depth)), first), COLUMNS), elem)
+
+            def value(step: int, v: int) -> V:
+                x, zero = number(step, v), zeros[v]
+                return fn.mul(x if zero is None else fn.sub(x, zero), scales[v])
 
             def store(step: int) -> None:
                 for v in range(nv):
-                    x, zero = number(step, v), zeros[v]
-                    x = x if zero is None else fn.sub(x, zero)
-                    fn.store(fn.mul(x, scales[v]), fn.gep(rows, step * COLUMNS + v * lanes, F32))
+                    to = fn.gep(rows, step * COLUMNS + v * lanes * each, elem)
+                    if each == 1:
+                        fn.store(value(step, v), to)
+                        continue
+                    first, second = (fn.cast(value(step + i, v), elem) for i in range(each))
+                    fn.store(fn.shuffle(first, second, [i for lane in range(lanes) for i in (lane, lanes + lane)]), to)
 
-            for step in range(form.depth):
+            for step in range(0, form.depth, each):
                 if steps is None:
                     store(step)
                     continue

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
@@ -33,8 +33,14 @@ from dhlo.ir.symbols import exact_floors
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
 # In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
-# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache.
+# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
 _FEW_PASSES, _DOT_PASSES = 2, 4
+# Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
+# cycle, and codes once a block. They are made for each chunk of panels: where there are more passes, of so many at least.
+_LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 32
+# Any number of rows is multiplied so where a matrix has so many panels, the target so many registers, and sums are not scaled too
+# often: groups of so many steps of k.
+_ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 64
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_GRAIN = 1 << 14
@@ -60,7 +66,7 @@ class CodedPanels:
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         b, panel_bytes, units = matrix
         panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
-        fn.call(emit_decode_panel(fn.module, self.coding), [panel, units, c.first, c.k, c.scratch])
+        fn.call(emit_decode_panel(fn.module, self.coding, elem), [panel, units, fn.mul(c.first, depth(elem)), c.k, c.scratch])
         return c.scratch
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
@@ -92,19 +98,37 @@ class QuantisedMatmul:
         return Matmul(F32, self.spec, narrow=self.narrow)
 
     @property
+    def _native(self) -> Matmul | None:
+        """The product of bf16 rows with numbers that are rounded to it, as the program says, where the target has dot products."""
+        return Matmul(BF16, self.spec, narrow=self.narrow) if self.elem == BF16 and self.spec.bf16_dot else None
+
+    @property
     def _few(self) -> int:
+        """The most rows that decode codes themselves."""
         target, form = self.spec.target, self.coding.form
+        if self._native is not None:
+            return _most_rows(target, form)
         return _most_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
+
+    @property
+    def _always_few(self) -> bool:
+        """Whether any number of rows is better multiplied so than in f32."""
+        target, form, matrix = self.spec.target, self.coding.form, self.matrix
+        if not has_dots(target, form) or target.registers < _ALWAYS_REGISTERS or matrix.panels < _ALWAYS_PANELS:
+            return False
+        return matrix.units * form.depth >= _ALWAYS_GROUP
 
     def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
         """Workspace for `rows` rows of A of all batches: where they become f32 first."""
-        return exact_floors(sympy.Integer(0) if self.elem == F32 else rows * self.matrix.k * 4)
+        return exact_floors(sympy.Integer(0) if self.elem == F32 or self._always_few else rows * self.matrix.k * 4)
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
-        self._tiled.emit_kernels_from(module, CodedPanels(self.coding))
+        for product in (None if self._always_few else self._tiled, self._native):
+            if product is not None:
+                product.emit_kernels_from(module, CodedPanels(self.coding))
         _emit_few(module, self.elem, self.coding)
-        if self.elem != F32:
+        if self.elem != F32 and not self._always_few:
             _emit_widen(module, self.elem)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
@@ -116,31 +140,55 @@ class QuantisedMatmul:
             self._launch_few(host, x)
             return []
 
-        def many() -> list[V]:
+        b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
+
+        def tiled() -> list[V]:
+            if self._always_few:
+                return few()
             y = x if self.elem == F32 else self._widened(host, x)
-            b = [x.b, *x.b_strides[:2], fn.i64(self.matrix.panel_bytes), fn.i64(self.matrix.units)]
             self._tiled.launch_from(host, y, CodedPanels(self.coding), b)
             return []
 
-        fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
+        def many() -> list[V]:
+            native = self._native
+            if native is None:
+                return tiled()
+
+            def launch() -> list[V]:
+                native.launch_from(host, x, CodedPanels(self.coding), b)
+                return []
+
+            return fn.if_else(fn.cmp("ge", host.machine("bf16_percent"), DOTS_PAY), launch, tiled, [])
+
+        if self._always_few and self._native is None:
+            few()
+        else:
+            fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
 
     def _launch_few(self, host: HostContext, x: Operands) -> None:
         fn, matrix = host.fn, self.matrix
         form, target = self.coding.form, self.spec.target
-        padded = matrix.groups * matrix.units * form.depth
+        padded, most = matrix.groups * matrix.units * form.depth, _most_rows(target, form)
+        passes = fn.max(fn.ceildivu(x.m, most), 1)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
         block = block_units(form, matrix.units)
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
-        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts]
-        row = 4 * padded + 4
+        row, limbs = 4 * padded + 8, LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
+        per, grain = passes, fn.i64(WAKE_CYCLES // (padded * _STEP_CYCLES) + 1)
         if has_dots(target, form):
-            row += LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
-        scratch = fn.add(fn.mul(x.m, row), 4 * _most_rows(target, form) * COLUMNS)
+            row += limbs
+            fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)
+            per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
+            some = fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _SHARING_PANELS)
+            grain = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.max(grain, some), grain)
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, per]
+        rows = fn.min(x.m, fn.mul(per, most))
+        scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
         host.launch(
             _emit_few(host.module, self.elem, self.coding),
             [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
             count,
-            WAKE_CYCLES // (padded * _STEP_CYCLES) + 1,
+            grain,
             scratch,
         )
 
@@ -182,11 +230,11 @@ def _most_rows(target: Target, form: Form) -> int:
     return dot_rows(target) if has_dots(target, form) else most_rows(target)
 
 
-def _emit_table(module: KernelModule, coding: Coding, *, dots: bool) -> tuple[str, int]:
+def _emit_table(module: KernelModule, coding: Coding) -> tuple[str, int]:
     """A table of kernels for 1, 2, ... rows, and how many."""
-    # Where there are dot products, sums in f32 are for rows that have no limbs.
-    rows = dot_rows(module.target) if dots else 1 if has_dots(module.target, coding.form) else most_rows(module.target)
-    name = f"coded_{'dots_' if dots else ''}table_{coding.name}"
+    rows = _most_rows(module.target, coding.form)
+    dots = has_dots(module.target, coding.form)
+    name = f"coded_table_{coding.name}"
     if name not in module.globals:
         emit = emit_dot_kernel if dots else emit_row_kernel
         emit_pointers(module, name, [emit(module, coding, r + 1) for r in range(rows)])
@@ -199,47 +247,79 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 9, PTR, PTR]
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 10, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
-    rows = _Rows(fn, coding, fn.gep(tile, _most_rows(module.target, coding.form) * COLUMNS, F32), m, k, groups, units, block)
+    dots = has_dots(module.target, coding.form)
+    table, most = _emit_table(module, coding)
+    kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
+    split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+    capacity = fn.min(m, fn.mul(per, most))
+    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
-    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
+    runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch, fn.loop(0, runs) as run:
         before = fn.mul(batch.iv, panels)
         i0, i1 = fn.divu(batch.iv, batch1), fn.remu(batch.iv, batch1)
-        a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
+        p0 = fn.mul(run.iv, per)
+        p1 = fn.min(fn.add(p0, per), passes)
+        row0, after = (fn.divu(fn.mul(p, m), fn.max(passes, 1)) for p in (p0, p1))
+        a_at = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(row0, sm)), elem)
+        rows.widen(elem, a_at, sm, sk, fn.sub(after, row0))
+        with fn.loop(p0, p1) as i:
+            first, mr = split.panel(i.iv)
+            rows.prepare(fn.sub(first, row0), mr)
+        with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
+            panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
+            width = fn.min(fn.sub(n, n0), COLUMNS)
 
-        def multiply(*, dots: bool) -> list[V]:
-            table, most = _emit_table(module, coding, dots=dots)
-            kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
-            split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
-            if not dots:
-                rows.tame()
-            with fn.loop(fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)) as p:
-                panel, n0 = fn.gep(b_at, fn.mul(p.iv, panel_bytes), I8), fn.mul(p.iv, COLUMNS)
-                width = fn.min(fn.sub(n, n0), COLUMNS)
-                with fn.loop(0, passes) as i:
-                    first, mr = split.panel(i.iv)
+            def finish(first: V, mr: V, batch: V = batch.iv, n0: V = n0, width: V = width) -> None:
+                fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch, first, n0, mr, width])
+
+            with fn.loop(p0, p1) as i:
+                first, mr = split.panel(i.iv)
+                at = fn.sub(first, row0)
+
+                def whole(first: V = first, at: V = at, mr: V = mr, panel: V = panel) -> list[V]:
                     kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
-                    fn.call_ptr(kernel, rows.arguments(first, panel, tile, dots=dots))
-                    fn.call_ptr(epilogue, [eargs, tile, fn.i64(COLUMNS), batch.iv, first, n0, mr, width])
-            return []
+                    fn.call_ptr(kernel, rows.arguments(at, panel, tile, dots=dots))
+                    finish(first, mr)
+                    return []
 
-        rows.widen(elem, a_at, sm, sk)
-        if has_dots(module.target, coding.form):
-            fn.if_else(rows.split(), lambda: multiply(dots=True), lambda: multiply(dots=False), [])
-        else:
-            multiply(dots=False)
+                def in_f32(first: V = first, at: V = at, mr: V = mr, panel: V = panel) -> list[V]:
+                    for start, end, size in _powers(fn, mr, most_rows(module.target)):
+                        with fn.loop(start, end, size) as r:
+                            row = fn.add(at, r.iv)
+                            fn.call(emit_row_kernel(module, coding, size), rows.arguments(row, panel, tile, dots=False))
+                            finish(fn.add(first, r.iv), fn.i64(size))
+                    return []
+
+                if dots:
+                    fn.if_else(rows.has_limbs(at), whole, in_f32, [])
+                else:
+                    whole()
     fn.done()
     return name
 
 
+def _powers(fn: Fn, count: V, most: int) -> list[tuple[V, V, int]]:
+    """`count` rows in runs of powers of two: where those of a height begin and end. The greatest height, up to `most`, repeats."""
+    greatest = 1 << most.bit_length() - 1
+    start, out, size = fn.i64(0), [], greatest
+    while size:
+        end = fn.and_(count, -size)
+        out.append((start, end, size))
+        start, size = end, size // 2
+    return out
+
+
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of A in scratch, from `memory` on: f32, filled up to whole units of k; a factor of each one's products; limbs."""
+    """Rows of A in scratch, m at most, from `memory` on: f32, filled up to whole units of k; a factor of each one's products;
+    whether the rows of a pass have limbs; limbs."""
 
     fn: Fn
     coding: Coding
@@ -249,6 +329,10 @@ class _Rows:
     groups: V
     units: V
     block: V  # units of a block of limbs
+
+    def __post_init__(self) -> None:
+        """What all loops use is computed before them."""
+        _ = self.ups, self.limbs, self.blocks, self.ld
 
     @cached_property
     def group(self) -> V:
@@ -269,8 +353,12 @@ class _Rows:
         return self.fn.gep(self.memory, self.fn.mul(self.m, self.padded), F32)
 
     @cached_property
-    def limbs(self) -> V:
+    def flags(self) -> V:
         return self.fn.gep(self.ups, self.m, F32)
+
+    @cached_property
+    def limbs(self) -> V:
+        return self.fn.gep(self.flags, self.m, I32)
 
     @cached_property
     def ld(self) -> V:
@@ -281,34 +369,49 @@ class _Rows:
     def row(self, i: V) -> V:
         return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
 
-    def widen(self, elem: str, a: V, sm: V, sk: V) -> None:
-        """Copies the rows at `a`."""
+    def widen(self, elem: str, a: V, sm: V, sk: V, count: V) -> None:
+        """Copies `count` rows at `a`."""
         fn, padded = self.fn, self.padded  # computed before the loop
         widen = emit_widen_row(fn.module, elem)
-        with fn.loop(0, self.m) as i:
+        with fn.loop(0, count) as i:
             fn.call(widen, [fn.gep(a, fn.mul(i.iv, sm), elem), sk, self.k, padded, self.row(i.iv)])
 
-    def tame(self) -> None:
+    def prepare(self, first: V, count: V) -> None:
+        """Makes what the kernels for these rows read: limbs, if all rows have them."""
+        fn = self.fn
+        if not has_dots(fn.target, self.coding.form):
+            self._tame(first, count)
+            return
+        limbs = self._split(first, count)
+        fn.store(fn.cast(limbs, I32, signed=False), fn.gep(self.flags, first, I32))
+        with fn.when(fn.not_(limbs)):
+            self._tame(first, count)
+
+    def has_limbs(self, first: V) -> V:
+        """Whether the rows of a pass that begins there have."""
+        return self.fn.cmp("ne", self.fn.load(self.fn.gep(self.flags, first, I32), I32), 0)
+
+    def _tame(self, first: V, count: V) -> None:
         """Prepares products in f32."""
         fn, padded, ups = self.fn, self.padded, self.ups
         tame = emit_tame_row(fn.module)
-        with fn.loop(0, self.m) as i:
+        with fn.loop(first, fn.add(first, count)) as i:
             fn.call(tame, [self.row(i.iv), padded, fn.gep(ups, i.iv, F32)])
 
-    def split(self) -> V:
+    def _split(self, first: V, count: V) -> V:
         """Makes limbs; says whether all rows have them."""
         fn, depth = self.fn, self.coding.form.depth
         emit, less = emit_limbs(fn.module), fn.const(-dot_bias(fn.target, self.coding.form), I32)
         group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
-        with fn.loop(0, self.m, 1, [fn.const(1, I1)]) as i:
+        with fn.loop(first, fn.add(first, count), 1, [fn.const(1, I1)]) as i:
             row, to = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8)
             info = fn.gep(to, fn.mul(padded, LIMBS), I8)
             with fn.loop(0, fn.mul(self.groups, blocks), 1, [i.carried[0]]) as b:
                 in_group = fn.mul(fn.remu(b.iv, blocks), self.block)
-                first = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
+                start = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
                 size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
                 at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
-                ok = fn.call(emit, [fn.gep(row, first, F32), size, fn.gep(to, fn.mul(first, LIMBS), I8), at, less], I1)
+                ok = fn.call(emit, [fn.gep(row, start, F32), size, fn.gep(to, fn.mul(start, LIMBS), I8), at, less], I1)
                 assert ok is not None
                 b.yield_(fn.and_(b.carried[0], ok))
             i.yield_(b.results[0])

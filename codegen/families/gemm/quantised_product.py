@@ -8,10 +8,11 @@ from functools import cached_property
 
 import sympy
 
+from dhlo.codegen.families.box import wake_cycles
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
-from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
+from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
 from dhlo.codegen.families.gemm.quantised_dots import (
@@ -140,7 +141,7 @@ class QuantisedMatmul:
             _emit_few(host.module, self.elem, self.coding),
             [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
             count,
-            WAKE_CYCLES // (padded * _STEP_CYCLES) + 1,
+            fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1),
             scratch,
         )
 

@@ -164,6 +164,9 @@ def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
     """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""
 
 def cpu_supports(feature: str, /) -> bool: ...
+def machine_facts() -> dict[str, int]:
+    """What the machine is like beyond its instructions (enum dhlo_machine of abi.h), by name: measured now if it hasn't been."""
+
 def choose_level(features: str, /) -> int:
     """The number of the level, of a model file's text of features, that a run here would take. Raises RuntimeError if this machine
     can run none of them, or DHLO_TARGET names another."""

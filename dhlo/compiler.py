@@ -32,7 +32,6 @@ from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.quantise_weights import quantised_weights
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
-from dhlo.shape_infer.cost import group_cost
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "plan_program", "renumber"]
 
@@ -214,7 +213,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
-        "groups": [_group(program, op) for op in groups],
+        "groups": [_group(program, op, [m.planned.families[attr(op, "number")] for m in made]) for op in groups],
         "levels": [
             {
                 "name": m.planned.target.name,
@@ -232,8 +231,10 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
     }
 
 
-def _group(program: Program, op: Any) -> dict[str, Any]:
-    cost = group_cost(op)
+def _group(program: Program, op: Any, families: Sequence[Family]) -> dict[str, Any]:
+    """`families` are the group's, by level."""
+    cost = families[0].cost()
+    variants = {kernel: flops for f in families for kernel, flops in f.cost().variants.items()}
     return {
         "anchor": attr(op, "anchor"),
         "ops": [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1],
@@ -241,4 +242,5 @@ def _group(program: Program, op: Any) -> dict[str, Any]:
         "flops": spell(cost.flops, program.user_names),
         "bytes": spell(cost.bytes, program.user_names),
         "weight_bytes": spell(cost.weight_bytes, program.user_names),
+        "variants": {kernel: spell(flops, program.user_names) for kernel, flops in variants.items()},
     }

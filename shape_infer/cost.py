@@ -1,9 +1,9 @@
-"""What a fused group has to do at least: arithmetic and bytes, as expressions of sizes."""
+"""What a fused group has to do: arithmetic and bytes as expressions of sizes, and the time that a machine should take for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -12,17 +12,49 @@ from dhlo.ir.dialect import Kind, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.types import TensorType, from_mlir
 
-__all__ = ["Cost", "element_work", "group_cost"]
+__all__ = ["Cost", "Rates", "element_work", "group_cost"]
 
 
 @dataclass(frozen=True)
 class Cost:
     """Flops: what the ops say of themselves. Bytes: everything read once, of tables only what is looked up, and the results;
-    `weight_bytes` of them are the program's constants."""
+    `weight_bytes` of them are the program's constants. `variants`: flops by the kernel that is launched, where it takes another
+    number than the ops say."""
 
     flops: sympy.Expr
     bytes: sympy.Expr
     weight_bytes: sympy.Expr
+    variants: Mapping[str, sympy.Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does, as measured, with up to `threads` threads: flops a nanosecond of one core by the element type that is
+    multiplied; `caches` as (bytes that fit, bytes that a core reads a nanosecond), nearest first, memory last; nanoseconds in which
+    a launch reaches another thread, which is asked for if its part takes `share` times as long."""
+
+    threads: int
+    flops: Mapping[str, float]
+    caches: Sequence[tuple[float, float]]
+    wake: float
+    share: float
+
+    def seconds(self, flops: float, nbytes: float, weights: float, constants: float, dtype: str, launches: int = 1) -> float:
+        """The time of a group of `launches` launches that multiplies elements of `dtype`: arithmetic and memory overlap.
+
+        Weights come from where all of a model's `constants` bytes fit, as every call reads them all; the rest from where the
+        group's own bytes fit.
+        """
+        arithmetic = flops / self.flops.get(dtype, self.flops["f32"])
+        moving = self._moving(weights, constants) + self._moving(nbytes - weights, nbytes - weights)
+        alone = max(arithmetic, moving)
+        if alone < 2 * self.share * self.wake * launches:
+            return alone / 1e9
+        return (alone / self.threads + self.wake * launches * (self.threads > 1)) / 1e9
+
+    def _moving(self, nbytes: float, resident: float) -> float:
+        rate = next((rate for size, rate in self.caches if resident <= size), self.caches[-1][1])
+        return nbytes / rate
 
 
 def element_work(ops: Iterable[Any]) -> int:

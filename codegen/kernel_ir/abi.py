@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -108,17 +108,27 @@ PLAN: Final[dict[str, int]] = {"peak_live_bytes": 0, "data_dependent": 1}
 """Index of each field of the plan array."""
 PLAN_FIELDS: Final = 2
 
-MACHINE: Final[dict[str, int]] = {"l1d_bytes": 0, "l2_bytes": 1, "l3_bytes": 2, "l3_cores": 3, "bf16_percent": 4}
-"""Index of each fact of the machine."""
-MACHINE_FIELDS: Final = 5
 MACHINE_RANGES: Final[dict[str, tuple[int, int]]] = {
     "l1d_bytes": (8 << 10, 1 << 20),
     "l2_bytes": (128 << 10, 64 << 20),
     "l3_bytes": (0, 4 << 30),
     "l3_cores": (1, 1024),
-    "bf16_percent": (0, 1000),
+    "bf16_percent": (0, 800),
+    "wake_ns": (100, 2000),
+    "fma128_per_us": (100, 40_000),
+    "fma256_per_us": (100, 40_000),
+    "fma512_per_us": (100, 40_000),
+    "l2_bytes_per_us": (500, 4_000_000),
+    "l3_bytes_per_us": (500, 4_000_000),
+    "memory_bytes_per_us": (500, 4_000_000),
+    "ahead_one": (256, 32_768),
+    "ahead_few": (256, 32_768),
+    "ahead_more": (256, 32_768),
 }
-"""Between what the runtime keeps each of them."""
+"""The facts of the machine in the order of their indices, and between what the runtime keeps each of them."""
+MACHINE: Final[dict[str, int]] = {name: i for i, name in enumerate(MACHINE_RANGES)}
+"""Index of each fact of the machine."""
+MACHINE_FIELDS: Final = len(MACHINE_RANGES)
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
 SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4}

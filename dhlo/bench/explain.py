@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import time
@@ -14,11 +15,15 @@ import torch
 
 from dhlo import _runtime
 from dhlo.bench.ceilings import Ceilings
+from dhlo.codegen.families.box import WAKE_SHARE
+from dhlo.codegen.target import Target, parse_target
 from dhlo.ir.symbols import evaluate, parse
+from dhlo.shape_infer.cost import Rates
 
-__all__ = ["KernelTime", "explain", "sizes_of"]
+__all__ = ["KernelTime", "explain", "rates", "sizes_of"]
 
 _SECONDS = 0.3
+_PRODUCTS = ("matmul", "convolution", "attention")
 _FEWEST_CALLS = 5
 _ELEMENT = re.compile(r"tensor<(?:[\d?]+x)*([a-z]+\d+)")
 
@@ -27,8 +32,8 @@ _ELEMENT = re.compile(r"tensor<(?:[\d?]+x)*([a-z]+\d+)")
 class KernelTime:
     """Launches that work together (a product and the packing before it, say) at all places of one call that use them.
 
-    `floor` is the least time that the machine's ceilings allow; it, flops and bytes are None where sizes depend on data
-    or the launches belong to no group.
+    `floor` is the least time that the machine's ceilings allow, `predicted` what the cost model expects, from the facts that the
+    runtime has measured; they, flops and bytes are None where sizes depend on data or the launches belong to no group.
     """
 
     kernels: str
@@ -37,15 +42,17 @@ class KernelTime:
     flops: float | None = 0.0
     bytes: float | None = 0.0
     floor: float | None = 0.0
+    predicted: float | None = 0.0
 
-    def add(self, launches: int, seconds: float, work: tuple[float, float, float] | None) -> None:
-        """Counts one place; `work` is (flops, bytes, floor)."""
+    def add(self, launches: int, seconds: float, work: tuple[float, float, float, float] | None) -> None:
+        """Counts one place; `work` is (flops, bytes, floor, predicted)."""
         self.launches += launches
         self.seconds += seconds
-        if work is None or self.flops is None or self.bytes is None or self.floor is None:
-            self.flops = self.bytes = self.floor = None
+        before = (self.flops, self.bytes, self.floor, self.predicted)
+        if work is None or None in before:
+            self.flops = self.bytes = self.floor = self.predicted = None
         else:
-            self.flops, self.bytes, self.floor = self.flops + work[0], self.bytes + work[1], self.floor + work[2]
+            self.flops, self.bytes, self.floor, self.predicted = (x + y for x, y in zip(before, work, strict=True) if x is not None)
 
 
 def sizes_of(inputs: Sequence[_runtime.Value], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
@@ -58,6 +65,21 @@ def sizes_of(inputs: Sequence[_runtime.Value], shapes: Sequence[Sequence[int]]) 
     }
 
 
+def rates(target: Target, threads: int) -> Rates:
+    """What the cost model knows: what the target can do, and what the runtime has measured of this machine."""
+    facts = _runtime.machine_facts()
+    fma = facts[f"fma{target.vector_bits}_per_us"] / 1000
+    f32 = 2 * fma * target.lanes("f32")
+    dots = facts["bf16_percent"] / 100 if "bf16" in target.dots else 1
+    byte_dots = 4 if {"i8", "ui8"} & set(target.dots) else 1
+    flops = {"f32": f32, "f64": f32 / 2, "bf16": f32 * max(dots, 1), "i32": f32 * byte_dots}
+    sizes, speeds = (facts["l2_bytes"], facts["l3_bytes"]), (facts["l2_bytes_per_us"], facts["l3_bytes_per_us"])
+    capacities = (threads * sizes[0], sizes[1])
+    levels = [(0.75 * size, speed / 1000) for size, speed in zip(capacities, speeds, strict=True) if size]
+    levels.append((math.inf, facts["memory_bytes_per_us"] / 1000))
+    return Rates(threads, flops, levels, facts["wake_ns"], WAKE_SHARE)
+
+
 def explain(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ceilings) -> list[KernelTime]:
     """Runs the model some times with these inputs; the most expensive kernels first. Times are medians over the calls.
 
@@ -68,19 +90,21 @@ def explain(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ce
     sizes = sizes_of(model.inputs, [t.shape for t in tensors])
     rows: dict[str, KernelTime] = {}
 
-    def add(sites: Sequence[int], work: tuple[float, float, float] | None) -> None:
+    def add(sites: Sequence[int], work: tuple[float, float, float, float] | None) -> None:
         ran = [s for s in sites if s in times]
         if ran:
             key = " + ".join(names[s] for s in ran)
             rows.setdefault(key, KernelTime(key)).add(len(ran), sum(times[s] for s in ran), work)
 
     grouped: set[int] = set()
+    machine = rates(parse_target(model.level or "native"), ceilings.threads)
     metadata = json.loads(model.metadata)
     (level,) = (x for x in metadata["levels"] if x["name"] == model.level)
     for group, (first, end) in zip(metadata["groups"], level["groups"], strict=True):
         sites = range(first, end)
         grouped |= set(sites)
-        add(sites, _work(group, sizes, ceilings, model.constants_bytes))
+        ran = [names[s] for s in sites if s in times]
+        add(sites, _work(group, ran, sizes, ceilings, machine, model.constants_bytes))
     for site in set(range(len(names))) - grouped:
         add([site], None)
     return sorted(rows.values(), key=lambda r: -r.seconds)
@@ -103,18 +127,22 @@ def _site_times(model: _runtime.Model, tensors: Sequence[torch.Tensor]) -> dict[
 
 
 def _work(
-    group: Mapping[str, Any], sizes: Mapping[str, int], ceilings: Ceilings, constants: int
-) -> tuple[float, float, float] | None:
-    """Flops, bytes and least seconds of a group; None where they depend on data.
+    group: Mapping[str, Any], ran: Sequence[str], sizes: Mapping[str, int], ceilings: Ceilings, machine: Rates, constants: int
+) -> tuple[float, float, float, float] | None:
+    """Flops, bytes, least and predicted seconds of a group of which the kernels `ran`; None where they depend on data.
 
     Weights come from the level in which all of the model's fit, as every call reads them all; the rest from where the
     group's own bytes fit.
     """
     try:
         flops, nbytes, weights = (evaluate(parse(group[k]), sizes) for k in ("flops", "bytes", "weight_bytes"))
+        chosen = [evaluate(parse(e), sizes) for kernel, e in group.get("variants", {}).items() if kernel in ran]
     except KeyError:
         return None
     elements = [m[1] for r in group["results"] if (m := _ELEMENT.match(r))]
     arithmetic = ceilings.floor_seconds(flops, 0, elements[0] if elements else "f32")
     moving = ceilings.floor_seconds(0, weights, resident=constants) + ceilings.floor_seconds(0, nbytes - weights)
-    return flops, nbytes, max(arithmetic, moving)
+    # Beside products an instruction does one operation of a multiply-add's two.
+    work = chosen[0] if chosen else flops if group["anchor"] in _PRODUCTS else 2 * flops
+    predicted = machine.seconds(work, nbytes, weights, constants, elements[0] if elements else "f32", len(ran))
+    return flops, nbytes, max(arithmetic, moving), predicted

@@ -286,7 +286,18 @@ def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
     def rate(work: float | None, r: KernelTime) -> str:
         return f"{work / r.seconds / 1e9:.1f}" if work and r.seconds else ""
 
-    head = ("kernels", "launches", "us in all", "us each", "share", "GFLOP/s", "GB/s", "of the ceiling")
+    head = (
+        "kernels",
+        "launches",
+        "us in all",
+        "us each",
+        "share",
+        "GFLOP/s",
+        "GB/s",
+        "of the ceiling",
+        "predicted us",
+        "over predicted",
+    )
     print_table(
         f"kernels at {point.label}: {everything * 1e6:.1f} us",
         head,
@@ -300,6 +311,8 @@ def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
                 rate(r.flops, r),
                 rate(r.bytes, r),
                 f"{r.floor / r.seconds:.0%}" if r.floor and r.seconds else "",
+                f"{r.predicted * 1e6:.1f}" if r.predicted else "",
+                f"{r.seconds / r.predicted:.2f}" if r.predicted and r.seconds else "",
             )
             for r in rows
         ),

@@ -79,6 +79,15 @@ PyObject* cpu_supports(PyObject*, PyObject* args) {
   return PyBool_FromLong(dhlo_cpu_supports(feature));
 }
 
+PyObject* machine_facts(PyObject*, PyObject*) {
+  Ref facts(PyDict_New());
+  for (int32_t i = 0; facts && dhlo_machine_fact_name(i) != nullptr; ++i) {
+    const Ref value(PyLong_FromLongLong(dhlo_machine_fact(i)));
+    if (!value || PyDict_SetItemString(facts.get(), dhlo_machine_fact_name(i), value.get()) != 0) return nullptr;
+  }
+  return facts.release();
+}
+
 PyObject* choose(PyObject*, PyObject* args) {
   const char* text = nullptr;
   if (PyArg_ParseTuple(args, "s:choose_level", &text) == 0) return nullptr;
@@ -106,6 +115,7 @@ PyModuleDef* definition() {
       {"read_section", read_section, METH_VARARGS,
        "Fills memory from an open file and returns the digest of what it read."},
       {"cpu_supports", cpu_supports, METH_VARARGS, "Whether this machine has a processor feature, by LLVM's name."},
+      {"machine_facts", machine_facts, METH_NOARGS, "What the machine is like, by name: found now if it hasn't been."},
       {"choose_level", choose, METH_VARARGS,
        "The number of the level, of a file's text of features, that this machine takes."},
       {nullptr, nullptr, 0, nullptr},

@@ -77,7 +77,7 @@ dhlo_model_options read_options(const dhlo_model_options* given) {
 }
 
 void apply_options(dhlo_model* model, const dhlo_model_options& options) {
-  machine_facts();  // here rather than in a session's first call
+  check_machine_settings();
   model->allocator = options.allocator;
   model->parallel = options.parallel;
   if (options.parallel.run != nullptr) {
@@ -85,10 +85,11 @@ void apply_options(dhlo_model* model, const dhlo_model_options& options) {
       throw Error(DHLO_INVALID_ARGUMENT, "model options: parallel.num_threads: expected 1 to 1024, got " +
                                              std::to_string(options.parallel.num_threads));
     model->num_threads = options.parallel.num_threads;
-    return;
+  } else {
+    model->num_threads = Pool::resolve_threads(options.num_threads);
+    if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
   }
-  model->num_threads = Pool::resolve_threads(options.num_threads);
-  if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
+  machine_facts(model->pool.get());  // here rather than in a session's first call
 }
 
 void authorize(const dhlo_model_options& options, const Digest& digest, const std::string& label) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
+from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.codegen.target import native, parse_target
@@ -54,10 +55,10 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 
 
 @functools.cache
-def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec) -> Program:
+def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tuple[str, ...] = ()) -> Program:
     module = KernelModule(spec.target)
-    host = TestHost(module, asked=["bf16_percent", "l2_bytes"])
-    p = {x: host.size(x) for x in (*NAMES, "l2_bytes")}
+    host = TestHost(module, asked=["bf16_percent", "l2_bytes", *facts])
+    p = {x: host.size(x) for x in (*NAMES, "l2_bytes", *facts)}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
     fn = host.fn
     eargs = fn.alloca(4, I64)
@@ -98,6 +99,7 @@ def run(
     spec: TileSpec = TILES,
     bf16_percent: int = 200,
     l2_bytes: int = 1 << 20,
+    machine: Mapping[str, int] | None = None,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == b.dtype)
@@ -114,7 +116,8 @@ def run(
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})
-    program(elem, packed, bias is not None, spec)(
+    built = program(elem, packed, bias is not None, spec, tuple(machine or {}))
+    built(
         num_threads=num_threads,
         seed=seed,
         a=a,
@@ -129,6 +132,7 @@ def run(
         bt1=bt1,
         **strides,
         **facts,
+        **(machine or {}),
     )
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
     return c[: bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
@@ -349,6 +353,26 @@ def test_other_sources_of_panels() -> None:
         packed = pack_b(right / 2, False, TILES.panel(F32))
         built(num_threads=1 + i % 2, seed=i, a=left, b=packed, c=c, m=m, n=n, k=k, l2_bytes=128 << 10)
         check(c[: m * n].reshape(1, 1, m, n), left, right)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_is_measured_changes_no_bit(packed: bool) -> None:
+    """Only what bf16 dot products are worth may choose between orders of sums."""
+    rng = np.random.default_rng(21)
+    timed = [name for name in MACHINE_RANGES if MACHINE[name] > MACHINE["bf16_percent"]]
+    least, most = ({name: MACHINE_RANGES[name][end] for name in timed} for end in (0, 1))
+    slow = least | {"wake_ns": 2000, "fma256_per_us": 40_000, "fma512_per_us": 40_000}
+    near = most | {"ahead_few": 256, "ahead_one": 256}
+    sizes = ((1, 70, 300), (3, 700, 65), (6, 33, 1000), (14, 257, 40), (15, 96, 700), (130, 100, 2100), (0, 5, 3), (2, 3, 0))
+    for m, n, k in sizes:
+        for elem in (F32, BF16):
+            a, b = tensor(rng, (1, 2, m, k), elem), tensor(rng, (1, 2, k, n), elem)
+            runs = [
+                run(a, b, packed=packed, num_threads=2, seed=i, l2_bytes=128 << 10, machine=facts)
+                for i, facts in enumerate((least, most, slow, near))
+            ]
+            check(runs[0], a, b)
+            assert all(x.tobytes() == runs[0].tobytes() for x in runs)
 
 
 def test_pack_b_layout() -> None:

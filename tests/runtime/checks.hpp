@@ -78,6 +78,8 @@ struct Call {
 
 inline std::string error_of(const dhlo::Session& session) { return dhlo_session_error(session.get()); }
 
+// Facts of the machine: their file, what hosts and the environment say, ranges. Run first: facts are found once.
+void test_machine();
 // Hooks, null arguments and shared memory; allocations and threads that fail. `file` is a file of the toy model, or null.
 void test_hostile_hosts();
 void test_failures(const char* file);

@@ -12,7 +12,6 @@
 
 #include "checks.hpp"
 #include "dhlo/runtime.hpp"
-#include "machine.hpp"
 
 namespace {
 
@@ -162,18 +161,6 @@ void test_levels() {
   abi.num_levels = 3;
   abi.levels = nullptr;
   CHECK(taken().find("no levels") != std::string::npos);
-}
-
-// In the ranges that abi.h gives, which compiled code relies on; and the same at every call.
-void test_machine_facts() {
-  const int64_t* facts = dhlo::machine_facts();
-  const int64_t ranges[DHLO_MACHINE_FIELDS][2] = {
-      {8 << 10, 1 << 20}, {128 << 10, 64 << 20}, {0, int64_t{4} << 30}, {1, 1024}, {0, 1000}};
-  for (int i = 0; i < DHLO_MACHINE_FIELDS; ++i) CHECK(ranges[i][0] <= facts[i] && facts[i] <= ranges[i][1]);
-#if defined(__x86_64__)
-  CHECK((facts[DHLO_MACHINE_BF16_PERCENT] > 0) == (dhlo_cpu_supports("avx512bf16") == 1));
-#endif
-  CHECK(dhlo::machine_facts() == facts);
 }
 
 void test_bound_and_callback_outputs() {
@@ -361,11 +348,11 @@ void test_helpers() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  test_machine();
   test_run_and_plan();
   test_errors_leave_session_usable();
   test_descriptor_is_checked();
   test_levels();
-  test_machine_facts();
   test_bound_and_callback_outputs();
   test_cap();
   test_state();

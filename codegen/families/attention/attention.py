@@ -14,6 +14,7 @@ from dhlo.codegen.families.attention.decode import (
     partial_floats,
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
+from dhlo.codegen.families.box import wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -27,7 +28,6 @@ Strides = Sequence[V]
 
 _SPLIT_ITEMS = 64  # most work items when keys are split; bounds the workspace
 _SPLIT_KEYS = 256  # fewest keys of a split
-_WAKE_CYCLES = 20_000  # work of one core that pays for waking another
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class Attention:
             splits = self._splits(host, heads, skv)
             args = [*head, splits, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
-            host.launch(f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(f, per_item), decode_scratch_bytes(self.spec))
+            host.launch(
+                f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
+            )
             with f.when(f.cmp("gt", splits, 1)):
                 host.launch(
                     f"{self.symbol}_combine", args, f.mul(heads, rows), self.spec.few_rows, combine_scratch_bytes(self.spec)
@@ -136,7 +138,7 @@ class Attention:
                 f"{self.symbol}_prefill",
                 [*head, blocks, *extra_args],
                 f.mul(heads, blocks),
-                _grain(f, f.mul(cost, self.spec.rows)),
+                _grain(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),
             )
 
@@ -151,9 +153,10 @@ class Attention:
         return f.select(uneven, f.max(f.min(wanted, most), 1), f.const(1, I64))
 
 
-def _grain(f: Fn, cycles: V) -> V:
+def _grain(host: HostContext, cycles: V) -> V:
     """Items that are worth waking a thread for."""
-    return f.add(f.divu(f.const(_WAKE_CYCLES, I64), f.add(cycles, 1)), 1)
+    f = host.fn
+    return f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
 
 
 def _scale_bits(f: Fn, scale: float | V) -> V:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import sympy
+
+from dhlo.codegen.families.box import wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
@@ -20,12 +23,10 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Conv"]
 
-# Floating-point operations that are worth waking a thread for.
-_GRAIN_FLOPS = 1 << 20
 _GRAIN_ELEMENTS = 1 << 13
 _ITEMS_PER_THREAD = 4
-# Cycles that pay for waking a thread; of a depthwise item, and of each of its vectors beyond the multiply-adds.
-_WAKE_CYCLES, _ITEM_CYCLES, _VECTOR_CYCLES = 20_000, 200, 8
+# Cycles of a depthwise item, and of each of its vectors beyond the multiply-adds.
+_ITEM_CYCLES, _VECTOR_CYCLES = 200, 8
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class Conv:
     def _winograd(self, p: ConvParams) -> list[Winograd]:
         """What calls can choose besides the product of weights and windows."""
         return Winograd.variants(p, self.winograd)
+
+    def winograd_shares(self, module: KernelModule) -> dict[str, sympy.Rational]:
+        """By kernel of Winograd's algorithm, what part of the arithmetic it takes."""
+        return {v.kernel: v.share for v in self._winograd(self.params(module))}
 
     @property
     def layout(self) -> WeightLayout:
@@ -249,8 +254,8 @@ class Conv:
         blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
         count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
         columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
-        flops = f.mul(columns, 2 * p.depth * min(p.panel, p.group_out))
-        grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
+        adds = f.divu(f.mul(columns, p.depth * min(p.panel, p.group_out)), p.lanes)
+        grain = f.add(f.divu(wake_cycles(host), f.max(adds, 1)), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
         host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
 
@@ -265,5 +270,5 @@ class Conv:
         count = f.mul(f.mul(f.mul(planes, out[0]), row_blocks), f.ceildivu(out[2], COLUMNS))
         cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
         with f.when(f.cmp("gt", count, 0)):
-            grain = f.add(f.divu(f.i64(_WAKE_CYCLES), cycles), 1)
+            grain = f.add(f.divu(wake_cycles(host), cycles), 1)
             host.launch(f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -23,6 +24,7 @@ from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
+from dhlo.shape_infer.cost import Cost
 
 __all__ = ["ConvFamily"]
 
@@ -64,6 +66,14 @@ class ConvFamily(ChoiceFamily):
             weight = self.weight.detach().contiguous()
             key = ("packed_conv", conv.layout, low.constant_key(op.operands[1]))
             self.packed = low.constants.add(key, conv.workspace_bytes, lambda: conv.pack_weight(weight.numpy()))
+
+    def cost(self) -> Cost:
+        """Winograd's kernels multiply less, and add instead."""
+        cost = super().cost()
+        if not isinstance(self.conv, Conv):
+            return cost
+        shares = self.conv.winograd_shares(self.low.module)
+        return replace(cost, variants={kernel: cost.flops * share for kernel, share in shares.items()})
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import sympy
+
+from dhlo.codegen.families.box import update_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
 from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS
@@ -13,10 +16,8 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Winograd"]
 
-# A store of a whole vector takes two turns of the multiply-add's pipeline, a vector of a sum that is read and written again four.
-_STORE, _UPDATE = 2, 4
-# Floating-point operations that are worth waking a thread for.
-_GRAIN_FLOPS = 1 << 20
+# A store of a whole vector takes two turns of the multiply-add's pipeline.
+_STORE = 2
 # Rows of a register tile below which multiply-adds wait for one another.
 _LATENCY_ROWS = 4
 
@@ -65,6 +66,21 @@ class Winograd:
     def depth_blocks(self) -> int:
         return -(-self.p.depth_blocks // self.span)
 
+    @property
+    def kernel(self) -> str:
+        """The symbol of the kernel."""
+        return kernel_name(self.blocking)
+
+    @property
+    def share(self) -> sympy.Rational:
+        """Instructions of a whole tile over those of sums of products in order: products of points, maps of inputs to them, and of
+        their sums to outputs. Maps of weights depend on how the tiles are grouped, and are left out."""
+        p, b = self.p, self.blocking
+        of_input, _, of_output = OPERATIONS[self.m]
+        maps = 2 * b.side * of_input * p.in_channels + (b.side + self.m) * of_output * p.out_channels
+        direct = 9 * self.m**2 * p.in_channels * p.out_channels
+        return sympy.Rational(b.points * p.in_channels * p.out_channels + maps, direct)
+
     def emit_kernel(self, module: KernelModule) -> None:
         """Adds the kernel to the module, once for all convolutions."""
         emit_winograd_kernel(module, self.blocking)
@@ -92,7 +108,9 @@ class Winograd:
         by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
         tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
         products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * p.in_channels * computed)
-        sums = f.mul(tiles, out_vectors * (by_outputs + b.points * (1 + _UPDATE * self.depth_blocks)))
+        # Sums lie in the second cache, and are read and written again for each depth block.
+        updates = f.mul(update_cycles(host), self.depth_blocks)
+        sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
         mapped = f.mul(groups, p.in_channels * out_vectors * by_weights)
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(f.ceildivu(f.add(f.mul(cut.tw, self.m), 2), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE))
@@ -117,6 +135,6 @@ class Winograd:
         args = [x, w, epilogue, eargs, ih, iw, oh, ow, sxb, sxc, sxh, *map(f.i64, numbers)]
         args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
-        flops = f.mul(f.add(tiles, 1), 2 * b.points * p.in_channels * p.panel)
-        grain = f.add(f.divu(f.i64(_GRAIN_FLOPS), flops), 1)
-        host.launch(kernel_name(b), args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(self.depth_blocks))
+        adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.panel // p.lanes)
+        grain = f.add(f.divu(wake_cycles(host), adds), 1)
+        host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(self.depth_blocks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, emit_microkernel_table, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
@@ -13,11 +14,12 @@ from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["emit_blocked_kernel"]
+__all__ = ["AHEAD", "emit_blocked_kernel"]
 
-# How far ahead in its own panel of B a lone row panel of so many rows prefetches, in bytes. Nearer for a few rows and further for
-# more than a hardware prefetcher's page: in between the two get in each other's way, at up to 1.7 times the time.
-_AHEAD_ONE, _AHEAD_FEW, _AHEAD_MORE, _FEW_ROWS = 4096, 1024, 8192, 4
+AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
+"""Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
+row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time."""
+_FEW_ROWS = 4
 _LINE_BYTES = 64
 
 
@@ -27,8 +29,8 @@ def emit_blocked_kernel(
     """Emits the kernel `name`; it reads A in place where `rows`, and a last panel may be `narrow` (see `Matmul`).
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
-    k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, epilogue, touch, and
-    the argument of both.
+    k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
+    epilogue, touch, and the argument of both.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow).emit()
 
@@ -45,10 +47,13 @@ class _Kernel:
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
         self.table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=narrow, spec=spec)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 8, PTR, PTR, PTR]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, PTR, PTR, PTR]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
-        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, self.epilogue, self.touch, self.eargs = sizes
+        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead, self.epilogue, self.touch, self.eargs = (
+            sizes
+        )
+        self.ahead_one, self.ahead_few, self.ahead_more = ahead
         _, self.begin, self.end, _, self.tile = fn.args
         self.steps = units(fn, self.k, self.elem)
         self.b_pack = fn.gep(self.tile, tiles, self.part)
@@ -102,8 +107,8 @@ class _Kernel:
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
         calls = _TileCalls.of(self, size, chunk)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
-        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), fn.i64(_AHEAD_FEW), fn.i64(_AHEAD_MORE))
-        alone = fn.select(fn.cmp("eq", split.size, 1), _AHEAD_ONE, alone)
+        alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
+        alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
         single, whole = calls.single(split), fn.mul(self.steps, self.row_bytes)
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)

@@ -8,14 +8,15 @@ from typing import TypeVar
 
 import sympy
 
+from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
-from dhlo.codegen.families.gemm.blocked import emit_blocked_kernel
+from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.plan import STREAM_CYCLES, WAKE_CYCLES, Plan, call_cycles
-from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I64, Fn, KernelModule, V
+from dhlo.codegen.families.gemm.plan import Plan, call_cycles
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
@@ -24,9 +25,9 @@ __all__ = ["DOTS_PAY", "Matmul", "Operands", "workspace_bytes"]
 _L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
-DOTS_PAY = 80
+DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
-one or two to take it apart."""
+one or two to take it apart. In the middle of what is measured, 50 and 100."""
 # So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
 _FEW_USES = 2
 # Of B that few rows of bytes read in a cycle.
@@ -193,7 +194,7 @@ class Matmul:
         fn, plan = host.fn, blocking.plan
         touch = self._touch_where_deep(fn, x.k, x.touch)
         batch0, batch1, row, column = x.a_strides
-        cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles]
+        cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
         args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, x.epilogue, touch, x.epilogue_args]
 
@@ -215,9 +216,9 @@ class Matmul:
         chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
         chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
-        panel_cycles = fn.add(fn.mul(k, STREAM_CYCLES), call_cycles(self.spec))
+        panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
-        grain = fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), cycles), 1)
+        grain = fn.add(fn.divu(wake_cycles(host), cycles), 1)
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
             [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, x.epilogue, x.epilogue_args],
@@ -258,7 +259,7 @@ class Matmul:
         chunks = fn.divu(fn.add(x.n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(batches, chunks))
         cycles = fn.divu(fn.mul(x.k, chunk), _BYTES_A_CYCLE)
-        return chunk, count, fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), fn.add(cycles, 1)), 1)
+        return chunk, count, fn.add(fn.divu(wake_cycles(host), fn.add(cycles, 1)), 1)
 
     def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
         """The function that fetches a tile's memory, null where the product is too short to hide that."""
@@ -289,12 +290,12 @@ class Matmul:
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
         count = fn.select(fn.cmp("eq", blocking.count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
-        cycles = fn.add(fn.mul(k, STREAM_CYCLES), 1)
+        cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
             [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
             count,
-            fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), cycles), 1),
+            fn.add(fn.divu(wake_cycles(host), cycles), 1),
         )
         p1 = fn.select(fn.cmp("eq", s1, 0), 0, size)
         p0 = fn.select(fn.cmp("eq", s0, 0), 0, fn.mul(size, n1))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["STREAM_CYCLES", "WAKE_CYCLES", "Plan", "RowSplit", "call_cycles"]
+__all__ = ["Plan", "RowSplit", "call_cycles"]
 
-# Work, in FMA cycles of one core, that pays for waking another one.
-WAKE_CYCLES = 20_000
-# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile, per k step of a panel of B
-# streamed (packed) or transposed on the way.
-_CALL_CYCLES, _VECTOR_CYCLES, STREAM_CYCLES = 16, 3, 16
+# Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile.
+_CALL_CYCLES, _VECTOR_CYCLES = 16, 3
 # The rows of A in a block should fit one part in so many of a core's second-level cache (the rest holds panels of B), and
 # never exceed it more than so many times (they may be packed to scratch).
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
@@ -76,13 +74,14 @@ class Plan:
         nbytes, room = fn.mul(fn.mul(m, self.kc), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
+        wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors * spec.per_panel)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
-            work = fn.max(work, STREAM_CYCLES)
+            work = fn.max(work, stream)
             item = fn.add(fn.mul(k, fn.add(work, _COPY_CYCLES) if copied else work), fn.mul(in_block, call_cycles(spec)))
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
@@ -93,7 +92,7 @@ class Plan:
             blocks_each = fn.divu(fn.add(fn.mul(fn.divu(cells, columns), blocks), fn.sub(threads, 1)), threads)
             whole = fn.mul(blocks_each, fn.add(fn.mul(columns, item), pack))
             use_whole = fn.and_(fn.cmp("lt", whole, cut), fn.not_(in_place))
-            grain = fn.add(fn.divu(fn.const(WAKE_CYCLES, I64), fn.max(item, 1)), 1)
+            grain = fn.add(fn.divu(wake, fn.max(item, 1)), 1)
             grain = fn.max(grain, fn.select(halved, fn.divu(share, chunks), 1))
             return fn.min(whole, cut), fn.select(use_whole, columns, grain), blocks, rows
 

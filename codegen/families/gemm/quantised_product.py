@@ -8,10 +8,11 @@ from functools import cached_property
 
 import sympy
 
+from dhlo.codegen.families.box import wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
-from dhlo.codegen.families.gemm.plan import WAKE_CYCLES, RowSplit
+from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
 from dhlo.codegen.families.gemm.quantised_dots import (
@@ -174,7 +175,7 @@ class QuantisedMatmul:
         block = block_units(form, matrix.units)
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
         row, limbs = 4 * padded + 8, LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
-        per, grain = passes, fn.i64(WAKE_CYCLES // (padded * _STEP_CYCLES) + 1)
+        per, grain = passes, fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):
             row += limbs
             fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 4u
+#define DHLO_ABI_VERSION 5u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -106,17 +106,30 @@ struct dhlo_abi_call {
 };
 #define DHLO_PLAN_FIELDS 2
 
-/* Facts of the machine that code runs on, for choosing block sizes and instructions. */
+/* Facts of the machine that code runs on, for choosing block sizes, instructions and prefetches. Those from
+ * DHLO_MACHINE_BF16_PERCENT on are measured when the first model is loaded, in at most some five milliseconds, and kept
+ * for later processes (see dhlo_machine_configure in runtime.h). Only two of them can change a bit of a result:
+ * DHLO_MACHINE_BF16_PERCENT, which is one of few values, and the ratio of DHLO_MACHINE_FMA*_PER_US to
+ * DHLO_MACHINE_L2_BYTES_PER_US, which code that sums in another order for it must round to powers of two. */
 typedef enum dhlo_machine {
-  DHLO_MACHINE_L1D_BYTES = 0, /* first-level data cache of a core: 8 KiB to 1 MiB */
-  DHLO_MACHINE_L2_BYTES = 1,  /* second-level cache of a core: 128 KiB to 64 MiB */
-  DHLO_MACHINE_L3_BYTES = 2,  /* third-level cache, 0 if there is none, to 4 GiB */
-  DHLO_MACHINE_L3_CORES = 3,  /* hardware threads that share it: 1 to 1024 */
-  DHLO_MACHINE_BF16_PERCENT =
-      4 /* what an instruction multiplies of bf16 dot products in the time in which f32 FMAs multiply
-           100: measured when the first model is loaded; 0 if the machine has no such instruction */
+  DHLO_MACHINE_L1D_BYTES = 0,     /* first-level data cache of a core: 8 KiB to 1 MiB */
+  DHLO_MACHINE_L2_BYTES = 1,      /* second-level cache of a core: 128 KiB to 64 MiB */
+  DHLO_MACHINE_L3_BYTES = 2,      /* third-level cache, 0 if there is none, to 4 GiB */
+  DHLO_MACHINE_L3_CORES = 3,      /* hardware threads that share it: 1 to 1024 */
+  DHLO_MACHINE_BF16_PERCENT = 4,  /* what an instruction multiplies of bf16 dot products in the time in which f32 FMAs
+                                     multiply 100: 25, 50, 100 ... 800; 0 if the machine has no such instruction */
+  DHLO_MACHINE_WAKE_NS = 5,       /* a launch on caller and another thread, which waits for it: 100 to 2,000 ns */
+  DHLO_MACHINE_FMA128_PER_US = 6, /* f32 FMA instructions on vectors of so many bits, of one core in a */
+  DHLO_MACHINE_FMA256_PER_US = 7, /* microsecond: 100 to 40,000 */
+  DHLO_MACHINE_FMA512_PER_US = 8,
+  DHLO_MACHINE_L2_BYTES_PER_US = 9,      /* what one core reads from its second-level cache: 500 to 4,000,000; */
+  DHLO_MACHINE_L3_BYTES_PER_US = 10,     /* from the third; */
+  DHLO_MACHINE_MEMORY_BYTES_PER_US = 11, /* from memory */
+  DHLO_MACHINE_AHEAD_ONE = 12,  /* how many bytes ahead a stream from memory is prefetched for a product of one row, */
+  DHLO_MACHINE_AHEAD_FEW = 13,  /* of a few rows, */
+  DHLO_MACHINE_AHEAD_MORE = 14, /* of more: 256 to 32,768 */
 } dhlo_machine;
-#define DHLO_MACHINE_FIELDS 5
+#define DHLO_MACHINE_FIELDS 15
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime
  * appends the two numbers as the kind says. */

@@ -77,6 +77,25 @@ DHLO_API int32_t dhlo_cpu_supports(const char* feature);
  * failure. */
 DHLO_API const char* dhlo_last_error(void);
 
+/* ---- machine -------------------------------------------------------------------------------------------------------
+ */
+
+/* Where the facts of the machine come from that compiled code chooses block sizes, instructions and prefetches by (enum
+ * dhlo_machine of abi.h). `text`:
+ *   ""                 measured by the first process of a user on a machine, in at most some five milliseconds as the
+ *                      first model is loaded, and kept in a file for later ones: in the folder DHLO_CACHE_DIR,
+ *                      $XDG_CACHE_HOME/dhlo or ~/.cache/dhlo. Where that can't be written each process measures
+ *   "measure"          measured, neither read from a file nor kept
+ *   "nominal"          caches as the system tells them, all else fixed values of a usual server
+ *   "name=value,..."   nominal but for these, e.g. "bf16_percent=100,wake_ns=500"
+ * Without a call DHLO_MACHINE in the environment says it, in the same words; what it says wrong is refused when a model
+ * is loaded. DHLO_INVALID_ARGUMENT for other texts and values out of range; DHLO_BUSY once a model has been loaded. */
+DHLO_API dhlo_status dhlo_machine_configure(const char* text);
+/* A fact, found now if it hasn't been; -1 if there is none of that index. */
+DHLO_API int64_t dhlo_machine_fact(int32_t index);
+/* Its name; NULL if there is none of that index. Static. */
+DHLO_API const char* dhlo_machine_fact_name(int32_t index);
+
 /* ---- hooks ---------------------------------------------------------------------------------------------------------
  */
 

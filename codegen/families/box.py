@@ -1,0 +1,42 @@
+"""What families' choices need of the machine at hand, in vector multiply-adds of the target: the unit of their cost models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dhlo.codegen.kernel_ir.builder import V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["WAKE_SHARE", "cycles_from_memory", "update_cycles", "wake_cycles"]
+
+WAKE_SHARE: Final = 16
+"""A thread's part of a launch takes at least so many times what it takes to reach another thread."""
+
+
+def _rate(host: HostContext) -> V:
+    """Multiply-adds of whole vectors, of one core in a microsecond."""
+    return host.machine(f"fma{host.module.target.vector_bits}_per_us")
+
+
+def wake_cycles(host: HostContext) -> V:
+    """Work, in multiply-adds of whole vectors, that pays for another thread."""
+    fn = host.fn
+    return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), WAKE_SHARE), _rate(host)), 1000)
+
+
+def cycles_from_memory(host: HostContext, nbytes: int) -> V:
+    """Multiply-adds of whole vectors in the time in which a core reads so many bytes from memory; at least one."""
+    fn = host.fn
+    return fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("memory_bytes_per_us")), 1)
+
+
+def update_cycles(host: HostContext) -> V:
+    """Multiply-adds of whole vectors that go by as a vector is read from the second-level cache and written there again: 2, 4 or 8.
+
+    Choices between algorithms that round differently rest on it, so that a measurement mustn't turn them. 4 stands for a read that
+    takes 1.8 to 3.5 multiply-adds; in the middle of these, at 2.6, is a cache that delivers 25 bytes a multiply-add of 64. What was
+    measured is kept for later processes.
+    """
+    fn, nbytes = host.fn, host.module.target.vector_bits // 8
+    tenths = fn.divu(fn.mul(_rate(host), 10 * nbytes), host.machine("l2_bytes_per_us"))
+    return fn.select(fn.cmp("le", tenths, 17), fn.i64(2), fn.select(fn.cmp("le", tenths, 35), fn.i64(4), 8))

@@ -30,6 +30,7 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
+from dhlo.passes.quantise_caches import quantised_caches
 from dhlo.passes.quantise_weights import quantised_weights
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
 from dhlo.shape_infer.cost import group_cost
@@ -121,7 +122,8 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
 
     with program.context:
         run_passes(program.module, program.weights, PASSES, after, verified=True)
-        states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
+        names = [target for target in updates_of(bodies(program.module)[0]).values() if isinstance(target, str)]
+        states = {name: program.weights[name] for name in names}
         modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
         constants, checks, out = Constants(), Checks(), list[Planned]()
         for target, module in zip(targets, modules, strict=True):
@@ -207,6 +209,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
+        "caches": quantised_caches(first.module),
         "groups": [_group(program, op) for op in groups],
         "levels": [
             {

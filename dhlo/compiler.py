@@ -19,6 +19,7 @@ from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.frontend.program import Program
@@ -77,6 +78,7 @@ def compile_program(
             low.states.block_bytes,
             updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
             names=program.user_names,
+            state_dtypes=[DTYPES[str(low.weights[name].dtype)[6:]] for name, *_ in low.states.rows],
         )
         planned = "\n".join([str(level.module) for level in levels])
     progress("generate code")

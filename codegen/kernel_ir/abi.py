@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -71,8 +71,8 @@ CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
 VALUE_BYTES: Final = 40
-STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24}
-STATE_BYTES: Final = 32
+STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24, "dtype": 32}
+STATE_BYTES: Final = 40
 LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8, "run": 16, "num_launches": 24, "launches": 32, "num_segments": 40}
 LEVEL_BYTES: Final = 48
 MODEL: Final[dict[str, int]] = {

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 4u
+#define DHLO_ABI_VERSION 5u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -149,6 +149,7 @@ typedef struct dhlo_abi_value {
 typedef struct dhlo_abi_state {
   const char* name;
   int64_t offset, bytes, init_offset;
+  int64_t dtype; /* of its elements */
 } dhlo_abi_state;
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);

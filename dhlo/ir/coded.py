@@ -8,8 +8,8 @@ from typing import Any
 from dhlo.ir.dialect import Kind, attr, defining, number
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Attention, Matmul
-from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.elementwise import Convert
+from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose, Weight
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul

@@ -15,7 +15,7 @@ from dhlo.ir.function import bodies, mark_results, updates_of
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.compute import Attention, Reduce
+from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose
 from dhlo.ir.ops.quantised import Dequantize
@@ -105,7 +105,11 @@ def _hint(rows: Sequence[dict[str, Any]]) -> str:
 
 def _as_attribute(row: dict[str, Any]) -> ir.DictAttr:
     f64, i64 = ir.F64Type.get(), ir.IntegerType.get_signless(64)
-    made = {str: ir.StringAttr.get, int: lambda x: ir.IntegerAttr.get(i64, x), float: lambda x: ir.FloatAttr.get(f64, x, _nowhere())}
+    made = {
+        str: ir.StringAttr.get,
+        int: lambda x: ir.IntegerAttr.get(i64, x),
+        float: lambda x: ir.FloatAttr.get(f64, x, _nowhere()),
+    }
     return ir.DictAttr.get({k: made[type(x)](x) for k, x in row.items()})
 
 
@@ -182,7 +186,7 @@ def _find(module: Module, block: Block, index: int, name: str, wanted: str, weig
     contents = [op.results[0] for op in (*states, *writes)]
     reads = [r for op in block.operations if isinstance(op, Attention) for i in (1, 2) if (r := _read(op, i, contents)) is not None]
     if not reads:
-        return "no attention reads it"
+        return _NOT_READ if not _multiplied(contents) else _BY_HAND
     depths = {from_mlir(r.op.operands[r.operand]).shape[3] for r in reads}
     depth, last = next(iter(depths)), t.shape[-1]
     if len(depths) > 1 or not is_static(depth) or not is_static(last) or int(depth) == 0 or int(last) % int(depth):
@@ -196,6 +200,23 @@ def _find(module: Module, block: Block, index: int, name: str, wanted: str, weig
         if cache.bytes(wanted) >= int(t.bytes):
             return "codes and scales would take no less"
     return cache if reason is None else reason
+
+
+_NOT_READ: Final = "no attention reads it"
+_BY_HAND: Final = "is read by products, not by scaled_dot_product_attention"
+
+
+def _multiplied(contents: Sequence[Any]) -> bool:
+    """Whether products read any of these values, through views."""
+    todo = list(contents)
+    while todo:
+        for use in todo.pop().uses:
+            op = use.owner.operation.opview
+            if isinstance(op, Matmul):
+                return True
+            if isinstance(op, _VIEWS):
+                todo.append(op.results[0])
+    return False
 
 
 def _states(block: Block, name: str) -> list[Any]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dhlo.compiler import compile_program
+from dhlo.frontend import import_program
 from dhlo.options import Options
 from dhlo.passes.quantise_caches import request_caches
-from dhlo.frontend import import_program
 from tests.cross.remote import Hosts, RemoteModel
 from tests.test_kv_cache import Attends, compare, program
 

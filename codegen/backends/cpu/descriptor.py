@@ -39,8 +39,8 @@ class Descriptor:
     checks: Checks
     constants_bytes: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
-    state_dtypes: Sequence[int] = ()  # their codes
     state_bytes: int = 0
+    state_dtypes: Sequence[int] = ()  # codes of the states' dtypes
     updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)

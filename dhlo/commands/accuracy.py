@@ -16,8 +16,9 @@ __all__ = ["compare_formats"]
 
 
 def compare_formats(exported: torch.export.ExportedProgram, calls: Sequence[tuple[str, Any, Any]], formats: Sequence[str]) -> None:
-    """Prints, for each format (see `Options.weights`, and with "kv_cache=" before it `Options.kv_cache`) and each call (label, arguments, keywords), how far the results are from
-    those of the program as it is, compiled and run in the same way. Raises CompileError for formats that there aren't."""
+    """Prints, for each format (see `Options.weights`, and with "kv_cache=" before it `Options.kv_cache`) and each call (label,
+    arguments, keywords), how far the results are from those of the program as it is, compiled and run in the same way. Raises
+    CompileError for formats that there aren't."""
     plain = compile_model(exported)
     want = [_floats(plain(*args, **kwargs)) for _, args, kwargs in calls]
     rows, summaries = [], []

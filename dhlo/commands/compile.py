@@ -55,8 +55,8 @@ def compile_file(
     winograd: bool = True,
     kv_cache: str = "",
 ) -> Path:
-    """Compiles `source` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default, `source` with
-    the suffix of what is written. Returns the path.
+    """Compiles `source` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
+    `source` with the suffix of what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """

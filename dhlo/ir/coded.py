@@ -75,7 +75,7 @@ def only_multiplies(v: Value) -> bool:
 
 @dataclass(frozen=True)
 class Stored:
-    """Keys or values of attention [B, H, S, D] as they lie in memory, and their scales [B, H, S, 1], one a row, if they have any."""
+    """Keys or values of attention [B, H, S, D] as they lie in memory, and their scales [B, H, S, 1] if they have any."""
 
     values: Any
     scale: Any

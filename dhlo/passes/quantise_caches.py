@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -98,23 +98,19 @@ def _hint(rows: Sequence[dict[str, Any]]) -> str:
     if rows:
         return "; ".join(f"'{row['name']}': {row['reason']}" for row in rows[:8])
     return (
-        "export it with a cache that it keeps, such as a StaticCache; caches that are arguments have the dtype that the caller gives "
-        "them: export with arguments of bf16 or f16 instead"
+        "export it with a cache that it keeps, such as a StaticCache; caches that are arguments have the dtype that the caller "
+        "gives them: export with arguments of bf16 or f16 instead"
     )
 
 
 def _as_attribute(row: dict[str, Any]) -> ir.DictAttr:
     f64, i64 = ir.F64Type.get(), ir.IntegerType.get_signless(64)
-    made = {
+    made: dict[type, Callable[[Any], Any]] = {
         str: ir.StringAttr.get,
         int: lambda x: ir.IntegerAttr.get(i64, x),
-        float: lambda x: ir.FloatAttr.get(f64, x, _nowhere()),
+        float: lambda x: ir.FloatAttr.get(f64, x, ir.Location.unknown()),
     }
     return ir.DictAttr.get({k: made[type(x)](x) for k, x in row.items()})
-
-
-def _nowhere() -> Any:
-    return ir.Location.unknown()
 
 
 # ------------------------------------------------------------------------------------------------------------ which they are
@@ -269,7 +265,7 @@ def _keeps_rows(read: _Read, size: int) -> bool:
 
 
 def _row_behind(view: Any, row: int, size: int) -> int | None:
-    """The dim of a view's result that holds what dim `row` of its operand does, in runs of `size` elements; None if it cuts them."""
+    """The dim of a view's result that holds dim `row` of its operand, in runs of `size` elements; None if these are cut."""
     x, y = from_mlir(view.operands[0]), from_mlir(view.results[0])
     if isinstance(view, Transpose):
         return int(attr(view, "perm").index(row))

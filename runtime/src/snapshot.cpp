@@ -1,5 +1,5 @@
-// State and random generator of a session as bytes: a header, then name, size, dtype and content of each state in the model's
-// order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is
+// State and random generator of a session as bytes: a header, then name, size, dtype and content of each state in the
+// model's order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is
 // compiled again can go on.
 #include "snapshot.hpp"
 
@@ -80,8 +80,9 @@ const uint8_t* read_entry(Reader* reader, const dhlo_abi_state& state) {
   const std::string name(reinterpret_cast<const char*>(reader->take(entry.name_bytes)),
                          static_cast<size_t>(entry.name_bytes));
   if (name != state.name || entry.bytes != state.bytes || entry.dtype != state.dtype)
-    throw Error(DHLO_INVALID_ARGUMENT, "the snapshot is of another model: it has state " + described(name, entry.bytes, entry.dtype) +
-                                           " where this model has " + described(state.name, state.bytes, state.dtype));
+    throw Error(DHLO_INVALID_ARGUMENT, "the snapshot is of another model: it has state " +
+                                           described(name, entry.bytes, entry.dtype) + " where this model has " +
+                                           described(state.name, state.bytes, state.dtype));
   return reader->take(entry.bytes);
 }
 

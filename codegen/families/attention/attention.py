@@ -33,10 +33,10 @@ class Attention:
     """One attention op: compile-time row sizes, element type and masking; everything else is a run-time size.
 
     Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv,
-    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16), unless `k` or `v` say that
-    keys or values are stored otherwise; query head h attends with kv head h // group. Sums are f32. Semantics are those of PyTorch's scaled_dot_product_attention: with
-    `is_causal` query i sees keys j <= i (also where sq != skv), a query without any key to attend to (all masked, or
-    skv = 0) gives zeros.
+    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16), unless `k` or `v` say
+    that keys or values are stored otherwise; query head h attends with kv head h // group. Sums are f32. Semantics are those of
+    PyTorch's scaled_dot_product_attention: with `is_causal` query i sees keys j <= i (also where sq != skv), a query without
+    any key to attend to (all masked, or skv = 0) gives zeros.
 
     `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of a vector of keys from key0 on for
     a row: of i1 (True = attend) or of f32 to add to the scaled scores. Lanes outside `lanes` are
@@ -111,10 +111,9 @@ class Attention:
     ) -> None:
         """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
 
-        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value; `scales` has pointer and strides (batch,
-        head, row) of the scales of K and those of V, where there are any. Few rows a kv head (group *
-        sq) stream K and V once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled
-        (prefill).
+        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value; `scales` has pointer and strides
+        (batch, head, row) of the scales of K and those of V, where there are any. Few rows a kv head (group * sq) stream K and V
+        once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled (prefill).
         """
         f = host.fn
         heads, rows = f.mul(batch, kv_heads), f.mul(group, sq)

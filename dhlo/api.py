@@ -65,6 +65,7 @@ def build(
     from dhlo.compiler import compile_program, renumber
     from dhlo.frontend import import_program
     from dhlo.frontend.growing import read_growth, request_growth
+    from dhlo.passes.quantise_caches import request_caches
     from dhlo.passes.quantise_weights import request_weights
     from dhlo.pipeline import FRONT, run_passes
 
@@ -74,6 +75,7 @@ def build(
     with program.context:
         run_passes(program.module, program.weights, FRONT)
         request_weights(program.module, options.weights)
+        request_caches(program.module, options.kv_cache)
     read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()

@@ -165,6 +165,10 @@ def compile_command(
             "matches NAME in a format of their own (f32: as they are). max_error=0.1 leaves out what would lose more.",
         ),
     ] = None,
+    kv_cache: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="Store keys and values that a session keeps (a static cache) as int8, bf16 or f16."),
+    ] = "",
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -175,7 +179,7 @@ def compile_command(
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
     show = sys.stderr.isatty() if progress is None else progress
     formats = {name or "default": value for name, _, value in (w.rpartition("=") for w in weights or [])}
-    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd)
+    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache)
 
 
 @app.command("run")
@@ -272,7 +276,8 @@ def bench_command(
         typer.Option(
             "--accuracy",
             metavar="FORMAT",
-            help="Instead of timing, show what results lose with weights in a format of `dhlo compile --weights`; may be repeated.",
+            help="Instead of timing, show what results lose with weights in a format of `dhlo compile --weights`, or, as "
+            "kv_cache=FORMAT, with a cache in one of `--kv-cache`; may be repeated.",
         ),
     ] = None,
     modules: Imports = None,

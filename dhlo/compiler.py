@@ -19,6 +19,7 @@ from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.frontend.program import Program
@@ -30,6 +31,7 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
+from dhlo.passes.quantise_caches import quantised_caches
 from dhlo.passes.quantise_weights import quantised_weights
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
 
@@ -75,6 +77,7 @@ def compile_program(
             low.states.block_bytes,
             updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
             names=program.user_names,
+            state_dtypes=[DTYPES[str(low.weights[name].dtype)[6:]] for name, *_ in low.states.rows],
         )
         planned = "\n".join([str(level.module) for level in levels])
     progress("generate code")
@@ -120,7 +123,8 @@ def plan_program(program: Program, options: Options, progress: Callable[[str], N
 
     with program.context:
         run_passes(program.module, program.weights, PASSES, after, verified=True)
-        states = {m.target: program.weights[m.target] for m in program.mutations if m.kind == "buffer"}
+        names = [target for target in updates_of(bodies(program.module)[0]).values() if isinstance(target, str)]
+        states = {name: program.weights[name] for name in names}
         modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
         constants, checks, out = Constants(), Checks(), list[Planned]()
         for target, module in zip(targets, modules, strict=True):
@@ -213,6 +217,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
+        "caches": quantised_caches(first.module),
         "groups": [_group(program, op, [m.planned.families[attr(op, "number")] for m in made]) for op in groups],
         "levels": [
             {

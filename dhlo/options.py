@@ -28,6 +28,8 @@ class Options:
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
     weights   format in which constants of products are stored: "int4:64", "int8", "f8e4m3fn", "mxfp4", "bf16", ...; or formats by
               names or patterns of weights, "default" for the others, "f32" for as they are. See docs/quantisation.md
+    kv_cache  format in which keys and values that a session keeps are stored: "int8", "bf16" or "f16"; "" for as they are. See
+              docs/quantisation.md
     winograd  lets 3 x 3 convolutions be computed by Winograd's algorithm at sizes at which that is faster: errors are then up to
               5e-5 of the results' scale, where sums of products in order are off by up to 5e-6
     """
@@ -39,6 +41,7 @@ class Options:
     target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
     weights: str | Mapping[str, str | float] = ""
+    kv_cache: str = ""
     winograd: bool = True
 
 

@@ -4,7 +4,8 @@
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes
-    update-parts, own-results            what is written in place; memory of its own for every result
+    update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
+    own-results       memory of its own for every result
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
@@ -54,6 +55,7 @@ from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
+from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
 from dhlo.passes.separate_state import separate_state
@@ -137,6 +139,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("cse-again", plain(cse)),
     Pass("expand-dequantize", expand_dequantize),
     Pass("update-parts", plain(update_parts)),
+    Pass("quantise-caches", quantise_caches),
     Pass("own-results", plain(own_results)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),

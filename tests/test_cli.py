@@ -24,6 +24,8 @@ from dhlo.container import check_target
 from dhlo.errors import ContractError
 from dhlo.model_file import features_text, open_sections, write_model_file
 from dhlo.pipeline import PASSES
+from tests.test_kv_cache import Attends
+from tests.test_kv_cache import program as kv_cache_program
 
 
 class Small(torch.nn.Module):
@@ -109,6 +111,21 @@ def test_weights_in_fewer_bits(tmp_path: Path) -> None:
     out = call("bench", source, "--accuracy", "int8", "--accuracy", "int4:32", "--range", "input.0=1:5:4")[0]
     assert len(re.findall(r"^(?:f32|int8|int4:32) .*input.0=[15] ", out, re.M)) == 6 and "int4:32: 2 of 2" in out
     assert "needs the exported program" in call("bench", model, "--accuracy", "int8", code=1)[1]
+
+
+def test_caches_in_fewer_bits(tmp_path: Path) -> None:
+    """What was stored in fewer bits and what that saved: said when compiling, kept in the file, measured on results."""
+    source, model = tmp_path / "cache.pt2", tmp_path / "cache.so"
+    torch.export.save(kv_cache_program(Attends()), source)
+    out = call("compile", source, "-o", model, "--kv-cache", "int8")[0]
+    assert "2 of 2 states stored as int8: 7.5 KB for 25.0 KB" in out
+    out = call("inspect", model)[0]
+    assert "2 of 2 states stored as int8" in out
+    assert re.search(r"keys +int8 +2x2x40x20 +3\.1 KB +12\.5 KB +0\.0039", out)
+    assert re.search(r"keys\.scale +float32 +2x2x40x1 +640 B", out)
+    assert "no format 'int3'" in call("compile", source, "-o", model, "--kv-cache", "int3", code=1)[1]
+    out = call("bench", source, "--accuracy", "kv_cache=int8", "--shape", "at=3")[0]
+    assert re.search(r"^kv_cache=int8 .* 0\.00\d", out, re.M) and "kv_cache=int8: 2 of 2 states" in out
 
 
 def test_winograd_is_an_option(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dhlo bench --accuracy`: what a program's results lose where its weights are stored in fewer bits."""
+"""`dhlo bench --accuracy`: what a program's results lose where its weights or caches are stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dhlo.api import compile as compile_model
-from dhlo.commands.console import console, megabytes, print_table, quantised_summary
+from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
 
 __all__ = ["compare_formats"]
 
 
 def compare_formats(exported: torch.export.ExportedProgram, calls: Sequence[tuple[str, Any, Any]], formats: Sequence[str]) -> None:
-    """Prints, for each format (see `Options.weights`) and each call (label, arguments, keywords), how far the results are from
-    those of the program as it is, compiled and run in the same way. Raises CompileError for formats that there aren't."""
+    """Prints, for each format (see `Options.weights`, and with "kv_cache=" before it `Options.kv_cache`) and each call (label,
+    arguments, keywords), how far the results are from those of the program as it is, compiled and run in the same way. Raises
+    CompileError for formats that there aren't."""
     plain = compile_model(exported)
     want = [_floats(plain(*args, **kwargs)) for _, args, kwargs in calls]
     rows, summaries = [], []
     for text in ("f32", *formats):
-        model = plain if text == "f32" else compile_model(exported, weights=text)
+        cache = text.removeprefix("kv_cache=")
+        options = {"weights": text} if cache == text else {"kv_cache": cache}
+        model = plain if text == "f32" else compile_model(exported, **options)
         facts = json.loads(model.metadata)
         if facts["quantised"]:
             summaries.append(f"{text}: {quantised_summary(facts['quantised'])}")
+        if facts["caches"]:
+            summaries.append(f"{text}: {cache_summary(facts['caches'])}")
         for (label, args, kwargs), w in zip(calls, want, strict=True):
             got = _floats(model(*args, **kwargs))
             rows.append((text, megabytes(facts["constants_bytes"]), label, *_distances(got, w)))
-    head = ("weights", "bytes", "shape", "relative error", "largest error", "same choice")
-    print_table("results beside those of the weights as they are", head, rows, right=[*head[1:2], *head[3:]])
+    head = ("stored as", "bytes", "shape", "relative error", "largest error", "same choice")
+    print_table("results beside those of weights and caches as they are", head, rows, right=[*head[1:2], *head[3:]])
     console().print("\n".join(summaries), markup=False)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from dhlo.api import build
 from dhlo.codegen.target import parse_targets
-from dhlo.commands.console import console, megabytes, quantised_summary
+from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
@@ -53,9 +53,10 @@ def compile_file(
     target: str | None = None,
     weights: Mapping[str, str] | None = None,
     winograd: bool = True,
+    kv_cache: str = "",
 ) -> Path:
-    """Compiles `source` for `target`, with `weights` and `winograd` (see `Options`), and writes `output`: by default, `source` with
-    the suffix of what is written. Returns the path.
+    """Compiles `source` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
+    `source` with the suffix of what is written. Returns the path.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -68,7 +69,12 @@ def compile_file(
         check_target(output)
     start = time.perf_counter()
     options = Options(
-        name=name or source.stem, progress=progress, target=target or default_target(), weights=weights or {}, winograd=winograd
+        name=name or source.stem,
+        progress=progress,
+        target=target or default_target(),
+        weights=weights or {},
+        winograd=winograd,
+        kv_cache=kv_cache,
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = read_program(source, modules)
@@ -97,6 +103,8 @@ def compile_file(
         )
         if artifact.metadata["quantised"]:
             console().print(quantised_summary(artifact.metadata["quantised"]), markup=False)
+        if artifact.metadata["caches"]:
+            console().print(cache_summary(artifact.metadata["caches"]), markup=False)
     return output
 
 
@@ -105,12 +113,14 @@ def _module_text(exported: torch.export.ExportedProgram, planned: bool, location
     from dhlo.commands.opt import module_text
     from dhlo.compiler import plan_program
     from dhlo.frontend import import_program
+    from dhlo.passes.quantise_caches import request_caches
     from dhlo.passes.quantise_weights import request_weights
 
     program = import_program(exported)
     if planned:
         with program.context:
             request_weights(program.module, options.weights)
+            request_caches(program.module, options.kv_cache)
         plan_program(program, options, lambda _: None, parse_targets(options.target)[:1])
     with program.context:
         return module_text(program.module, locations)

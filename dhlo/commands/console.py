@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["console", "megabytes", "print_table", "quantised_summary"]
+__all__ = ["cache_summary", "console", "megabytes", "print_table", "quantised_summary"]
 
 _WIDE = 200
 
@@ -39,6 +39,13 @@ def quantised_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     sizes = [megabytes(sum(r[k] for r in rows)) for k in ("before", "after")]
     error = f", relative error at most {worst['error']:.2g} ({worst['name']})" if worst else ""
     return f"{len(done)} of {len(rows)} constants of products quantised: {sizes[1]} for {sizes[0]}{error}"
+
+
+def cache_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the tensors that a session keeps, in a line."""
+    done = [r for r in rows if r["format"]]
+    sizes = [megabytes(sum(r[k] for r in done)) for k in ("before", "after")]
+    return f"{len(done)} of {len(rows)} states stored as {done[0]['format'] if done else ''}: {sizes[1]} for {sizes[0]}"
 
 
 def megabytes(nbytes: int) -> str:

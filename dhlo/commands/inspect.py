@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dhlo.api import build
-from dhlo.commands.console import console, megabytes, print_table, quantised_summary
+from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
 from dhlo.exported import read_program
 from dhlo.model_file import ModelInfo, open_sections, read_info
 from dhlo.options import Options
@@ -97,6 +97,8 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
         rows.append("this machine can run none of them")
     if meta.get("quantised"):
         rows.append(quantised_summary(meta["quantised"]))
+    if meta.get("caches"):
+        rows.append(cache_summary(meta["caches"]))
     console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]), markup=False)
     if meta.get("quantised"):
         console().print()
@@ -109,6 +111,28 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
             ),
             right=("relative error", "before", "after"),
         )
+    if meta["states"]:
+        console().print()
+        caches = {r["name"]: r for r in meta.get("caches", [])}
+        _print_states(meta["states"], caches)
+
+
+def _print_states(states: dict[str, Any], caches: dict[str, Any]) -> None:
+    """A table of what a session keeps, as it is stored; with what became of each where caches were asked for in fewer bits."""
+    right = ("bytes", *(["before", "error at most"] if caches else []))
+
+    def cells(name: str) -> tuple[str, ...]:
+        if name not in caches:
+            return ("", "", "") if caches else ()
+        r = caches[name]
+        return (megabytes(r["before"]), f"{r['error']:.2g}" if r["format"] else "", r["reason"])
+
+    print_table(
+        "states",
+        ("name", "dtype", "shape", *right, *(["left as it is"] if caches else [])),
+        ((name, s["dtype"], "x".join(map(str, s["shape"])), megabytes(s["bytes"]), *cells(name)) for name, s in states.items()),
+        right=right,
+    )
 
 
 def _ops(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which values are constants kept as small codes, that a product's kernel decodes itself."""
+"""Which values are kept in fewer bits, as small codes say, that the kernels of products and of attention decode themselves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining, number
 from dhlo.ir.handles import Value
-from dhlo.ir.ops.compute import Matmul
+from dhlo.ir.ops.compute import Attention, Matmul
 from dhlo.ir.ops.elementwise import Convert
-from dhlo.ir.ops.movement import Full, Transpose, Weight
+from dhlo.ir.ops.lookup import Scatter, UpdateSlice
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose, Weight
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Coded", "coded", "is_constant", "only_multiplies", "takes_codes"]
+__all__ = ["Coded", "Stored", "coded", "is_constant", "is_stored", "only_attended", "only_multiplies", "stored_rows", "takes_codes"]
 
 # Types of weights that products take as they are stored and convert to their own.
 _STORED = ("f16", "bf16", "i8", "ui8")
@@ -70,3 +71,44 @@ def only_multiplies(v: Value) -> bool:
     return bool(users) and all(
         takes_codes(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users
     )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Keys or values of attention [B, H, S, D] as they lie in memory, and their scales [B, H, S, 1] if they have any."""
+
+    values: Any
+    scale: Any
+
+
+def stored_rows(op: Any, i: int) -> Stored | None:
+    """What operand i of attention is converted or dequantised from, in a form that its kernels decode; None if it isn't."""
+    made = defining(op.operands[i])
+    if not isinstance(op, Attention) or i not in (1, 2) or made is None:
+        return None
+    if isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in ("f16", "bf16"):
+        return Stored(made.operands[0], None)
+    if isinstance(made, Dequantize) and attr(made, "code") == "i8" and len(made.operands) == 2:
+        codes, scale = made.operands
+        t = from_mlir(scale)
+        if t.dtype.name == "f32" and t.shape == (*from_mlir(codes).shape[:3], 1):
+            return Stored(codes, scale)
+    return None
+
+
+def is_stored(op: Any, i: int) -> bool:
+    """Whether operand i is keys or values that attention decodes from the content of a state, old or new."""
+    rows = stored_rows(op, i)
+    return rows is not None and all(_is_state(v) for v in (rows.values, rows.scale) if v is not None)
+
+
+def _is_state(v: Value) -> bool:
+    while isinstance(op := defining(v), (Reshape, Transpose, Slice, Broadcast, Scatter, UpdateSlice)):
+        v = op.operands[0]
+    return isinstance(op, State)
+
+
+def only_attended(v: Value) -> bool:
+    """Whether a value is read by attention alone, which decodes it from a state."""
+    users = [(u.owner.operation.opview, u.operand_number) for u in v.uses]
+    return bool(users) and all(is_stored(op, i) for op, i in users)

@@ -17,7 +17,7 @@ from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 
-__all__ = ["expand_dequantize"]
+__all__ = ["expand_dequantize", "written_out"]
 
 _ORDER = (Transpose, ew.Convert)  # what products look through to find codes
 _VIEWS = (*_ORDER, Reshape, Slice)
@@ -50,7 +50,7 @@ def _expand(block: Block, weights: dict[str, torch.Tensor]) -> bool:
                 continue
             if how not in made:
                 with ir.InsertionPoint(op.operation), op.location:
-                    made[how] = _computed(op) if how == "computed" else _widened(op, weights)
+                    made[how] = written_out(op) if how == "computed" else _widened(op, weights)
             use.owner.operation.operands[use.operand_number] = made[how]
     return found
 
@@ -78,14 +78,14 @@ def _widened(op: Any, weights: dict[str, torch.Tensor]) -> Any:
     """The values as a constant; computed where there is no data."""
     names = [attr(w, "name_") for v in op.operands if isinstance(w := defining(v), Weight)]
     if len(names) < len(op.operands) or any(n not in weights for n in names):
-        return _computed(op)
+        return written_out(op)
     name = f"widened.{len(weights)}"
     weights[name] = op.reference([weights[n].detach() for n in names], None)[0]
     return build(Weight, [], {"name_": name}, results=[from_mlir(op.results[0])]).results[0]
 
 
-def _computed(op: Any) -> Any:
-    """The values by elementwise ops."""
+def written_out(op: Any) -> Any:
+    """The values of a `dequantize` by elementwise ops."""
     q, *parameters = op.operands
     value, wide = _value(q, attr(op, "code")), from_mlir(q).with_dtype("f32")
     along = [_along(p, wide) for p in parameters]

@@ -190,7 +190,9 @@ PyObject* get_outputs(PyObject* self, void*) {
 PyObject* get_states(PyObject* self, void*) {
   return make_list(dhlo_model_num_states(handle(self)), [self](int64_t i) {
     const dhlo_abi_state* state = dhlo_model_state(handle(self), i);
-    return Py_BuildValue("{s:s,s:L}", "name", state->name, "bytes", static_cast<long long>(state->bytes));
+    return Py_BuildValue("{s:s,s:s,s:L}", "name", state->name, "dtype",
+                         dhlo_dtype_name(static_cast<int32_t>(state->dtype)), "bytes",
+                         static_cast<long long>(state->bytes));
   });
 }
 

@@ -1,5 +1,5 @@
-// State and random generator of a session as bytes: a header, then name, size and content of each state in the model's
-// order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is
+// State and random generator of a session as bytes: a header, then name, size, dtype and content of each state in the
+// model's order, then the SHA-256 of all that. States go by their names, not by where they lie, so that a model that is
 // compiled again can go on.
 #include "snapshot.hpp"
 
@@ -12,7 +12,7 @@
 namespace dhlo {
 namespace {
 
-constexpr uint64_t kMagic = 0x32504e534f4c4844ull;  // "DHLOSNP2"
+constexpr uint64_t kMagic = 0x33504e534f4c4844ull;  // "DHLOSNP3"
 
 struct Header {
   uint64_t magic;
@@ -21,9 +21,9 @@ struct Header {
   int64_t num_states;
 };
 
-// A state's entry: two sizes, then the name without its final zero, then the content.
+// A state's entry: two sizes and a dtype, then the name without its final zero, then the content.
 struct Entry {
-  int64_t name_bytes, bytes;
+  int64_t name_bytes, bytes, dtype;
 };
 
 int64_t entry_bytes(const dhlo_abi_state& state) {
@@ -70,15 +70,19 @@ Header read_header(Reader* reader, int64_t bytes, int64_t num_states) {
   return header;
 }
 
+std::string described(const std::string& name, int64_t bytes, int64_t dtype) {
+  return "'" + name + "' of " + std::to_string(bytes) + " bytes (" + dhlo_dtype_name(static_cast<int32_t>(dtype)) + ")";
+}
+
 // The content of one state. Throws Error if it isn't the one that the model has here.
 const uint8_t* read_entry(Reader* reader, const dhlo_abi_state& state) {
   const Entry entry = reader->take<Entry>();
   const std::string name(reinterpret_cast<const char*>(reader->take(entry.name_bytes)),
                          static_cast<size_t>(entry.name_bytes));
-  if (name != state.name || entry.bytes != state.bytes)
-    throw Error(DHLO_INVALID_ARGUMENT, "the snapshot is of another model: it has state '" + name + "' of " +
-                                           std::to_string(entry.bytes) + " bytes where this model has '" + state.name +
-                                           "' of " + std::to_string(state.bytes));
+  if (name != state.name || entry.bytes != state.bytes || entry.dtype != state.dtype)
+    throw Error(DHLO_INVALID_ARGUMENT, "the snapshot is of another model: it has state " +
+                                           described(name, entry.bytes, entry.dtype) + " where this model has " +
+                                           described(state.name, state.bytes, state.dtype));
   return reader->take(entry.bytes);
 }
 
@@ -104,7 +108,7 @@ void write_snapshot(const dhlo_session& session, void* to, int64_t bytes) {
   put(&header, sizeof header);
   for (int64_t i = 0; i < abi.num_states; ++i) {
     const dhlo_abi_state& state = abi.states[i];
-    const Entry entry{static_cast<int64_t>(std::strlen(state.name)), state.bytes};
+    const Entry entry{static_cast<int64_t>(std::strlen(state.name)), state.bytes, state.dtype};
     put(&entry, sizeof entry);
     put(state.name, static_cast<size_t>(entry.name_bytes));
     put(session.state + state.offset, static_cast<size_t>(state.bytes));

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dhlo.codegen.families.attention.attention import EXTRA_ARGS, Attention
+from dhlo.codegen.families.attention.attention import Attention
+from dhlo.codegen.families.attention.common import MaskEmitter, Rows
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, Fn, KernelModule, V
+from dhlo.passes.quantise_caches import quantise_rows
 from tests.codegen.harness import Program, TestHost
 from tests.targets import TARGET, TILES
 
 SIZES = ("batch", "kv_heads", "group", "sq", "skv")
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8}
 
 
-def emit_bool(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
-    """A mask of bytes [sq, skv]: extra arguments are its address and row stride."""
-    p = _mask_row(fn, q, "i8", k0)
-    return fn.cmp("ne", fn.masked_load(p, lanes, fn.const(0, fn.vec(I8))), 0)
+def bools(first: int) -> MaskEmitter:
+    """A mask of bytes [sq, skv], whose address and row stride are arguments from `first` on."""
+
+    def emit(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+        return fn.cmp("ne", fn.masked_load(_mask_row(fn, first, q, "i8", k0), lanes, fn.const(0, fn.vec(I8))), 0)
+
+    return emit
 
 
-def emit_float(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+def floats(first: int) -> MaskEmitter:
     """A mask of f32 [sq, skv]."""
-    return fn.masked_load(_mask_row(fn, q, F32, k0), lanes, fn.const(0.0, fn.vec(F32)))
+
+    def emit(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
+        return fn.masked_load(_mask_row(fn, first, q, F32, k0), lanes, fn.const(0.0, fn.vec(F32)))
+
+    return emit
 
 
 def emit_alibi(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
@@ -37,16 +48,23 @@ def emit_alibi(fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
     return fn.mul(d, fn.mul(slope, -0.125))
 
 
-def _mask_row(fn: Fn, q: V, elem: str, k0: V) -> V:
-    base, stride = (fn.load(fn.gep(fn.args[0], EXTRA_ARGS + i, I64), I64) for i in range(2))
+def _mask_row(fn: Fn, first: int, q: V, elem: str, k0: V) -> V:
+    base, stride = (fn.load(fn.gep(fn.args[0], first + i, I64), I64) for i in range(2))
     return fn.gep(fn.int_to_ptr(base), fn.add(fn.mul(q, stride), k0), elem)
 
 
-MASKS = {None: None, "bool": emit_bool, "float": emit_float, "alibi": emit_alibi}
+MASKS: dict[str | None, Callable[[int], MaskEmitter | None]] = {
+    None: lambda _: None,
+    "bool": bools,
+    "float": floats,
+    "alibi": lambda _: emit_alibi,
+}
 
 
 @functools.cache
-def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str | None = None) -> Program:
+def program(
+    d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str | None = None, k: Rows | None = None, v: Rows | None = None
+) -> Program:
     module = KernelModule(TARGET)
     host = TestHost(module)
     p = {x: host.pointer(x) for x in ("q", "k", "v", "o", "workspace")}
@@ -54,9 +72,12 @@ def program(d: int, dv: int, elem: str = "f32", causal: bool = False, mask: str 
     st = {f"{x}_strides": [host.size(f"{x}s{i}") for i in range(3)] for x in "qkvo"}
     extra = [host.size(x) for x in ("mask", "mask_stride")]
     scale = host.fn.cast(host.fn.bitcast(host.size("scale"), "f64"), F32)
-    op = Attention(d, dv, elem, causal, MASKS[mask], name=f"attention_{mask}", tiles=TILES)
+    op = Attention(d, dv, elem, causal, name=f"attention_{mask}", k=k, v=v, tiles=TILES)
+    op = replace(op, emit_mask=MASKS[mask](op.first_extra))
+    scaled = [x for x, rows in (("k", k), ("v", v)) if rows is not None and rows.scaled]
+    scales = [a for x in scaled for a in (host.pointer(f"{x}_scales"), *(host.size(f"{x}scale{i}") for i in range(3)))]
     op.emit_kernels(module)
-    op.emit_launch(host, **p, **s, **st, scale=scale, extra_args=extra)
+    op.emit_launch(host, **p, **s, **st, scale=scale, scales=scales, extra_args=extra)
     return host.build()
 
 
@@ -71,8 +92,10 @@ def run(
     out: torch.Tensor | None = None,
     threads: int = 1,
     seed: int | None = None,
+    scales: Sequence[torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
-    """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride."""
+    """The compiled attention of torch tensors [batch, heads, rows, columns] with unit column stride; keys and values may be of
+    another dtype than queries, with scales [batch, heads, rows]."""
     elem = next(e for e, t in DTYPES.items() if t == q.dtype)
     d, dv = q.shape[-1], v.shape[-1]
     kind = mask if isinstance(mask, str) else None if mask is None else "bool" if mask.dtype == torch.bool else "float"
@@ -81,8 +104,13 @@ def run(
     ws = torch.full((op.workspace_bytes // 4,), float("nan"))
     at = mask if isinstance(mask, torch.Tensor) else torch.zeros(1, 1)
     params = {f"{n}s{i}": t.stride(i) for n, t in zip("qkvo", (q, k, v, out), strict=True) for i in range(3)}
+    stored = []
+    for n, t, s in zip("kv", (k, v), scales, strict=True):
+        stored.append(None if t.dtype == q.dtype else Rows(next(e for e, x in DTYPES.items() if x == t.dtype), s is not None))
+        if s is not None:
+            params |= {f"{n}_scales": s.data_ptr(), **{f"{n}scale{i}": s.stride(i) for i in range(3)}}
     bits = int(np.float64(d**-0.5 if scale is None else scale).view(np.int64))
-    program(d, dv, elem, causal, kind)(
+    program(d, dv, elem, causal, kind, *stored)(
         num_threads=threads,
         seed=seed,
         q=q.data_ptr(),
@@ -260,3 +288,65 @@ def test_any_split_of_the_tiles() -> None:
 
 def test_workspace_does_not_depend_on_sizes() -> None:
     assert Attention(64, 64, tiles=TILES).workspace_bytes == 4 * 64 * (TILES.nr("f32") * 3 // 4) * (64 + TARGET.lanes("f32"))
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales, and what they stand for."""
+    codes, scale = quantise_rows(x, x.shape[-1])
+    return codes, scale[..., 0], codes.float() * scale
+
+
+@pytest.mark.parametrize("d,dv", [(64, 64), (24, 40), (7, 33), (1, 128)])
+@pytest.mark.parametrize("sq", EDGES)
+def test_keys_and_values_as_codes(sq: int, d: int, dv: int) -> None:
+    for skv in EDGES:
+        q, k, v = tensors(2, 2, 2, sq, skv, d, dv, seed=sq + skv)
+        (kq, ks, kd), (vq, vs, vd) = quantised(k), quantised(v)
+        check(run(q, kq, vq, scales=(ks, vs)), expect(q, kd, vd))
+        by_position = torch.stack([ks, ks]).permute(1, 2, 3, 0)[..., 0]  # scales that aren't side by side
+        check(run(q, kq, v, causal=True, scales=(by_position, None)), expect(q, kd, v, causal=True))
+        check(run(q, k, vq, scales=(None, vs.transpose(1, 2).contiguous().transpose(1, 2))), expect(q, k, vd))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_keys_and_values_of_fewer_bits(stored: torch.dtype) -> None:
+    for sq, skv, d in ((1, 100, 64), (6, 70, 24), (70, 130, 7), (40, 33, 64), (0, 3, 64), (3, 0, 64)):
+        q, k, v = tensors(1, 2, 2, sq, skv, d, d)
+        k, v = k.to(stored), v.to(stored)
+        check(run(q, k, v, causal=sq > 6), expect(q, k, v, causal=sq > 6))
+        check(run(q, k.float(), v), expect(q, k, v))
+        half = q.to(stored)
+        check(run(half, k, v), expect(half, k, v), 1e-2)
+
+
+@pytest.mark.parametrize("elem,tol", [("bf16", 1e-2), ("f16", 1.5e-3)])
+def test_codes_beside_queries_of_fewer_bits(elem: str, tol: float) -> None:
+    for sq, skv in ((1, 100), (6, 70), (70, 130)):
+        q, k, v = tensors(1, 2, 2, sq, skv, 64, 64, DTYPES[elem])
+        (kq, ks, kd), (vq, vs, vd) = quantised(k), quantised(v)
+        check(run(q, kq, vq, scales=(ks, vs)), expect(q, kd, vd), tol)
+
+
+def test_codes_under_masks_and_splits() -> None:
+    for sq, skv in ((1, 3000), (4, 1111), (37, 113)):
+        q, k, v = tensors(1, 1, 2, sq, skv, 24, 24)
+        (kq, ks, kd), (vq, vs, vd) = quantised(k), quantised(v)
+        keep = torch.rand(sq, skv, generator=torch.Generator().manual_seed(1)) > 0.4
+        keep[::3] = False
+        for mask in (keep, torch.where(keep, torch.randn(sq, skv), torch.tensor(float("-inf"))), "alibi"):
+            check(run(q, kq, vq, mask=mask, scales=(ks, vs), threads=3), expect(q, kd, vd, mask=mask))
+
+
+def test_codes_of_rows_that_are_no_numbers() -> None:
+    for sq in (4, 40):
+        for bad in (float("nan"), float("inf")):
+            q, k, v = tensors(1, 1, 1, sq, sq, 24, 24)
+            (kq, ks, kd), (vq, vs, vd) = quantised(k), quantised(v)
+            want = expect(q, kd, vd, causal=True)
+            k[0, 0, sq - 1, 3] = bad
+            kq, ks, _ = quantised(k)
+            got = run(q, kq, vq, scales=(ks, vs), causal=True)
+            check(got[:, :, :-1], want[:, :, :-1])
+            assert got[:, :, -1].isnan().all()
+            v[0, 0, 0, 3] = bad
+            assert run(q, *quantised(v)[:1], vq, scales=(quantised(v)[1], vs)).isnan().all()

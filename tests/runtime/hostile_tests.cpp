@@ -496,8 +496,16 @@ void test_snapshots() {
   CHECK(dhlo_session_restore(renamed.get(), snapshot.data(), static_cast<int64_t>(snapshot.size())) ==
         DHLO_INVALID_ARGUMENT);
   CHECK(error_of(renamed) ==
-        "the snapshot is of another model: it has state 'step' of 8 bytes where this model has "
-        "'step2' of 8");
+        "the snapshot is of another model: it has state 'step' of 8 bytes (int64) where this model has "
+        "'step2' of 8 bytes (int64)");
+  states[0].name = "step";
+  states[0].dtype = DHLO_F64;
+  dhlo::Session retyped(dhlo::Model::from(abi, &constants, 24));
+  CHECK(dhlo_session_restore(retyped.get(), snapshot.data(), static_cast<int64_t>(snapshot.size())) ==
+        DHLO_INVALID_ARGUMENT);
+  CHECK(error_of(retyped) ==
+        "the snapshot is of another model: it has state 'step' of 8 bytes (int64) where this model has "
+        "'step' of 8 bytes (float64)");
   struct Three {
     char bytes[3];
   };

@@ -166,7 +166,7 @@ static const dhlo_abi_check kChecks[] = {
     {DHLO_CHECK_INDEX, -1, "embedding"},
 };
 static const char* const kLaunches[] = {"gather", "scale", "hold"};
-static const dhlo_abi_state kStates[] = {{"step", 0, 8, 16}, {"gate", 8, 8, 16}};
+static const dhlo_abi_state kStates[] = {{"step", 0, 8, 16, DHLO_I64}, {"gate", 8, 8, 16, DHLO_I64}};
 enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = 24, kSegments = 2 };
 
 #endif

@@ -40,6 +40,7 @@ class Descriptor:
     constants_bytes: int
     states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
     state_bytes: int = 0
+    state_dtypes: Sequence[int] = ()  # codes of the states' dtypes
     updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     _lines: list[str] = field(default_factory=list)
@@ -57,8 +58,11 @@ class Descriptor:
         levels = self._array("levels", "{ ptr, ptr, ptr, i64, ptr, i64 }", [self._level(n, x) for n, x in enumerate(self.levels)])
         states = self._array(
             "states",
-            "{ ptr, i64, i64, i64 }",
-            [f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c} }}" for n, o, b, c in self.states],
+            "{ ptr, i64, i64, i64, i64 }",
+            [
+                f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c}, i64 {d} }}"
+                for (n, o, b, c), d in zip(self.states, self.state_dtypes, strict=True)
+            ],
         )
         updated = self._array("updated", "i64", [f"i64 {i}" for i, _ in self.updated])
         grows = self._array("grows", "i64", [f"i64 {d}" for _, d in self.updated])

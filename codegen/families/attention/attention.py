@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dhlo.codegen.families.attention.common import ARG_TYPES, MaskEmitter, Spec
+from dhlo.codegen.families.attention.common import MaskEmitter, Rows, Spec
 from dhlo.codegen.families.attention.decode import (
     combine_scratch_bytes,
     decode_scratch_bytes,
@@ -19,9 +19,7 @@ from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["EXTRA_ARGS", "Attention", "Strides"]
-
-EXTRA_ARGS = len(ARG_TYPES)
+__all__ = ["Attention", "Strides"]
 
 # (batch, head, row) strides in elements; columns are contiguous
 Strides = Sequence[V]
@@ -35,15 +33,15 @@ class Attention:
     """One attention op: compile-time row sizes, element type and masking; everything else is a run-time size.
 
     Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv,
-    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16); query head h
-    attends with kv head h // group. Sums are f32. Semantics are those of PyTorch's scaled_dot_product_attention: with
-    `is_causal` query i sees keys j <= i (also where sq != skv), a query without any key to attend to (all masked, or
-    skv = 0) gives zeros.
+    value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16), unless `k` or `v` say
+    that keys or values are stored otherwise; query head h attends with kv head h // group. Sums are f32. Semantics are those of
+    PyTorch's scaled_dot_product_attention: with `is_causal` query i sees keys j <= i (also where sq != skv), a query without
+    any key to attend to (all masked, or skv = 0) gives zeros.
 
     `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of a vector of keys from key0 on for
     a row: of i1 (True = attend) or of f32 to add to the scaled scores. Lanes outside `lanes` are
     beyond the keys: memory of theirs must not be read, their values don't matter. Arguments that it needs are passed to
-    `emit_launch` as `extra_args` and lie in the kernel's argument array, `fn.args[0]`, from element EXTRA_ARGS on.
+    `emit_launch` as `extra_args` and lie in the kernel's argument array, `fn.args[0]`, from element `first_extra` on.
     `name` must tell masks apart within a module.
     """
 
@@ -53,15 +51,30 @@ class Attention:
     is_causal: bool = False
     emit_mask: MaskEmitter | None = field(default=None, compare=False)
     name: str = "attention"
+    k: Rows | None = None
+    v: Rows | None = None
     tiles: TileSpec = field(kw_only=True)
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.head_dim, self.value_dim, self.elem, self.is_causal, self.emit_mask, self.tiles)
+        usual = Rows(self.elem)
+        mask, k, v = self.emit_mask, self.k or usual, self.v or usual
+        return Spec(self.head_dim, self.value_dim, self.elem, self.is_causal, mask, self.tiles, k, v)
+
+    @property
+    def first_extra(self) -> int:
+        """Where arguments of masks begin."""
+        return len(self.spec.arg_types)
 
     @property
     def symbol(self) -> str:
-        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{'_causal' if self.is_causal else ''}"
+        spec = self.spec
+        stored = "".join(
+            f"_{what}_{rows.elem}{'_scaled' * rows.scaled}"
+            for what, rows in (("k", spec.k), ("v", spec.v))
+            if rows != Rows(self.elem)
+        )
+        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{stored}{'_causal' if self.is_causal else ''}"
 
     @property
     def workspace_bytes(self) -> int:
@@ -93,13 +106,14 @@ class Attention:
         v_strides: Strides,
         o_strides: Strides,
         scale: float | V,
+        scales: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
         """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
 
-        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value. Few rows a kv head (group *
-        sq) stream K and V once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled
-        (prefill).
+        `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value; `scales` has pointer and strides
+        (batch, head, row) of the scales of K and those of V, where there are any. Few rows a kv head (group * sq) stream K and V
+        once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled (prefill).
         """
         f = host.fn
         heads, rows = f.mul(batch, kv_heads), f.mul(group, sq)
@@ -123,7 +137,7 @@ class Attention:
         few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
-            args = [*head, splits, *extra_args]
+            args = [*head, splits, *scales, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(
                 f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
@@ -136,7 +150,7 @@ class Attention:
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(
                 f"{self.symbol}_prefill",
-                [*head, blocks, *extra_args],
+                [*head, blocks, *scales, *extra_args],
                 f.mul(heads, blocks),
                 _grain(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),

@@ -12,11 +12,12 @@ from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
 
 __all__ = [
-    "ARG_TYPES",
     "LOG2E",
     "Args",
     "MaskEmitter",
+    "Rows",
     "Spec",
+    "copy_scales",
     "guarded",
     "keep_where",
     "load_row",
@@ -33,12 +34,28 @@ _LEAST_KEYS = 96
 
 # q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or
 # splits
-ARG_TYPES = (PTR,) * 5 + (I64,) * 18
+_ARG_TYPES = (PTR,) * 5 + (I64,) * 18
+# the scales of K or V, and their strides (batch, head, row)
+_SCALE_TYPES = (PTR, I64, I64, I64)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How rows of K or V lie in memory: of what elements, and whether each is to be multiplied by an f32 scale of its own."""
+
+    elem: str
+    scaled: bool = False
+
+    @property
+    def is_f32(self) -> bool:
+        """Nothing is to be done to the elements before they are multiplied."""
+        return self.elem == F32 and not self.scaled
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The compile-time side of an attention kernel: sizes of a row of K and of V in elements, element type, masking."""
+    """The compile-time side of an attention kernel: sizes of a row of K and of V in elements, element type of Q and the output, how
+    K and V are stored, masking."""
 
     head_dim: int
     value_dim: int
@@ -46,6 +63,13 @@ class Spec:
     is_causal: bool
     emit_mask: MaskEmitter | None
     tiles: TileSpec
+    k: Rows
+    v: Rows
+
+    @property
+    def arg_types(self) -> tuple[str, ...]:
+        """Types of a kernel's arguments; what masks need lies behind them."""
+        return _ARG_TYPES + _SCALE_TYPES * (self.k.scaled + self.v.scaled)
 
     @property
     def lanes(self) -> int:
@@ -104,12 +128,16 @@ class Args:
     skv: V
     scale: V
     parts: V
+    k_scales: Sequence[V]  # pointer, then strides; empty where there are none
+    v_scales: Sequence[V]
 
     @staticmethod
-    def load(fn: Fn) -> Args:
-        a = load_args(fn, ARG_TYPES)
+    def load(fn: Fn, spec: Spec) -> Args:
+        a = load_args(fn, spec.arg_types)
         scale = fn.bitcast(fn.cast(a[21], I32), F32)
-        return Args(a[0], a[1], a[2], a[3], a[4], a[5:8], a[8:11], a[11:14], a[14:17], a[17], a[18], a[19], a[20], scale, a[22])
+        behind_k = len(_ARG_TYPES) + len(_SCALE_TYPES) * spec.k.scaled
+        scales = (a[len(_ARG_TYPES) : behind_k], a[behind_k:])
+        return Args(*a[:5], a[5:8], a[8:11], a[11:14], a[14:17], *a[17:21], scale, a[22], *scales)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
@@ -129,6 +157,18 @@ def load_row(fn: Fn, p: V, elem: str, columns: int, c: int, mask_to: float = 0.0
     else:
         x = fn.masked_load(at, fn.dense([int(i < left) for i in range(fn.lanes)], I1), fn.const(mask_to, ty))
     return fn.cast(x, F32)
+
+
+def copy_scales(fn: Fn, scales: Sequence[V], b: V, h: V, key0: V, count: V, dst: V) -> None:
+    """Copies the scales (pointer, then strides) of `count` rows of a batch and kv head, from key0 on, to a dense array of f32."""
+    p, *strides = scales
+    src, stride = fn.gep(p, offset(fn, strides, b, h, key0), F32), strides[2]
+    dense = fn.cmp("eq", stride, 1)
+    vectors = fn.select(dense, fn.mul(fn.divu(count, fn.lanes), fn.lanes), fn.i64(0))
+    with fn.loop(0, vectors, fn.lanes) as c:
+        fn.store(fn.load(fn.gep(src, c.iv, F32), fn.vec(F32)), fn.gep(dst, c.iv, F32))
+    with fn.loop(vectors, count) as r:
+        fn.store(fn.load(fn.gep(src, fn.mul(r.iv, stride), F32), F32), fn.gep(dst, r.iv, F32))
 
 
 def store_row(fn: Fn, x: V, p: V, elem: str, columns: int, c: int) -> None:
@@ -171,12 +211,14 @@ def masked(fn: Fn, x: V, mask: V) -> V:
     return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
 
 
-def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V) -> None:
-    """Copies `rows` rows to f32 rows of `pad` elements; padding is zero."""
+def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V, scales: V | None = None) -> None:
+    """Copies `rows` rows, multiplied by a scale each if there are any, to f32 rows of `pad` elements; padding is zero."""
     with fn.loop(0, rows) as r:
         p, d = fn.gep(src, fn.mul(r.iv, stride), elem), fn.gep(dst, fn.mul(r.iv, pad), F32)
+        scale = None if scales is None else fn.splat(fn.load(fn.gep(scales, r.iv, F32), F32))
         for c in range(0, pad, fn.lanes):
-            fn.store(load_row(fn, p, elem, columns, c), fn.gep(d, c, F32))
+            x = load_row(fn, p, elem, columns, c)
+            fn.store(x if scale is None else fn.mul(x, scale), fn.gep(d, c, F32))
 
 
 def all_keys(fn: Fn, a: Args, spec: Spec, last_query: V) -> V:

@@ -16,6 +16,7 @@ from dhlo.codegen.families.attention.common import (
     Args,
     Spec,
     all_keys,
+    copy_scales,
     guarded,
     inverse_sum,
     keep_where,
@@ -59,7 +60,9 @@ class _Scratch:
         stats = -(-spec.few_rows // spec.lanes) * spec.lanes
         self.total = self.maximum + stats
         self.alpha = self.total + stats
-        self.size = self.alpha + stats
+        self.key_scales = self.alpha + stats
+        self.value_scales = self.key_scales + _KEYS * spec.k.scaled
+        self.size = self.value_scales + _KEYS * spec.v.scaled
 
 
 def decode_scratch_bytes(spec: Spec) -> int:
@@ -68,8 +71,7 @@ def decode_scratch_bytes(spec: Spec) -> int:
 
 
 def _symbols(spec: Spec, rows: int) -> tuple[str, str]:
-    tail = f"{spec.elem}_{rows}"
-    return f"attn_dot{spec.head_dim}_{tail}", f"attn_acc{spec.value_dim}_{tail}"
+    return f"attn_dot{spec.head_dim}_{spec.k.elem}_{rows}", f"attn_acc{spec.value_dim}_{spec.v.elem}_{rows}"
 
 
 def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
@@ -85,14 +87,14 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
     last = fn.sub(keys, 1)
     with fn.loop(0, keys, step * sets) as lp:
         # keys beyond the last repeat it: their scores are masked later
-        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.elem) for i in range(step * sets)]
+        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.k.elem) for i in range(step * sets)]
         acc: list[V] = []
         for c in range(0, spec.qk_pad, fn.lanes):
             qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
             for i, row in enumerate(at):
-                x = load_row(fn, row, spec.elem, spec.head_dim, c)
+                x = load_row(fn, row, spec.k.elem, spec.head_dim, c)
                 if rows > 1:
-                    _prefetch_next(fn, row, ldk, c, spec.elem)
+                    _prefetch_next(fn, row, ldk, c, spec.k.elem)
                 for r in range(rows):
                     if c == 0:
                         acc.append(fn.mul(x, qs[r]))
@@ -154,10 +156,10 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
             return [broadcast_each(fn, fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
 
         def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
-            at = fn.gep(v, fn.mul(key, ldv), spec.elem)
-            xs = [load_row(fn, at, spec.elem, spec.value_dim, c) for c in columns]
+            at = fn.gep(v, fn.mul(key, ldv), spec.v.elem)
+            xs = [load_row(fn, at, spec.v.elem, spec.value_dim, c) for c in columns]
             for c in columns if rows > 1 else ():
-                _prefetch_next(fn, at, ldv, c, spec.elem)
+                _prefetch_next(fn, at, ldv, c, spec.v.elem)
             ps = [next(w) for w in each]
             return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
 
@@ -194,16 +196,19 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     sizes = [(x, I64) for x in ("b", "h", "row0", "rows", "lo", "hi")]
     fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR)], noinline=True)
     _, scratch, b, h, row0, rows_, lo, hi, partial = fn.args
-    a = Args.load(fn)
+    a = Args.load(fn, spec)
     at = {k: fn.gep(scratch, x, F32) for k, x in vars(_Scratch(spec)).items() if k != "size"}
     block = _Rows(fn, a, spec, at, b, h, row0, rows_)
     _start(block)
-    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.elem)
-    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.elem)
+    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.k.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.v.elem)
     with fn.loop(lo, hi, _KEYS) as key:
         n = fn.min(fn.sub(hi, key.iv), _KEYS)
-        k = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.elem)
-        v = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem)
+        k = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.k.elem)
+        v = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.v.elem)
+        for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
+            if scales:
+                copy_scales(fn, scales, b, h, key.iv, n, at[name])
 
         def scores(r: V, count: int) -> None:
             fn.call(
@@ -237,7 +242,7 @@ def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
     """Emits the kernel `name`; items are (batch, kv head, split of the keys), `parts` is the number of splits."""
     rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
     fn = kernel_fn(module, name)
-    a = Args.load(fn)
+    a = Args.load(fn, spec)
     args, begin, end, _, scratch = fn.args
     rows, zero = fn.mul(a.group, a.sq), fn.i64(0)
     stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
@@ -307,7 +312,8 @@ def _start(x: _Rows) -> None:
 
 
 def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
-    """Scores of row `r` become 2^(score - maximum), 0 beyond the `n` keys; updates its statistics."""
+    """Scores of row `r` become 2^(score - maximum), 0 beyond the `n` keys; updates its statistics. Scales of keys are multiplied to
+    the scores, those of values to what values are multiplied by."""
     fn, spec, at = rows.fn, rows.spec, rows.at
     s = fn.gep(at["scores"], fn.mul(r, _KEYS), F32)
     query, head = rows.place(r)
@@ -315,6 +321,8 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
         p = fn.gep(s, c.iv, F32)
         lanes = fn.tail_mask(fn.sub(n, c.iv))
         x = fn.load(p, fn.vec(F32))
+        if spec.k.scaled:
+            x = fn.mul(x, fn.load(fn.gep(at["key_scales"], c.iv, F32), fn.vec(F32)))
         if spec.emit_mask is not None:
             x = masked(fn, x, spec.emit_mask(fn, rows.b, head, query, fn.add(key0, c.iv), lanes))
         if spec.is_causal:
@@ -330,7 +338,10 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     with fn.loop(0, n, fn.lanes, [fn.const(0.0, fn.vec(F32))]) as e:
         p = fn.gep(s, e.iv, F32)
         x = weight(fn, fn.sub(fn.load(p, fn.vec(F32)), top))
-        fn.store(x, p)
+        if spec.v.scaled:
+            fn.store(fn.mul(x, fn.load(fn.gep(at["value_scales"], e.iv, F32), fn.vec(F32))), p)
+        else:
+            fn.store(x, p)
         e.yield_(fn.add(e.carried[0], x))
     fn.store(new, pm)
     fn.store(fn.fma(fn.load(pt, F32), alpha, fn.reduce("add", e.results[0])), pt)
@@ -365,7 +376,7 @@ def combine_scratch_bytes(spec: Spec) -> int:
 def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
     """Emits the kernel `name` that merges the partial results of `parts` splits; items are (batch, kv head, row)."""
     fn = kernel_fn(module, name)
-    a = Args.load(fn)
+    a = Args.load(fn, spec)
     _, begin, end, _, scratch = fn.args
     rows, size = fn.mul(a.group, a.sq), partial_floats(spec)
     with fn.loop(begin, end) as item:

@@ -9,12 +9,15 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dhlo.codegen.families.attention.common import (
     LOG2E,
     Args,
+    Rows,
     Spec,
     all_keys,
+    copy_scales,
     guarded,
     inverse_sum,
     keep_where,
@@ -47,8 +50,9 @@ class _Scratch:
         self.ot = self._take(spec.rows * spec.v_pad)
         self.maximum, self.total, self.alpha, self.query = (self._take(spec.rows) for _ in range(4))
         self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
-        self.keys = self._take(spec.keys * spec.qk_pad if spec.elem != F32 else 0)
-        self.values = self._take(spec.keys * spec.v_pad if spec.elem != F32 else 0)
+        self.keys = self._take(0 if spec.k.is_f32 else spec.keys * spec.qk_pad)
+        self.values = self._take(0 if spec.v.is_f32 else spec.keys * spec.v_pad)
+        self.scales = self._take(spec.keys if spec.k.scaled or spec.v.scaled else 0)
 
     def _take(self, n: int) -> int:
         start = self.size
@@ -68,7 +72,7 @@ def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
         _emit_value_kernel(module, spec, mr)
     rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
     fn = kernel_fn(module, name)
-    a = Args.load(fn)
+    a = Args.load(fn, spec)
     _, begin, end, _, scratch = fn.args
     lay = _Scratch(spec)
     at = {k: fn.gep(scratch, x, F32) for k, x in vars(lay).items() if isinstance(x, int) and k not in ("size", "_align")}
@@ -167,23 +171,31 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row
 
 def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, row0: V, n: V) -> None:
     """Runs over the keys that the block of rows sees."""
-    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.elem)
-    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.elem)
+    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.k.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.v.elem)
+
+    def as_f32(rows: Rows, p: V, ld: V, size: int, pad: int, to: V, scales: Sequence[V], key0: V, count: V) -> tuple[V, V]:
+        """Where the rows of a block lie as f32, and how far apart."""
+        if rows.is_f32:
+            return p, ld
+        if scales:
+            copy_scales(fn, scales, b, h, key0, count, at["scales"])
+        to_f32_rows(fn, p, ld, count, size, pad, rows.elem, to, at["scales"] if scales else None)
+        return to, fn.i64(pad)
+
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
     stop = all_keys(fn, a, spec, last)
     with fn.loop(0, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
-        k, ldk = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.elem), a.ks[2]
-        v, ldv = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.elem), a.vs[2]
-        if spec.elem != F32:
-            to_f32_rows(fn, k, ldk, count, spec.head_dim, spec.qk_pad, spec.elem, at["keys"])
-            to_f32_rows(fn, v, ldv, count, spec.value_dim, spec.v_pad, spec.elem, at["values"])
-            k, ldk, v, ldv = at["keys"], fn.i64(spec.qk_pad), at["values"], fn.i64(spec.v_pad)
+        k, ldk = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.k.elem), a.ks[2]
+        v, ldv = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.v.elem), a.vs[2]
+        k, ldk = as_f32(spec.k, k, ldk, spec.head_dim, spec.qk_pad, at["keys"], a.k_scales, key.iv, count)
+        v, ldv = as_f32(spec.v, v, ldv, spec.value_dim, spec.v_pad, at["values"], a.v_scales, key.iv, count)
         runs = fn.ceildivu(count, spec.tiles.mr)
         with fn.loop(0, runs) as t:
             lo = fn.divu(fn.mul(t.iv, count), runs)
             size = fn.sub(fn.divu(fn.mul(fn.add(t.iv, 1), count), runs), lo)
-            if spec.elem == F32:
+            if spec.k.is_f32:
                 _prefetch_rows(fn, spec, fn.gep(k, fn.mul(fn.add(lo, size), ldk), F32), ldk, size)
             ukr = fn.load(fn.gep(tiles, fn.sub(size, 1), PTR), PTR)
             fn.call_ptr(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
-from dhlo.codegen.families.attention.attention import EXTRA_ARGS, Attention
+from dhlo.codegen.families.attention.attention import Attention
+from dhlo.codegen.families.attention.common import Rows
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import GroupKernel, where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
 from dhlo.errors import CompileError
+from dhlo.ir.coded import Stored, stored_rows
 from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
@@ -34,7 +36,9 @@ class Mask:
     lookups    number of an index check -> the op that it is about
     """
 
-    def __init__(self, low: Lowering, group: Group, value: Value) -> None:
+    def __init__(self, low: Lowering, group: Group, value: Value, first: int) -> None:
+        """What kernels read for it lies behind their own `first` arguments."""
+        self.first = first
         kernel = GroupKernel(KernelModule(low.module.target), group, low.checks)
         self.value, self.members, self.check_of = value, kernel.em.members, kernel.em.check_of
         self.slots: list[Slot] = []
@@ -49,7 +53,7 @@ class Mask:
     def emit(self, fn: Fn, b: V, h: V, q: V, k0: V, lanes: V) -> V:
         """A `MaskEmitter`."""
         if fn not in self._emitters:
-            args = KernelArgs(fn, fn.args[0], EXTRA_ARGS, self.slots)
+            args = KernelArgs(fn, fn.args[0], self.first, self.slots)
             self._emitters[fn] = Emitter(fn, args, self.members, self.check_of)
         em = self._emitters[fn]
         with em.scope(lanes):
@@ -68,7 +72,8 @@ class _Kernels:
 
 
 class AttentionFamily(ChoiceFamily):
-    """Attention; its mask is computed inside the kernel, its result may be stored with dims in another order."""
+    """Attention; its mask is computed inside the kernel, which decodes keys and values that are stored in fewer bits; its result
+    may be stored with dims in another order."""
 
     anchor = Kind.ATTENTION.value
 
@@ -85,7 +90,9 @@ class AttentionFamily(ChoiceFamily):
                 hint="head sizes must be static and elements f32, f16 or bf16",
             )
         self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(v.shape[3]), q.dtype.name
-        self.views = [low.view(group, x) for x in operands[:3]]
+        self.stored = [stored_rows(self.op, i) or Stored(x, None) for i, x in enumerate(operands[:3])]
+        self.views = [low.view(group, x.values) for x in self.stored]
+        self.scales = [low.view(group, x.scale) for x in self.stored if x.scale is not None]
         self.mask = operands[3] if len(operands) > 3 else None
 
     def emit_kernels(self) -> None:
@@ -95,12 +102,14 @@ class AttentionFamily(ChoiceFamily):
     def _emit(self) -> _Kernels:
         """Emits the kernels under a name that tells their mask, so that layers share them."""
         low = self.low
-        name, slots, lookups, emit_mask = "attention", list[Slot](), dict[int, Op](), None
-        if self.mask is not None:
-            mask = Mask(low, self.group, self.mask)
-            name, slots, lookups, emit_mask = f"attention_{mask.digest}", mask.slots, mask.lookups, mask.emit
+        slots, lookups = list[Slot](), dict[int, Op]()
         causal = bool(attr(self.op, "causal"))
-        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, emit_mask, name, tiles=low.tiles)
+        k, v = (Rows(from_mlir(x.values).dtype.name, x.scale is not None) for x in self.stored[1:])
+        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, k=k, v=v, tiles=low.tiles)
+        if self.mask is not None:
+            mask = Mask(low, self.group, self.mask, attention.first_extra)
+            slots, lookups = mask.slots, mask.lookups
+            attention = replace(attention, emit_mask=mask.emit, name=f"attention_{mask.digest}")
         attention.emit_kernels(low.module)
         return _Kernels(attention, slots, lookups)
 
@@ -134,5 +143,6 @@ class AttentionFamily(ChoiceFamily):
             v_strides=[s(x) for x in v.strides[:3]],
             o_strides=[s(x) for x in strides[:3]],
             scale=float(attr(self.op, "scale")),
+            scales=[a for x in self.scales for a in (view_pointer(host, x), *(s(n) for n in x.strides[:3]))],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import coded, only_multiplies, takes_codes
+from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_rows, takes_codes
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -30,7 +30,7 @@ def make_loops(g: Graph) -> None:
         free = n not in g.unit and kind_of(op).pullable
         if free:
             v = op.results[0]
-            decoded = coded(v) is not None and only_multiplies(v)  # by each of its readers
+            decoded = coded(v) is not None and only_multiplies(v) or only_attended(v)  # by each of its readers
             worth = g.users(v) and worth_storing(g, op, readers_of.get(v, set()), costs)
             if v in stored or not decoded and (worth or sites.too_many(n)):
                 stored.add(v)
@@ -56,7 +56,7 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
     if kind not in BUFFER_KINDS:
         return False
     before = len(stored)
-    operands = list(op.operands)[:3] if kind is Kind.ATTENTION else g.inputs(n)  # masks are computed in place
+    operands = _attended(op) if kind is Kind.ATTENTION else g.inputs(n)
     bases: set[Any] = set(operands)  # what the terminator gives must each have memory of its own
 
     def in_memory(x: Value) -> bool:
@@ -97,6 +97,13 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
     return len(stored) > before
 
 
+def _attended(op: Any) -> list[Any]:
+    """What attention reads from memory: masks are computed in place, keys and values that a state holds in another form decoded."""
+    rows = [stored_rows(op, i) if is_stored(op, i) else None for i in range(3)]
+    operands = [v if r is None else r.values for v, r in zip(list(op.operands)[:3], rows, strict=True)]
+    return operands + [r.scale for r in rows if r is not None and r.scale is not None]
+
+
 def _irregular_steps(view: View) -> set[int]:
     """Batch dims of a product's operand that can't be counted as one with the dim before."""
     dims = [d for d, n in enumerate(view.shape[:-2]) if n != 1]
@@ -107,7 +114,7 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
     """Whether operand k of an op that reads memory may be this view."""
     kind = kind_of(op)
     if kind is Kind.ATTENTION:
-        return bool(view.strides[3] == 1 or view.shape[3] == 1)
+        return k > 2 or bool(view.strides[3] == 1 or view.shape[3] == 1)
     if kind is Kind.MATMUL:
         if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
             return True

@@ -162,6 +162,7 @@ typedef struct dhlo_abi_value {
 typedef struct dhlo_abi_state {
   const char* name;
   int64_t offset, bytes, init_offset;
+  int64_t dtype; /* of its elements */
 } dhlo_abi_state;
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);

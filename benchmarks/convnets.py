@@ -58,8 +58,16 @@ def _network(name: str, make: Callable[[], nn.Module], channels: int, shapes: Se
     def inputs(b: int, *size: int) -> tuple[torch.Tensor]:
         return (randn(b, channels, *size),)
 
+    def scaled() -> nn.Module:
+        """Weights that keep the scale of activations, so that errors of deep layers show in the results."""
+        net = make()
+        for m in net.modules():
+            if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)):
+                nn.init.kaiming_normal_(m.weight, nonlinearity="relu")
+        return net
+
     example = tuple(2 * s if i == 0 else s for i, s in enumerate(shapes[-1]))
-    return Workload(name, "convolution networks", make, inputs, dims, shapes, example)
+    return Workload(name, "convolution networks", scaled, inputs, dims, shapes, example)
 
 
 def _others(tiny: bool) -> Iterator[Workload]:

@@ -81,18 +81,18 @@ def lower_channel_epilogue(
     _, tile, ld, batch, m0, n0, mr, nr = fn.args
     acc = anchor.results[0]
     register = from_mlir(acc).dtype.register
-    with fn.loop(0, mr) as lp, em.scope():
-        row, position = fn.gep(tile, fn.mul(lp.iv, ld), register), Index(fn.add(n0, lp.iv))
 
-        def body(c: Index) -> None:
-            at = fn.gep(row, c.base, register)
+    def body(c: Index) -> None:
+        channel = Index(fn.add(m0, c.base), 1)
+        with fn.loop(0, mr) as lp, em.scope():
+            at = fn.gep(fn.gep(tile, fn.mul(lp.iv, ld), register), c.base, register)
             x = fn.load(at, fn.vec(register))
             em.leaves[acc] = lambda _em, _idx: x
-            idx = place(em, Index(batch), Index(fn.add(m0, c.base), 1), position)
+            idx = place(em, Index(batch), channel, Index(fn.add(n0, lp.iv)))
             fn.store(em.value(result, list(idx)), at)
             del em.leaves[acc]
 
-        vectors(em, 0, nr, body)
+    vectors(em, 0, nr, body)
     return Epilogue(finish(k, "epilogue"), None, k.args.slots, k.lookups)
 
 

@@ -14,7 +14,7 @@ sizes are arguments.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose
@@ -184,17 +184,26 @@ def _emit_line(w: Window, module: KernelModule, count: int) -> str:
     return name
 
 
+def _emit_tiles(w: Window, module: KernelModule, spec: TileSpec) -> str:
+    """A constant table of the micro-kernels for 1 to mr rows."""
+    name = f"conv_chain_tiles_{w.elem}_{spec.name}"
+    if name not in module.globals:
+        rows = range(1, spec.mr + 1)
+        emit_pointers(module, name, [emit_strided_microkernel(module, w.elem, n, spec, w.panel) for n in rows])
+    return name
+
+
 class _Kernel:
     """Emits the kernel of a window."""
 
     def __init__(self, module: KernelModule, w: Window) -> None:
         self.window = w
         self.pack = _emit_pack(w, module)
-        self.lines, self.tiles = f"{w.name}_lines", f"conv_chain_tiles_{w.elem}_{w.spec.name}"
+        self.lines = f"{w.name}_lines"
         emit_pointers(module, self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
-        if self.tiles not in module.globals:
-            rows = range(1, w.spec.mr + 1)
-            emit_pointers(module, self.tiles, [emit_strided_microkernel(module, w.elem, n, w.spec, w.panel) for n in rows])
+        # Of the last channels of an image there may be no more than a vector.
+        narrow = replace(w.spec, vectors=1, per_panel=w.spec.per_panel * w.spec.vectors)
+        self.tiles, self.narrow = (_emit_tiles(w, module, spec) for spec in (w.spec, narrow))
         self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
         self.f = f = kernel_fn(module, w.name)
         _, self.begin, self.end, _, scratch = f.args
@@ -251,13 +260,14 @@ class _Kernel:
         row = f.gep(self.expanded, f.add(f.mul(held, self.row), w.padding[1][0] * w.panel), w.elem)
         packed = f.gep(self.packed, f.mul(held, self.packed_row), w.elem)
         weights = f.gep(a.w1, f.mul(c0, a.in_channels), w.elem)
-        table = f.address_of(self.tiles)
+        full, narrow = f.address_of(self.tiles), f.address_of(self.narrow)
         with f.loop(0, f.ceildivu(a.w, w.spec.mr)) as lp:
             first, n = _part(f, lp.iv, a.w, w.spec.mr)
-            tile = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
             x, to = f.gep(packed, f.mul(lp.iv, self.slot), w.elem), f.gep(row, f.mul(first, w.panel), w.elem)
-            for column in range(0, w.panel, w.spec.nr(w.elem)):
-                b, out = f.gep(weights, column, w.elem), f.gep(to, column, w.elem)
+            with f.loop(0, channels, w.spec.nr(w.elem)) as column:
+                table = f.select(f.cmp("le", f.sub(channels, column.iv), w.lanes), narrow, full)
+                tile = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
+                b, out = f.gep(weights, column.iv, w.elem), f.gep(to, column.iv, w.elem)
                 f.call_ptr(tile, [x, f.i64(w.spec.mr), b, a.in_channels, out, f.i64(w.panel), f.i64(0), b, f.i64(0)])
         f.call_ptr(a.inner, [a.inner_args, row, f.i64(w.panel), image, c0, f.mul(y, a.w), a.w, channels])
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import dhlo
-from dhlo.compiler import build
+from dhlo.api import build
 from dhlo.options import Options
 
 SIZES = [(1, 1, 1), (1, 7, 7), (2, 14, 14), (1, 15, 13), (3, 9, 33), (1, 56, 57), (1, 2, 130), (2, 40, 3)]

@@ -43,15 +43,15 @@ class ConvChainFamily(ChoiceFamily):
         self.first, self.second = _convolutions(group)
         self.x, self.out = from_mlir(self.first.operands[0]), from_mlir(self.second.results[0])
         self.view = low.view(group, self.first.operands[0])
-        pair = [parameters(op, low.tiles, ()) for op in (self.first, self.second)]
-        weights = [low.constant_value(op.operands[1]) for op in (self.first, self.second)]
-        if not all(isinstance(c, Conv) for c in pair) or any(w is None for w in weights):
+        convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
+        weights = [w for op in (self.first, self.second) if (w := low.constant_value(op.operands[1])) is not None]
+        if len(convolutions) != 2 or len(weights) != 2:
             raise InternalError("a chain of convolutions that has no kernel")
-        self.expansion, self.depthwise = pair
-        self.weights = [w.detach().contiguous().numpy() for w in weights if w is not None]
-        d = self.depthwise
-        (kh, kw), (sh, sw), (dh, dw) = d.kernel, d.stride, d.dilation
-        self.window = Window((kh, kw), (sh, sw), (d.padding[0], d.padding[1]), (dh, dw), d.elem, d.spec)
+        self.expansion, d = convolutions
+        self.depthwise = d
+        self.weights = [w.detach().contiguous().numpy() for w in weights]
+        (kh, kw), (sh, sw), (dh, dw), (rows, columns) = d.kernel, d.stride, d.dilation, d.padding
+        self.window = Window((kh, kw), (sh, sw), (rows, columns), (dh, dw), d.elem, d.spec)
 
     def emit_kernels(self) -> None:
         low, w, group = self.low, self.window, self.group
@@ -64,12 +64,12 @@ class ConvChainFamily(ChoiceFamily):
             group, "epilogue", lambda: lower_epilogue(low.module, group, self.second, low.checks, self._place)
         )
         first, second = self.weights
-        key = ("packed_conv", self.expansion.layout, low.constant_key(self.first.operands[1]))
-        self.w1 = low.constants.add(key, self.expansion.workspace_bytes, lambda: self.expansion.pack_weight(first))
-        key = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
+        expanding = ("packed_conv", self.expansion.layout, low.constant_key(self.first.operands[1]))
+        self.w1 = low.constants.add(expanding, self.expansion.workspace_bytes, lambda: self.expansion.pack_weight(first))
+        mixing = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
         panels, points = -(-self.depthwise.out_channels // w.panel), w.kernel[0] * w.kernel[1]
         nbytes = panels * points * w.panel * BITS[w.elem] // 8
-        self.w2 = low.constants.add(key, nbytes, lambda: _pack_depthwise(second, w.panel))
+        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(second, w.panel))
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere
@@ -87,8 +87,7 @@ class ConvChainFamily(ChoiceFamily):
         sxc = f.mul(h, width)
         # Bands whose rows stay in a part of the second cache, and enough of them to keep the threads evenly busy.
         rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(w.row_elements(f, ins, width), w.bytes))
-        reach = (w.kernel[0] - 1) * w.dilation[0] + 1
-        most = f.add(f.divu(f.max(f.sub(rows, reach), 0), w.stride[0]), 1)
+        most = f.add(f.divu(f.max(f.sub(rows, w.reach), 0), w.stride[0]), 1)
         few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
         bands = f.max(f.max(f.ceildivu(oh, most), f.min(few, oh)), 1)
         band = f.max(f.ceildivu(oh, bands), 1)

@@ -73,9 +73,14 @@ class Window:
         """Outputs of a row that are summed together: sums, a row of weights and an input are in registers."""
         return max(1, min(_OUTPUTS, self.spec.target.registers - self.kernel[1] - 2))
 
-    def span(self, outputs: V | int, f: Fn) -> V:
+    @property
+    def reach(self) -> int:
+        """Input rows of an output row."""
+        return (self.kernel[0] - 1) * self.dilation[0] + 1
+
+    def span(self, outputs: V, f: Fn) -> V:
         """Input rows of neighbouring output rows."""
-        return f.add(f.mul(f.sub(outputs, 1), self.stride[0]), (self.kernel[0] - 1) * self.dilation[0] + 1)
+        return f.add(f.mul(f.sub(outputs, 1), self.stride[0]), self.reach)
 
     def slot(self, f: Fn, in_channels: V | int) -> V:
         """Elements of a packed part of an input row; whole vectors are written past its last channel."""
@@ -236,10 +241,7 @@ class _Kernel:
                 f.call(self.pack, [f.gep(x, f.mul(y.iv, a.w), w.elem), a.sxc, a.in_channels, a.w, self.slot, to])
             with f.loop(lo, hi) as panel:
                 c0 = f.mul(panel.iv, w.panel)
-                channels = f.min(f.sub(a.channels, c0), w.panel)
-                with f.loop(0, rows) as y:
-                    self.expand(image, c0, channels, f.add(y0, y.iv), y.iv)
-                self.reduce(image, c0, channels, r0, r1, y0)
+                self.panel(image, c0, f.min(f.sub(a.channels, c0), w.panel), r0, r1, y0)
         f.done()
         return f.name
 
@@ -271,13 +273,17 @@ class _Kernel:
                 f.call_ptr(tile, [x, f.i64(w.spec.mr), b, a.in_channels, out, f.i64(w.panel), f.i64(0), b, f.i64(0)])
         f.call_ptr(a.inner, [a.inner_args, row, f.i64(w.panel), image, c0, f.mul(y, a.w), a.w, channels])
 
-    def reduce(self, image: V, c0: V, channels: V, r0: V, r1: V, y0: V) -> None:
-        """The depthwise convolution of a panel's rows, some at a time, to the epilogue."""
+    def panel(self, image: V, c0: V, channels: V, r0: V, r1: V, y0: V) -> None:
+        """A panel of a band to the epilogue: some output rows at a time, after the rows of the first convolution that they need."""
         f, a, w = self.f, self.a, self.window
         weights = f.gep(a.w2, f.mul(c0, w.kernel[0] * w.kernel[1]), w.elem)
         together = f.max(f.divu(f.i64(_POSITIONS), f.max(a.ow, 1)), 1)
-        with f.loop(r0, r1, together) as lp:
+        with f.loop(r0, r1, together, [f.i64(0)]) as lp:
             last = f.min(f.add(lp.iv, together), r1)
+            below = f.sub(f.add(f.mul(f.sub(last, 1), w.stride[0]), w.reach), w.padding[0][0])
+            needed = f.max(f.sub(f.min(below, a.h), y0), lp.carried[0])
+            with f.loop(lp.carried[0], needed) as y:
+                self.expand(image, c0, channels, f.add(y0, y.iv), y.iv)
             with f.loop(lp.iv, last) as r:
                 self.sum_row(weights, channels, r.iv, y0, f.gep(self.sums, f.mul(f.sub(r.iv, lp.iv), f.mul(a.ow, w.panel)), w.elem))
             positions = f.mul(f.sub(last, lp.iv), a.ow)
@@ -291,6 +297,7 @@ class _Kernel:
                     )
                 n0 = f.add(f.mul(lp.iv, a.ow), block.iv)
                 f.call_ptr(a.epilogue, [a.eargs, self.tile, f.i64(_LD), image, c0, n0, channels, n])
+            lp.yield_(needed)
 
     def sum_row(self, weights: V, channels: V, r: V, y0: V, out: V) -> None:
         """A row of outputs of a panel."""

@@ -26,7 +26,7 @@ from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.cost import Cost
 
-__all__ = ["ConvFamily"]
+__all__ = ["ConvFamily", "parameters"]
 
 
 class ConvFamily(ChoiceFamily):
@@ -48,7 +48,7 @@ class ConvFamily(ChoiceFamily):
         self.view = low.view(group, op.operands[0])
         self.weight = low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
-        self.conv = _parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else ())
+        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else ())
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -99,7 +99,7 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def _parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...]) -> Conv | ConvTranspose:
+def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...]) -> Conv | ConvTranspose:
     """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from."""
     x, w = (from_mlir(v) for v in op.operands)
     groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))

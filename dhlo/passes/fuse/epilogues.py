@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.dialect import Kind, attr
-from dhlo.ir.ops.movement import Transpose
+from dhlo.ir.coded import is_constant
+from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.ops.movement import Broadcast, Full, Transpose
+from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, InOrder, Members, Unit, kind_of
 
 __all__ = ["grow_epilogues"]
+
+# Channels of a 1 x 1 convolution and columns of a depthwise one up to which they become one group.
+_MOST_CHANNELS, _MOST_WINDOW = 256, 7
 
 
 def grow_epilogues(g: Graph) -> None:
@@ -25,7 +30,53 @@ def grow_epilogues(g: Graph) -> None:
         unit = Unit(kind, taken, out)
         if kind is Kind.ATTENTION:
             _absorb_output_transpose(g, unit)
+        if kind is Kind.CONVOLUTION:
+            _join_expansion(g, unit, op)
         g.merge(unit)
+
+
+def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
+    """A depthwise convolution takes in the 1 x 1 convolution before it, where nothing else reads that: it is computed for some
+    channels and rows at a time, which stay near."""
+    p = g.producer(op.operands[0])
+    before = None if p is None else g.unit.get(p)
+    if before is None or before.anchor is not Kind.CONVOLUTION or before.outputs != [op.operands[0]]:
+        return
+    if len(g.users(before.outputs[0])) > 1 or not _expands(g.ops[before.ops[0]]) or not _is_depthwise(op):
+        return
+    if all(_takes_channels(g, v, before) for n in before.ops[1:] for v in g.operands[n]):
+        unit.ops = [*before.ops, *unit.ops]
+
+
+def _expands(op: Any) -> bool:
+    """A 1 x 1 convolution of images, whose channels make one block of the sum."""
+    x, w = (from_mlir(v) for v in op.operands)
+    plain = all(s == 1 for s in [*attr(op, "stride"), *w.shape[2:], attr(op, "groups")]) and not any(attr(op, "padding"))
+    return plain and _is_static_image(op) and x.shape[1] <= _MOST_CHANNELS
+
+
+def _is_depthwise(op: Any) -> bool:
+    """One channel in and out for each group, and a window that fits registers."""
+    w = from_mlir(op.operands[1])
+    each = _is_static_image(op) and attr(op, "groups") == w.shape[0] == from_mlir(op.operands[0]).shape[1]
+    return bool(each and max(w.shape[2:]) <= _MOST_WINDOW)
+
+
+def _is_static_image(op: Any) -> bool:
+    """Two spatial dims, constant weights, floats that convolutions have kernels for."""
+    x, w = (from_mlir(v) for v in op.operands)
+    known = x.rank == 4 and is_static(x.shape[1]) and is_constant(op.operands[1]) and x.dtype.name in ("f32", "f64")
+    return bool(known and w.is_static and not attr(op, "transposed"))
+
+
+def _takes_channels(g: Graph, v: Any, unit: Unit) -> bool:
+    """Whether an operand of elementwise work depends on no position: made in the unit, or a constant for each channel at most."""
+    return (
+        g.producer(v) in unit.ops
+        or isinstance(op := defining(v), Full)
+        or isinstance(op, Broadcast)
+        and is_constant(op.operands[0])
+    )
 
 
 def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:

@@ -1,0 +1,114 @@
+"""A 1 x 1 convolution and the depthwise one that alone reads its result, in one group: what inverted residuals begin with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dhlo.codegen.elementwise.emit import Emitter
+from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.conv.chain_kernel import Window, emit_chain_kernel, scratch_bytes
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.layout import Array
+from dhlo.codegen.families.conv.step import parameters
+from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_channel_epilogue, lower_epilogue
+from dhlo.codegen.families.family import ChoiceFamily
+from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
+from dhlo.codegen.kernel_ir.builder import BITS
+from dhlo.errors import InternalError
+from dhlo.ir.dialect import Kind, Op, attr
+from dhlo.ir.ops.control import Group
+from dhlo.ir.types import from_mlir
+
+__all__ = ["ConvChainFamily"]
+
+# Items of each thread at least, where bands can be cut so small; cycles that pay for waking a thread.
+_ITEMS_PER_THREAD, _WAKE_CYCLES = 3, 20_000
+
+
+def _convolutions(group: Group) -> list[Op]:
+    return [op for op in group.operation.regions[0].blocks[0].operations if getattr(op, "kind", None) is Kind.CONVOLUTION]
+
+
+class ConvChainFamily(ChoiceFamily):
+    """Two convolutions with what is done to their results; `joins_depthwise` of the fusion pass says which."""
+
+    anchor = Kind.CONVOLUTION.value
+
+    @classmethod
+    def matches(cls, group: Group) -> bool:
+        return attr(group, "anchor") == cls.anchor and len(_convolutions(group)) == 2
+
+    def __init__(self, low: Lowering, group: Group) -> None:
+        super().__init__(low, group)
+        self.first, self.second = _convolutions(group)
+        self.x, self.out = from_mlir(self.first.operands[0]), from_mlir(self.second.results[0])
+        self.view = low.view(group, self.first.operands[0])
+        convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
+        weights = [w for op in (self.first, self.second) if (w := low.constant_value(op.operands[1])) is not None]
+        if len(convolutions) != 2 or len(weights) != 2:
+            raise InternalError("a chain of convolutions that has no kernel")
+        self.expansion, d = convolutions
+        self.depthwise = d
+        self.weights = [w.detach().contiguous().numpy() for w in weights]
+        (kh, kw), (sh, sw), (dh, dw), (rows, columns) = d.kernel, d.stride, d.dilation, d.padding
+        self.window = Window((kh, kw), (sh, sw), (rows, columns), (dh, dw), d.elem, d.spec)
+
+    def emit_kernels(self) -> None:
+        low, w, group = self.low, self.window, self.group
+        self.kernel = emit_chain_kernel(low.module, w)
+        inner = self.second.operands[0]
+        self.inner: Epilogue = low.once(
+            group, "inner", lambda: lower_channel_epilogue(low.module, group, self.first, inner, low.checks, self._place_inner)
+        )
+        self.epilogue: Epilogue = low.once(
+            group, "epilogue", lambda: lower_epilogue(low.module, group, self.second, low.checks, self._place)
+        )
+        first, second = self.weights
+        expanding = ("packed_conv", self.expansion.layout, low.constant_key(self.first.operands[1]))
+        self.w1 = low.constants.add(expanding, self.expansion.workspace_bytes, lambda: self.expansion.pack_weight(first))
+        mixing = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
+        panels, points = -(-self.depthwise.out_channels // w.panel), w.kernel[0] * w.kernel[1]
+        nbytes = panels * points * w.panel * BITS[w.elem] // 8
+        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(second, w.panel))
+
+    def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
+        column = Index(column.base, column.step, column.vec)  # positions may start anywhere
+        return [batch, row, *em.split(column, self.out.shape[2:])]
+
+    def _place_inner(self, em: Emitter, batch: Index, channel: Index, position: Index) -> list[Index]:
+        return [batch, channel, *em.split(position, self.x.shape[2:])]
+
+    def emit_launch(self, host: GroupHost) -> None:
+        f, w, channels = host.fn, self.window, self.depthwise.out_channels
+        batch, h, width = (host.size(s) for s in (self.x.shape[0], *self.x.shape[2:]))
+        oh, ow = (f.max(host.size(s), 0) for s in self.out.shape[2:])
+        ins, panels = self.expansion.in_channels, -(-channels // w.panel)
+        x = view_pointer(host, self.view)
+        sxc = f.mul(h, width)
+        # Bands whose rows stay in a part of the second cache, and enough of them to keep the threads evenly busy.
+        rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(w.row_elements(f, ins, width), w.bytes))
+        most = f.add(f.divu(f.max(f.sub(rows, w.reach), 0), w.stride[0]), 1)
+        few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
+        bands = f.max(f.max(f.ceildivu(oh, most), f.min(few, oh)), 1)
+        band = f.max(f.ceildivu(oh, bands), 1)
+        bands = f.ceildivu(oh, band)
+        held = f.min(w.span(band, f), h)
+        inner, inner_args = epilogue_args(host, self.inner)
+        epilogue, eargs = epilogue_args(host, self.epilogue)
+        pointers = [x, host.constant(self.w1), inner, inner_args, host.constant(self.w2), epilogue, eargs]
+        numbers = [f.i64(ins), f.i64(channels), h, width, oh, ow, f.mul(sxc, ins), sxc, band, bands, held]
+        count = f.mul(f.mul(batch, bands), panels)
+        vectors = w.panel // w.lanes
+        cycles = f.mul(f.mul(held, width), vectors * ins)
+        cycles = f.add(cycles, f.mul(f.mul(band, ow), vectors * w.kernel[0] * w.kernel[1]))
+        grain = f.add(f.divu(f.i64(_WAKE_CYCLES), f.add(cycles, 1)), 1)
+        with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", ow, 0))):
+            host.launch(self.kernel, [*pointers, *numbers], count, grain, scratch_bytes(w, f, ins, width, ow, held))
+
+
+def _pack_depthwise(weight: Array, panel: int) -> Array:
+    """Weights [channels, 1, *kernel] as [panels][kernel point][panel], zeros beyond the last channel."""
+    channels = weight.shape[0]
+    padded = np.zeros((-(-channels // panel) * panel, weight[0].size), weight.dtype)
+    padded[:channels] = weight.reshape(channels, -1)
+    return np.ascontiguousarray(padded.reshape(-1, panel, padded.shape[1]).transpose(0, 2, 1))

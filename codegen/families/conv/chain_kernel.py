@@ -1,0 +1,322 @@
+"""Kernel of a 1 x 1 convolution and the depthwise convolution of its result, which never leaves a worker's scratch.
+
+Items are (image, band of output rows, panel of channels), the panel fastest. Of a band, a worker packs the input once, and for each
+panel keeps in its scratch, channels innermost so that they fill vectors at any width and stride of the image:
+
+    windows    [input row][part of the row][input channel][rows of a register tile]
+    expanded   [input row][padding | width | padding][panel]     zeros where the image ends
+    sums       [output position][panel]                          of some rows, transposed for the epilogue
+
+Neighbouring bands both compute the rows that their windows share. A kernel serves all convolutions of a window: channels and image
+sizes are arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+
+__all__ = ["Window", "emit_chain_kernel", "scratch_bytes"]
+
+_FIELDS = (
+    "x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "in_channels", "channels", "h", "w", "oh", "ow", "sxb", "sxc",
+    "band", "bands", "held",
+)  # fmt: skip
+"""Arguments. w1, inner, inner_args: of the first convolution; h, w: its image; sxb, sxc: strides of batch and channel in elements;
+band: output rows of an item; bands: of an image; held: the most input rows that a band needs."""
+_POINTERS = {"x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs"}
+# Output positions transposed and handed to the epilogue together, and how far its tile's rows are apart: not a power of two.
+_POSITIONS, _LD = 128, 144
+# Outputs of a row that are summed together.
+_OUTPUTS = 8
+
+
+@dataclass(frozen=True)
+class Window:
+    """The depthwise convolution's static parameters, of rows and columns."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+    elem: str
+    spec: TileSpec
+
+    @property
+    def name(self) -> str:
+        """The kernel's symbol."""
+        key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name)
+        size = "x".join(map(str, self.kernel))
+        return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.lanes(self.elem)
+
+    @property
+    def panel(self) -> int:
+        """Channels of an item."""
+        return self.spec.panel(self.elem)
+
+    @property
+    def bytes(self) -> int:
+        return BITS[self.elem] // 8
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a row that are summed together: sums, a row of weights and an input are in registers."""
+        return max(1, min(_OUTPUTS, self.spec.target.registers - self.kernel[1] - 2))
+
+    @property
+    def reach(self) -> int:
+        """Input rows of an output row."""
+        return (self.kernel[0] - 1) * self.dilation[0] + 1
+
+    def span(self, outputs: V, f: Fn) -> V:
+        """Input rows of neighbouring output rows."""
+        return f.add(f.mul(f.sub(outputs, 1), self.stride[0]), self.reach)
+
+    def slot(self, f: Fn, in_channels: V | int) -> V:
+        """Elements of a packed part of an input row; whole vectors are written past its last channel."""
+        return f.add(f.mul(in_channels, self.spec.mr), self.lanes)
+
+    def row(self, f: Fn, width: V) -> V:
+        """Elements of a row of expanded channels."""
+        return f.mul(f.add(width, sum(self.padding[1])), self.panel)
+
+    def row_elements(self, f: Fn, in_channels: V | int, width: V) -> V:
+        """Of scratch for each input row of a band."""
+        return f.add(f.mul(f.ceildivu(width, self.spec.mr), self.slot(f, in_channels)), self.row(f, width))
+
+
+def _fixed_elements(w: Window) -> int:
+    return w.panel * _LD
+
+
+def scratch_bytes(w: Window, f: Fn, in_channels: int, width: V, out_width: V, rows: V) -> V:
+    """Scratch of a worker for bands of up to `rows` input rows."""
+    sums = f.mul(f.add(f.max(out_width, _POSITIONS), w.lanes), w.panel)
+    return f.mul(f.add(f.add(sums, _fixed_elements(w)), f.mul(rows, w.row_elements(f, in_channels, width))), w.bytes)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    x: V
+    w1: V
+    inner: V
+    inner_args: V
+    w2: V
+    epilogue: V
+    eargs: V
+    in_channels: V
+    channels: V
+    h: V
+    w: V
+    oh: V
+    ow: V
+    sxb: V
+    sxc: V
+    band: V
+    bands: V
+    held: V
+
+
+def _emit_pack(w: Window, module: KernelModule) -> str:
+    """`pack(x, channel_stride, channels, width, slot, to)`: cuts a row of `width` positions in parts as `_part` does, and writes
+    each as [channel][mr], `slot` elements apart."""
+    mr, lanes = w.spec.mr, w.lanes
+    name = f"conv_pack_row_{w.elem}_{w.spec.name}"
+    if name in module.functions:
+        return name
+    numbers = ("channel_stride", "channels", "width", "slot")
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
+    x, stride, channels, width, slot, to = f.args
+    zero = f.const(0.0, vec(w.elem, lanes))
+    starts = range(0, mr, lanes)
+    with f.loop(0, f.ceildivu(width, mr)) as lp:
+        first, n = _part(f, lp.iv, width, mr)
+        masks = [f.tail_mask(f.max(f.sub(n, s), 0), lanes) for s in starts]
+        src, dst = f.gep(x, first, w.elem), f.gep(to, f.mul(lp.iv, slot), w.elem)
+        with f.loop(0, channels, 1, [src, dst]) as c:  # the next channel overwrites what a vector writes past this one
+            s, d = c.carried
+            for at, mask in zip(starts, masks, strict=True):
+                f.store(f.masked_load(f.gep(s, at, w.elem), mask, zero), f.gep(d, at, w.elem))
+            c.yield_(f.gep(s, stride, w.elem), f.gep(d, mr, w.elem))
+    f.done()
+    return name
+
+
+def _part(f: Fn, number: V, width: V, most: int) -> tuple[V, V]:
+    """First position of a part of a row, and how many it has: the fewest parts of up to `most`, balanced."""
+    parts = f.ceildivu(width, most)
+    first = f.divu(f.mul(number, width), parts)
+    return first, f.sub(f.divu(f.mul(f.add(number, 1), width), parts), first)
+
+
+def _emit_line(w: Window, module: KernelModule, count: int) -> str:
+    """`line(x, row, weights, lo, hi, out)`: `count` neighbouring outputs of a vector of channels, over the kernel's rows [lo, hi).
+
+    `x` is where the first window begins, `row` elements from one kernel row to the next; positions are a panel apart."""
+    name = f"{w.name}_line_{count}"
+    if name in module.functions:
+        return name
+    args = [("x", PTR), ("row", I64), ("weights", PTR), ("lo", I64), ("hi", I64), ("out", PTR)]
+    f = Fn(module, name, args, noinline=True)
+    x, row, weights, lo, hi, out = f.args
+    ty, columns = vec(w.elem, w.lanes), w.kernel[1]
+    with f.loop(lo, hi, 1, [f.const(0.0, ty)] * count) as lp:
+        sums = list(lp.carried)
+        line, factors = f.gep(x, f.mul(lp.iv, row), w.elem), f.gep(weights, f.mul(lp.iv, columns * w.panel), w.elem)
+        held = [f.load(f.gep(factors, k * w.panel, w.elem), ty) for k in range(columns)]
+        users: dict[int, list[tuple[int, int]]] = {}
+        for o in range(count):
+            for k in range(columns):
+                users.setdefault(o * w.stride[1] + k * w.dilation[1], []).append((o, k))
+        for position in sorted(users):
+            value = f.load(f.gep(line, position * w.panel, w.elem), ty)
+            for o, k in users[position]:
+                sums[o] = f.fma(value, held[k], sums[o])
+        lp.yield_(*sums)
+    for o, total in enumerate(lp.results):
+        f.store(total, f.gep(out, o * w.panel, w.elem))
+    f.done()
+    return name
+
+
+def _emit_tiles(w: Window, module: KernelModule, spec: TileSpec) -> str:
+    """A constant table of the micro-kernels for 1 to mr rows."""
+    name = f"conv_chain_tiles_{w.elem}_{spec.name}"
+    if name not in module.globals:
+        rows = range(1, spec.mr + 1)
+        emit_pointers(module, name, [emit_strided_microkernel(module, w.elem, n, spec, w.panel) for n in rows])
+    return name
+
+
+class _Kernel:
+    """Emits the kernel of a window."""
+
+    def __init__(self, module: KernelModule, w: Window) -> None:
+        self.window = w
+        self.pack = _emit_pack(w, module)
+        self.lines = f"{w.name}_lines"
+        emit_pointers(module, self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
+        # Of the last channels of an image there may be no more than a vector.
+        narrow = replace(w.spec, vectors=1, per_panel=w.spec.per_panel * w.spec.vectors)
+        self.tiles, self.narrow = (_emit_tiles(w, module, spec) for spec in (w.spec, narrow))
+        self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
+        self.f = f = kernel_fn(module, w.name)
+        _, self.begin, self.end, _, scratch = f.args
+        self.a = a = _Arguments(*load_args(f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
+        self.row, self.slot = w.row(f, a.w), w.slot(f, a.in_channels)
+        self.tile = scratch
+        self.sums = f.gep(scratch, _fixed_elements(w), w.elem)
+        self.expanded = f.gep(self.sums, f.mul(f.add(f.max(a.ow, _POSITIONS), w.lanes), w.panel), w.elem)
+        self.packed = f.gep(self.expanded, f.mul(a.held, self.row), w.elem)
+        self.packed_row = f.mul(f.ceildivu(a.w, w.spec.mr), self.slot)
+
+    def emit(self) -> str:
+        """Walks the bands touched by [begin, end); the panels of a band share its packed input."""
+        f, a, w = self.f, self.a, self.window
+        panels = f.ceildivu(a.channels, w.panel)
+        self.clear_padding()
+        with f.loop(f.divu(self.begin, panels), f.ceildivu(self.end, panels)) as bands:
+            first = f.mul(bands.iv, panels)
+            lo = f.sub(f.max(self.begin, first), first)
+            hi = f.min(f.sub(self.end, first), panels)
+            image, band = f.divu(bands.iv, a.bands), f.remu(bands.iv, a.bands)
+            r0 = f.mul(band, a.band)
+            r1 = f.min(f.add(r0, a.band), a.oh)
+            y0 = f.min(f.max(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), 0), a.h)
+            y1 = f.add(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), w.span(f.sub(r1, r0), f))
+            rows = f.max(f.sub(f.min(y1, a.h), y0), 0)
+            x = f.gep(a.x, f.add(f.mul(image, a.sxb), f.mul(y0, a.w)), w.elem)
+            with f.loop(0, rows) as y:
+                to = f.gep(self.packed, f.mul(y.iv, self.packed_row), w.elem)
+                f.call(self.pack, [f.gep(x, f.mul(y.iv, a.w), w.elem), a.sxc, a.in_channels, a.w, self.slot, to])
+            with f.loop(lo, hi) as panel:
+                c0 = f.mul(panel.iv, w.panel)
+                self.panel(image, c0, f.min(f.sub(a.channels, c0), w.panel), r0, r1, y0)
+        f.done()
+        return f.name
+
+    def clear_padding(self) -> None:
+        """Zeros beside the image, which nothing overwrites."""
+        f, a, w = self.f, self.a, self.window
+        before, after = w.padding[1]
+        zero = f.const(0.0, vec(w.elem, w.lanes))
+        with f.loop(0, a.held) as y:
+            row = f.gep(self.expanded, f.mul(y.iv, self.row), w.elem)
+            for start, count in ((f.i64(0), before), (f.mul(f.add(a.w, before), w.panel), after)):
+                with f.loop(0, count * w.panel, w.lanes) as at:
+                    f.store(zero, f.gep(row, f.add(start, at.iv), w.elem))
+
+    def expand(self, image: V, c0: V, channels: V, y: V, held: V) -> None:
+        """A row of the first convolution for a panel, finished."""
+        f, a, w = self.f, self.a, self.window
+        row = f.gep(self.expanded, f.add(f.mul(held, self.row), w.padding[1][0] * w.panel), w.elem)
+        packed = f.gep(self.packed, f.mul(held, self.packed_row), w.elem)
+        weights = f.gep(a.w1, f.mul(c0, a.in_channels), w.elem)
+        full, narrow = f.address_of(self.tiles), f.address_of(self.narrow)
+        with f.loop(0, f.ceildivu(a.w, w.spec.mr)) as lp:
+            first, n = _part(f, lp.iv, a.w, w.spec.mr)
+            x, to = f.gep(packed, f.mul(lp.iv, self.slot), w.elem), f.gep(row, f.mul(first, w.panel), w.elem)
+            with f.loop(0, channels, w.spec.nr(w.elem)) as column:
+                table = f.select(f.cmp("le", f.sub(channels, column.iv), w.lanes), narrow, full)
+                tile = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
+                b, out = f.gep(weights, column.iv, w.elem), f.gep(to, column.iv, w.elem)
+                f.call_ptr(tile, [x, f.i64(w.spec.mr), b, a.in_channels, out, f.i64(w.panel), f.i64(0), b, f.i64(0)])
+        f.call_ptr(a.inner, [a.inner_args, row, f.i64(w.panel), image, c0, f.mul(y, a.w), a.w, channels])
+
+    def panel(self, image: V, c0: V, channels: V, r0: V, r1: V, y0: V) -> None:
+        """A panel of a band to the epilogue: some output rows at a time, after the rows of the first convolution that they need."""
+        f, a, w = self.f, self.a, self.window
+        weights = f.gep(a.w2, f.mul(c0, w.kernel[0] * w.kernel[1]), w.elem)
+        together = f.max(f.divu(f.i64(_POSITIONS), f.max(a.ow, 1)), 1)
+        with f.loop(r0, r1, together, [f.i64(0)]) as lp:
+            last = f.min(f.add(lp.iv, together), r1)
+            below = f.sub(f.add(f.mul(f.sub(last, 1), w.stride[0]), w.reach), w.padding[0][0])
+            needed = f.max(f.sub(f.min(below, a.h), y0), lp.carried[0])
+            with f.loop(lp.carried[0], needed) as y:
+                self.expand(image, c0, channels, f.add(y0, y.iv), y.iv)
+            with f.loop(lp.iv, last) as r:
+                self.sum_row(weights, channels, r.iv, y0, f.gep(self.sums, f.mul(f.sub(r.iv, lp.iv), f.mul(a.ow, w.panel)), w.elem))
+            positions = f.mul(f.sub(last, lp.iv), a.ow)
+            with f.loop(0, positions, _POSITIONS) as block:
+                n = f.min(f.sub(positions, block.iv), _POSITIONS)
+                source = f.gep(self.sums, f.mul(block.iv, w.panel), w.elem)
+                with f.loop(0, n, w.lanes) as p:
+                    f.call(
+                        self.transpose,
+                        [f.gep(source, f.mul(p.iv, w.panel), w.elem), f.gep(self.tile, p.iv, w.elem), f.i64(_LD)],
+                    )
+                n0 = f.add(f.mul(lp.iv, a.ow), block.iv)
+                f.call_ptr(a.epilogue, [a.eargs, self.tile, f.i64(_LD), image, c0, n0, channels, n])
+            lp.yield_(needed)
+
+    def sum_row(self, weights: V, channels: V, r: V, y0: V, out: V) -> None:
+        """A row of outputs of a panel."""
+        f, a, w = self.f, self.a, self.window
+        step = w.dilation[0]
+        top = f.sub(f.mul(r, w.stride[0]), w.padding[0][0])
+        lo = f.divu(f.add(f.max(f.neg(top), 0), step - 1), step)
+        hi = f.min(f.divu(f.add(f.max(f.sub(a.h, top), 0), step - 1), step), w.kernel[0])
+        table = f.address_of(self.lines)
+        row = f.gep(self.expanded, f.mul(f.sub(top, y0), self.row), w.elem)
+        with f.loop(0, f.ceildivu(a.ow, w.outputs)) as lp:
+            first, n = _part(f, lp.iv, a.ow, w.outputs)
+            line = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
+            with f.loop(0, channels, w.lanes) as c:
+                at = f.add(f.mul(first, w.stride[1] * w.panel), c.iv)
+                args: list[Any] = [f.gep(row, at, w.elem), f.mul(self.row, step), f.gep(weights, c.iv, w.elem), lo, hi]
+                f.call_ptr(line, [*args, f.gep(out, f.add(f.mul(first, w.panel), c.iv), w.elem)])
+
+
+def emit_chain_kernel(module: KernelModule, w: Window) -> str:
+    """Emits the kernel once and returns its symbol."""
+    return w.name if w.name in module.functions else _Kernel(module, w).emit()

@@ -1,0 +1,42 @@
+"""The benchmark of convolution networks: that its programs run at all their shapes, and how results are summed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measure
+from benchmarks.convnets import networks, table
+from dhlo.bench.ceilings import Ceilings
+
+
+def test_every_network_has_shapes_within_its_dims() -> None:
+    for tiny in (False, True):
+        known = networks(tiny)
+        assert len(known) == 13
+        for w in known.values():
+            (dims,) = w.dynamic_shapes
+            for shape in [*w.shapes, w.export_shape]:
+                (x,) = w.arguments(shape)
+                assert x.shape[0] == shape[0] and len(dims) == len(shape) == x.dim() - 1
+
+
+@pytest.mark.parametrize("name", ["whisper_front", "generator", pytest.param("mobilenet_v3", marks=pytest.mark.slow)])
+def test_networks_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
+    w = networks(tiny=True)[name]
+    subject = ("benchmarks.convnets:subject", {"name": name, "tiny": True})
+    result = measure.measure_workload(w, ["eager", "dhlo"], 1, budget=0.0, rounds=1, results=tmp_path, subject=subject)
+    assert all("error" not in f for f in result["peers"].values())
+    assert table([result])[1].startswith(name)
+
+
+def test_table() -> None:
+    ours = {"min_ms": [1.0, 2.0], "errors": [1e-7, 2e-6]}
+    peers = {"eager": {"min_ms": [4.0, 8.0]}, "ort": {"min_ms": [2.0, 9.0]}, "dhlo": ours}
+    result = {"workload": "net", "labels": ["1x8", "2x8"], "floor_ms": [0.5, 1.0], "peers": peers}
+    head, line = table([result])
+    assert head.split()[0] == "network" and line.split()[:5] == ["net", "2.83", "2.00", "50%", "2.0e-06"]
+    assert line.endswith("1x8 2.00  2x8 4.00")
+    assert table([{**result, "peers": {"dhlo": {"error": "no kernel"}}}])[1].endswith("no kernel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dhlo.codegen.families.attention.step import AttentionFamily
+from dhlo.codegen.families.conv.quantised_step import ConvBytesFamily
 from dhlo.codegen.families.conv.step import ConvFamily
 from dhlo.codegen.families.extern.extern import ExternFamily
 from dhlo.codegen.families.factor.step import FactorFamily
@@ -34,6 +35,7 @@ __all__ = ["FAMILIES", "lower_group", "lower_groups"]
 FAMILIES: tuple[type[Family], ...] = (
     ArgReduceFamily,
     AttentionFamily,
+    ConvBytesFamily,
     ConvFamily,
     ExternFamily,
     FactorFamily,

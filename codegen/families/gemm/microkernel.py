@@ -20,6 +20,7 @@ __all__ = [
     "emit_microkernel_rows",
     "emit_microkernel_table",
     "emit_pointers",
+    "multiply_add",
     "tile_spec",
     "unit",
 ]
@@ -299,7 +300,7 @@ def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, in
     return out
 
 
-def _multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
+def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
     """sum_ + x * y for vectors of units; units of several elements add all their products."""
     if depth(elem) == 1:
         return fn.fma(x, y, sum_)
@@ -377,13 +378,13 @@ def _emit_body(
             for v in range(nv):
                 y = vector(v)
                 for i, x in enumerate(xs):
-                    out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+                    out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
             return out
         ys = [vector(v) for v in range(nv)]
         for i in range(rows):
             x = row(i)
             for v, y in enumerate(ys):
-                out[i * nv + v] = _multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+                out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
     c = len(cells)

@@ -43,12 +43,14 @@ def _rewrite_block(block: Block, weights: Weights) -> bool:
 
 def _rewrite(op: Any, weights: Weights) -> bool:
     """Whether the convolution was one of bytes."""
-    image, kernel = _image(op.operands[0], weights), _kernel(op.operands[1], weights)
-    if image is None or kernel is None:
+    image = _image(op.operands[0], weights)
+    if image is None:
         return False
-    (x, zero, scale), (w, scales) = image, kernel
-    y = from_mlir(op.results[0])
     with ir.InsertionPoint(op.operation), op.location:
+        kernel = _kernel(op.operands[1], weights)
+        if kernel is None:
+            return False
+        (x, zero, scale), (w, scales), y = image, kernel, from_mlir(op.results[0])
         attrs = {name: attr(op, name) for name in ("stride", "padding", "dilation", "groups")}
         sums = build(ConvBytes, [x, w], {**attrs, "zero": zero}, results=[y.with_dtype("i32")]).results[0]
         wide = build(ew.Convert, [sums], results=[y]).results[0]

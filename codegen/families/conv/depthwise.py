@@ -248,7 +248,7 @@ class _Rows:
 
     def unrolled(self, sums: Sequence[V], plane: V, w: V, held: Sequence[V] | None, column: V) -> list[V]:
         """All points of a plane in one straight line of code: each row of the input is loaded once."""
-        f, p = self.f, self.p
+        p = self.p
         out, columns = list(sums), _Columns(self, column)
         weights = list(held) if held is not None else [None] * (p.kernel[1] * p.kernel[2])
         users: dict[int, list[tuple[int, int]]] = {}

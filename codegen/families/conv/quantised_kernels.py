@@ -27,8 +27,8 @@ class ByteConvKernel(ConvKernel):
 
 
 def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
-    """As `emit_strided_microkernel`, of units, with i32 sums. The weights are `a`, or if `swapped` `b`: without `accumulate` the row
-    before them is what the sums begin with."""
+    """As `emit_strided_microkernel`, of units, with i32 sums. The weights are `a`, or `b` if `swapped`: without `accumulate` sums
+    begin with the row before them."""
     module, spec = p.module, p.spec
     side = "swapped" if swapped else "normal"
     name = f"conv_ukr_bytes_{spec.name}_{mr}_{side}" + (f"_ld{ldb}" if ldb != p.nr else "")

@@ -53,6 +53,7 @@ from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
 from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
+from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.own_results import own_results
 from dhlo.passes.quantise_caches import quantise_caches
@@ -137,6 +138,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),
+    Pass("integer-convolutions", integer_convolutions),
     Pass("expand-dequantize", expand_dequantize),
     Pass("update-parts", plain(update_parts)),
     Pass("quantise-caches", quantise_caches),

@@ -35,6 +35,8 @@ WEIGHTS: dict[str, torch.Tensor] = {f"codes.{code}": _codes(code, (7, K)) for co
 WEIGHTS |= {f"rows.{k}": torch.rand(7, 1, generator=_GEN) + 0.1 for k in ("scale", "zero")}
 WEIGHTS |= {f"blocks.{k}": (torch.rand(7, 3, generator=_GEN) + 0.1).bfloat16() for k in ("scale", "zero")}
 WEIGHTS |= {"codes.conv": _codes("i8", (8, 3, 3, 3)), "conv.scale": torch.rand(8, 1, 1, 1, generator=_GEN)}
+_BYTES = {"conv": (40, 6, 3, 3), "deep": (3, 330, 1), "grouped": (8, 5, 2, 3), "depth": (6, 1, 3, 3), "volume": (5, 3, 2, 1, 3)}
+WEIGHTS |= {f"bytes.{name}": _codes("i8", shape) for name, shape in _BYTES.items()}
 WEIGHTS |= {"codes.experts": _codes("i4", (2, K, 5)), "experts.scale": torch.rand(2, 4, 5, generator=_GEN)}
 
 
@@ -85,6 +87,19 @@ def convolution() -> Part:
     return Part([(t("f32", "n", 3, 6, "m + 3"), within(-1, 1))], body, tol={"f32": 1e-4}, atol=1e-2, label="convolution")
 
 
+def bytes_(dtype: str, x: Sequence[object], name: str, out: Sequence[object], zero: int, **given: Any) -> Part:
+    """A convolution of bytes, whose sums are exact."""
+    n = len(x) - 2
+    attrs = {"stride": [1] * n, "padding": [0] * n, "dilation": [1] * n, "groups": 1, "zero": zero, **given}
+
+    def body(v: Any) -> list[Any]:
+        y = build(compute.ConvBytes, [v, weight(f"bytes.{name}")], attrs, results=[t("i32", *out)]).results[0]
+        return [build(ew.Add, [y, y]).results[0]]
+
+    low = 0 if dtype == "ui8" else -128
+    return Part([(t(dtype, *x), within(low, low + 255))], body, label=f"{dtype} {x} {name} {zero} {given}")
+
+
 def experts() -> Part:
     def body(x: Any) -> list[Any]:
         return [build(compute.Matmul, [x, dequantized("i4", "codes.experts", ["experts.scale"])]).results[0]]
@@ -101,5 +116,15 @@ CASES: dict[str, list[Part]] = {
         *(lookup(code, BLOCKS, dtype) for code, dtype in zip(CODES, ["f32", "bf16", "f16"] * 3, strict=False)),
         convolution(),
         experts(),
-    ]
+    ],
+    "dhlo.conv_bytes": [
+        *(bytes_(d, ["n", 6, "m + 1", 9], "conv", ["n", 40, "m + 1", 9], z, padding=[1, 1]) for d, z in (("ui8", 200), ("i8", -3))),
+        bytes_("ui8", ["n", 6, "m + 2", 40], "conv", ["n", 40, "floordiv(m + 1, 2) + 1", 20], 5, padding=[1, 1], stride=[2, 2]),
+        bytes_("i8", ["n", 330, "m + 1"], "deep", ["n", 3, "m + 1"], 127),
+        bytes_("ui8", ["n", 330, "m + 1"], "deep", ["n", 3, "m + 1"], 0),
+        bytes_("i8", ["n", 10, "m + 3", 8], "grouped", ["n", 8, "m + 2", 6], -128, groups=2, dilation=[2, 2], padding=[1, 1, 0, 1]),
+        *(bytes_(d, ["n", 6, "m + 1", 37], "depth", ["n", 6, "m + 1", 37], 9, groups=6, padding=[1, 1]) for d in ("ui8", "i8")),
+        bytes_("i8", ["n", 6, "m + 3", 7], "depth", ["n", 6, "floordiv(m, 2) + 1", 3], -9, groups=6, stride=[2, 3], padding=[0, 1]),
+        bytes_("ui8", ["n", 3, "m + 1", 3, 5], "volume", ["n", 5, "m + 2", 3, 3], 128, padding=[1, 0, 0]),
+    ],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.families.attention.step import AttentionFamily
 from dhlo.codegen.families.conv.chain import ConvChainFamily
+from dhlo.codegen.families.conv.quantised_step import ConvBytesFamily
 from dhlo.codegen.families.conv.step import ConvFamily
 from dhlo.codegen.families.extern.extern import ExternFamily
 from dhlo.codegen.families.factor.step import FactorFamily
@@ -36,6 +37,7 @@ FAMILIES: tuple[type[Family], ...] = (
     ArgReduceFamily,
     AttentionFamily,
     ConvChainFamily,
+    ConvBytesFamily,
     ConvFamily,
     ExternFamily,
     FactorFamily,

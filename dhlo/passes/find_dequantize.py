@@ -167,9 +167,11 @@ class _Finder:
         changed = False
         for v, coded in list(self.coded.items()):
             out = from_mlir(v)
-            if out.dtype.name not in _DIGITS or coded.code is None or isinstance(defining(v), Weight) or coded.q.numel() < _LEAST:
+            if out.dtype.name not in _DIGITS or coded.code is None or isinstance(defining(v), Weight):
                 continue
             users = [u.owner.operation.opview for u in v.uses]
+            if coded.q.numel() < _LEAST and not any(getattr(u, "kind", None) is Kind.CONVOLUTION for u in users):
+                continue
             if not users or all(len(u.results) == 1 and u.results[0] in self.coded for u in users):
                 continue
             changed |= self._replace(v, coded, coded.code, out)

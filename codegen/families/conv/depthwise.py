@@ -221,6 +221,18 @@ class _Rows:
     def weight(self, w: V, index: V | int) -> V:
         return self.f.splat(self.f.load(self.f.gep(w, index, self.p.elem), self.p.elem), self.lanes)
 
+    def multiply_add(self, factor: V, value: V, total: V) -> V:
+        """total + factor * value. Integers (i32) are of 16 bits: a product of pairs whose other half is 0 multiplies them where the
+        target has one."""
+        f, pairs = self.f, self.f.target.pair_products
+        if total.is_float:
+            return f.fma(factor, value, total)
+        if not pairs or self.lanes < self.p.lanes:
+            return f.add(total, f.mul(factor, value))
+        wide = vec("i16", 2 * self.lanes)
+        x, y = (f.op(wide, f"vector.bitcast {v.name} : {v.type} to {wide}") for v in (f.and_(factor, 0xFFFF), value))
+        return f.add(total, f.intrinsic(pairs, total.type, x, y))
+
     def line(self, plane: V, offset: V | int, column: V) -> V:
         """Address of `column` in the row `offset` below the first window's start; of zeros outside of the image."""
         f, p = self.f, self.p
@@ -236,7 +248,7 @@ class _Rows:
 
     def unrolled(self, sums: Sequence[V], plane: V, w: V, held: Sequence[V] | None, column: V) -> list[V]:
         """All points of a plane in one straight line of code: each row of the input is loaded once."""
-        f, p = self.f, self.p
+        p = self.p
         out, columns = list(sums), _Columns(self, column)
         weights = list(held) if held is not None else [None] * (p.kernel[1] * p.kernel[2])
         users: dict[int, list[tuple[int, int]]] = {}
@@ -251,7 +263,7 @@ class _Rows:
                     number = ky * p.kernel[2] + kx
                     factor = weights[number] or self.weight(w, number)
                     at = number % self.chains * self.rows + r
-                    out[at] = f.fma(factor, value, out[at])
+                    out[at] = self.multiply_add(factor, value, out[at])
             for r in {r for r, _ in users[offset]} if crowded else ():
                 out[r] = self.fence(out[r])
             for r in [r for r in range(self.rows) if r * p.stride[1] + (p.kernel[1] - 1) * p.dilation[1] == offset]:
@@ -276,7 +288,7 @@ class _Rows:
 
         def add(out: list[V], r: int, kx: V | int, factor: V, value: V) -> None:
             at = (kx % self.chains if isinstance(kx, int) else 0) * self.rows + r
-            out[at] = f.fma(factor, value, out[at])
+            out[at] = self.multiply_add(factor, value, out[at])
 
         with f.loop(0, p.kernel[1], 1, sums) as ly:
             out, base = list(ly.carried), f.mul(ly.iv, p.kernel[2])

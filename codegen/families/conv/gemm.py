@@ -8,7 +8,7 @@ from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.kernel_ir.builder import I1, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
-__all__ = ["emit_conv_kernel", "scratch_bytes"]
+__all__ = ["ConvKernel", "emit_conv_kernel", "scratch_bytes"]
 
 
 class _Scratch:
@@ -32,7 +32,7 @@ def scratch_bytes(p: ConvParams, swapped: bool) -> int:
     return _Scratch(p, swapped).total
 
 
-class _Kernel:
+class ConvKernel:
     """Emits one kernel. Items are (image, group, position block, weight panel), the weight panel fastest."""
 
     def __init__(self, p: ConvParams, swapped: bool) -> None:
@@ -44,7 +44,7 @@ class _Kernel:
         last = p.group_out - (p.channel_panels - 1) * p.panel
         self.full_splits, self.last_splits = row_splits(p.panel, p.spec.mr), row_splits(last, p.spec.mr)
         rows = range(1, p.spec.mr + 1) if swapped else sorted({n for _, n in self.full_splits + self.last_splits})
-        self.ukr = {n: emit_strided_microkernel(p.module, p.elem, n, p.spec, p.panel if swapped else p.nr) for n in rows}
+        self.ukr = {n: self.microkernel(n, p.panel if swapped else p.nr) for n in rows}
         self.transpose = emit_transpose(p.module, p.elem, self.width, p.spec) if swapped else ""
         self.f: Fn = kernel_fn(p.module, self.name)
         self.args, self.begin, self.end, _, self.scratch = self.f.args
@@ -54,6 +54,10 @@ class _Kernel:
             f, geo = self.f, self.geo
             inside = f.cmp("le", geo.positions, f.mul(f.mul(geo.id, geo.ih), geo.iw))
             self.plain = f.and_(f.cmp("ne", geo.flat, 0), inside)
+
+    def microkernel(self, rows: int, ldb: int) -> str:
+        """The symbol of a register tile's kernel."""
+        return emit_strided_microkernel(self.p.module, self.p.elem, rows, self.p.spec, ldb)
 
     def at(self, offset: int, index: V | int = 0, size: int = 0) -> V:
         """Scratch address at byte `offset` + index * size."""
@@ -111,14 +115,14 @@ class _Kernel:
             self.pack_block(xc, channels, panel0, count)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
-                at = f.add(f.mul(index, p.depth * p.panel), f.mul(c0, p.points * p.panel))
+                at = f.add(f.mul(index, p.panel_elements), f.mul(c0, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
-                w = f.gep(geo.w, at, p.elem)
+                w = f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
                 # The weights needed next: this depth block of the next panel, or the next depth block of the first.
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
-                back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.depth * p.panel))
-                ahead = f.gep(w, f.select(more, f.i64(p.depth * p.panel), back), p.elem)
+                back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
+                ahead = f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
@@ -239,4 +243,4 @@ def emit_conv_kernel(p: ConvParams, *, swapped: bool) -> str:
     """Emits the kernel and returns its symbol. `swapped` makes positions the broadcast operand and channels the
     vector one: no waste on position counts that are no multiple of the vector tile, at the cost of transposing the
     finished tile."""
-    return _Kernel(p, swapped).emit()
+    return ConvKernel(p, swapped).emit()

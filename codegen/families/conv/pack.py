@@ -106,11 +106,11 @@ def emit_coords(p: ConvParams, f: Fn, geo: Geometry, p0: V, n: V, width: int, co
 def emit_pack(p: ConvParams, width: int) -> str:
     """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on.
 
-    Lanes outside of the image are 0; lanes n and above hold anything finite in memory and must not be used.
+    Lanes outside of the image are `fill`; lanes n and above hold anything finite in memory and must not be used.
     """
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
-    key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width))
+    key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width, *([p.fill] if p.fill else [])))
     name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if name in p.module.functions:
         return name
@@ -186,7 +186,7 @@ def _copy_channels(
 ) -> None:
     """For each channel: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
     lanes = p.lanes
-    zero = f.const(0.0, vec(p.elem, lanes))
+    zero = f.const(p.fill, vec(p.elem, lanes))
 
     def move(s: V, d: V) -> None:
         for at, mask, store_mask in moves:

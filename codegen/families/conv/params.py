@@ -36,6 +36,8 @@ class ConvParams:
     padding: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     dilation: Triple
     spec: TileSpec
+    heads: int = 0  # rows of a weight panel before those of the reduction
+    fill: int = 0  # what lies outside of the image
 
     @property
     def lanes(self) -> int:
@@ -66,7 +68,7 @@ class ConvParams:
     @property
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
-        depthwise = self.group_in == 1
+        depthwise = self.group_in == 1 and not self.heads
         return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, 0 if depthwise else self.panel)
 
     @property
@@ -92,6 +94,11 @@ class ConvParams:
     def channel_panels(self) -> int:
         """Weight panels in a group."""
         return self.layout.panels
+
+    @property
+    def panel_elements(self) -> int:
+        """Of a weight panel in memory."""
+        return (self.heads + self.depth) * self.panel
 
     @property
     def run_panels(self) -> int:

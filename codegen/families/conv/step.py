@@ -20,6 +20,7 @@ from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.ops.compute import Conv as ConvOp
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
@@ -33,6 +34,7 @@ class ConvFamily(ChoiceFamily):
     """A convolution, transposed or not, with its epilogue."""
 
     anchor = Kind.CONVOLUTION.value
+    ops = (ConvOp,)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)

@@ -231,6 +231,60 @@ class Conv(Op, name="conv"):
         return 2 * from_mlir(each).numel * product(from_mlir(self.operands[1]).shape[1:])
 
 
+class ConvBytes(Op, name="conv_bytes"):
+    """Integer sums of a convolution: those of (x - zero) * w over each window, with x [B, C, *spatial] of i8 or ui8 and w
+    [OC, C / groups, *kernel] of i8; i32, which wraps. Padding holds `zero`, a value of x's dtype: it adds nothing. `padding` is as
+    that of `conv`. Weights are constants."""
+
+    kind = Kind.CONVOLUTION
+    explicit = True
+    x: Tensor
+    w: Tensor
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    groups: ir.IntegerAttr
+    zero: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        (x, w), (y,), spatial = operands, results, operands[0].rank - 2
+        if not x.rank == w.rank == y.rank or not 1 <= spatial <= 3:
+            return "image, kernel and result have one rank of 3 to 5"
+        if x.dtype.name not in ("i8", "ui8") or (w.dtype.name, y.dtype.name) != ("i8", "i32"):
+            return "the image is of i8 or ui8, the kernel of i8, the result of i32"
+        if not w.is_static or x.shape[1] != w.shape[1] * attrs["groups"] or y.shape[1] != w.shape[0]:
+            return "the kernel is static, and channels are those of image and result"
+        if any(len(attrs[n]) != spatial for n in ("stride", "dilation")) or len(attrs["padding"]) not in (spatial, 2 * spatial):
+            return f"stride, dilation and padding have an entry for each of {spatial} dims"
+        if any(n <= 0 for name in ("stride", "dilation") for n in attrs[name]) or any(n < 0 for n in attrs["padding"]):
+            return "stride and dilation must be positive, padding not negative"
+        if attrs["groups"] <= 0 or int(w.shape[0]) % attrs["groups"]:
+            return "output channels divide in groups"
+        low = 0 if x.dtype.name == "ui8" else -128
+        return None if low <= attrs["zero"] < low + 256 else f"zero is a value of {x.dtype}"
+
+    @property
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding before and after each spatial dim."""
+        ends, rank = attr(self, "padding"), len(attr(self, "stride"))
+        return list(zip(ends[:rank], ends[-rank:], strict=True))
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        x, w = args[0].double() - attr(self, "zero"), args[1].double()  # exact: sums stay far below 2^53
+        x = F.pad(x, [n for pair in reversed(self.pads) for n in pair])
+        rank = w.dim() - 2
+        y = torch.ops.aten.convolution(
+            x, w, None, attr(self, "stride"), [0] * rank, attr(self, "dilation"), False, [0] * rank, attr(self, "groups")
+        )
+        return [y.long().int()]
+
+    def flops(self) -> sympy.Expr:
+        """The weights of an output channel are a multiply-add each."""
+        return 2 * from_mlir(self.results[0]).numel * product(from_mlir(self.operands[1]).shape[1:])
+
+
 class Pool(Op, name="pool"):
     """Combines the elements under a sliding window over the trailing spatial dims: `how` is max, or avg (then `divisor` 0 means
     the count of elements, with padding if `count_pad`). The output size, so also ceil mode, is in the result type."""

@@ -1,0 +1,145 @@
+"""Convolutions of bytes with integer sums, for any batch and image size: weight packing, and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.layout import Array, WeightLayout
+from dhlo.codegen.families.conv.params import ConvParams
+from dhlo.codegen.families.conv.quantised_kernels import BLOCK, UNIT, ByteConvKernel, emit_units
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import I8, I32, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["ByteConv"]
+
+# Positions that are worth waking a thread for, to make units of their bytes.
+_GRAIN = 1 << 14
+
+
+@dataclass(frozen=True)
+class _UnitConv(Conv):
+    """The product of weights and windows once the image is of units: an i32 holds four channels. `fill` is the unit that lies
+    outside of the image, as a number; `weights` are those of the bytes."""
+
+    fill: int = 0
+
+    @property
+    def depthwise(self) -> bool:
+        return False
+
+    def params(self, module: KernelModule) -> ConvParams:
+        return replace(super().params(module), heads=1, fill=self.fill)
+
+    @property
+    def layout(self) -> WeightLayout:
+        return WeightLayout(
+            self.groups, self.in_channels // self.groups, self.out_channels // self.groups, self.kernel, self.spec.panel(I32)
+        )
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        p = self.params(module)
+        for form, swapped in (("normal", False), ("swapped", True)):
+            if f"{self.name}_{form}" not in module.functions:
+                ByteConvKernel(p, swapped).emit()
+
+
+@dataclass(frozen=True)
+class ByteConv:
+    """A dhlo.conv_bytes by its static parameters: those of `Conv`, and of the image whether its bytes are `unsigned` and which
+    stands for `zero`.
+
+    The image is brought to units of four channels first, which a dot product of bytes takes at once; the rest is `Conv`'s. Each
+    channel by itself (depthwise) is widened to i32 instead. What `zero` adds to a sum is the same everywhere, as padding holds it,
+    too: sums begin with its opposite, which lies beside the weights.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    zero: int
+    spec: TileSpec
+
+    @property
+    def depthwise(self) -> bool:
+        return self.in_channels == self.groups
+
+    @property
+    def units(self) -> int:
+        """Of a group: i32s for a position."""
+        return 1 if self.depthwise else -(-(self.in_channels // self.groups) // UNIT)
+
+    @property
+    def _zero(self) -> int:
+        """As the kernels read bytes."""
+        return self.zero if not self.spec.flips(I8) else self.zero - 128 if self.spec.unsigned else self.zero + 128
+
+    @property
+    def conv(self) -> Conv:
+        """The convolution of i32s that is left."""
+        static = (self.out_channels, self.kernel, self.stride, self.padding, self.dilation, self.groups, I32)
+        if self.depthwise:
+            return Conv(self.in_channels, *static, spec=self.spec)
+        spec = replace(self.spec, mr=self.spec.mr - 2) if self.spec.widens(I8) else self.spec
+        byte = self._zero & 255
+        fill = int.from_bytes(bytes([byte] * UNIT), "little", signed=True)
+        return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed weights."""
+        conv = self.conv
+        panels, depth, panel = conv.layout.shape if not self.depthwise else (*conv.layout.shape, 1)
+        return 4 * panels * (depth + (0 if self.depthwise else 1)) * panel
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the packed weights depend on besides the weights."""
+        return (self.conv.layout, None if self.depthwise else self._zero)
+
+    def pack_weight(self, weight: Array) -> Array:
+        """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32."""
+        layout = self.conv.layout
+        if self.depthwise:
+            return layout.pack(weight.astype(np.int32))
+        out, group_in, *kernel = weight.shape
+        padded = np.zeros((out, self.units * UNIT, *kernel), np.int8)
+        padded[:, :group_in] = weight
+        units = np.ascontiguousarray(np.moveaxis(padded.reshape(out, self.units, UNIT, *kernel), 2, -1)).view(np.int32)[..., 0]
+        panels = layout.pack(units)
+        sums = -self._zero * weight.reshape(self.groups, -1, group_in * int(np.prod(kernel))).sum(-1, dtype=np.int64)
+        heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)
+        heads[:, : sums.shape[1]] = sums
+        return np.concatenate([heads.astype(np.int32).reshape(panels.shape[0], 1, layout.panel), panels], 1)
+
+    def emit_kernels(self, module: KernelModule) -> None:
+        """Adds the kernels to the module, once."""
+        self._emit_units(module)
+        self.conv.emit_kernels(module)
+
+    def _emit_units(self, module: KernelModule) -> str:
+        channels = 1 if self.depthwise else self.in_channels // self.groups
+        return emit_units(module, self.spec, channels, self.zero if self.depthwise else None)
+
+    def emit_launch(
+        self, host: HostContext, *, x: V, w: V, sizes: Sequence[V], workspace: V, epilogue: V, epilogue_args: V
+    ) -> None:
+        """As `Conv.emit_launch`, of a dense image; `workspace` has room for an i32 for each position and unit."""
+        f = host.fn
+        positions = f.i64(1)
+        for n in sizes[1:]:
+            positions = f.mul(positions, n)
+        blocks = f.ceildivu(positions, BLOCK)
+        count = f.mul(f.mul(sizes[0], self.groups * self.units), blocks)
+        with f.when(f.cmp("gt", count, 0)):
+            grain = f.add(f.divu(f.i64(_GRAIN), f.max(f.min(positions, BLOCK), 1)), 1)
+            host.launch(self._emit_units(host.module), [x, workspace, positions, blocks], count, grain)
+        self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)

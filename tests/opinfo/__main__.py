@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from typing import Any
 
 from tests.opinfo import report
@@ -14,18 +15,23 @@ from tests.opinfo.samples import DTYPES, operators
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.opinfo", description=__doc__)
     parser.add_argument("--op", help="names, as op or op.variant, separated by commas; a trailing * matches any ending")
-    parser.add_argument("--dtype", default="f32,bf16,i64,bool", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--dtype", default=",".join(DTYPES), help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--resume", action="store_true", help="keep the results that the last run left")
+    parser.add_argument("--again", action="store_true", help="run what didn't pass in the last run")
+    parser.add_argument("--structures", type=int, help="of each operator and dtype, check so many structures of samples, drawn by chance")
+    parser.add_argument("--limit", type=float, help="begin no operator after so many seconds; --resume goes on from there")
     parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--show", action="store_true", help="show the last results, run nothing")
     parser.add_argument("--verbose", action="store_true", help="show every failure")
     a = parser.parse_args()
     results = report.load()
     jobs = [] if a.show else _jobs(a.op, a.dtype.split(","))
-    if a.op is None and not a.resume and not a.show:
+    if a.op is None and not (a.resume or a.again or a.show):
         results = {}
-    todo = [j for j in jobs if not (a.resume and "|".join(j) in results)]
+    bad = {k for k, x in results.items() if report.counts([x]).keys() & {"refused", "wrong", "failed"}}
+    todo = [j for j in jobs if ("|".join(j) in bad if a.again else not (a.resume and "|".join(j) in results))]
+    until = time.monotonic() + a.limit if a.limit else None
 
     def done(job: Job, answer: dict[str, Any]) -> None:
         results["|".join(job)] = answer
@@ -38,7 +44,7 @@ def main() -> None:
         report.CACHE.parent.mkdir(exist_ok=True)
         report.CACHE.write_text(json.dumps(results, indent=1))
 
-    run_all(todo, a.jobs, done)
+    run_all(todo, a.jobs, done, until, a.structures)
     shown = results if a.op is None else {k: v for k, v in results.items() if tuple(k.split("|")) in set(jobs)}
     print(report.summary(shown))
     if a.op is None:

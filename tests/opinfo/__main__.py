@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from typing import Any
 
@@ -29,6 +28,7 @@ def main() -> None:
     jobs = [] if a.show else _jobs(a.op, a.dtype.split(","))
     if a.op is None and not (a.resume or a.again or a.show):
         results = {}
+        report.CACHE.unlink(missing_ok=True)
     bad = {k for k, x in results.items() if report.counts([x]).keys() & {"refused", "wrong", "failed"}}
     todo = [j for j in jobs if ("|".join(j) in bad if a.again else not (a.resume and "|".join(j) in results))]
     until = time.monotonic() + a.limit if a.limit else None
@@ -41,8 +41,7 @@ def main() -> None:
             for s in answer["samples"]:
                 if s["outcome"] != "pass":
                     print(f"    {s['sample'][:150]}\n      {s['outcome']}: {s['reason']}")
-        report.CACHE.parent.mkdir(exist_ok=True)
-        report.CACHE.write_text(json.dumps(results, indent=1))
+        report.keep("|".join(job), answer)
 
     run_all(todo, a.jobs, done, until, a.structures)
     shown = results if a.op is None else {k: v for k, v in results.items() if tuple(k.split("|")) in set(jobs)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tests.opinfo.pool import ROOT
 from tests.opinfo.scope import out_of_scope
 
-__all__ = ["CACHE", "causes", "counts", "document", "load", "summary"]
+__all__ = ["CACHE", "causes", "counts", "document", "keep", "load", "summary"]
 
 CACHE = ROOT / "build" / "opinfo.json"
 Results = dict[str, dict[str, Any]]  # "operator|dtype" -> {"samples": [...], "seconds": ...}
@@ -33,6 +34,14 @@ def load() -> Results:
     """What the last run left."""
     results: Results = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     return results
+
+
+def keep(key: str, answer: dict[str, Any]) -> None:
+    """Adds an answer to what the last run left, which other runs may be adding to."""
+    CACHE.parent.mkdir(exist_ok=True)
+    part = CACHE.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps({**load(), key: answer}, indent=1))
+    part.replace(CACHE)
 
 
 def outcome(sample: dict[str, Any]) -> str:

@@ -281,7 +281,9 @@ _register_products()
 
 @on_complex(A.linear.default)
 def _linear(b: OpBuilder, x: Operand, w: Operand, bias: Operand = None) -> Complex:
-    z: Complex = COMPLEX[A.matmul.default](b, x, COMPLEX[A.t.default](b, w) if isinstance(w, Complex) else LOWERINGS[A.t.default](b, w))
+    z: Complex = COMPLEX[A.matmul.default](
+        b, x, COMPLEX[A.t.default](b, w) if isinstance(w, Complex) else LOWERINGS[A.t.default](b, w)
+    )
     return z if bias is None else _add(b, z, bias)
 
 
@@ -312,7 +314,7 @@ def by_parts(*ops: Any, joins: bool = False) -> None:
         into(COMPLEX, [op])(rule(op))
 
 
-by_parts(A.cat.default, A.stack.default, A.where.self, joins=True)
+by_parts(A.cat.default, A.stack.default, joins=True)
 by_parts(
     A.select.int,
     A.view.default,

@@ -5,13 +5,16 @@ the side of a branch cut."""
 
 from __future__ import annotations
 
+import cmath
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dhlo.frontend.aten import activation, contraction, convolution, elementwise, indexing, ordering, random, reduction  # noqa: F401
+from dhlo.errors import CompileError
+from dhlo.frontend.aten import indexing
 from dhlo.frontend.aten.complex import Complex, by_parts, on_complex, parts_of
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
@@ -209,15 +212,19 @@ def _sinc(b: OpBuilder, x: Complex) -> Complex:
 
 @_in_double
 def _power(b: OpBuilder, x: Operand, y: Operand) -> Complex:
-    """exp(y log x); 0 of 0, but 1 for y = 0."""
+    """exp(y log x), as C has it: of 0 it is 0, infinite or no number, by the sign of y's real part."""
     (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
     p, q = b.together(p, q, dtype="f64") if b.is_tensor(p) else (b.full([], p, "f64"), b.full([], q, "f64"))
     zero = b.ew(ew.And, b.ew(ew.Eq, p, 0.0), b.ew(ew.Eq, q, 0.0))
     log = _log(b, Complex(b.select(zero, 1.0, p), b.select(zero, 0.0, q)))
     z = _exp(b, _mul(b, log, Complex(*b.together(r, s, dtype="f64")) if b.is_tensor(r) else y))
-    none = b.ew(ew.And, b.ew(ew.Eq, r, 0.0), b.ew(ew.Eq, s, 0.0)) if b.is_tensor(r) else b.full([], y == 0, "i1")
-    of_zero = b.select(none, 1.0, 0.0, dtype="f64")
-    return Complex(b.select(zero, of_zero, z.re), b.select(zero, 0.0, z.im))
+    if b.is_tensor(r):
+        up = b.ew(ew.Gt, r, 0.0)
+        re = b.select(up, 0.0, b.select(b.ew(ew.Lt, r, 0.0), math.inf, math.nan, dtype="f64"), dtype="f64")
+        im = b.select(up, 0.0, math.nan, dtype="f64")
+    else:
+        re, im = (0.0, 0.0) if r > 0 else (math.inf if r < 0 else math.nan, math.nan)
+    return Complex(b.select(zero, re, z.re), b.select(zero, im, z.im))
 
 
 @on_complex(A.pow.Tensor_Tensor, A.pow.Scalar, A.pow.Tensor_Scalar)
@@ -238,9 +245,7 @@ def _pow(b: OpBuilder, x: Operand, y: Operand) -> Any:
 
 @on_complex(A.float_power.Tensor_Tensor, A.float_power.Scalar, A.float_power.Tensor_Scalar)
 def _float_power(b: OpBuilder, x: Operand, y: Operand) -> Any:
-    wide = [
-        _as(b, v, "f64") if isinstance(v, Complex) else b.convert(v, "f64") if b.is_tensor(v) else v for v in (x, y)
-    ]
+    wide = [_as(b, v, "f64") if isinstance(v, Complex) else b.convert(v, "f64") if b.is_tensor(v) else v for v in (x, y)]
     return _pow(b, *wide)
 
 
@@ -422,6 +427,12 @@ def _columns(b: OpBuilder, mask: Value) -> list[Value]:
     return [b.pick(index, 1, d) for d in range(b.rank(mask))]
 
 
+@on_complex(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
+def _where(b: OpBuilder, where: Value, x: Operand, y: Operand) -> Complex:
+    (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
+    return Complex(*b.together(b.select(where, p, r), b.select(where, q, s)))
+
+
 @on_complex(A.masked_select.default)
 def _masked_select(b: OpBuilder, x: Complex, mask: Value) -> Complex:
     shape = b.broadcast_shape(b.shape(x.re), b.shape(mask))
@@ -442,7 +453,9 @@ def _index(b: OpBuilder, x: Operand, index: Sequence[Value | None]) -> Complex:
 # ---------------------------------------------------------------------------------------------------- by parts
 @on_complex(A.constant_pad_nd.default)
 def _constant_pad_nd(b: OpBuilder, x: Complex, pad: Sequence[Any], value: Any = 0) -> Complex:
-    return Complex(*[LOWERINGS[A.constant_pad_nd.default](b, v, pad, c) for v, c in zip(parts_of(b, x), _number(value), strict=True)])
+    return Complex(
+        *[LOWERINGS[A.constant_pad_nd.default](b, v, pad, c) for v, c in zip(parts_of(b, x), _number(value), strict=True)]
+    )
 
 
 @on_complex(A.pad.default)
@@ -465,17 +478,68 @@ def _together(b: OpBuilder, tensors: Sequence[Operand], *args: Any, **kwargs: An
 
 @on_complex(A.normal_functional.default)
 def _normal(b: OpBuilder, x: Complex, mean: Any = 0.0, std: float = 1.0, **_: Any) -> Complex:
-    """The parts have half of the variance each."""
-    normal, (p, q) = LOWERINGS[A.normal_functional.default], _number(mean)
-    return Complex(normal(b, x.re, p, std * math.sqrt(0.5)), normal(b, x.im, q, std * math.sqrt(0.5)))
+    """The parts have the same mean and half of the variance each."""
+    normal = LOWERINGS[A.normal_functional.default]
+    return Complex(*[normal(b, v, mean, std * math.sqrt(0.5)) for v in (x.re, x.im)])
+
+
+def _like(op: Any, scale: float) -> Callable[..., Any]:
+    """Random numbers of a tensor's shape, whose parts are scaled."""
+
+    def f(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        part = b.dtype(x.re) if dtype is None else b.as_dtype(dtype)
+        if not (dtype is None or part.is_complex):
+            return LOWERINGS[op](b, x.re, *args, dtype=dtype, **kwargs)
+        real = b.as_dtype(part.register if part.is_complex else part).torch
+        return Complex(*[b.mul(LOWERINGS[op](b, v, *args, dtype=real, **kwargs), scale) for v in (x.re, x.im)])
+
+    return f
+
+
+for _op in (A.rand_like.default, A.rand_like.generator):
+    into(COMPLEX, [_op])(_like(_op, 1.0))
+for _op in (A.randn_like.default, A.randn_like.generator):
+    into(COMPLEX, [_op])(_like(_op, math.sqrt(0.5)))
+
+
+@on_complex(A.feature_alpha_dropout.default)
+def _feature_alpha_dropout(b: OpBuilder, x: Complex, p: float, train: bool) -> Complex:
+    if train and p:
+        raise CompileError("alpha dropout of complex numbers", hint="PyTorch has it of real ones only")
+    return x
+
+
+@on_complex(A._unsafe_masked_index.default)
+def _unsafe_masked_index(b: OpBuilder, x: Complex, mask: Value, index: Any, fill: Any) -> Complex:
+    f = LOWERINGS[A._unsafe_masked_index.default]
+    return Complex(*[f(b, v, mask, index, c) for v, c in zip(parts_of(b, x), _number(fill), strict=True)])
+
+
+@on_complex(A.scatter.reduce, A.scatter.value_reduce)
+def _scatter(b: OpBuilder, x: Complex, dim: int, index: Value, source: Operand, *, reduce: str) -> Complex:
+    """Sums by parts; products of sizes, at sums of angles."""
+    put = functools.partial(LOWERINGS[A.scatter.reduce], b)
+    if reduce == "add":
+        return Complex(*[put(v, dim, index, w, reduce="add") for v, w in zip(parts_of(b, x), parts_of(b, source), strict=True)])
+    if isinstance(source, Complex):
+        factor, turn = _abs(b, source), _angle(b, source)
+    elif b.is_tensor(source):
+        factor, turn = b.op(ew.Abs, [source]), LOWERINGS[A.angle.default](b, source)
+    else:
+        factor, turn = abs(source), cmath.phase(source)
+    sizes = put(_abs(b, x), dim, index, factor, reduce="multiply")
+    polar: Complex = LOWERINGS[A.polar.default](b, sizes, put(_angle(b, x), dim, index, turn, reduce="add"))
+    return polar
 
 
 by_parts(
     A.uniform.default,
+    A._unsafe_masked_index_put_accumulate.default,
+    A.resize.default,
+    A.resize_as.default,
     A._reshape_alias.default,
     A._unsafe_view.default,
     A._unsafe_index.Tensor,
-    A._unsafe_masked_index.default,
     A.alias_copy.default,
     A.as_strided.default,
     A.as_strided_copy.default,

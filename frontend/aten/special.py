@@ -71,7 +71,9 @@ def _register(name: str, rule: Callable[..., Value], scalars: tuple[str, str]) -
 for _name in _UNARY:
     lowers(getattr(A, f"special_{_name}").default)(_unary(OPS[f"dhlo.{_name}"]))
 for _name in _BINARY:
-    _register(_name, _binary_rule(OPS[f"dhlo.{_name}"]), ("self_scalar", "other_scalar") if _name == "zeta" else ("x_scalar", "n_scalar"))
+    _register(
+        _name, _binary_rule(OPS[f"dhlo.{_name}"]), ("self_scalar", "other_scalar") if _name == "zeta" else ("x_scalar", "n_scalar")
+    )
 for _name in (n for n in _BINARY if n.startswith("chebyshev")):
     _register(f"shifted_{_name}", _shifted(OPS[f"dhlo.{_name}"]), ("x_scalar", "n_scalar"))
 lowers(A.igamma.default)(_binary_rule(special.Igamma))

@@ -70,8 +70,8 @@ def operands(f: Callable[..., Any]) -> list[tuple[float, ...]]:
 
 
 def spread(f: Callable[..., Any], *xs: float) -> float:
-    """How far two correct evaluations in f64 may lie apart, relatively: the incomplete gammas are exponentials of sums of numbers as
-    large as these."""
+    """How far two correct evaluations in f64 may lie apart, relatively: the incomplete gammas are exponentials of sums of numbers
+    as large as these."""
     if f not in (gamma.igamma, gamma.igammac) or not all(0 < x < math.inf for x in xs):
         return 2e-13
     a, x = xs
@@ -86,7 +86,8 @@ def test_scripts_compute_what_they_compute_as_python(f: Callable[..., Any]) -> N
     known = ~np.isnan(want)
     got = run(build([f.__name__], F64, TARGET.lanes(F64)), f.__name__, *xs)
     allowed = np.array([spread(f, *x) for x in cases])[known]
-    assert ((got[known] == want[known]) | (abs(got - want)[known] <= allowed * abs(want[known]) + 1e-300)).all()
+    with np.errstate(invalid="ignore"):  # infinities are equal or wrong
+        assert ((got[known] == want[known]) | (abs(got - want)[known] <= allowed * abs(want[known]) + 1e-300)).all()
     narrow = [x.astype(np.float32) for x in xs]
     want32 = np.array([python(f, *map(float, x)) for x in zip(*narrow, strict=True)])
     got32 = run(build([f.__name__], F32, TARGET.lanes(F32)), f.__name__, *narrow)

@@ -87,7 +87,11 @@ def arrangements(z: Any, w: Any, x: Any) -> Any:
 
 @case
 def products(z: Any, w: Any, x: Any) -> Any:
-    linear = torch.nn.functional.linear(z, w, z[:, 0].mean().expand(w.shape[0])), torch.inner(z, w), torch.linalg.multi_dot([z, w.mT, z])
+    linear = (
+        torch.nn.functional.linear(z, w, z[:, 0].mean().expand(w.shape[0])),
+        torch.inner(z, w),
+        torch.linalg.multi_dot([z, w.mT, z]),
+    )
     batch = torch.addbmm(z @ w.mT, z.expand(3, *z.shape), w.mT.expand(3, *w.mT.shape), alpha=0.5)
     return *linear, batch, torch.nn.functional.l1_loss(z, w), torch.linalg.vecdot(z, w)
 
@@ -96,7 +100,11 @@ def products(z: Any, w: Any, x: Any) -> Any:
 def convolutions(z: Any, w: Any, x: Any) -> Any:
     taps = torch.stack([z[0, :2], w[1, :2]]).unsqueeze(1)
     same = torch.nn.functional.conv1d(z.unsqueeze(1), taps, w[0, :2], padding="same")
-    return same, torch.nn.functional.conv1d(x.unsqueeze(1) + 0j, taps), torch.nn.functional.conv_transpose1d(z.unsqueeze(1), taps[:1])
+    return (
+        same,
+        torch.nn.functional.conv1d(x.unsqueeze(1) + 0j, taps),
+        torch.nn.functional.conv_transpose1d(z.unsqueeze(1), taps[:1]),
+    )
 
 
 def arguments(n: int, m: int) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from typing import Any
 
@@ -18,14 +19,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--resume", action="store_true", help="keep the results that the last run left")
     parser.add_argument("--again", action="store_true", help="run what didn't pass in the last run")
-    parser.add_argument("--structures", type=int, help="of each operator and dtype, check so many structures of samples, drawn by chance")
+    parser.add_argument(
+        "--structures", type=int, help="of each operator and dtype, check so many structures of samples, drawn by chance"
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="so large a share of the operators of each dtype, drawn by chance")
     parser.add_argument("--limit", type=float, help="begin no operator after so many seconds; --resume goes on from there")
     parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md")
     parser.add_argument("--show", action="store_true", help="show the last results, run nothing")
     parser.add_argument("--verbose", action="store_true", help="show every failure")
     a = parser.parse_args()
     results = report.load()
-    jobs = [] if a.show else _jobs(a.op, a.dtype.split(","))
+    jobs = [] if a.show else [j for j in _jobs(a.op, a.dtype.split(",")) if random.Random(" ".join(j)).random() < a.share]
     if a.op is None and not (a.resume or a.again or a.show):
         results = {}
         report.CACHE.unlink(missing_ok=True)

@@ -34,7 +34,16 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
 SUMS = ("fft.", "stft", "istft", "nn.functional.conv", "cumulative_trapezoid")  # what is rounded is small beside the whole result
 # Parts of their inputs fit together, which other sizes don't keep; with pivots out of range PyTorch itself crashes.
 ORDERED = {"bucketize", "searchsorted", "_segment_reduce", "lu_unpack", "lu_solve", "linalg.lu_solve", "linalg.ldl_solve"}
-REGULAR = ("linalg.inv", "linalg.lu", "linalg.solve", "linalg.tensor", "linalg.cholesky", "cholesky", "logdet")  # nor these regular
+REGULAR = (
+    "linalg.inv",
+    "linalg.ldl",
+    "linalg.lu",
+    "linalg.solve",
+    "linalg.tensor",
+    "linalg.cholesky",
+    "cholesky",
+    "logdet",
+)  # nor these regular
 SORTED = {"nn.functional.embedding_bag"}  # their sorted inputs have to stay so
 TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, any may be named
 MEMORY = 1 << 30  # bytes; other sizes that need more aren't looked at
@@ -121,7 +130,7 @@ def _compile(name: str, s: Sample) -> _Binary | Result:
     try:
         return _Binary(exported, dhlo.compile(exported), bool(dynamic), exact)
     except UnsupportedError as e:
-        return Result(s.text, "refused", "no lowering: " + ", ".join(sorted({str(o) for o, _ in e.problems})))
+        return Result(s.text, "refused", "no lowering: " + ", ".join(sorted({str(o).split(",")[0] for o, _ in e.problems})))
     except DhloError as e:
         return Result(s.text, "refused", _line(e))
     except Exception as e:

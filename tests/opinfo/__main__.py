@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import Counter
 from typing import Any
 
 from tests.opinfo import report
@@ -53,8 +54,8 @@ def main() -> None:
     if a.op is None:
         print(report.causes(shown))
     if a.write_docs:
-        note = _note()
-        (ROOT / "docs" / "coverage.md").write_text(report.document(results, note))
+        every = _jobs(None, list(DTYPES))
+        (ROOT / "docs" / "coverage.md").write_text(report.document(results, _note(results, every), every))
 
 
 def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
@@ -67,14 +68,16 @@ def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
     return [(n, d) for n, o in ops.items() if chosen(n) for d in dtypes if DTYPES[d] in o.dtypes]
 
 
-def _note() -> str:
+def _note(results: report.Results, every: list[Job]) -> str:
     import torch
 
     from tests.opinfo.samples import EACH, STRUCTURES, STRUCTURES_OTHER
 
+    known, drawn = (Counter(dtype for _, dtype in jobs) for jobs in (every, [tuple(k.split("|")) for k in results]))
+    shares = ", ".join(f"{dtype}: {drawn[dtype]} of {n} operators" for dtype, n in known.items())
     return (
         f"PyTorch {torch.__version__}. At most {STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other "
-        f"dtypes, {EACH} samples of each."
+        f"dtypes (where not all operators were drawn, and of c64, one, drawn by chance), {EACH} samples of each. {shares}."
     )
 
 

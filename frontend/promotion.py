@@ -44,7 +44,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
         return higher
     if _category(higher) == 2:
         if _category(lower) == 3:
-            return torch.complex128 if higher == torch.float64 else torch.complex64
+            return higher.to_complex()
         return higher
     if higher == torch.bool or _category(lower) >= 2:
         return torch.promote_types(higher, lower)

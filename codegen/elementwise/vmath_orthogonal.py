@@ -102,30 +102,6 @@ def chebyshev_polynomial_w(x: float, degree: float) -> float:
 
 
 @script
-def shifted_chebyshev_polynomial_t(x: float, degree: float) -> float:
-    """T_n(2 x - 1)."""
-    return chebyshev_polynomial_t(x + x - 1.0, degree)
-
-
-@script
-def shifted_chebyshev_polynomial_u(x: float, degree: float) -> float:
-    """U_n(2 x - 1)."""
-    return chebyshev_polynomial_u(x + x - 1.0, degree)
-
-
-@script
-def shifted_chebyshev_polynomial_v(x: float, degree: float) -> float:
-    """V_n(2 x - 1)."""
-    return chebyshev_polynomial_v(x + x - 1.0, degree)
-
-
-@script
-def shifted_chebyshev_polynomial_w(x: float, degree: float) -> float:
-    """W_n(2 x - 1)."""
-    return chebyshev_polynomial_w(x + x - 1.0, degree)
-
-
-@script
 def hermite_polynomial_h(x: float, degree: float) -> float:
     """H_n(x), the physicists' polynomial."""
     n = _degree(min(degree, 2.0 * _HERMITE_MOST))
@@ -204,10 +180,6 @@ _POLYNOMIALS: list[Callable[..., Any]] = [
     chebyshev_polynomial_u,
     chebyshev_polynomial_v,
     chebyshev_polynomial_w,
-    shifted_chebyshev_polynomial_t,
-    shifted_chebyshev_polynomial_u,
-    shifted_chebyshev_polynomial_v,
-    shifted_chebyshev_polynomial_w,
     hermite_polynomial_h,
     hermite_polynomial_he,
     laguerre_polynomial_l,

@@ -19,7 +19,7 @@ class DType:
     name         as in MLIR
     torch_name   torch's, and that of the C API, in lower case
     bits         of an element in memory, where elements lie without gaps
-    register     the MLIR type that values have in kernels
+    register     the MLIR type that values have in kernels; of complex numbers, the element type of their parts
     code         the number of `dhlo_dtype` in the C headers; a test compares them
     """
 
@@ -76,6 +76,7 @@ DTYPES: Final[dict[str, DType]] = {
         DType("complex<f64>", "complex128", 128, "f64", 11, **_COMPLEX),
         DType("f8E4M3FN", "float8_e4m3fn", 8, "f32", 12, **_FLOAT),
         DType("f8E5M2", "float8_e5m2", 8, "f32", 13, **_FLOAT),
+        DType("complex<f16>", "complex32", 32, "f16", 14, **_COMPLEX),
     )
 }
 """By name."""

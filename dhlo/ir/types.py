@@ -22,7 +22,7 @@ _BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:
-    """Raises CompileError for dtypes that dhlo has no equivalent of: complex32, quantised ones and the like."""
+    """Raises CompileError for dtypes that dhlo has no equivalent of: quantised ones and the like."""
     if dtype not in _BY_TORCH:
         known = ", ".join(str(d).removeprefix("torch.") for d in _BY_TORCH)
         raise CompileError(f"tensors of {str(dtype).removeprefix('torch.')} are not supported", hint=f"convert to one of {known}")

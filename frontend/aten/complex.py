@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 
 from dhlo.frontend.builder import Complex, OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
+from dhlo.frontend.compat import prims as P
 from dhlo.frontend.registry import COMPLEX, LOWERINGS, into, lowers
 from dhlo.ir.ops import elementwise as ew
 
-__all__ = ["Complex", "parts_of"]
+__all__ = ["Complex", "by_parts", "on_complex", "parts_of"]
 
 
 def on_complex(*ops: Any) -> Callable[[Any], Any]:
@@ -79,7 +81,7 @@ def _real_of_real(b: OpBuilder, x: Value) -> Value:
     return x
 
 
-@on_complex(A.to.dtype, A.to.dtype_layout, A._to_copy.default)
+@on_complex(A.to.dtype, A.to.dtype_layout, A._to_copy.default, P.convert_element_type.default)
 def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     dtype = next((a for a in args if isinstance(a, torch.dtype)), dtype)
     if dtype is None:
@@ -106,6 +108,7 @@ for _names, _value in (("zeros empty", 0), ("ones", 1), ("full", None)):
     for _name in _names.split():
         COMPLEX[getattr(A, f"{_name}_like").default] = _filled(None, _value)
         COMPLEX[getattr(A, f"new_{_name}").default] = _filled("given", _value)
+on_complex(A.new_empty_strided.default)(_filled("given", 0))
 
 
 @on_complex(A.sym_size.int, A.sym_numel.default, A.sym_stride.int, A.sym_storage_offset.default)
@@ -258,14 +261,17 @@ def _ne(b: OpBuilder, x: Operand, y: Operand) -> Value:
 
 def _register_products() -> None:
     def rule(op: Any) -> Any:
-        def f(b: OpBuilder, x: Operand, y: Operand) -> Complex:
-            product = LOWERINGS[op]
+        def f(b: OpBuilder, x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Complex:
+            product = functools.partial(LOWERINGS[op], b)
             (p, q), (r, s) = parts_of(b, x), parts_of(b, y)
-            return Complex(b.sub(product(b, p, r), product(b, q, s)), b.add(product(b, p, s), product(b, q, r)))
+            re = b.sub(product(p, r, *args, **kwargs), product(q, s, *args, **kwargs))
+            return Complex(re, b.add(product(p, s, *args, **kwargs), product(q, r, *args, **kwargs)))
 
         return f
 
-    for op in (A.mm.default, A.bmm.default, A.matmul.default, A.mv.default, A.dot.default, A.outer.default, A.linear.default):
+    for name in "mm bmm matmul mv dot outer ger inner tensordot linalg_cross".split():
+        COMPLEX[getattr(A, name).default] = rule(getattr(A, name).default)
+    for op in (A.trapezoid.x, A.trapz.x):
         COMPLEX[op] = rule(op)
     COMPLEX[A.vdot.default] = lambda b, x, y: COMPLEX[A.dot.default](b, _conj(b, Complex(*parts_of(b, x))), y)
 
@@ -273,19 +279,29 @@ def _register_products() -> None:
 _register_products()
 
 
+@on_complex(A.linear.default)
+def _linear(b: OpBuilder, x: Operand, w: Operand, bias: Operand = None) -> Complex:
+    z: Complex = COMPLEX[A.matmul.default](
+        b, x, COMPLEX[A.t.default](b, w) if isinstance(w, Complex) else LOWERINGS[A.t.default](b, w)
+    )
+    return z if bias is None else _add(b, z, bias)
+
+
 # ---------------------------------------------------------------------------------------------------- by parts
-def _register_by_parts() -> None:
+def by_parts(*ops: Any, joins: bool = False) -> None:
+    """Registers that the operators act on the real parts and on the imaginary ones alone. With `joins` other tensors may be real,
+    and have zeros for imaginary parts; without, they are positions and the like."""
+
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
-            joins = op in _JOINS
-
             def half(i: int) -> Any:
                 def pick(x: Any) -> Any:
                     whole = isinstance(x, Complex) or (joins and b.is_tensor(x) and not b.dtype(x).is_bool)
                     return parts_of(b, x)[i] if whole else x
 
                 picked = [[pick(v) for v in a] if isinstance(a, list | tuple) else pick(a) for a in args]
-                return LOWERINGS[op](b, *picked, **kwargs)
+                named = {name: pick(a) for name, a in kwargs.items()}
+                return LOWERINGS[op](b, *picked, **named)
 
             re, im = half(0), half(1)
             if isinstance(re, list | tuple):
@@ -294,12 +310,12 @@ def _register_by_parts() -> None:
 
         return f
 
-    for op in (*_VIEWS, *_JOINS):
-        COMPLEX[op] = rule(op)
+    for op in ops:
+        into(COMPLEX, [op])(rule(op))
 
 
-_JOINS = {A.cat.default, A.stack.default, A.where.self}  # whose other operands may be real
-_VIEWS = (
+by_parts(A.cat.default, A.stack.default, joins=True)
+by_parts(
     A.select.int,
     A.view.default,
     A.reshape.default,
@@ -320,7 +336,6 @@ _VIEWS = (
     A.diagonal.default,
     A.clone.default,
     A.contiguous.default,
-    A.index.Tensor,
     A.index_select.default,
     A.gather.default,
     A.neg.default,
@@ -339,7 +354,6 @@ _VIEWS = (
     A.repeat.default,
     A.tril.default,
     A.triu.default,
-    A.constant_pad_nd.default,
     A.lift_fresh_copy.default,
     A.to.device,
     A.split.Tensor,
@@ -364,4 +378,3 @@ _VIEWS = (
     A.tensor_split.sections,
     A.tensor_split.indices,
 )
-_register_by_parts()

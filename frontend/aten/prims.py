@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from dhlo.frontend.aten import complex, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
+from dhlo.frontend.aten import complex_math, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
+from dhlo.frontend.aten.complex import by_parts
 from dhlo.frontend.aten.reduction import variance
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import aten as A
@@ -41,6 +42,7 @@ _RENAMED = {
     P.maximum.default: A.maximum.default,
     P.minimum.default: A.minimum.default,
     P.pow.default: A.pow.Tensor_Tensor,
+    P.rsqrt.default: A.rsqrt.default,
     P.as_strided.default: A.as_strided.default,
     P.as_strided_scatter.default: A.as_strided_scatter.default,
 }
@@ -111,6 +113,17 @@ def _register_reductions() -> None:
 
 
 _register_reductions()
+
+
+COMPLEX[P.div.default] = COMPLEX[A.div.Tensor]
+by_parts(
+    P.broadcast_in_dim.default,
+    P.squeeze.default,
+    P.collapse.default,
+    P.collapse_view.default,
+    P.split_dim.default,
+    P.sum.default,
+)
 
 
 @lowers(P.frexp.default, A.frexp.Tensor)

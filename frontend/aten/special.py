@@ -30,10 +30,6 @@ _BINARY = [
     "chebyshev_polynomial_u",
     "chebyshev_polynomial_v",
     "chebyshev_polynomial_w",
-    "shifted_chebyshev_polynomial_t",
-    "shifted_chebyshev_polynomial_u",
-    "shifted_chebyshev_polynomial_v",
-    "shifted_chebyshev_polynomial_w",
     "hermite_polynomial_h",
     "hermite_polynomial_he",
     "laguerre_polynomial_l",
@@ -55,14 +51,31 @@ def _binary_rule(cls: type[Op]) -> Callable[..., Value]:
     return lambda b, x, y: _binary(b, cls, x, y)
 
 
+def _shifted(cls: type[Op]) -> Callable[..., Value]:
+    """The polynomial of 2 x - 1, which f32 would round."""
+
+    def rule(b: OpBuilder, x: Operand, n: Operand) -> Value:
+        d = b.result_type(x, n)
+        at = b.ew(ew.Sub, b.ew(ew.Mul, x, 2.0, dtype="f64"), 1.0, dtype="f64") if b.is_tensor(x) else 2.0 * x - 1.0
+        return b.convert(b.ew(cls, at, n, dtype="f64"), d if d.is_float else "f32")
+
+    return rule
+
+
+def _register(name: str, rule: Callable[..., Value], scalars: tuple[str, str]) -> None:
+    """Of two tensors, or a tensor and a number at either place."""
+    packet = getattr(A, f"special_{name}")
+    lowers(packet.default, *(getattr(packet, s) for s in scalars))(rule)
+
+
 for _name in _UNARY:
     lowers(getattr(A, f"special_{_name}").default)(_unary(OPS[f"dhlo.{_name}"]))
 for _name in _BINARY:
-    _packet, _scalars = (
-        getattr(A, f"special_{_name}"),
-        ("self_scalar", "other_scalar") if _name == "zeta" else ("x_scalar", "n_scalar"),
+    _register(
+        _name, _binary_rule(OPS[f"dhlo.{_name}"]), ("self_scalar", "other_scalar") if _name == "zeta" else ("x_scalar", "n_scalar")
     )
-    lowers(_packet.default, *(getattr(_packet, s) for s in _scalars))(_binary_rule(OPS[f"dhlo.{_name}"]))
+for _name in (n for n in _BINARY if n.startswith("chebyshev")):
+    _register(f"shifted_{_name}", _shifted(OPS[f"dhlo.{_name}"]), ("x_scalar", "n_scalar"))
 lowers(A.igamma.default)(_binary_rule(special.Igamma))
 lowers(A.igammac.default)(_binary_rule(special.Igammac))
 lowers(A.special_modified_bessel_i0.default)(_unary(ew.BesselI0))

@@ -62,6 +62,7 @@ void generate(int64_t dtype, std::vector<char>* bytes) {
     case DHLO_F8E4M3FN: return fill<char>(bytes, [](int64_t i) { return i % 2 ? char{0x38} : char{0x30}; });  // 1, 0.5
     case DHLO_F8E5M2: return fill<char>(bytes, [](int64_t i) { return i % 2 ? char{0x3c} : char{0x38}; });    // 1, 0.5
     case DHLO_F16:
+    case DHLO_C32:
       return fill<uint16_t>(bytes,
                             [](int64_t i) { return static_cast<uint16_t>(i % 2 ? 0x3c00 : 0xb800); });  // 1, -0.5
     case DHLO_BF16:

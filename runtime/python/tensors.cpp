@@ -42,6 +42,7 @@ int32_t from_dlpack(dlpack::DataType type) {
     case dlpack::kBfloat << 8 | 16: return DHLO_BF16;
     case dlpack::kFloat << 8 | 32: return DHLO_F32;
     case dlpack::kFloat << 8 | 64: return DHLO_F64;
+    case dlpack::kComplex << 8 | 32: return DHLO_C32;
     case dlpack::kComplex << 8 | 64: return DHLO_C64;
     case dlpack::kComplex << 8 | 128: return DHLO_C128;
     case dlpack::kFloat8E4M3fn << 8 | 8: return DHLO_F8E4M3FN;
@@ -167,7 +168,7 @@ dlpack::DataType dlpack_dtype(int32_t dtype) {
       {dlpack::kBool, 8, 1},         {dlpack::kUInt, 8, 1},       {dlpack::kInt, 8, 1},      {dlpack::kInt, 16, 1},
       {dlpack::kInt, 32, 1},         {dlpack::kInt, 64, 1},       {dlpack::kFloat, 16, 1},   {dlpack::kBfloat, 16, 1},
       {dlpack::kFloat, 32, 1},       {dlpack::kFloat, 64, 1},     {dlpack::kComplex, 64, 1}, {dlpack::kComplex, 128, 1},
-      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1},
+      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1},   {dlpack::kComplex, 32, 1},
   };
   return types[dtype];
 }

@@ -7,18 +7,30 @@ from typing import Any
 
 import torch
 
-__all__ = ["invariants"]
+__all__ = ["alike", "invariants"]
 
 
-def invariants(name: str, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> list[Any]:
+def invariants(name: str, inputs: Sequence[torch.Tensor], results: Sequence[Any], same: torch.Tensor | None = None) -> list[Any]:
     """What is to be compared in place of an operator's results: the results themselves, or products of them. PyTorch's own tests
-    compare absolute values of vectors; products hold for equal eigenvalues too."""
+    compare absolute values of vectors; products hold for equal eigenvalues too. `same` is what `alike` says of the results."""
     f = _KNOWN.get(name)
-    return (
-        list(results)
-        if f is None or not results or not all(isinstance(x, torch.Tensor) for x in results)
-        else f(inputs, list(results))
-    )
+    if f is None or not results or not all(isinstance(x, torch.Tensor) for x in results):
+        return list(results)
+    made = f(inputs, list(results))
+    return made if same is None else [*made, torch.where(same[..., None, None], results[0], 0)]
+
+
+def alike(name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> torch.Tensor | None:
+    """Of LU factors: for which matrices of the batch the factors themselves are to be compared, as the same pivots were chosen and
+    none is small enough for rounding to choose."""
+    if name != "lu" or len(ours) < 2 or not isinstance(theirs[0], torch.Tensor):
+        return None
+    factors = theirs[0].abs()
+    diagonal = factors.diagonal(dim1=-2, dim2=-1)
+    if not diagonal.shape[-1]:
+        return None
+    large = diagonal.amin(-1) > 1e-3 * factors.amax((-2, -1))
+    return (ours[1] == theirs[1]).all(-1) & large
 
 
 def _eigh(_: Sequence[torch.Tensor], results: list[torch.Tensor]) -> list[torch.Tensor]:

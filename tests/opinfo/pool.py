@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,7 +22,8 @@ Job = tuple[str, str]  # operator, dtype
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, structures: int | None) -> None:
+        self._structures = structures
         self._process: subprocess.Popen[str] | None = None
         self._served = 0
 
@@ -29,7 +31,7 @@ class _Worker:
         if self._process is None or self._served >= LIFETIME:
             self.stop()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.opinfo.worker"],
+                [sys.executable, "-m", "tests.opinfo.worker", *([str(self._structures)] if self._structures else [])],
                 cwd=ROOT,
                 text=True,
                 stdin=subprocess.PIPE,
@@ -64,17 +66,24 @@ class _Worker:
         self._process, self._served = None, 0
 
 
-def run_all(jobs: Iterable[Job], workers: int, done: Callable[[Job, dict[str, Any]], None]) -> None:
-    """Checks all jobs; `done` is called with each answer, from one thread at a time."""
+def run_all(
+    jobs: Iterable[Job],
+    workers: int,
+    done: Callable[[Job, dict[str, Any]], None],
+    until: float | None = None,
+    structures: int | None = None,
+) -> None:
+    """Checks all jobs, of at most `structures` structures each; `done` is called with each answer, from one thread at a time. None
+    begins later than `until`, a time of time.monotonic."""
     queue: SimpleQueue[Job] = SimpleQueue()
     for job in jobs:
         queue.put(job)
     lock = threading.Lock()
 
     def serve() -> None:
-        worker = _Worker()
+        worker = _Worker(structures)
         try:
-            while True:
+            while until is None or time.monotonic() < until:
                 job = queue.get_nowait()
                 answer = worker.ask(job)
                 with lock:

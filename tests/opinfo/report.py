@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tests.opinfo.pool import ROOT
+from tests.opinfo.pool import ROOT, Job
 from tests.opinfo.scope import out_of_scope
 
-__all__ = ["CACHE", "causes", "counts", "document", "load", "summary"]
+__all__ = ["CACHE", "causes", "counts", "document", "keep", "load", "summary"]
 
 CACHE = ROOT / "build" / "opinfo.json"
 Results = dict[str, dict[str, Any]]  # "operator|dtype" -> {"samples": [...], "seconds": ...}
@@ -25,7 +26,8 @@ running sums: as PyTorch's worst element). Random operators are compared by dtyp
 operators whose inputs have to fit together (sorted bounds, segments, regular matrices), and sizes that need over 1 GiB.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
-take the dtype, `-` that no sample counts. What is left out on purpose is named in the last column, in parentheses.
+take the dtype, `-` that no sample counts; an empty cell wasn't drawn for this run. What is left out on purpose is named in the last
+column, in parentheses.
 """
 
 
@@ -33,6 +35,14 @@ def load() -> Results:
     """What the last run left."""
     results: Results = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     return results
+
+
+def keep(key: str, answer: dict[str, Any]) -> None:
+    """Adds an answer to what the last run left, which other runs may be adding to."""
+    CACHE.parent.mkdir(exist_ok=True)
+    part = CACHE.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps({**load(), key: answer}, indent=1))
+    part.replace(CACHE)
 
 
 def outcome(sample: dict[str, Any]) -> str:
@@ -83,8 +93,9 @@ def causes(results: Results) -> str:
     )
 
 
-def document(results: Results, note: str) -> str:
-    """The text of docs/coverage.md."""
+def document(results: Results, note: str, every: Iterable[Job]) -> str:
+    """The text of docs/coverage.md; `every` job there is."""
+    known = {"|".join(job) for job in every}
     dtypes = list(dict.fromkeys(k.split("|")[1] for k in results))
     rows = [f"| operator | {' | '.join(dtypes)} | what doesn't match, and why |", f"| --- |{' --- |' * len(dtypes)} --- |"]
     for name in sorted({k.split("|")[0] for k in results}, key=str.lower):
@@ -92,7 +103,7 @@ def document(results: Results, note: str) -> str:
         for dtype in dtypes:
             answer = results.get(f"{name}|{dtype}")
             if answer is None:
-                cells.append("·")
+                cells.append("" if f"{name}|{dtype}" in known else "·")
                 continue
             c = counts([answer])
             total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 import unittest
 from collections.abc import Iterator
@@ -81,7 +82,8 @@ def _stand_in_for_expecttest() -> None:
 
 
 def samples(op: Any, dtype: str, structures: int | None = None) -> list[Sample]:
-    """A few samples of differing structure, and others that fit the same structures; the same ones at every call."""
+    """A few samples of differing structure, and others that fit the same structures; the same ones at every call. Evenly spread, or
+    `structures` of them drawn by chance."""
     torch.manual_seed(0)
     seen: set[str] = set()
     groups: dict[str, list[Sample]] = {}
@@ -89,7 +91,11 @@ def samples(op: Any, dtype: str, structures: int | None = None) -> list[Sample]:
         if s.text not in seen:
             seen.add(s.text)
             groups.setdefault(s.structure, []).append(s)
-    keep = _spread(list(groups.values()), structures or STRUCTURES.get(dtype, STRUCTURES_OTHER))
+    every = list(groups.values())
+    if structures is None:
+        keep = _spread(every, STRUCTURES.get(dtype, STRUCTURES_OTHER))
+    else:
+        keep = random.Random(f"{op.name} {dtype}").sample(every, min(structures, len(every)))
     return [s for g in keep for s in _spread(g, EACH)]
 
 

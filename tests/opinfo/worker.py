@@ -1,4 +1,5 @@
-"""A worker process: checks the operators named on its standard input, one JSON line a request and an answer."""
+"""A worker process: checks the operators named on its standard input, one JSON line a request and an answer; of at most as many
+structures of samples as its argument says."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ def main() -> None:
     from tests.opinfo.samples import operators
 
     ops = operators()
+    structures = int(sys.argv[1]) if len(sys.argv) > 1 else None
     for line in sys.stdin:
         name, dtype = json.loads(line)
         start = time.perf_counter()
-        results = check(ops[name], dtype)
+        results = check(ops[name], dtype, structures)
         answers.write(json.dumps({"samples": results, "seconds": round(time.perf_counter() - start, 2)}) + "\n")
         answers.flush()
 

@@ -11,6 +11,7 @@ from dhlo.codegen.families.factor.vectors import (
     abs1,
     add_scaled,
     conj,
+    copy,
     dot,
     imag,
     is_complex,
@@ -239,9 +240,7 @@ def eig(n: int, a: Any, values: Any, out: Any, info: Any, work: Any, reals: Any,
     h, z, vs = matrix(work, n), matrix(work[n * n :], n), matrix(work[2 * n * n :], n)
     found, p, s = work[3 * n * n :], work[3 * n * n + n :], work[3 * n * n + 2 * n :]
     c, d = reals, reals[n:]
-    for i in range(n):
-        for j in range(n):
-            h[i, j] = a[i, j]
+    copy(n, n, a, h)
     up = to_range(n * n, work)
     _balance(n, h, d)
     norm = 0.0

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.vectors import abs1, add_scaled, conj, matrix, number, real, scale, swap
+from dhlo.codegen.families.factor.vectors import abs1, add_scaled, conj, copy, matrix, number, real, scale, swap
 
 __all__ = ["ldl", "ldl_solve"]
 
@@ -116,9 +116,7 @@ def ldl(n: int, a: Any, out: Any, pivots: Any, info: Any, work: Any, hermitian: 
 def ldl_solve(n: int, m: int, a: Any, pivots: Any, b: Any, out: Any, work: Any, hermitian: bool) -> None:
     """x of the system whose matrix has the factors a and pivots, whole numbers; what names no row is read as one that does."""
     w = matrix(work, m)
-    for i in range(n):
-        for j in range(m):
-            w[i, j] = b[i, j]
+    copy(n, m, b, w)
     k = 0
     while k < n:
         p = int(real(pivots[k]))
@@ -154,6 +152,4 @@ def ldl_solve(n: int, m: int, a: Any, pivots: Any, b: Any, out: Any, work: Any, 
         if kp != k:
             swap(m, w[k], w[kp])
         k = k - 1 - pair
-    for i in range(n):
-        for j in range(m):
-            out[i, j] = w[i, j]
+    copy(n, m, w, out)

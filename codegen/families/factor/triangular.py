@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dhlo.codegen.elementwise.script import script
-from dhlo.codegen.families.factor.vectors import abs1, add_scaled, dot, matrix, number, real, scale, squares, swap
+from dhlo.codegen.families.factor.vectors import abs1, add_scaled, copy, dot, matrix, number, real, scale, squares, swap
 
 __all__ = ["cholesky", "determinant", "lu", "triangular_solve"]
 
@@ -15,9 +15,7 @@ __all__ = ["cholesky", "determinant", "lu", "triangular_solve"]
 def _eliminate(rows: int, cols: int, a: Any, w: Any, pivots: Any) -> int:
     """LU factors of a, in w; the number of the first pivot that is 0, or 0."""
     info = 0
-    for i in range(rows):
-        for j in range(cols):
-            w[i, j] = a[i, j]
+    copy(rows, cols, a, w)
     for k in range(min(rows, cols)):
         best, most = k, abs1(w[k, k])
         for i in range(k + 1, rows):
@@ -45,9 +43,7 @@ def lu(rows: int, cols: int, a: Any, out: Any, pivots: Any, info: Any, work: Any
     the number of the first pivot that is 0, or 0 (LAPACK's getrf)."""
     w = matrix(work, cols)
     info[0] = _eliminate(rows, cols, a, w, pivots)
-    for i in range(rows):
-        for j in range(cols):
-            out[i, j] = w[i, j]
+    copy(rows, cols, w, out)
 
 
 @script
@@ -88,9 +84,7 @@ def cholesky(n: int, a: Any, out: Any, info: Any, work: Any) -> None:
 def triangular_solve(n: int, m: int, a: Any, b: Any, out: Any, work: Any, upper: bool, unit: bool) -> None:
     """x of a x = b, of triangular a [n, n] (with ones on the diagonal, if `unit`) and b [n, m]."""
     w = matrix(work, m)
-    for i in range(n):
-        for j in range(m):
-            w[i, j] = b[i, j]
+    copy(n, m, b, w)
     for t in range(n):
         i = n - 1 - t if upper else t
         for s in range(t):
@@ -98,6 +92,4 @@ def triangular_solve(n: int, m: int, a: Any, b: Any, out: Any, work: Any, upper:
             add_scaled(m, -a[i, j], w[j], w[i])
         if not unit:
             scale(m, 1.0 / a[i, i], w[i])
-    for i in range(n):
-        for j in range(m):
-            out[i, j] = w[i, j]
+    copy(n, m, w, out)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dhlo.codegen.elementwise.script import Array, Complex, Matrix, Script, Value, operation
+from dhlo.codegen.elementwise.script import Array, Complex, Matrix, Script, Value, operation, script
 from dhlo.codegen.kernel_ir.builder import F64, I64, PTR, Fn, KernelModule, V
 
 __all__ = [
     "abs1",
     "add_scaled",
     "conj",
+    "copy",
     "dot",
     "imag",
     "is_complex",
@@ -138,6 +139,14 @@ def rotate(n: int, c: float, s: float, x: Numbers, y: Numbers) -> None:
 def rotate_complex(n: int, c: float, s: Any, x: Numbers, y: Numbers) -> None:
     """(x, y) = (c x + s y, c y - conj(s) x), c real."""
     x[:n], y[:n] = c * x[:n] + s * y[:n], c * y[:n] - s.conjugate() * x[:n]
+
+
+@script
+def copy(rows: int, cols: int, x: Any, y: Any) -> None:
+    """y = x, matrices of which either may be an operand or a result of another type than work memory."""
+    for i in range(rows):
+        for j in range(cols):
+            y[i, j] = x[i, j]
 
 
 Body = Callable[[Fn, Sequence[V], Sequence[V]], Sequence[V]]

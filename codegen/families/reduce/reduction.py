@@ -323,8 +323,8 @@ class _Reduction:
         """Prefetches, to the second cache, what belongs to the elements at `idx`, once a cache line."""
         fn, em = self.fn, self.em
         for slot, dtype, write in self._fetched.get(stage, ()) if em.mask is None else ():
-            if way * fn.lanes * BITS[memory_type(dtype)] // 8 % LINE:
-                continue
+            if dtype.is_complex or way * fn.lanes * BITS[memory_type(dtype)] // 8 % LINE:
+                continue  # of complex numbers one part is read, every second element
             at = fn.i64(em.flatten(idx, self.shape).base)
             at = at if write else fn.add(at, fn.i64(em.size(product(self.inner_sizes))))
             fn.prefetch(fn.gep(em.args.get(slot), at, memory_type(dtype)), 2, write=write)

@@ -7,12 +7,12 @@ import torch
 
 from dhlo.ir.dialect import Kind, Op, Out, Tensor, TypeError_, equal_shapes
 from dhlo.ir.pull import Element, Elements, Position
-from dhlo.ir.types import TensorType
+from dhlo.ir.types import DTYPES, TensorType
 
 __all__ = ["Imag", "Interleave", "Real"]
 
 Args = list[torch.Tensor]
-_REAL = {"complex<f32>": "f32", "complex<f64>": "f64"}
+_REAL = {d.name: d.register for d in DTYPES.values() if d.is_complex}
 
 
 class _Part(Op):
@@ -59,7 +59,7 @@ class Interleave(Op, name="interleave"):
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
         if operands[0].dtype.name not in _REAL.values() or operands[0].dtype != operands[1].dtype:
-            raise TypeError_("interleave wants two tensors of f32 or of f64")
+            raise TypeError_("interleave wants two tensors of f16, of f32 or of f64")
         equal_shapes(operands, "parts")
         return [operands[0].with_dtype(f"complex<{operands[0].dtype.name}>")]
 

@@ -228,26 +228,55 @@ class HouseholderProduct(Factorisation, name="householder_product"):
         return torch.linalg.householder_product(*args)
 
 
-class Eigh(Factorisation, name="eigh"):
-    """Ascending eigenvalues [.., N] of a Hermitian matrix, of which the lower triangle is read (`upper`: the other), and, if
-    `vectors`, eigenvectors as columns, of length 1 and any phase; how many eigenvalues weren't found, which are all of what
-    isn't finite (aten._linalg_eigh)."""
+class Eigenvalues(Factorisation):
+    """Base: eigenvalues [.., N] of x [.., N, N] and, if `vectors`, eigenvectors as columns, of length 1; how many eigenvalues
+    weren't found, which are all of what isn't finite. `values` and `columns` are their kinds."""
 
-    x: Operands
-    y: Results
-    upper: Flag
-    vectors: Flag
+    values = columns = "complex"
 
     @classmethod
     def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
         (x,) = shapes
         _square(x)
-        return [("real", x[:-1]), *([("number", x)] if attrs["vectors"] else []), ("integer", x[:-2])]
+        return [(cls.values, x[:-1]), *([(cls.columns, x)] if attrs["vectors"] else []), ("integer", x[:-2])]
 
     @classmethod
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
-        made = torch.linalg.eigh(args[0], UPLO="U" if attrs["upper"] else "L")
+        made = cls.found(args[0], attrs)
         return *(made if attrs["vectors"] else made[:1]), _all_found(args[0])
+
+    @classmethod
+    def found(cls, x: torch.Tensor, attrs: dict[str, Any]) -> Any:
+        """Eigenvalues and eigenvectors by PyTorch."""
+        raise NotImplementedError
+
+
+class Eigh(Eigenvalues, name="eigh"):
+    """Ascending eigenvalues of a Hermitian matrix, of which the lower triangle is read (`upper`: the other); eigenvectors of any
+    phase (aten._linalg_eigh)."""
+
+    x: Operands
+    y: Results
+    upper: Flag
+    vectors: Flag
+    values, columns = "real", "number"
+
+    @classmethod
+    def found(cls, x: torch.Tensor, attrs: dict[str, Any]) -> Any:
+        return torch.linalg.eigh(x, UPLO="U" if attrs["upper"] else "L")
+
+
+class Eig(Eigenvalues, name="eig"):
+    """Eigenvalues of a matrix in no particular order (conjugates side by side if it is real), and eigenvectors; all complex
+    (aten.linalg_eig)."""
+
+    x: Operands
+    y: Results
+    vectors: Flag
+
+    @classmethod
+    def found(cls, x: torch.Tensor, attrs: dict[str, Any]) -> Any:
+        return torch.linalg.eig(x)
 
 
 class Svd(Factorisation, name="svd"):
@@ -273,27 +302,6 @@ class Svd(Factorisation, name="svd"):
     def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
         made = torch.linalg.svd(args[0], full_matrices=attrs["full"])
         return *(made if attrs["vectors"] else made[1:2]), _all_found(args[0])
-
-
-class Eig(Factorisation, name="eig"):
-    """Eigenvalues [.., N] of a matrix in no particular order (conjugates side by side if it is real), and, if `vectors`,
-    eigenvectors as columns, of length 1; all complex; how many eigenvalues weren't found, which are all of what isn't finite
-    (aten.linalg_eig)."""
-
-    x: Operands
-    y: Results
-    vectors: Flag
-
-    @classmethod
-    def outputs(cls, shapes: list[Shape], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-        (x,) = shapes
-        _square(x)
-        return [("complex", x[:-1]), *([("complex", x)] if attrs["vectors"] else []), ("integer", x[:-2])]
-
-    @classmethod
-    def compute(cls, *args: torch.Tensor, **attrs: Any) -> Any:
-        made = torch.linalg.eig(args[0])
-        return *(made if attrs["vectors"] else made[:1]), _all_found(args[0])
 
 
 __all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)]

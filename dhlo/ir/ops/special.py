@@ -90,22 +90,6 @@ class ChebyshevPolynomialW(SpecialBinary, name="chebyshev_polynomial_w"):
     pass
 
 
-class ShiftedChebyshevPolynomialT(SpecialBinary, name="shifted_chebyshev_polynomial_t"):
-    pass
-
-
-class ShiftedChebyshevPolynomialU(SpecialBinary, name="shifted_chebyshev_polynomial_u"):
-    pass
-
-
-class ShiftedChebyshevPolynomialV(SpecialBinary, name="shifted_chebyshev_polynomial_v"):
-    pass
-
-
-class ShiftedChebyshevPolynomialW(SpecialBinary, name="shifted_chebyshev_polynomial_w"):
-    pass
-
-
 class HermitePolynomialH(SpecialBinary, name="hermite_polynomial_h"):
     pass
 

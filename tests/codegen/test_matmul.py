@@ -253,6 +253,7 @@ def test_few_rows_stream_b_in_place(spec: TileSpec, elem: str) -> None:
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3, spec=spec)
         check(got, a, b)
         np.testing.assert_array_equal(run(a, b, packed=False, num_threads=2, spec=spec), got)
+        check(run(a, b, packed=False, num_threads=2, spec=spec, l2_bytes=0), a, b)  # B comes from memory
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *({PLAIN} - {*SPECS})], ids=str)

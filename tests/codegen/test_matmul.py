@@ -238,13 +238,22 @@ def test_non_finite_values_pass() -> None:
             np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
 
 
-def test_few_rows_stream_b_in_place() -> None:
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+def test_few_rows_stream_b_in_place(elem: str) -> None:
     rng = np.random.default_rng(10)
     sizes = [*itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3))]
-    for m, n, k, batch in [*sizes, (1, 8300, 19, 1), (2, 4500, 9, 2)]:
-        a, b = tensor(rng, (batch, 1, m, k)), tensor(rng, (batch, 1, k, n + 3))[..., 2 : n + 2]
-        check(run(a, b, packed=False, seed=n, num_threads=1 + m % 3), a, b)
-        check(run(a, b, packed=False, num_threads=2), a, b)
+    for m, n, k, batch in [
+        *sizes[:: 1 if elem == F32 else 2],
+        (1, 8300, 19, 1),
+        (2, 4500, 9, 2),
+        (4, 2090, 17, 1),
+        (3, 1031, 70, 1),
+    ]:
+        a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
+        got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)
+        check(got, a, b)
+        np.testing.assert_array_equal(run(a, b, packed=False, num_threads=2), got)
+        check(run(a, b, packed=False, num_threads=2, l2_bytes=128 << 10), a, b)  # larger ones are read in strips
 
 
 @pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)

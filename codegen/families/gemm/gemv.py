@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
@@ -14,9 +14,9 @@ STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
 
-# The sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level cache, and a few rows of B
-# are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
-_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = {F32: 2, F64: 2, BF16: 4}, 16 << 10, 8
+# Where B comes from memory, the sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level
+# cache, and a few rows of B are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
+_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
 _STRIP_LOCALITY = 2  # prefetched to the second level: a strip of all of them is larger than the first
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
@@ -210,15 +210,16 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS[elem] rows; returns its symbol.
 
     Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
-    batch 1, k), m, n, k, size of batch 1, columns in a chunk, epilogue, its argument.
+    batch 1, k), m, n, k, size of batch 1, columns in a chunk, whether B comes from memory, epilogue, its argument.
     """
     name = f"matmul_{elem}_stream"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 3, PTR, *[I64] * 8, PTR, PTR]
+    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, far, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * 9, PTR, PTR]
     )
+    in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == _STRIP_ROWS else fn.cmp("ne", far, 0)
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
@@ -227,14 +228,16 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs)
-        strips = _STRIP_ROWS[elem]
-        alone = strips if strips == STREAM_ROWS[elem] else max(strips, _group(spec))
-        for rows in range(1, alone + 1):
-            with fn.when(fn.cmp("eq", m, rows)):
-                (_emit_strips if rows <= strips else _emit_wide_passes)(item, rows, begin, end)
-        if alone < STREAM_ROWS[elem]:
-            with fn.when(fn.cmp("gt", m, alone)):
-                _emit_row_groups(item, begin, end)
+        for rows in range(1, _STRIP_ROWS + 1):
+            with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
+                _emit_strips(item, rows, begin, end)
+        if STREAM_ROWS[elem] > _STRIP_ROWS:
+            with fn.when(fn.or_(fn.not_(in_strips), fn.cmp("gt", m, _STRIP_ROWS))):
+                for rows in range(1, _group(spec) + 1):
+                    with fn.when(fn.cmp("eq", m, rows)):
+                        _emit_wide_passes(item, rows, begin, end)
+                with fn.when(fn.cmp("gt", m, _group(spec))):
+                    _emit_row_groups(item, begin, end)
     fn.done()
     return name
 

@@ -216,12 +216,15 @@ class Matmul:
         chunk = fn.mul(fn.divu(fn.add(n, fn.sub(fn.mul(splits, columns), 1)), fn.mul(splits, columns)), columns)
         chunks = fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk)
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
+        with fn.wrapping():
+            nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
+        far = fn.select(fn.cmp("gt", nbytes, fn.max(host.machine("l3_bytes"), host.l2_bytes)), fn.i64(1), 0)
         panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(wake_cycles(host), cycles), 1)
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
-            [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, x.epilogue, x.epilogue_args],
+            [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, far, x.epilogue, x.epilogue_args],
             count,
             grain,
             stream_scratch_bytes(self.elem, self.spec),

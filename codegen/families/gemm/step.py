@@ -73,7 +73,7 @@ class GemmFamily(ChoiceFamily):
         self.matmul.emit_kernels(low.module, packed=self.weight is not None)
         if self.weight is not None:
             self.packed = self._pack(self.weight)
-        else:
+        elif self.b is not None:
             k, n = self.b_type.shape[-2:]
             batch = product(n for n, s in zip(self.b_type.shape[:-2], self.b.strides[:-2], strict=True) if s != 0)
             self.workspace = exact_floors(workspace_bytes(batch, n, k, self.matmul.elem, self.matmul.spec))

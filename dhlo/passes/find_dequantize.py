@@ -127,7 +127,7 @@ def _order_of(p: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         rows = p.movedim(d, 0).double().contiguous()
         weights = torch.rand(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         # A number for each row, equal where rows are: no product, whose kernels add some rows in another order than others.
-        found: Any = torch.unique((rows * weights).sum(1), return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        found: Any = torch.unique((rows * weights).sum(1), return_inverse=True, return_counts=True)
         _, kinds, counts = found
         if 1 < len(counts) <= len(rows) // 2 and bool((counts == counts[0]).all()):
             order = torch.argsort(kinds, stable=True)

@@ -171,7 +171,8 @@ def test_few_rows_are_multiplied_as_the_target_can(name: str, instruction: str) 
             continue
         for form in byte_rows.FORMS:
             module = KernelModule(target)
-            byte_rows.emit_byte_rows_kernel(module, spec, form)
+            symbol = byte_rows.emit_byte_rows_kernel(module, spec, form)
+            module.functions[symbol] = replace(module.functions[symbol], linkage=Linkage.EXPORTED)
             assert re.search(instruction, emit_assembly(lower_to_llvm_ir(module.text(), target), target))
 
 

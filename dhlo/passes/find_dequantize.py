@@ -127,7 +127,8 @@ def _order_of(p: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         rows = p.movedim(d, 0).double().contiguous()
         weights = torch.rand(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         # A number for each row, equal where rows are: no product, whose kernels add some rows in another order than others.
-        _, kinds, counts = (rows * weights).sum(1).unique(return_inverse=True, return_counts=True)
+        found: Any = torch.unique((rows * weights).sum(1), return_inverse=True, return_counts=True)
+        _, kinds, counts = found
         if 1 < len(counts) <= len(rows) // 2 and bool((counts == counts[0]).all()):
             order = torch.argsort(kinds, stable=True)
             if blocks_of(rows[order]).shape[0] == len(counts):
@@ -200,11 +201,11 @@ class _Finder:
             if back != sorted(back):
                 new = build(Transpose, [new], {"perm": back}).results[0]
             if coded.order is not None:
-                dim, order = coded.order
-                back_again = self._weight(f"{name}.order", torch.argsort(order))
+                dim, by = coded.order
+                back_again = self._weight(f"{name}.order", torch.argsort(by))
                 taken = build(Take, [new, back_again], {"dims": [dim], "at": dim, "wrap": False}).results[0]
                 v.replace_all_uses_with(taken)
-                self._reorder_rows(taken, new, dim, order)
+                self._reorder_rows(taken, new, dim, by)
                 return True
         v.replace_all_uses_with(new)
         return True

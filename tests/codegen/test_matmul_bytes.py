@@ -12,6 +12,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.codegen.backends.cpu.llvm import emit_assembly, lower_to_llvm_ir
+from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.matmul import workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel_ahead, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_matrix
@@ -147,6 +148,32 @@ def test_the_inner_loop_multiplies_and_does_not_spill(name: str, instruction: st
         assert max(len(re.findall(instruction, x)) for x in loops) >= height * spec.vectors
         for loop in loops:
             assert not re.search(r"%rsp|\[sp", loop), "a spill"
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("x86-64-v4+vnni", r"vpdpbusd\t\S*.*%zmm"),
+        ("x86-64-v3+vnni", r"vpdpbusd\t\S*.*%ymm"),
+        ("x86-64-v3", r"vpmaddwd\t\S*.*%ymm"),
+        ("aarch64+dotprod", r"\tsdot\t"),
+        ("aarch64+dotprod+i8mm", r"\tu?sdot\t"),
+        ("aarch64+i8mm", r"\tusdot\t"),
+        ("aarch64", r"\tmla\t"),
+    ],
+)
+def test_few_rows_are_multiplied_as_the_target_can(name: str, instruction: str) -> None:
+    target = parse_target(name)
+    for unsigned in (False, True):
+        spec = replace(tile_spec(target), unsigned=unsigned)
+        if not byte_rows.serves(spec):
+            assert name == "aarch64+dotprod" and unsigned
+            continue
+        for form in byte_rows.FORMS:
+            module = KernelModule(target)
+            symbol = byte_rows.emit_byte_rows_kernel(module, spec, form)
+            module.functions[symbol] = replace(module.functions[symbol], linkage=Linkage.EXPORTED)
+            assert re.search(instruction, emit_assembly(lower_to_llvm_ir(module.text(), target), target))
 
 
 def test_panels_are_the_same_on_all_targets() -> None:

@@ -206,7 +206,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
-        "groups": [_group(program, op, [m.planned.families[attr(op, "number")] for m in made]) for op in groups],
+        "groups": [_group(program, op, [m.planned.groups[attr(op, "number")] for m in made]) for op in groups],
         "levels": [
             {
                 "name": m.planned.target.name,

@@ -250,7 +250,7 @@ def test_explain_accounts_for_the_kernels_that_ran(files: tuple[Path, Path]) -> 
     model = dhlo.load(files[1]).native
     rows = explain(model, [torch.zeros(7, dtype=torch.int64), torch.ones(7, 1)], CEILINGS)
     assert {k for r in rows for k in r.kernels.split(" + ")} <= set(model.launches)
-    assert any(r.kernels.startswith("matmul") and r.flops and r.bytes and r.floor for r in rows)
+    assert any(r.kernels.startswith("matmul") and r.flops and r.bytes and r.floor and r.predicted for r in rows)
     assert [r.seconds for r in rows] == sorted((r.seconds for r in rows), reverse=True)
 
 
@@ -279,7 +279,7 @@ def test_bench_explains_a_model_file(files: tuple[Path, Path], monkeypatch: pyte
     monkeypatch.setattr("dhlo.commands.bench.measure", lambda threads: CEILINGS)
     code, text = bench(files[1], "--shape", "ids=3", "--shape", "ids=50", "--explain")
     assert code == 0, text
-    assert "kernels at ids=3" in text and "kernels at ids=50" in text and "of the ceiling" in text
+    assert "kernels at ids=3" in text and "kernels at ids=50" in text and "of the ceiling" in text and "over predicted" in text
 
 
 def test_bench_refuses(files: tuple[Path, Path]) -> None:

@@ -216,7 +216,7 @@ void check_machine_settings() {
   Machine& m = the_machine();
   std::lock_guard<std::mutex> lock(m.mutex);
   const char* text = secure_getenv("DHLO_MACHINE");
-  if (text != nullptr && !m.configured && !m.found) read_settings(text);
+  if (text != nullptr && !m.configured) read_settings(text);
 }
 
 }  // namespace dhlo

@@ -77,8 +77,8 @@ def _others(tiny: bool) -> Iterator[Workload]:
     yield _network("yolo", nets.Detector, 3, _TINY if tiny else ((1, 256, 256), (1, 160, 256), (4, 128, 128)), _images(32))
     frames = ((1, 40), (2, 50)) if tiny else ((1, 3000), (1, 500), (4, 1500))
     yield _network("whisper_front", nets.whisper_front, 80, frames, ({0: _BATCH, 2: Dim("frames", min=16, max=6000)},))
-    clips = ((1, 4, 32, 32), (2, 5, 48, 32)) if tiny else ((1, 8, 112, 112), (1, 16, 96, 128), (4, 8, 64, 64))
-    dims = {0: _BATCH, 2: Dim("frames", min=2, max=64), 3: Dim("height", min=16, max=512), 4: Dim("width", min=16, max=512)}
+    clips = ((1, 9, 32, 32), (2, 10, 48, 32)) if tiny else ((1, 16, 112, 112), (1, 12, 96, 128), (4, 10, 64, 64))
+    dims = {0: _BATCH, 2: Dim("frames", min=9, max=64), 3: Dim("height", min=17, max=512), 4: Dim("width", min=17, max=512)}
     yield _network("resnet3d", nets.resnet3d, 3, clips, (dims,))
     seeds = ((1, 1, 1), (2, 2, 3)) if tiny else ((1, 4, 4), (1, 13, 9), (4, 5, 5))
     yield _network("generator", nets.generator, 100, seeds, _images(least=1, most=64))

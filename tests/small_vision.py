@@ -192,3 +192,26 @@ class FourBits(nn.Module):
 @small
 def four_bits() -> Small:
     return FourBits(), lambda b: (rn(b, 64),), ({0: D},), ((3,), (1,), (17,))
+
+
+class Inverted(nn.Module):
+    """Inverted residuals: expansion, depthwise convolution, squeeze and excitation, projection."""
+
+    def __init__(self, i: int, hidden: int, o: int, k: int, stride: int) -> None:
+        super().__init__()
+        self.expand, self.act = nn.Conv2d(i, hidden, 1), nn.Hardswish()
+        self.mix = nn.Conv2d(hidden, hidden, k, stride, k // 2, groups=hidden)
+        self.squeeze, self.excite = nn.Conv2d(hidden, 4, 1), nn.Conv2d(4, hidden, 1)
+        self.project, self.same = nn.Conv2d(hidden, o, 1), i == o and stride == 1
+
+    def forward(self, x):
+        y = self.act(self.mix(self.act(self.expand(x))))
+        y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        return x + self.project(y) if self.same else self.project(y)
+
+
+@small
+def inverted_residuals() -> Small:
+    net = nn.Sequential(Inverted(8, 40, 8, 3, 1), Inverted(8, 36, 12, 5, 2), Inverted(12, 72, 12, 3, 1))
+    dims = {0: D, **{n: torch.export.Dim(f"side{n}", min=3, max=200) for n in (2, 3)}}
+    return net, lambda b, h, w: (rn(b, 8, h, w),), (dims,), ((2, 10, 14), (1, 7, 5), (3, 17, 39))

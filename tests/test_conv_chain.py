@@ -14,7 +14,7 @@ import dhlo
 from dhlo.api import build
 from dhlo.options import Options
 
-SIZES = [(1, 1, 1), (1, 7, 7), (2, 14, 14), (1, 15, 13), (3, 9, 33), (1, 56, 57), (1, 2, 130), (2, 40, 3)]
+SIZES = [(1, 1, 1), (1, 7, 7), (2, 14, 14), (1, 15, 13), (3, 9, 33), (1, 56, 57), (1, 2, 130), (2, 40, 3), (1, 21, 500)]
 
 
 class Chain(nn.Module):

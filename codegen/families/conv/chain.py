@@ -23,6 +23,8 @@ __all__ = ["ConvChainFamily"]
 
 # Items of each thread at least, where bands can be cut so small; cycles that pay for waking a thread.
 _ITEMS_PER_THREAD, _WAKE_CYCLES = 3, 20_000
+# Rows of a band for each that it shares with the next, which are computed twice.
+_SHARED = 4
 
 
 def _convolutions(group: Group) -> list[Op]:
@@ -85,11 +87,14 @@ class ConvChainFamily(ChoiceFamily):
         ins, panels = self.expansion.in_channels, -(-channels // w.panel)
         x = view_pointer(host, self.view)
         sxc = f.mul(h, width)
-        # Bands whose rows stay in a part of the second cache, and enough of them to keep the threads evenly busy.
-        rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(w.row_elements(f, ins, width), w.bytes))
-        most = f.add(f.divu(f.max(f.sub(rows, w.reach), 0), w.stride[0]), 1)
+        # Bands whose rows stay in a part of the second cache, unless they would share too many with their neighbours; and enough of
+        # them to keep the threads evenly busy.
+        rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(f.max(w.row_elements(f, ins, width), 1), w.bytes))
+        fitting = f.add(f.divu(f.max(f.sub(rows, w.reach), 0), w.stride[0]), 1)
+        most = f.max(fitting, _SHARED * max(w.reach - w.stride[0], 0) // w.stride[0])
         few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
-        bands = f.max(f.max(f.ceildivu(oh, most), f.min(few, oh)), 1)
+        few = f.min(few, f.ceildivu(oh, w.reach))
+        bands = f.max(f.max(f.ceildivu(oh, most), few), 1)
         band = f.max(f.ceildivu(oh, bands), 1)
         bands = f.ceildivu(oh, band)
         held = f.min(w.span(band, f), h)

@@ -397,7 +397,7 @@ class Importer:
             )
         if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
             return scalar_call(target, args, kwargs)
-        if (form := out_form(target)) is not None:
+        if target not in LOWERINGS and (form := out_form(target)) is not None:
             return self._into_arguments(node, form, args, kwargs)
         functional = functional_form(target)
         call_args, call_kwargs = _read(args), _read(kwargs)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import dhlo
-from tests.frontend.helpers import check, export
+from tests.frontend.helpers import check
 
 
 def new(x: torch.Tensor) -> Any:
@@ -48,11 +47,3 @@ def into_a_view(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("f", [new, read_afterwards, several, joined, same_shape, into_a_view], ids=lambda f: f.__name__)
 def test_results_are_those_of_pytorch(f: Any) -> None:
     check(f, *[(torch.randn(n, m),) for n, m in ((4, 5), (1, 1), (7, 3))])
-
-
-def test_arguments_of_the_program_keep_their_shape() -> None:
-    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return torch.add(x, 1, out=y)
-
-    with pytest.raises(dhlo.CompileError, match="resizes an argument"):
-        dhlo.compile(export(f, (torch.randn(4, 5), torch.empty(0))))

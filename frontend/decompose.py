@@ -97,6 +97,8 @@ def decompositions_of(op: Any) -> list[Callable[..., Any]]:
     """PyTorch's decompositions of an operator: the one in Python, and what its own kernel calls, as far as there are such."""
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
         return []
+    if any(a.is_out for a in op._schema.arguments):  # a trace would lose what becomes of an argument that is resized
+        return []
     if op in LINEAR_ALGEBRA:
         return [LINEAR_ALGEBRA[op]]
     table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table

@@ -14,7 +14,7 @@ from dhlo.frontend.compat import aten
 from dhlo.frontend.registry import COMPLEX_VIEWS, MAYBE_VIEWS, VIEWS, View
 from dhlo.ir.symbols import as_expr, product
 
-__all__ = ["Ref", "functional_form", "shares_storage", "view_rule"]
+__all__ = ["Ref", "functional_form", "out_form", "shares_storage", "view_rule"]
 
 
 class Ref:
@@ -31,6 +31,10 @@ class Ref:
         self._value, self._base, self._replay, self._write_back = value, base, replay, write_back
         self.version = 0
         self._seen = self.root.version
+
+    @property
+    def is_view(self) -> bool:
+        return self._base is not None
 
     @property
     def root(self) -> Ref:
@@ -90,6 +94,21 @@ def functional_form(op: Any) -> Any | None:
         return twin
     overloads = [getattr(packet, name) for name in packet.overloads()]  # transpose_.default is transpose.int
     return next((o for o in overloads if [a.name for a in o._schema.arguments] == [a.name for a in schema.arguments]), None)
+
+
+def out_form(op: Any) -> tuple[Any, list[str]] | None:
+    """The functional twin of an operator that writes its results into arguments (aten.add.out: aten.add.Tensor), and the names of
+    these; None if it isn't one, or has none."""
+    schema = getattr(op, "_schema", None)
+    if schema is None or not any(a.is_out for a in schema.arguments):
+        return None
+    given = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    namespace, name = schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    for twin in (getattr(packet, overload) for overload in packet.overloads()):
+        if not twin._schema.is_mutable and [(a.name, str(a.type)) for a in twin._schema.arguments] == given:
+            return twin, [a.name for a in schema.arguments if a.is_out]
+    return None
 
 
 def view_rule(op: Any, node: Any, complex_numbers: bool) -> View | None:

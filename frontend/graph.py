@@ -19,7 +19,7 @@ from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import inner_tensor
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims, static_value
-from dhlo.frontend.functionalize import Ref, functional_form, view_rule
+from dhlo.frontend.functionalize import Ref, functional_form, out_form, view_rule
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
@@ -397,6 +397,8 @@ class Importer:
             )
         if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
             return scalar_call(target, args, kwargs)
+        if target not in LOWERINGS and (form := out_form(target)) is not None:
+            return self._into_arguments(node, form, args, kwargs)
         functional = functional_form(target)
         call_args, call_kwargs = _read(args), _read(kwargs)
         complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
@@ -428,6 +430,39 @@ class Importer:
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
+
+    def _into_arguments(self, node: Any, form: tuple[Any, list[str]], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call of an operator that writes its results into arguments, and resizes those of another shape."""
+        functional, names = form
+        refs = [kwargs.pop(name) for name in names]
+        call_args, call_kwargs = _read(args), _read(kwargs)
+        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
+        lowering = find(functional, complex_numbers)
+        if lowering is None:
+            raise CompileError(f"{node.target} of complex numbers", hint="assign the operator's result instead")
+        result = lowering(self.b, *call_args, **call_kwargs)
+        for name, ref, new in zip(names, refs, result if isinstance(result, list | tuple) else [result], strict=True):
+            self._into(node.kwargs[name], ref, new)
+        return refs if len(refs) > 1 else refs[0]
+
+    def _into(self, argument: Any, ref: Ref, new: Any) -> None:
+        """Writes a result into an argument, which takes its shape."""
+        old = ref.read()
+        shape, own = (self.b.shape(x.re if isinstance(x, Complex) else x) for x in (new, old))
+        if len(shape) == len(own) and all(self.b.dims.equal(a, b) for a, b in zip(shape, own, strict=True)):
+            self._in_place(ref, new)
+        elif ref.is_view or argument.op == "placeholder":
+            raise CompileError("`out` resizes an argument of the program, or a view", hint="assign the operator's result instead")
+        else:
+            part = old.re if isinstance(old, Complex) else old
+            dtype = f"complex<{self.b.dtype(part)}>" if isinstance(old, Complex) else self.b.dtype(part)
+            ref.write(self._converted(new, dtype))
+
+    def _converted(self, x: Any, dtype: Any) -> Any:
+        if not isinstance(x, Complex):
+            return self.b.convert(x, dtype)
+        part = self.b.as_dtype(dtype).register
+        return Complex(self.b.convert(x.re, part), self.b.convert(x.im, part))
 
     def _converting(self, node: Any, env: dict[Any, Any]) -> Callable[[Any], Any]:
         """What gives the values of a node's arguments, tensors converted as torch.autocast does."""

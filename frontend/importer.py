@@ -19,7 +19,7 @@ from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.compat import higher_order, inner_tensor
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
-from dhlo.frontend.functionalize import functional_form
+from dhlo.frontend.functionalize import functional_form, out_form
 from dhlo.frontend.graph import Importer
 from dhlo.frontend.guards import input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import source_line
@@ -125,6 +125,7 @@ def _known(t: Any) -> bool:
         or t in INLINED
         or t in COMPLEX
         or functional_form(t) in LOWERINGS
+        or ((form := out_form(t)) is not None and find(form[0]) is not None)
         or functional_form(t) in COMPLEX
     )
 

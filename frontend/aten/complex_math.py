@@ -229,7 +229,7 @@ def _power(b: OpBuilder, x: Operand, y: Operand) -> Complex:
 
 @on_complex(A.pow.Tensor_Tensor, A.pow.Scalar, A.pow.Tensor_Scalar)
 def _pow(b: OpBuilder, x: Operand, y: Operand) -> Any:
-    small = {0: 0, 1: 1, 2: 2, 3: 3, 0.5: 0.5, -1: -1, -2: -2}.get(y) if isinstance(y, int | float | complex) else None
+    small = next((k for k in (0, 1, 2, 3, 0.5, -1, -2) if y == k), None) if isinstance(y, int | float | complex) else None
     if small is None or not isinstance(x, Complex):
         real = next((v for v in (x, y) if b.is_tensor(v)), None)  # of a real tensor and a complex number
         if not isinstance(x, Complex) and not isinstance(y, Complex) and real is not None:
@@ -291,11 +291,11 @@ _on_truth(
 
 
 # ---------------------------------------------------------------------------------------------------- reductions
-@on_complex(A.linalg_vector_norm.default, A.norm.ScalarOpt_dim, A.norm.Scalar, A.norm.ScalarOpt_dim_dtype)
+@on_complex(A.linalg_vector_norm.default, A.norm.ScalarOpt_dim, A.norm.Scalar, A.norm.ScalarOpt_dim_dtype)  # one rule for all
 def _vector_norm(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
     if dtype is not None:
         x = _as(b, x, b.as_dtype(dtype).register)
-    return LOWERINGS[b.node.target if b.node.target in LOWERINGS else A.linalg_vector_norm.default](b, _abs(b, x), *args, **kwargs)
+    return LOWERINGS[A.linalg_vector_norm.default](b, _abs(b, x), *args, **kwargs)
 
 
 def _register_variances() -> None:
@@ -379,10 +379,13 @@ def _logcumsumexp(b: OpBuilder, x: Complex, dim: int) -> Complex:
     return Complex(b.add(log.re, most), log.im)
 
 
-@on_complex(A.softmax.int, A.log_softmax.int)
-def _softmax(b: OpBuilder, x: Complex, dim: int, dtype: torch.dtype | None = None) -> Value:
+def _softmax(op: Any) -> Callable[..., Value]:
     """In a real dtype, which takes the real part; PyTorch has no other."""
-    return LOWERINGS[b.node.target](b, b.convert(x.re, dtype or b.dtype(x.re)), dim)
+    return lambda b, x, dim, dtype=None: LOWERINGS[op](b, b.convert(x.re, dtype or b.dtype(x.re)), dim)
+
+
+for _op in (A.softmax.int, A.log_softmax.int):
+    on_complex(_op)(_softmax(_op))
 
 
 @on_complex(A.l1_loss.default)

@@ -89,7 +89,7 @@ class Session:
             return self._native.snapshot()
 
     def restore(self, snapshot: bytes | bytearray | memoryview) -> None:
-        """Goes on from a snapshot, of any session whose model has states of the same names and sizes.
+        """Goes on from a snapshot, of any session whose model has states of the same names, sizes and dtypes.
 
         Raises SessionError, having changed nothing, for a snapshot of another model or a damaged one.
         """

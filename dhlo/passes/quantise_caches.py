@@ -255,11 +255,12 @@ def _unwritable(op: Any, wanted: str) -> str | None:
 
 def _keeps_rows(read: _Read, size: int) -> bool:
     """Whether views lead from rows along the state's last dim to rows along attention's."""
-    row: int | None = from_mlir(read.content).rank - 1
+    row = from_mlir(read.content).rank - 1
     for view in read.views:
-        row = _row_behind(view, row, size)
-        if row is None:
+        behind = _row_behind(view, row, size)
+        if behind is None:
             return False
+        row = behind
     t = from_mlir(read.op.operands[read.operand])
     return row == 3 and t.shape[3] == size
 
@@ -304,8 +305,8 @@ def _rewrite(block: Block, cache: _Cache, wanted: str, weights: Weights) -> Any:
     types = (cache.type.with_dtype(FORMATS[wanted]), *([cache.scale_type()] if scaled else []))
     for op in cache.states:
         with ir.InsertionPoint(op.operation), op.location:
-            parts = [build(State, [], {"name_": n}, results=[t]).results[0] for n, t in zip(names, types, strict=False)]
-        made[op.results[0]] = _Rows(*parts) if not scaled else _Rows(*parts, last, cache.size)
+            values, *scale = [build(State, [], {"name_": n}, results=[t]).results[0] for n, t in zip(names, types, strict=False)]
+        made[op.results[0]] = _Rows(values, scale[0], last, cache.size) if scaled else _Rows(values)
     for op in cache.writes:
         with ir.InsertionPoint(op.operation), op.location:
             made[op.results[0]] = _written(op, made[op.operands[0]], wanted)

@@ -136,8 +136,9 @@ class Args:
         a = load_args(fn, spec.arg_types)
         scale = fn.bitcast(fn.cast(a[21], I32), F32)
         behind_k = len(_ARG_TYPES) + len(_SCALE_TYPES) * spec.k.scaled
-        scales = (a[len(_ARG_TYPES) : behind_k], a[behind_k:])
-        return Args(*a[:5], a[5:8], a[8:11], a[11:14], a[14:17], *a[17:21], scale, a[22], *scales)
+        k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:]
+        strides = (a[5:8], a[8:11], a[11:14], a[14:17])
+        return Args(a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], k_scales, v_scales)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:

@@ -272,9 +272,9 @@ DHLO_API dhlo_status dhlo_session_reset_state(dhlo_session* session);
  * `session`. Outputs and their bindings are not copied. Failures are in dhlo_last_error(). */
 DHLO_API dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_options* options,
                                        dhlo_session** out);
-/* State and random generator as bytes, to be restored in any session whose model has states of the same names and
- * sizes, in this process or another: `bytes` is dhlo_session_snapshot_bytes(), the same for all sessions of a model.
- * Restoring checks all of it before it changes anything: DHLO_FORMAT for what is no whole snapshot,
+/* State and random generator as bytes, to be restored in any session whose model has states of the same names,
+ * sizes and dtypes, in this process or another: `bytes` is dhlo_session_snapshot_bytes(), the same for all sessions of
+ * a model. Restoring checks all of it before it changes anything: DHLO_FORMAT for what is no whole snapshot,
  * DHLO_INVALID_ARGUMENT for one of other states. */
 DHLO_API int64_t dhlo_session_snapshot_bytes(const dhlo_session* session);
 DHLO_API dhlo_status dhlo_session_snapshot(const dhlo_session* session, void* data, int64_t bytes);

@@ -54,7 +54,7 @@ class Winograd:
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.m, self.p.spec)
+        return Blocking(self.m, self.p.spec, self.p.code)
 
     @property
     def span(self) -> int:

@@ -9,6 +9,7 @@ import sympy
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.quantised_weights import code_of, pack_codes
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd_transforms import TILES
@@ -21,7 +22,6 @@ from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.coded import takes_codes
 from dhlo.ir.dialect import Kind, attr
-from dhlo.ir.ops.compute import Conv as ConvOp
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
@@ -34,7 +34,6 @@ class ConvFamily(ChoiceFamily):
     """A convolution, transposed or not, with its epilogue."""
 
     anchor = Kind.CONVOLUTION.value
-    ops = (ConvOp,)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
@@ -69,8 +68,13 @@ class ConvFamily(ChoiceFamily):
         if self.weight is not None:
             weight = self.weight.detach().contiguous()
             key = ("packed_conv", conv.layout, low.constant_key(op.operands[1]))
+
+            def pack() -> Array:
+                if isinstance(conv, Conv) and conv.code:
+                    return pack_codes(conv.code, conv.layout, weight)
+                return conv.pack_weight(weight.numpy())
+
             code = conv.code if isinstance(conv, Conv) else ""
-            pack = (lambda: pack_codes(code, conv.layout, weight)) if code else (lambda: conv.pack_weight(weight.numpy()))
             self.packed = low.constants.add((*key, code), conv.workspace_bytes, pack)
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
@@ -97,7 +101,7 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def _parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str) -> Conv | ConvTranspose:
+def _parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "") -> Conv | ConvTranspose:
     """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from, `code` is the form of
     weights that are kept as codes."""
     x, w = (from_mlir(v) for v in op.operands)

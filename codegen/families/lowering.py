@@ -135,6 +135,15 @@ class Lowering:
         scale, zero = [*parameters, None, None][:2]
         return QuantisedMatrix(code, codes, scale, zero)
 
+    def kept_codes(self, v: Value) -> tuple[str, torch.Tensor] | None:
+        """Codes without scales, and their form, that a value is made of; None where it is of no such."""
+        found = coded(v)
+        if found is None or len(found.op.operands) > 1:
+            return None
+        source = found.op.operands[0]
+        code = attr(found.op, "code") if isinstance(found.op, Dequantize) else from_mlir(source).dtype.name
+        return code, self._evaluate(source).permute(found.perm)
+
     def constant_key(self, v: Value) -> Hashable:
         """Identifies a constant by the weights, views and conversions that make it."""
         op = defining(v)

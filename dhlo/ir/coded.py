@@ -1,4 +1,4 @@
-"""Which values are kept in fewer bits, as small codes say, that the kernels of products and of attention decode themselves."""
+"""Which values are kept as small codes, which the kernels of products, convolutions and attention decode themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining, number
 from dhlo.ir.handles import Value
-from dhlo.ir.ops.compute import Attention, Matmul
+from dhlo.ir.ops.compute import Attention, Conv, Matmul
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose, Weight
@@ -62,11 +62,14 @@ def _converts_constant(op: Any) -> bool:
 
 def takes_codes(op: Any, i: int) -> bool:
     """Whether an op's kernels decode operand i themselves."""
+    if isinstance(op, Conv):  # those of depthwise convolutions are few
+        return i == 1 and not attr(op, "transposed") and from_mlir(op.operands[1]).shape[1] != 1
     return isinstance(op, (Matmul, GroupedMatmul)) and i == 1
 
 
 def only_multiplies(v: Value) -> bool:
-    """Whether a value is read as the right side of products alone, through transposes and conversions at most."""
+    """Whether a value is read as the right side of products or as weights of convolutions alone, through transposes and
+    conversions at most."""
     users = [(u.owner.operation.opview, u.operand_number) for u in v.uses]
     return bool(users) and all(
         takes_codes(op, i) or isinstance(op, (Transpose, Convert)) and only_multiplies(op.results[0]) for op, i in users

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dhlo.ir.coded import takes_codes
 from dhlo.ir.dialect import attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
@@ -20,10 +21,13 @@ __all__ = ["integer_convolutions"]
 
 Weights = dict[str, torch.Tensor]
 
+_INTEGERS = ("i8", "ui8", "i4", "ui4")
+
 
 def integer_convolutions(module: Module, weights: Weights) -> None:
     """Makes `conv_bytes` of convolutions of `(bytes - zero) * scale`, with numbers for both, and constant weights of 8 bits at most
-    whose scales are those of output channels. Sums are then exact, and images travel as bytes."""
+    whose scales are those of output channels. Sums are then exact, and images travel as bytes. Of other images scales of output
+    channels come after the convolution, too: kernels decode weights without."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             if _rewrite_block(block, weights):
@@ -37,7 +41,7 @@ def _rewrite_block(block: Block, weights: Weights) -> bool:
             for inner in region.blocks:
                 found |= _rewrite_block(inner, weights)
         if isinstance(op, Conv) and not attr(op, "transposed") and from_mlir(op.operands[0]).rank <= 5:
-            found |= _rewrite(op, weights)
+            found |= _rewrite(op, weights) or _scale_after(op, weights)
     return found
 
 
@@ -55,12 +59,40 @@ def _rewrite(op: Any, weights: Weights) -> bool:
         sums = build(ConvBytes, [x, w], {**attrs, "zero": zero}, results=[y.with_dtype("i32")]).results[0]
         wide = build(ew.Convert, [sums], results=[y]).results[0]
         factors = (scales * torch.tensor(scale)).reshape(-1)
-        if factors.numel() == 1:
-            factor = build(Full, [], {"value": repr(float(factors))}, results=[y]).results[0]
-        else:
-            by_channel = _weight(f"{_name(w)}.scales", factors, weights)
-            factor = build(Broadcast, [by_channel], {"dims": [1]}, results=[y]).results[0]
-        new = build(ew.Mul, [wide, factor]).results[0]
+        new = build(ew.Mul, [wide, _spread(factors, f"{_name(w)}.scales", y, weights)]).results[0]
+    op.results[0].replace_all_uses_with(new)
+    return True
+
+
+def _scale_after(op: Any, weights: Weights) -> bool:
+    """Whether weights became codes without scales and zero points, which the kernels decode: (conv of them) times the scales."""
+    w = op.operands[1]
+    while isinstance(defining(w), ew.Convert):
+        w = defining(w).operands[0]
+    made, y = defining(w), from_mlir(op.results[0])
+    if not isinstance(made, Dequantize) or len(made.operands) < 2 or not takes_codes(op, 1) or y.dtype.name != "f32":
+        return False
+    data = [weights.get(attr(s, "name_")) if isinstance(s := defining(x), Weight) else None for x in made.operands]
+    if any(d is None for d in data):
+        return False
+    q, *parameters = [d.detach() for d in data if d is not None]
+    if not all(bool(p.isfinite().all()) for p in parameters):
+        return False
+    scale = _by_channel(parameters[0].float(), q)
+    code, codes = attr(made, "code"), made.operands[0]
+    if scale is None or len(parameters) == 2 and code not in _INTEGERS:
+        return False
+    with ir.InsertionPoint(op.operation), op.location:
+        if len(parameters) == 2:
+            values = _integers(q, parameters[1])
+            if values is None:
+                return False
+            code = "i4" if values.numel() and -8 <= int(values.min()) and int(values.max()) <= 7 else "i8"
+            codes = _weight(f"{_name(codes)}.{code}", values, weights)
+        plain = build(Dequantize, [codes], {"code": code, "dtype": "f32"}).results[0]
+        attrs = {n: attr(op, n) for n in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")}
+        sums = build(Conv, [op.operands[0], plain], attrs, results=[y]).results[0]
+        new = build(ew.Mul, [sums, _spread(scale.reshape(-1), f"{_name(codes)}.scales", y, weights)]).results[0]
     op.results[0].replace_all_uses_with(new)
     return True
 
@@ -112,27 +144,48 @@ def _number(v: Value, weights: Weights) -> float | None:
 def _kernel(v: Value, weights: Weights) -> tuple[Value, torch.Tensor] | None:
     """Weights (i8) and the scales (f32) of output channels, or one for all, of a dequantised kernel."""
     op = defining(v)
-    if not isinstance(op, Dequantize) or attr(op, "dtype") != "f32" or attr(op, "code") not in ("i8", "ui8", "i4", "ui4"):
+    if not isinstance(op, Dequantize) or attr(op, "dtype") != "f32" or attr(op, "code") not in _INTEGERS:
         return None
     data = [weights.get(attr(w, "name_")) if isinstance(w := defining(x), Weight) else None for x in op.operands]
     if any(d is None for d in data):
         return None
     q, *parameters = [d.detach() for d in data if d is not None]
-    scale = parameters[0].float() if parameters else torch.ones([1] * q.dim())
-    if scale.numel() != scale.shape[0]:
-        return None
-    scale = scale if scale.numel() == 1 else along(scale, [q.shape[0], *scale.shape[1:]])
-    values = q.int()
-    if len(parameters) == 2:
-        zero = along(parameters[1].float(), q.shape)
-        if bool((zero != zero.round()).any()) or bool((zero.abs() > 512).any()):
-            return None
-        values = values - zero.int()
-    if values.numel() and (int(values.min()) < -128 or int(values.max()) > 127):
+    scale = _by_channel(parameters[0].float() if parameters else torch.ones([1] * q.dim()), q)
+    values = _integers(q, *parameters[1:])
+    if scale is None or values is None:
         return None
     if q.dtype == torch.int8 and len(parameters) < 2:
         return op.operands[0], scale
-    return _weight(f"{_name(op.operands[0])}.i8", values.to(torch.int8), weights), scale
+    return _weight(f"{_name(op.operands[0])}.i8", values, weights), scale
+
+
+def _by_channel(scale: torch.Tensor, q: torch.Tensor) -> torch.Tensor | None:
+    """Scales with an entry for each output channel or one for all, None for others."""
+    if scale.numel() != scale.shape[0]:
+        return None
+    return scale if scale.numel() == 1 else along(scale, [q.shape[0], *scale.shape[1:]])
+
+
+def _integers(q: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Codes less zero points, if bytes (i8) hold them."""
+    values = q.int()
+    if zero is not None:
+        wide = along(zero.float(), q.shape)
+        if bool((wide != wide.round()).any()) or bool((wide.abs() > 512).any()):
+            return None
+        values = values - wide.int()
+    if values.numel() and (int(values.min()) < -128 or int(values.max()) > 127):
+        return None
+    return values.to(torch.int8)
+
+
+def _spread(factors: torch.Tensor, name: str, y: TensorType, weights: Weights) -> Value:
+    """Factors of output channels, or one for all, for each element of a result."""
+    if factors.numel() == 1:
+        out: Value = build(Full, [], {"value": repr(float(factors))}, results=[y]).results[0]
+    else:
+        out = build(Broadcast, [_weight(name, factors, weights)], {"dims": [1]}, results=[y]).results[0]
+    return out
 
 
 def _name(w: Value) -> str:

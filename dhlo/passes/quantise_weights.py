@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import torch
 
 from dhlo.errors import CompileError
 from dhlo.ir.coded import takes_codes
-from dhlo.ir.dialect import attr, build, defining
+from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
@@ -131,12 +131,13 @@ def quantise_weights(module: Module, weights: Weights) -> None:
 
 @dataclass(eq=False)
 class _Constant:
-    """A constant right side of products: its value before transposes, and the dim along which products add up."""
+    """A constant right side of products: its value before transposes, and the dim along which products add up; or weights of
+    convolutions, which add up along all dims but the first (None)."""
 
     value: Any
     name: str
     data: torch.Tensor
-    depth: int
+    depth: int | None
 
 
 def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
@@ -149,7 +150,8 @@ def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
                 if not takes_codes(op, 1):
                     continue
                 v, dim = op.operands[1], from_mlir(op.operands[1]).rank - 2
-                while isinstance(view := defining(v), (Transpose, ew.Convert)):
+                sums_all = op.kind is Kind.CONVOLUTION
+                while isinstance(view := defining(v), ew.Convert if sums_all else (Transpose, ew.Convert)):
                     dim = attr(view, "perm")[dim] if isinstance(view, Transpose) else dim
                     v = view.operands[0]
                 name = _name(v)
@@ -158,7 +160,7 @@ def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
                 data = constant_of(v, weights, memo)
                 if data is not None and data.numel():
                     seen.add(v)
-                    yield _Constant(v, name, data, dim)
+                    yield _Constant(v, name, data, None if sums_all else dim)
 
 
 def _walk(block: Any) -> Iterator[Any]:
@@ -190,8 +192,13 @@ def _rewrite(c: _Constant, wanted: Format | None, limit: float, weights: Weights
     t = from_mlir(c.value)
     before = c.data.numel() * c.data.element_size()
     error, after, used = 0.0, before, _PLAIN
+    if c.depth is None and wanted is not None and wanted.code == "f4e2m1fn":
+        wanted = None  # convolutions have no form of it
     if wanted is not None:
-        q, *parameters = quantise(c.data, wanted, c.depth)
+        if c.depth is None:
+            q, *parameters = _quantise_kernel(c.data, wanted)
+        else:
+            q, *parameters = quantise(c.data, wanted, c.depth)
         error = relative_error(c.data, q, wanted.code, parameters)
         bits = CODES[wanted.code][1] if wanted.code in CODES else q.element_size() * 8
         after = q.numel() * bits // 8 + sum(p.numel() * p.element_size() for p in parameters)
@@ -273,6 +280,12 @@ def quantise(w: torch.Tensor, how: Format, depth: int) -> list[torch.Tensor]:
     q = torch.cat([p[0] for p in parts]).reshape(rows.shape).movedim(-1, depth).contiguous()
     scale = torch.cat([p[1] for p in parts]).reshape(blocks.shape[:-1]).movedim(-1, depth).contiguous()
     return [q, scale.to(dtype)]
+
+
+def _quantise_kernel(w: torch.Tensor, how: Format) -> list[torch.Tensor]:
+    """Codes of a convolution's weights, with a scale for each output channel if the format has any."""
+    out = quantise(w.reshape(w.shape[0], -1), replace(how, group=None if how.group is None else 0), 1)
+    return [out[0].reshape(w.shape), *(p.reshape(-1, *[1] * (w.dim() - 1)) for p in out[1:])]
 
 
 def _search(w: torch.Tensor, code: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

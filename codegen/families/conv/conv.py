@@ -15,6 +15,7 @@ from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratc
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams, Triple
+from dhlo.codegen.families.conv.quantised_weights import coded_bytes
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.gemm.microkernel import TileSpec
@@ -37,6 +38,7 @@ class Conv:
     `padding` a pair (before, after) a dim. `elem` is f32 or f64. Batch and spatial sizes are run-time values.
     `winograd`: sides of tiles for which calls may choose Winograd's algorithm where it is faster; results are then off by up to
     5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
+    `code`: the form of weights that are kept as codes (`quantised_weights`), if they are; not of those of depthwise convolutions.
     """
 
     in_channels: int
@@ -49,6 +51,7 @@ class Conv:
     elem: str = F32
     spec: TileSpec = field(kw_only=True)
     winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    code: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
@@ -64,7 +67,8 @@ class Conv:
         """Prefix of the kernels' symbols; equal parameters give equal names."""
         key = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         size = "x".join(map(str, self.kernel))
-        return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}"
+        coded = f"_{self.code}" if self.code else ""
+        return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}{coded}"
 
     @property
     def depthwise(self) -> bool:
@@ -96,6 +100,7 @@ class Conv:
             (pads[0], pads[1], pads[2]),
             triple(self.dilation),
             self.spec,
+            code=self.code,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:
@@ -132,7 +137,7 @@ class Conv:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the packed weights; the workspace that `emit_pack` fills if weights are run-time values."""
-        return prod(self.layout.shape) * BITS[self.elem] // 8
+        return coded_bytes(self.code, self.layout) if self.code else prod(self.layout.shape) * BITS[self.elem] // 8
 
     def emit_pack_kernel(self, module: KernelModule, view: WeightView | None = None) -> str:
         """Emits (once) what `emit_pack` launches and returns its symbol."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits
 from dhlo.codegen.families.conv.pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_geometry
 from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
+from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
 from dhlo.codegen.kernel_ir.builder import I1, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
@@ -24,7 +25,8 @@ class _Scratch:
         self.tiles = self.coords + panels * self.coord
         kept = p.run_panels if p.depth_blocks > 1 else 1
         self.transposed = self.tiles + kept * panels * self.tile
-        self.total = self.transposed + (p.panel * TRANSPOSED_LD * p.bytes if swapped else 0)
+        self.decoded = self.transposed + (p.panel * TRANSPOSED_LD * p.bytes if swapped else 0)
+        self.total = self.decoded + (p.block_channels * p.points * p.panel * p.bytes if p.code else 0)
 
 
 def scratch_bytes(p: ConvParams, swapped: bool) -> int:
@@ -118,17 +120,25 @@ class ConvKernel:
                 at = f.add(f.mul(index, p.panel_elements), f.mul(c0, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
-                w = f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
+                w = self.decoded(at, k) if p.code else f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
                 # The weights needed next: this depth block of the next panel, or the next depth block of the first.
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
                 back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
-                ahead = f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
+                ahead = w if p.code else f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
                     self.multiply(w, ahead, panel.iv, panel0, count, k, tiles, depth.iv)
                     with f.when(f.cmp("eq", depth.iv, p.depth_blocks - 1)):
                         self.finish(image, group, panel.iv, panel0, count, tiles)
+
+    def decoded(self, at: V, rows: V) -> V:
+        """Rows of a panel of codes from element `at` on, as numbers in the scratch."""
+        f, p = self.f, self.p
+        codes = f.gep(self.geo.w, f.mul(f.divu(at, p.panel), row_bytes(p.code, p.panel)), "i8")
+        to = self.at(self.layout.decoded)
+        f.call(emit_decode(p.module, p.code, p.spec), [codes, rows, to])
+        return to
 
     def pack_block(self, x: V, channels: V, panel0: V, count: V) -> None:
         """Packs the block's positions of `channels` channels from `x` on."""

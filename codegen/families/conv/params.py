@@ -38,6 +38,7 @@ class ConvParams:
     spec: TileSpec
     heads: int = 0  # rows of a weight panel before those of the reduction
     fill: int = 0  # what lies outside of the image
+    code: str = ""  # the form in which weights are kept, where it isn't `elem`; see quantised_weights
 
     @property
     def lanes(self) -> int:

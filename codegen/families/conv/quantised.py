@@ -10,7 +10,7 @@ import numpy as np
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.quantised_kernels import BLOCK, UNIT, ByteConvKernel, emit_units
+from dhlo.codegen.families.conv.quantised_kernels import BLOCK, ByteConvKernel, emit_units, unit_channels
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import I8, I32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -23,8 +23,8 @@ _GRAIN = 1 << 14
 
 @dataclass(frozen=True)
 class _UnitConv(Conv):
-    """The product of weights and windows once the image is of units: an i32 holds four channels. `fill` is the unit that lies
-    outside of the image, as a number; `weights` are those of the bytes."""
+    """The product of weights and windows once the image is of units: an i32 holds some channels. `fill` is the unit that lies
+    outside of the image, as a number."""
 
     fill: int = 0
 
@@ -53,7 +53,7 @@ class ByteConv:
     """A dhlo.conv_bytes by its static parameters: those of `Conv`, and of the image whether its bytes are `unsigned` and which
     stands for `zero`.
 
-    The image is brought to units of four channels first, which a dot product of bytes takes at once; the rest is `Conv`'s. Each
+    The image is brought to units of some channels first, which an instruction takes at once; the rest is `Conv`'s. Each
     channel by itself (depthwise) is widened to i32 instead. What `zero` adds to a sum is the same everywhere, as padding holds it,
     too: sums begin with its opposite, which lies beside the weights.
     """
@@ -75,7 +75,12 @@ class ByteConv:
     @property
     def units(self) -> int:
         """Of a group: i32s for a position."""
-        return 1 if self.depthwise else -(-(self.in_channels // self.groups) // UNIT)
+        return 1 if self.depthwise else -(-(self.in_channels // self.groups) // self.unit)
+
+    @property
+    def unit(self) -> int:
+        """Channels of an i32."""
+        return unit_channels(self.spec)
 
     @property
     def _zero(self) -> int:
@@ -88,9 +93,9 @@ class ByteConv:
         static = (self.out_channels, self.kernel, self.stride, self.padding, self.dilation, self.groups, I32)
         if self.depthwise:
             return Conv(self.in_channels, *static, spec=self.spec)
-        spec = replace(self.spec, mr=self.spec.mr - 2) if self.spec.widens(I8) else self.spec
-        byte = self._zero & 255
-        fill = int.from_bytes(bytes([byte] * UNIT), "little", signed=True)
+        spec = replace(self.spec, mr=self.spec.mr - 2) if self.unit == 4 and self.spec.widens(I8) else self.spec
+        outside = (self._zero % 256).to_bytes(1, "little") if self.unit == 4 else (self._zero % 65536).to_bytes(2, "little")
+        fill = int.from_bytes(outside * self.unit, "little", signed=True)
         return _UnitConv(self.groups * self.units, *static, spec=spec, fill=fill)
 
     @property
@@ -103,7 +108,7 @@ class ByteConv:
     @property
     def key(self) -> tuple[object, ...]:
         """What the packed weights depend on besides the weights."""
-        return (self.conv.layout, None if self.depthwise else self._zero)
+        return (self.conv.layout, self.unit, None if self.depthwise else self._zero)
 
     def pack_weight(self, weight: Array) -> Array:
         """i8 weights [out_channels, in_channels / groups, *kernel] as the kernels read them, i32."""
@@ -111,9 +116,10 @@ class ByteConv:
         if self.depthwise:
             return layout.pack(weight.astype(np.int32))
         out, group_in, *kernel = weight.shape
-        padded = np.zeros((out, self.units * UNIT, *kernel), np.int8)
+        padded = np.zeros((out, self.units * self.unit, *kernel), np.int8 if self.unit == 4 else np.int16)
         padded[:, :group_in] = weight
-        units = np.ascontiguousarray(np.moveaxis(padded.reshape(out, self.units, UNIT, *kernel), 2, -1)).view(np.int32)[..., 0]
+        units = np.moveaxis(padded.reshape(out, self.units, self.unit, *kernel), 2, -1)
+        units = np.ascontiguousarray(units).view(np.int32)[..., 0]
         panels = layout.pack(units)
         sums = -self._zero * weight.reshape(self.groups, -1, group_in * int(np.prod(kernel))).sum(-1, dtype=np.int64)
         heads = np.zeros((self.groups, layout.panels * layout.panel), np.int64)

@@ -1,4 +1,4 @@
-"""Kernels of convolutions of bytes: four channels side by side in units, and register tiles that add their dot products."""
+"""Kernels of convolutions of bytes: some channels side by side in units, and register tiles that add their dot products."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dhlo.codegen.families.gemm.microkernel import SIGN_BITS, TileSpec, multiply
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["BLOCK", "UNIT", "ByteConvKernel", "emit_units"]
-
-UNIT = 4
-"""Channels of a unit, which a dot product of bytes adds up."""
+__all__ = ["BLOCK", "ByteConvKernel", "emit_units", "unit_channels"]
 
 BLOCK = 4096
 """Positions of an item of the kernel that makes units."""
+
+
+def unit_channels(spec: TileSpec) -> int:
+    """Channels of a unit, an i32: four bytes, or two integers of 16 bits where the target has products of such pairs and none of
+    bytes, so that nothing is taken apart."""
+    return 2 if spec.dot(I8) is None and spec.target.pair_products else 4
 
 
 class ByteConvKernel(ConvKernel):
@@ -60,7 +63,7 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
             for h in halves:
                 at = i * spec.vectors + h
                 position, weight = (x, vb[h]) if swapped else (vb[h], x)
-                acc[at] = multiply_add(f, I8, spec, position, weight, acc[at])
+                acc[at] = _add_products(f, spec, position, weight, acc[at])
         lp.yield_(f.gep(pa, lda, I32), f.gep(pb, ldb, I32), f.gep(next_row, step, I32), *acc)
     for cell, value in zip(cells, lp.results[3:], strict=True):
         f.store(value, cell)
@@ -68,20 +71,30 @@ def _emit_tile(p: ConvParams, mr: int, ldb: int, swapped: bool) -> str:
     return name
 
 
+def _add_products(f: Fn, spec: TileSpec, position: V, weight: V, total: V) -> V:
+    """total + the dot products of units."""
+    if unit_channels(spec) == 4:
+        return multiply_add(f, I8, spec, position, weight, total)
+    wide = vec("i16", 2 * total.lanes)
+    x, y = (f.op(wide, f"vector.bitcast {v.name} : {v.type} to {wide}") for v in (position, weight))
+    return f.add(total, f.intrinsic(spec.target.pair_products, total.type, x, y))
+
+
 def emit_units(module: KernelModule, spec: TileSpec, channels: int, zero: int | None) -> str:
     """Emits (once) the kernel that brings images to the form that the others read; returns its symbol.
 
     Args (x, to, positions, blocks): x is [images * groups][channels][positions] of i8, or of ui8 if `spec.unsigned`. With `zero`
-    None `to` is [images * groups][units][positions][4], bytes as the target's dot product wants them (`TileSpec.flips`), the last
-    unit filled up with anything. Else it is [images * groups][channels][positions] of i32, less `zero`. Items are (image and
-    group, unit, block of BLOCK positions), `blocks` of them in an image.
+    None `to` is [images * groups][units][positions][unit_channels], bytes as the target's dot product wants them
+    (`TileSpec.flips`) or 16 bits each, the last unit filled up with anything. Else it is [images * groups][channels][positions] of
+    i32, less `zero`. Items are (image and group, unit, block of BLOCK positions), `blocks` of them in an image.
     """
     flips = zero is None and spec.flips(I8)
-    what = "units" if zero is None else f"less_{zero}"
+    what = f"units_of_{unit_channels(spec)}" if zero is None else f"less_{zero}"
     name = f"conv_{what}_{'ui8' if spec.unsigned else 'i8'}_c{channels}{'_flipped' if flips else ''}".replace("-", "m")
     if name in module.functions:
         return name
-    depth = UNIT if zero is None else 1
+    depth = unit_channels(spec) if zero is None else 1
+    bits = 32 // depth
     units = -(-channels // depth)
     f = kernel_fn(module, name)
     x, to, positions, blocks = load_args(f, [PTR, PTR, I64, I64])
@@ -93,8 +106,11 @@ def emit_units(module: KernelModule, spec: TileSpec, channels: int, zero: int | 
         narrow, wide = (vec(I8, lanes), vec(I32, lanes)) if lanes else (I8, I32)
         value = f.const(0, wide)
         for i, row in enumerate(rows):
-            byte = f.cast(f.load(f.gep(row, at, I8), narrow), I32, signed=zero is not None and not spec.unsigned)
-            value = f.or_(value, f.shl(byte, 8 * i)) if i else byte
+            byte = f.cast(f.load(f.gep(row, at, I8), narrow), I32, signed=bits > 8 and not spec.unsigned)
+            if i:
+                value = f.or_(value, f.shl(byte, bits * i))
+            else:
+                value = f.and_(byte, 0xFFFF) if depth == 2 and not spec.unsigned else byte
         if flips:
             value = f.xor(value, SIGN_BITS)
         f.store(f.sub(value, zero) if zero else value, f.gep(out, at, I32))

@@ -26,11 +26,17 @@ class ConvBytesFamily(ChoiceFamily):
     """A convolution of bytes with its epilogue."""
 
     anchor = Kind.CONVOLUTION.value
-    ops = (ConvBytes,)
+
+    @classmethod
+    def matches(cls, group: Group) -> bool:
+        inside = group.operation.regions[0].blocks[0].operations
+        return attr(group, "anchor") == cls.anchor and any(isinstance(op, ConvBytes) for op in inside)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
-        self.op = op = anchor_of(group, Kind.CONVOLUTION)
+        op = anchor_of(group, Kind.CONVOLUTION)
+        assert isinstance(op, ConvBytes)
+        self.op = op
         self.x, w = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         self.view = low.view(group, op.operands[0])

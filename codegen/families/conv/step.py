@@ -10,6 +10,8 @@ import sympy
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.layout import Array
+from dhlo.codegen.families.conv.quantised_weights import code_of, pack_codes
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd_transforms import TILES
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
@@ -19,8 +21,8 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
+from dhlo.ir.coded import takes_codes
 from dhlo.ir.dialect import Kind, attr
-from dhlo.ir.ops.compute import Conv as ConvOp
 from dhlo.ir.ops.control import Group
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
@@ -34,7 +36,6 @@ class ConvFamily(ChoiceFamily):
     """A convolution, transposed or not, with its epilogue."""
 
     anchor = Kind.CONVOLUTION.value
-    ops = (ConvOp,)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
@@ -48,9 +49,11 @@ class ConvFamily(ChoiceFamily):
                 hint="channels and kernel must be static, elements f32 or f64",
             )
         self.view = low.view(group, op.operands[0])
-        self.weight = low.constant_value(op.operands[1])
+        kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_codes(op, 1) else None
+        code = "" if kept is None else code_of(*kept)
+        self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
-        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else ())
+        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else (), code)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -67,7 +70,14 @@ class ConvFamily(ChoiceFamily):
         if self.weight is not None:
             weight = self.weight.detach().contiguous()
             key = ("packed_conv", conv.layout, low.constant_key(op.operands[1]))
-            self.packed = low.constants.add(key, conv.workspace_bytes, lambda: conv.pack_weight(weight.numpy()))
+
+            def pack() -> Array:
+                if isinstance(conv, Conv) and conv.code:
+                    return pack_codes(conv.code, conv.layout, weight)
+                return conv.pack_weight(weight.numpy())
+
+            code = conv.code if isinstance(conv, Conv) else ""
+            self.packed = low.constants.add((*key, code), conv.workspace_bytes, pack)
 
     def cost(self) -> Cost:
         """Winograd's kernels multiply less, and add instead."""
@@ -101,14 +111,15 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...]) -> Conv | ConvTranspose:
-    """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from."""
+def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "") -> Conv | ConvTranspose:
+    """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from, `code` is the form of
+    weights that are kept as codes."""
     x, w = (from_mlir(v) for v in op.operands)
     groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))
     channels, kernel, elem = int(x.shape[1]), tuple(int(s) for s in w.shape[2:]), x.dtype.name
     if not attr(op, "transposed"):
         pads, outs = tuple(op.pads), int(w.shape[0])
-        return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, spec=spec, winograd=winograd)
+        return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, spec=spec, winograd=winograd, code=code)
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
     return ConvTranspose(channels, outs, kernel, stride, padding, output_padding, dilation, groups, elem, spec=spec)

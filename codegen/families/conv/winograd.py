@@ -55,7 +55,7 @@ class Winograd:
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.m, self.p.spec)
+        return Blocking(self.m, self.p.spec, self.p.code)
 
     @property
     def span(self) -> int:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.pack import CACHE_LINE
+from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
-from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -75,6 +76,7 @@ class Blocking:
 
     m: int
     spec: TileSpec
+    code: str = ""  # the form of weights that are kept as codes
 
     @property
     def side(self) -> int:
@@ -98,6 +100,11 @@ class Blocking:
     def depth(self) -> int:
         """Channels that a depth block has room for."""
         return _DEPTH[self.m]
+
+    @property
+    def packed_row(self) -> tuple[int, str]:
+        """Elements, and of what type, of a row of a panel of packed weights."""
+        return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
 
     @property
     def strip_tiles(self) -> int:
@@ -234,18 +241,31 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
 
 def _emit_weights(module: KernelModule, b: Blocking) -> str:
     """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"winograd_{b.m}_weights_{b.spec.name}"
+    name = f"winograd_{b.m}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
     if name in module.functions:
         return name
     f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
     w, channels, to = f.args
     point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
-    with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
-        src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        square = [[f.load(f.gep(src, f.mul(point, 3 * i + j), F32), ty) for j in range(3)] for i in range(3)]
+
+    def map_column(square: list[list[V]], dst: V) -> None:
         mapped = in_two_dims(square, lambda g: weights(f, g, b.m))
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
+
+    if b.code:
+        row, _ = b.packed_row
+        with f.loop(0, channels) as lp:
+            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(_TAPS)]
+            for column in range(0, b.panel, b.lanes):
+                taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
+                map_column([taps[i : i + 3] for i in (0, 3, 6)], f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32))
+        f.done()
+        return name
+    with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
+        src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
+        square = [[f.load(f.gep(src, f.mul(point, 3 * i + j), F32), ty) for j in range(3)] for i in range(3)]
+        map_column(square, dst)
     f.done()
     return name
 
@@ -415,18 +435,19 @@ class _Kernel:
         """The sums of a panel, over all depth blocks."""
         f, geo, b = self.f, self.geo, self.b
         columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
-        packed = f.gep(geo.w, f.mul(panel, f.mul(geo.in_channels, _TAPS * b.panel)), F32)
+        row, elem = b.packed_row
+        packed = f.gep(geo.w, f.mul(panel, f.mul(geo.in_channels, _TAPS * row)), elem)
         with f.loop(0, self.blocks) as block:
             c0 = f.mul(block.iv, self.depth)
             k = f.min(f.sub(geo.in_channels, c0), self.depth)
             with f.loop(0, k, geo.block_channels) as part:
                 channels = f.min(f.sub(k, part.iv), geo.block_channels)
-                source = f.gep(packed, f.mul(f.add(c0, part.iv), _TAPS * b.panel), F32)
+                source = f.gep(packed, f.mul(f.add(c0, part.iv), _TAPS * row), elem)
                 f.call(self.weights, [source, channels, f.gep(self.at(0), f.mul(part.iv, b.panel), F32)])
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
             sums = self.at(self.layout.sums)
             numbers = [g.tiles, k, columns, block.iv]
-            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * b.panel), F32)
+            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * row), elem)
             f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
     def finish(self, g: _Group, panel: V) -> None:
@@ -468,7 +489,7 @@ class _Kernel:
 
 def kernel_name(b: Blocking) -> str:
     """The symbol of a kernel."""
-    return f"winograd_{b.m}x{b.m}_{b.spec.name}"
+    return f"winograd_{b.m}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
 
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:

@@ -1,0 +1,173 @@
+"""Convolutions of quantised images and weights, as PyTorch 2 Export's quantisers and `weights=` leave them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import dhlo
+from dhlo.ir.ops.quantised import CODES, dequantize
+from dhlo.passes.quantise_weights import Format, quantise
+
+Q = torch.ops.quantized_decomposed
+BYTES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+STEP = 0.02
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tol: float) -> None:
+    assert got.shape == want.shape
+    if want.numel():
+        assert float((got - want).abs().max()) <= tol * float(want.abs().max())
+
+
+class Step(torch.nn.Module):
+    """Quantises and dequantises."""
+
+    def __init__(self, dtype: torch.dtype, zero: int) -> None:
+        super().__init__()
+        self.numbers = (STEP, zero, *BYTES[dtype], dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Q.dequantize_per_tensor(Q.quantize_per_tensor(x, *self.numbers), *self.numbers)
+        return y
+
+
+class Layer(torch.nn.Module):
+    """A convolution between images of bytes, with a scale for each output channel."""
+
+    def __init__(self, dtype: torch.dtype, zero: int, shape: tuple[int, ...], **given: Any) -> None:
+        super().__init__()
+        self.before, self.given, rank = Step(dtype, zero), given, len(shape) - 2
+        self.conv = [torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d][rank - 1]
+        self.register_buffer("weight", torch.randint(-128, 128, shape, dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(shape[0]) / 50 + 0.001)
+        self.register_buffer("zero", torch.zeros(shape[0], dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w = Q.dequantize_per_channel(self.weight, self.scale, self.zero, 0, -128, 127, torch.int8)
+        return self.conv(self.before(x), w, **self.given)
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "3x3": ((40, 8, 3, 3), 1, {"padding": 1}),
+    "first": ((64, 3, 7, 7), 1, {"padding": 3, "stride": 2}),
+    "pointwise": ((24, 70, 1, 1), 1, {"stride": 2}),
+    "deep": ((35, 330, 3), 1, {"padding": 1}),
+    "grouped": ((8, 3, 3, 3), 4, {"padding": 1, "dilation": 2, "groups": 4}),
+    "depthwise": ((48, 1, 3, 3), 24, {"padding": 1, "groups": 24}),
+    "depthwise 5x5": ((10, 1, 5, 5), 10, {"padding": 2, "stride": 2, "groups": 10}),
+    "3d": ((10, 6, 3, 1, 2), 1, {"padding": (1, 0, 1)}),
+}
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(torch.uint8, 125), (torch.int8, -7)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name: str, dtype: torch.dtype, zero: int) -> None:
+    """Padding, groups, strides and dilation, beside the arithmetic as written."""
+    torch.manual_seed(1)
+    shape, groups, given = LAYERS[name]
+    module, rank = Layer(dtype, zero, shape, **given), len(shape) - 2
+    sizes = [torch.export.Dim(f"s{i}", min=5, max=512) for i in range(rank)]
+    draw: Any = lambda n, *s: torch.randn(n, shape[1] * groups, *s[:rank]) * 2
+    dims = ({0: torch.export.Dim("n", max=64), **{2 + i: d for i, d in enumerate(sizes)}},)
+    texts: dict[str, str] = {}
+    model = dhlo.compile(torch.export.export(module, (draw(2, 9, 11, 10),), dynamic_shapes=dims), dump=texts.__setitem__)
+    assert texts["fuse"].count("dhlo.conv_bytes") == 1
+    for n, *s in ((0, 7, 7, 7), (1, 5, 6, 7), (2, 17, 33, 8), (3, 70, 16, 5)):
+        x = draw(n, *s)
+        close(model(x), module(x), 1e-5)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(20, 72, 3, padding=1), torch.nn.Conv2d(72, 33, 1)
+        self.c, self.d = torch.nn.Conv2d(33, 130, 3, stride=2, padding=1), torch.nn.Conv2d(130, 40, 3, padding=1, groups=2)
+        self.e = torch.nn.Conv2d(40, 40, 3, groups=40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.e(self.d(self.c(self.b(self.a(x).relu()).relu()).relu()).relu())
+        return y
+
+
+IMAGE = {0: torch.export.Dim("n", max=8), 2: torch.export.Dim("h", min=9, max=200), 3: torch.export.Dim("w", min=9, max=200)}
+SIZES = ((1, 20, 9, 11), (2, 20, 33, 40), (1, 20, 70, 64))
+
+
+def net() -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    module = Net().eval()
+    return module, torch.export.export(module, (torch.randn(2, 20, 24, 26),), dynamic_shapes=(IMAGE,))
+
+
+@functools.cache
+def plain_bytes() -> int:
+    """Of the constants as they are."""
+    n: int = dhlo.compile(net()[1]).native.constants_bytes
+    return n
+
+
+_FORMATS = ["int8", "int4", "int4:64", "f8e4m3fn", "f8e5m2", "bf16", "f16"]
+
+
+@pytest.mark.parametrize(("weights", "winograd"), [(w, i % 2 == 0) for i, w in enumerate(_FORMATS)])
+def test_weights_stay_codes(weights: str, winograd: bool) -> None:
+    """Beside the same network with what the codes stand for; depthwise weights stay as they are."""
+    module, program = net()
+    model = dhlo.compile(program, weights=weights, winograd=winograd)
+    rows = json.loads(model.metadata)["quantised"]
+    assert sorted(r["name"] for r in rows) == ["a.weight", "b.weight", "c.weight", "d.weight"]
+    assert {r["format"] for r in rows} == {weights}
+    for name in "abcd":
+        w, how = getattr(module, name).weight.data, Format.parse(weights)
+        q, *scale = quantise(w.flatten(1), Format(how.name, how.code, None if how.group is None else 0), 1)
+        values = dequantize(q, how.code, *scale) if how.code in CODES else q.float()
+        getattr(module, name).weight.data = values.reshape(w.shape)
+    for size in SIZES:
+        x = torch.randn(size)
+        close(model(x), module(x), 1e-4)
+    bits = {"int8": 8, "int4": 4, "bf16": 16, "f16": 16}.get(weights.split(":")[0], 8)
+    assert model.native.constants_bytes < plain_bytes() * (bits / 32 + 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_take_two_bytes(dtype: torch.dtype) -> None:
+    module, _ = net()
+    half = copy.deepcopy(module).to(dtype)
+    x = torch.randn(2, 20, 24, 26, dtype=dtype)
+    model = dhlo.compile(torch.export.export(half, (x,), dynamic_shapes=(IMAGE,)))
+    wide = copy.deepcopy(half).float()
+    for size in SIZES:
+        x = torch.randn(size, dtype=dtype)
+        close(model(x).float(), wide(x.float()), 2e-2)
+    assert model.native.constants_bytes < 0.6 * plain_bytes()
+
+
+def test_weights_with_zero_points_and_codes_of_other_scales() -> None:
+    """Integer codes with a zero point for each channel are kept; scales of input channels are not those of results."""
+
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("q", torch.randint(0, 256, (48, 40, 3, 3), dtype=torch.uint8))
+            self.register_buffer("zero", torch.randint(100, 128, (48, 1, 1, 1)))
+            self.register_buffer("scale", torch.rand(48, 1, 1, 1) / 100)
+            self.register_buffer("columns", torch.rand(1, 40, 1, 1) / 100)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            w = (self.q.float() - self.zero) * self.scale
+            v = (self.q[:, :, :1, :1].float() - 7.0) * self.columns
+            return torch.nn.functional.conv2d(x, w, padding=1), torch.nn.functional.conv2d(x, v)
+
+    torch.manual_seed(3)
+    module = Odd()
+    model = dhlo.compile(torch.export.export(module, (torch.randn(2, 40, 12, 13),), dynamic_shapes=(IMAGE,)))
+    for n, h, w in ((1, 9, 9), (2, 17, 30)):
+        x = torch.randn(n, 40, h, w)
+        for got, want in zip(model(x), module(x), strict=True):
+            close(got, want, 1e-4)

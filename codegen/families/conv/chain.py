@@ -6,6 +6,7 @@ import numpy as np
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.box import wake_cycles
 from dhlo.codegen.families.conv.chain_kernel import Window, emit_chain_kernel, scratch_bytes
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array
@@ -21,8 +22,8 @@ from dhlo.ir.types import from_mlir
 
 __all__ = ["ConvChainFamily"]
 
-# Items of each thread at least, where bands can be cut so small; cycles that pay for waking a thread.
-_ITEMS_PER_THREAD, _WAKE_CYCLES = 3, 20_000
+# Items of each thread at least, where bands can be cut so small.
+_ITEMS_PER_THREAD = 3
 # Rows of a band for each that it shares with the next, which are computed twice.
 _SHARED = 4
 
@@ -106,7 +107,7 @@ class ConvChainFamily(ChoiceFamily):
         vectors = w.panel // w.lanes
         cycles = f.mul(f.mul(held, width), vectors * ins)
         cycles = f.add(cycles, f.mul(f.mul(band, ow), vectors * w.kernel[0] * w.kernel[1]))
-        grain = f.add(f.divu(f.i64(_WAKE_CYCLES), f.add(cycles, 1)), 1)
+        grain = f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
         with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", ow, 0))):
             host.launch(self.kernel, [*pointers, *numbers], count, grain, scratch_bytes(w, f, ins, width, ow, held))
 

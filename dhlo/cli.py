@@ -103,7 +103,7 @@ def _list_stages(wanted: bool) -> None:
         from dhlo.pipeline import STAGES
 
         for stage in STAGES:
-            typer.echo(f"{stage.name:18}{stage.summary}")
+            typer.echo(f"{stage.name:24}{stage.summary}")
         raise typer.Exit
 
 

@@ -146,7 +146,7 @@ def _nonzero(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.nonzero_numpy.default, A.where.default)
 def _where_indices(b: OpBuilder, x: Value) -> list[Value]:
-    return _columns(b, x)
+    return _columns(b, x if b.rank(x) else b.reshape(x, [1]))
 
 
 @lowers(A.masked_select.default)

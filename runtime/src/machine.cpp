@@ -146,11 +146,6 @@ Machine& the_machine() {
   return machine;
 }
 
-void clamp_measured(Facts* facts) {
-  for (size_t i = 0; i < facts->size(); ++i)
-    if (kInfo[i].measured && (*facts)[i] != 0) (*facts)[i] = std::clamp((*facts)[i], kInfo[i].least, kInfo[i].most);
-}
-
 void find(Machine& m) {
   if (!m.configured) {
     m.settings = read_settings("");
@@ -172,7 +167,6 @@ void find(Machine& m) {
     m.core_found = m.wake_found = read_facts(m.file, &m.facts);
   }
   if (!m.core_found) m.core_found = measure_core(&m.facts);
-  clamp_measured(&m.facts);
 }
 
 void find_wake(Machine& m, Pool* pool) {

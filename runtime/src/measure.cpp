@@ -18,6 +18,15 @@ constexpr int64_t kBudget = 4'000'000;  // ns for all but the wake-up
 constexpr int64_t kTurns = 5;
 constexpr int64_t kRow = 128;  // bytes of B that a step of k reads: a panel's row of f32
 
+// To the ranges that facts have; 0 stands for what there isn't.
+void clamp(Facts* facts) {
+  for (int64_t i = 0; i < DHLO_MACHINE_FIELDS; ++i) {
+    int64_t& fact = (*facts)[static_cast<size_t>(i)];
+    const FactInfo& info = fact_info(i);
+    if (info.measured && fact != 0) fact = std::clamp(fact, info.least, info.most);
+  }
+}
+
 // ---- instructions
 
 // Twelve independent chains, enough for two instructions a cycle at a latency of six.
@@ -301,7 +310,9 @@ int64_t nanoseconds() noexcept {
 bool measure_core(Facts* facts) noexcept {
   const int64_t deadline = nanoseconds() + kBudget;
   measure_instructions(facts);
-  return Streams(facts, deadline).measure();
+  const bool ok = Streams(facts, deadline).measure();
+  clamp(facts);
+  return ok;
 }
 
 bool measure_wake(Pool* pool, int64_t* result) noexcept {

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import sympy
 
-from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
+from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
@@ -278,7 +278,7 @@ def test_bf16(spec: TileSpec, packed: bool) -> None:
         check(got, a, b)
 
 
-@pytest.mark.parametrize("percent", [0, 79, 80, 200])
+@pytest.mark.parametrize("percent", [0, DOTS_PAY - 1, DOTS_PAY, 200])
 def test_slow_dot_products_of_bf16_are_not_used(percent: int) -> None:
     """The machine decides; the product by f32 multiply-adds rounds like that of a target without the instruction."""
     rng = np.random.default_rng(3)
@@ -290,7 +290,7 @@ def test_slow_dot_products_of_bf16_are_not_used(percent: int) -> None:
     got = run(a, b, packed=True, spec=dots, bf16_percent=percent)
     check(got, a, b)
     plain = run(a, b, packed=True, spec=tile_spec(parse_target("x86-64-v4")))
-    assert np.array_equal(got, plain) == (percent < 80)
+    assert np.array_equal(got, plain) == (percent < DOTS_PAY)
 
 
 def test_splits_and_threads_do_not_change_bits() -> None:

@@ -81,7 +81,7 @@ def test_scripts_compute_what_they_compute_as_python(f: Callable[..., Any]) -> N
     want32 = np.array([python(f, *map(float, x)) for x in zip(*narrow, strict=True)])
     got32 = run(build([f.__name__], F32, TARGET.lanes(F32)), f.__name__, *narrow)
     small = known & ~np.isnan(want32) & (abs(want32) < 1e38) & (abs(want32) > 1e-37)
-    np.testing.assert_allclose(got32[small], want32[small], rtol=2e-7)
+    np.testing.assert_allclose(got32[small], want32[small], rtol=4e-6 if f in GAMMAS else 2e-7)
 
 
 EXACT: dict[str, Callable[..., Any]] = {

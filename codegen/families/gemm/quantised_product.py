@@ -267,7 +267,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), I8)
         p0 = fn.mul(run.iv, per)
         p1 = fn.min(fn.add(p0, per), passes)
-        row0, after = (fn.divu(fn.mul(p, m), fn.max(passes, 1)) for p in (p0, p1))
+        row0, after = (split.panel(p)[0] for p in (p0, p1))
         a_at = fn.gep(a, fn.add(fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), fn.mul(row0, sm)), elem)
         rows.widen(elem, a_at, sm, sk, fn.sub(after, row0))
         with fn.loop(p0, p1) as i:

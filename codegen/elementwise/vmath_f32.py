@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -63,10 +64,12 @@ def _exp_normal(f: Fn, x: V, down: int = 0, power: int = 0) -> V:
 
 
 def _or_subnormal(f: Fn, x: V, y: V, low: float, high: float, exact: Callable[[V], tuple[V, V]]) -> V:
-    """`y`, but p 2^n of (p, n) = `exact(x)` where low < x < high and the result may be subnormal. That is rare, and computed only
-    where a lane wants it.
+    """`y`, but p 2^n of (p, n) = `exact(x)` where low < x < high < 0 and the result may be subnormal. That is rare, and
+    computed only where a lane wants it.
     """
-    rare = f.and_(f.cmp("gt", x, low), f.cmp("lt", x, high))
+    # Negative floats further from 0 are greater as integers, so that one comparison without a sign tells.
+    first, end = (struct.unpack("<i", struct.pack("<f", bound))[0] + (bound == high) for bound in (high, low))
+    rare = f.cmp("ult", f.sub(f.bitcast(x, I32), first), end - first)
 
     def slow() -> list[V]:
         alone = f.select(rare, x, f.const(high, x.type))  # other lanes make no subnormal numbers here

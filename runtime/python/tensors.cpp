@@ -168,7 +168,7 @@ dlpack::DataType dlpack_dtype(int32_t dtype) {
       {dlpack::kBool, 8, 1},         {dlpack::kUInt, 8, 1},       {dlpack::kInt, 8, 1},      {dlpack::kInt, 16, 1},
       {dlpack::kInt, 32, 1},         {dlpack::kInt, 64, 1},       {dlpack::kFloat, 16, 1},   {dlpack::kBfloat, 16, 1},
       {dlpack::kFloat, 32, 1},       {dlpack::kFloat, 64, 1},     {dlpack::kComplex, 64, 1}, {dlpack::kComplex, 128, 1},
-      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1},   {dlpack::kComplex, 32, 1},
+      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1}, {dlpack::kComplex, 32, 1},
   };
   return types[dtype];
 }

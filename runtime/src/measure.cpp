@@ -35,11 +35,8 @@ void clamp(Facts* facts) {
 #elif defined(__aarch64__)
 #define DHLO_CHAIN(instruction, r, n) instruction " v" #n "." r ", v12." r ", v13." r "\n"
 #endif
-#define DHLO_TWELVE(i, r)                                                                             \
-  DHLO_CHAIN(i, r, 0)                                                                                 \
-  DHLO_CHAIN(i, r, 1)                                                                                 \
-  DHLO_CHAIN(i, r, 2) DHLO_CHAIN(i, r, 3) DHLO_CHAIN(i, r, 4) DHLO_CHAIN(i, r, 5) DHLO_CHAIN(i, r, 6) \
-      DHLO_CHAIN(i, r, 7) DHLO_CHAIN(i, r, 8) DHLO_CHAIN(i, r, 9) DHLO_CHAIN(i, r, 10) DHLO_CHAIN(i, r, 11)
+#define DHLO_FOUR(i, r, a, b, c, d) DHLO_CHAIN(i, r, a) DHLO_CHAIN(i, r, b) DHLO_CHAIN(i, r, c) DHLO_CHAIN(i, r, d)
+#define DHLO_TWELVE(i, r) DHLO_FOUR(i, r, 0, 1, 2, 3) DHLO_FOUR(i, r, 4, 5, 6, 7) DHLO_FOUR(i, r, 8, 9, 10, 11)
 constexpr int64_t kChains = 12;
 
 #if defined(__x86_64__)

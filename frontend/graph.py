@@ -426,7 +426,7 @@ class Importer:
         if target in UPDATES:
             for i, value in UPDATES[target](self.b, *call_args, **call_kwargs).items():
                 args[i].write(value)
-        view = view_rule(target, node, complex_numbers)
+        view = view_rule(target, node, bool(call_args) and isinstance(call_args[0], Complex))
         if view is None or not isinstance(args[0], Ref):
             return _wrap(result)
         return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)

@@ -290,7 +290,8 @@ def _linear(b: OpBuilder, x: Operand, w: Operand, bias: Operand = None) -> Compl
 # ---------------------------------------------------------------------------------------------------- by parts
 def by_parts(*ops: Any, joins: bool = False) -> None:
     """Registers that the operators act on the real parts and on the imaginary ones alone. With `joins` other tensors may be real,
-    and have zeros for imaginary parts; without, they are positions and the like."""
+    and have zeros for imaginary parts; without, they are positions and the like, and a first one that is real stays so: the others
+    give its shape."""
 
     def rule(op: Any) -> Any:
         def f(b: OpBuilder, *args: Any, **kwargs: Any) -> Any:
@@ -303,7 +304,10 @@ def by_parts(*ops: Any, joins: bool = False) -> None:
                 named = {name: pick(a) for name, a in kwargs.items()}
                 return LOWERINGS[op](b, *picked, **named)
 
-            re, im = half(0), half(1)
+            re = half(0)
+            if not joins and args and b.is_tensor(args[0]):
+                return re
+            im = half(1)
             if isinstance(re, list | tuple):
                 return [Complex(p, q) for p, q in zip(re, im, strict=True)]
             return Complex(re, im)

@@ -151,3 +151,15 @@ def test_random_numbers_have_both_parts() -> None:
     assert parts.min() >= 2 and parts.max() <= 3 and not torch.equal(uniform.real, uniform.imag)
     assert (normal.mean() - (1 + 1j)).abs() < 0.1 and abs(float(normal.std()) - 2) < 0.1
     assert abs(float(normal.real.std() / normal.imag.std()) - 1) < 0.1
+
+
+def test_real_tensors_stay_real_where_complex_ones_give_their_shape() -> None:
+    z, x = torch.randn(3, 4, dtype=C64), torch.randn(3, 1)
+
+    def f(z: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.expand_as(z)
+        return wide, torch.nn.functional.normalize(z, 2.0, -1), (wide * 2).reshape(12).view_as(z), wide.reshape(4, 3).reshape_as(z)
+
+    for got, want in zip(run(import_fn(f, (z, x)), [z, x]), f(z, x), strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want)

@@ -253,7 +253,8 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)
         check(got, a, b)
         np.testing.assert_array_equal(run(a, b, packed=False, num_threads=2), got)
-        check(run(a, b, packed=False, num_threads=2, l2_bytes=128 << 10), a, b)  # larger ones are read in strips
+        strips = run(a, b, packed=False, num_threads=2, l2_bytes=128 << 10)  # of larger ones
+        np.testing.assert_array_equal(strips, got)
 
 
 @pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)

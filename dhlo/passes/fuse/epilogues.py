@@ -70,7 +70,7 @@ def _is_static_image(op: Any) -> bool:
 
 
 def _takes_channels(g: Graph, v: Any, unit: Unit) -> bool:
-    """Whether an operand of elementwise work depends on no position: made in the unit, or a constant for each channel at most."""
+    """Whether an operand of elementwise work is there before any of the image: made in the unit, or constant."""
     return (
         g.producer(v) in unit.ops
         or isinstance(op := defining(v), Full)

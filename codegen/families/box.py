@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from dhlo.codegen.kernel_ir.builder import V
+from dhlo.codegen.kernel_ir.builder import F32, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["WAKE_SHARE", "cycles_from_memory", "update_cycles", "wake_cycles"]
+__all__ = [
+    "COPY_WORK",
+    "WAKE_SHARE",
+    "cycles_from_cache",
+    "cycles_from_memory",
+    "grain_of",
+    "steps_ahead",
+    "update_cycles",
+    "wake_cycles",
+]
 
 WAKE_SHARE: Final = 16
 """A thread's part of a launch takes at least so many times what it takes to reach another thread."""
+COPY_WORK: Final = 1
+"""Simple operations, the unit of `grain_of`, that copying a byte takes: memory moves three, as what is written is read first."""
+
+# Multiply-adds of an element in the time of a simple operation on one: kernels that are priced in these load and store what they
+# compute with, and wait for the second cache or memory most of the time.
+_ADDS_PER_OPERATION = 5
+# Bytes that a step of the loops reads in which distances of prefetches are measured (runtime/src/measure.cpp).
+_STEP_BYTES = 128
 
 
 def _rate(host: HostContext) -> V:
@@ -24,10 +41,28 @@ def wake_cycles(host: HostContext) -> V:
     return fn.divu(fn.mul(fn.mul(host.machine("wake_ns"), WAKE_SHARE), _rate(host)), 1000)
 
 
+def grain_of(host: HostContext, work: V | int) -> V:
+    """Items that pay for another thread, at `work` simple operations on elements each (see `element_work`); at least one."""
+    fn = host.fn
+    pays = fn.divu(fn.mul(wake_cycles(host), host.module.target.lanes(F32)), _ADDS_PER_OPERATION)
+    return fn.max(fn.divu(pays, fn.max(fn.i64(work), 1)), 1)
+
+
+def steps_ahead(host: HostContext, fact: str) -> V:
+    """How many steps ahead a loop over k prefetches that reads a line or two in each; `fact` is one of `ahead_*`."""
+    return host.fn.divu(host.machine(fact), _STEP_BYTES)
+
+
 def cycles_from_memory(host: HostContext, nbytes: int) -> V:
     """Multiply-adds of whole vectors in the time in which a core reads so many bytes from memory; at least one."""
     fn = host.fn
     return fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("memory_bytes_per_us")), 1)
+
+
+def cycles_from_cache(host: HostContext, nbytes: int) -> V:
+    """Multiply-adds of whole vectors in the time in which a core reads so many bytes from its second-level cache; at least one."""
+    fn = host.fn
+    return fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("l2_bytes_per_us")), 1)
 
 
 def update_cycles(host: HostContext) -> V:

@@ -23,13 +23,14 @@ _PLACEHOLDER = "dhlo_kernel_in_progress"
 
 @dataclass
 class Launch:
-    """One launch; sizes are expressions. Beside what `Slot` says, a slot may be ("view", View), the address of a view's first
-    element, ("constant", offset in bytes), or ("workspace", offset in bytes): of what the group asked for."""
+    """One launch; sizes are expressions, `work` is what an item takes, priced as by `element_work`. Beside what `Slot` says, a slot
+    may be ("view", View), the address of a view's first element, ("constant", offset in bytes), or ("workspace", offset in bytes):
+    of what the group asked for."""
 
     kernel: str
     slots: list[Slot]
     count: sympy.Expr
-    grain: sympy.Expr
+    work: sympy.Expr | int
     scratch: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
     lookups: dict[int, Op] = field(default_factory=dict)  # number of an index check -> the op that it is about
 

@@ -14,7 +14,7 @@ from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import Fn, V
 from dhlo.ir.dialect import Op
 from dhlo.ir.ops.control import Group
-from dhlo.ir.symbols import FloorDiv, ceil_div, product
+from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import DTYPES, DType, TensorType, from_mlir
 from dhlo.shape_infer.views import View
 
@@ -23,14 +23,11 @@ __all__ = [
     "OpKernel",
     "block_count",
     "blocks_across",
-    "grain_of",
     "lanes_at",
     "prefix",
     "register_of",
     "while_loop",
 ]
-
-MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,6 @@ _BYTE = DTYPES["i8"]
 def register_of(dtype: DType) -> str:
     """The register type that `OpKernel.load` gives."""
     return "i8" if dtype.is_bool else dtype.register
-
-
-def grain_of(work: sympy.Expr | int) -> sympy.Expr:
-    """Items that are worth a thread, at `work` simple operations each."""
-    return FloorDiv(sympy.Integer(MIN_WORK), work + 1) + 1
 
 
 def lanes_at(k: OpKernel, lo: V | int, hi: V, init: Sequence[V], body: Callable[[V, Sequence[V]], Sequence[V]]) -> list[V]:

@@ -66,7 +66,7 @@ class _Writer:
         for x in launches:
             operands: list[Value] = []
             arguments = [self._argument(s, operands) for s in x.slots]
-            sizes = {"count": _text(x.count), "grain": _text(x.grain), "scratch": _text(x.scratch)}
+            sizes = {"count": _text(x.count), "work": _text(x.work), "scratch": _text(x.scratch)}
             build(host.Launch, operands, {"kernel": x.kernel, "arguments": arguments, **sizes})
 
     def _argument(self, slot: Slot, operands: list[Value]) -> dict[str, int | str]:

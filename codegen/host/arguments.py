@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
+from dhlo.codegen.families.box import grain_of
+from dhlo.codegen.families.copy.flat import emit_copy
 from dhlo.codegen.families.copy.strided import emit_copy_strided
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
@@ -20,6 +21,9 @@ from dhlo.shape_infer.views import dense_strides
 __all__ = ["Arguments"]
 
 STAGING_SEGMENT = 1
+
+# Simple operations of a copy with gaps: of each element, and of each dim to find where a row begins. Rows are long from here on.
+_ELEMENT_WORK, _DIM_WORK, _LONGEST = 4, 64, 1 << 20
 
 
 class Arguments:
@@ -96,7 +100,8 @@ class Arguments:
         sizes, strides = (host.tensor_field(k, field, PTR) for field in ("sizes", "strides"))
         last = host.sizes.emit(t.shape[-1])
         rows = fn.div(host.sizes.emit(t.numel), fn.max(last, 1))
-        host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank)], count(rows), 1 << 12)
+        work = fn.add(fn.mul(fn.min(last, _LONGEST), _ELEMENT_WORK), t.rank * _DIM_WORK)
+        host.launch(kernel, [source, to, sizes, strides, fn.i64(t.rank)], count(rows), grain_of(host, work))
 
     # ------------------------------------------------------------------ new content
     def update(self, op: UpdateArgument | UpdateState) -> None:
@@ -106,10 +111,7 @@ class Arguments:
             self._update_argument(attr(op, "input"), v)
         elif not is_written_over(v):
             name = attr(op, "name_")
-            self._copy_flat(host.pointer(v), host.state(name), self.fn.i64(host.low.states.bytes(name)))
-
-    def _copy_flat(self, source: V, to: V, size: V) -> None:
-        self.host.launch(emit_copy_flat(self.host.module), [source, to, size], self.fn.ceildivu(size, BLOCK_BYTES), 8)
+            emit_copy(host, host.pointer(v), host.state(name), self.fn.i64(host.low.states.bytes(name)))
 
     def _update_argument(self, k: int, v: Value) -> None:
         """An argument with gaps is written element by element, even if its dense copy was written in place."""
@@ -117,6 +119,6 @@ class Arguments:
         source, size, zero = host.pointer(v), host.size(t.bytes), fn.i64(0)
         dense = self.dense.get(k, fn.const(True, "i1"))
         if not is_written_over(v):
-            self._copy_flat(source, self.homes[k], fn.select(dense, size, zero))
+            emit_copy(host, source, self.homes[k], fn.select(dense, size, zero))
         if k in self.dense:
             self._copy_gaps(k, source, self.homes[k], copies_out=True, count=lambda rows: fn.select(dense, zero, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dhlo.codegen.families.copy.flat import BLOCK_BYTES, emit_copy_flat
+from dhlo.codegen.families.copy.flat import emit_copy
 from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I1, I8, I64, PTR, V
@@ -67,14 +67,10 @@ def _settle(host: HostProgram, memory: Memory, op: Cond, v: Value, at: V) -> Non
     """A value of only now known size stays where it is, or is copied to where the surrounding program wants it."""
     memory.place_results([v], op)
     if v in host.pointers:
-        _copy(host, at, host.pointers[v], host.size(from_mlir(v).bytes))
+        emit_copy(host, at, host.pointers[v], host.size(from_mlir(v).bytes))
         host.check_status()
     else:
         host.pointers[v] = at
-
-
-def _copy(host: HostProgram, source: V, to: V, nbytes: V) -> None:
-    host.launch(emit_copy_flat(host.module), [source, to, nbytes], host.fn.ceildivu(nbytes, BLOCK_BYTES), 8)
 
 
 def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: EmitBlock) -> None:
@@ -87,7 +83,7 @@ def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: EmitBlo
     nbytes = [host.size(from_mlir(v).bytes) for v in op.results]
     read, write = ([fn.alloca(1, PTR, 8) for _ in op.results] for _ in range(2))
     for x, home, spare, size, r, w in zip(op.operands, homes, spares, nbytes, read, write, strict=True):
-        _copy(host, host.pointer(x), home, size)
+        emit_copy(host, host.pointer(x), home, size)
         fn.store(home, r, 8)
         fn.store(spare, w, 8)
     host.check_status()
@@ -115,5 +111,5 @@ def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: EmitBlo
     fn.label(labels[2])
     for at, home, size in zip(current, homes, nbytes, strict=True):
         moved = fn.cmp("ne", fn.ptr_to_int(at), fn.ptr_to_int(home))
-        _copy(host, at, home, fn.select(moved, size, fn.i64(0)))
+        emit_copy(host, at, home, fn.select(moved, size, fn.i64(0)))
     host.check_status()

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import Lowering
@@ -109,9 +110,9 @@ class _Operations:
             self.host.end_group()
 
     def _launch(self, op: Launch) -> None:
-        host, (count, grain, scratch) = self.host, (parse(attr(op, name)) for name in ("count", "grain", "scratch"))
+        host, (count, work, scratch) = self.host, (parse(attr(op, name)) for name in ("count", "work", "scratch"))
         arguments = [self._argument(op, x) for x in attr(op, "arguments")]
-        host.launch(attr(op, "kernel"), arguments, host.size(count), host.size(grain), host.size(scratch))
+        host.launch(attr(op, "kernel"), arguments, host.size(count), grain_of(host, host.size(work)), host.size(scratch))
 
     def _argument(self, op: Launch, argument: Mapping[str, Any]) -> V:
         """What a kernel's argument array holds at one place."""

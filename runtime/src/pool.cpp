@@ -20,9 +20,11 @@
 namespace dhlo {
 namespace {
 
-constexpr int64_t kWorkerSpin = 200'000;  // ns that an idle worker waits before it parks: waking it takes 50'000
-constexpr int64_t kCallerSpin =
-    100'000;                       // ns that the caller waits for chunks in progress before it yields its processor
+// How long threads wait before they give up their processor, in ns. What decides it isn't the machine: an idle worker
+// waits for as long as hosts usually take between two calls, and the caller for a chunk of a usual size, which must
+// only be some times what the system takes to wake a thread, 50'000 or so, to cost little beside it.
+constexpr int64_t kWorkerSpin = 200'000;
+constexpr int64_t kCallerSpin = 100'000;
 constexpr int kApartLaunches = 3;  // in a row without help from another processor, before workers are moved there
 constexpr int kCallerYields = 64;  // and how often it yields before it parks
 

@@ -36,10 +36,10 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     }) {anchor = "opaque", family = "write", memory = [{buffer = 0 : i64}], number = 0 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
     %2 = "dhlo.address"(%arg0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %3 = "dhlo.address"(%1) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%2, %3) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {size = "32*s77"}], count = "floordiv(32*s77 + 16383, 16384)", grain = "4", kernel = "copy_flat", scratch = "0"} : (tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%2, %3) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {size = "32*s77"}], count = "floordiv(32*s77 + 16383, 16384)", kernel = "copy_flat", scratch = "0", work = "16384"} : (tensor<i64>, tensor<i64>) -> ()
     %4 = "dhlo.address"(%arg2) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
     %5 = "dhlo.address"(%arg1) {offset = "0"} : (tensor<?xi64, #dhlo.shape<["s15"]>>) -> tensor<i64>
-    "dhlo.launch"(%3, %4, %5) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {size = "s15"}, {size = "s77"}, {errors = 0 : i64}], count = "1", grain = "(floordiv(65536, 16*s15 + 1)) + 1", kernel = "scatter_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%3, %4, %5) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {size = "s15"}, {size = "s77"}, {errors = 0 : i64}], count = "1", kernel = "scatter_kernel", scratch = "0", work = "16*s15"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
     %6 = "dhlo.group"() ({
       %32 = "dhlo.matmul"(%1, %0) : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<8x5xf32>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
       "dhlo.yield"(%32) {operandSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> ()
@@ -49,18 +49,18 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
       "dhlo.yield"(%32) {operandSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> ()
     }) {anchor = "loops", family = "loops", memory = [{buffer = 1 : i64}], number = 2 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
     %8 = "dhlo.address"(%7) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%8) {arguments = [{size = "8*s77"}, {operand = 0 : i64}], count = "floordiv(8*s77 + 1023, 1024)", grain = "64", kernel = "pointwise_kernel", scratch = "0"} : (tensor<i64>) -> ()
+    "dhlo.launch"(%8) {arguments = [{size = "8*s77"}, {operand = 0 : i64}], count = "floordiv(8*s77 + 1023, 1024)", kernel = "pointwise_kernel", scratch = "0", work = "1024"} : (tensor<i64>) -> ()
     %9:2 = "dhlo.group"() ({
       %32:2 = "dhlo.fft"(%arg0, %7) {dims = [0, 1], inverse = false} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>)
       "dhlo.yield"(%32#0, %32#1) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> ()
     }) {anchor = "opaque", family = "fft", memory = [{buffer = 2 : i64}, {buffer = 3 : i64}], number = 3 : i64, resultSegmentSizes = array<i32: 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, workspace = "64*(floordiv(8*s77 + 575, 64))", workspace_memory = [{buffer = 4 : i64}]} : () -> (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>)
-    "dhlo.launch"() {arguments = [{buffer = 4 : i64, offset = "0"}, {size = "s77"}], count = "1", grain = "1", kernel = "fft_table_f32", scratch = "16*(floordiv(s77 + 63, 64)) + 1024"} : () -> ()
+    "dhlo.launch"() {arguments = [{buffer = 4 : i64, offset = "0"}, {size = "s77"}], count = "1", kernel = "fft_table_f32", scratch = "16*(floordiv(s77 + 63, 64)) + 1024", work = "1"} : () -> ()
     %10 = "dhlo.address"(%9#0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %11 = "dhlo.address"(%9#1) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %12 = "dhlo.address"(%arg0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %13 = "dhlo.address"(%7) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%10, %11, %12, %13) {arguments = [{buffer = 4 : i64, offset = "0"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "s77"}], count = "1", grain = "(floordiv(65536, 128*s77 + 1)) + 1", kernel = "fft_kernel", scratch = "256*s77"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
-    "dhlo.launch"(%10, %11) {arguments = [{constant = 1024 : i64}, {operand = 0 : i64}, {operand = 1 : i64}, {size = "s77"}], count = "floordiv(s77 + 15, 16)", grain = "64", kernel = "fft_kernel", scratch = "2048"} : (tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%10, %11, %12, %13) {arguments = [{buffer = 4 : i64, offset = "0"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "s77"}], count = "1", kernel = "fft_kernel", scratch = "256*s77", work = "128*s77"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%10, %11) {arguments = [{constant = 1024 : i64}, {operand = 0 : i64}, {operand = 1 : i64}, {size = "s77"}], count = "floordiv(s77 + 15, 16)", kernel = "fft_kernel", scratch = "2048", work = "1024"} : (tensor<i64>, tensor<i64>) -> ()
     %14 = "dhlo.group"() ({
       %32 = "dhlo.slice"(%9#0) {starts = ["0", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
       %33 = "dhlo.abs"(%32) : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>
@@ -87,7 +87,7 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     %15 = "dhlo.address"(%9#0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %16 = "dhlo.address"(%9#1) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %17 = "dhlo.address"(%14) {offset = "0"} : (tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>) -> tensor<i64>
-    "dhlo.launch"(%15, %16, %17) {arguments = [{size = "s77"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}], count = "s77", grain = "649", kernel = "loops_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%15, %16, %17) {arguments = [{size = "s77"}, {operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}], count = "s77", kernel = "loops_kernel", scratch = "0", work = "100"} : (tensor<i64>, tensor<i64>, tensor<i64>) -> ()
     %18 = "dhlo.group"() ({
       %32 = "dhlo.full"() {value = "fpow(float(s77), 0.5)"} : () -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
       %33 = "dhlo.mul"(%arg0, %32) : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
@@ -95,7 +95,7 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     }) {anchor = "loops", family = "loops", memory = [{outputs = [2]}], number = 5 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>
     %19 = "dhlo.address"(%arg0) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %20 = "dhlo.address"(%18) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%19, %20) {arguments = [{size = "8*s77"}, {operand = 0 : i64}, {real = "fpow(float(s77), 0.5)"}, {operand = 1 : i64}], count = "floordiv(8*s77 + 1023, 1024)", grain = "32", kernel = "pointwise_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%19, %20) {arguments = [{size = "8*s77"}, {operand = 0 : i64}, {real = "fpow(float(s77), 0.5)"}, {operand = 1 : i64}], count = "floordiv(8*s77 + 1023, 1024)", kernel = "pointwise_kernel", scratch = "0", work = "2048"} : (tensor<i64>, tensor<i64>) -> ()
     %21 = "dhlo.group"() ({
       %32 = "dhlo.reshape"(%arg1) : (tensor<?xi64, #dhlo.shape<["s15"]>>) -> tensor<?x1xi64, #dhlo.shape<["s15", "1"]>>
       %33 = "dhlo.broadcast"(%32) {dims = [0, 1]} : (tensor<?x1xi64, #dhlo.shape<["s15", "1"]>>) -> tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>
@@ -103,13 +103,13 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     }) {anchor = "loops", family = "loops", memory = [{buffer = 5 : i64}], number = 6 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>
     %22 = "dhlo.address"(%arg1) {offset = "0"} : (tensor<?xi64, #dhlo.shape<["s15"]>>) -> tensor<i64>
     %23 = "dhlo.address"(%21) {offset = "0"} : (tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%22, %23) {arguments = [{size = "s15"}, {operand = 0 : i64}, {operand = 1 : i64}], count = "s15", grain = "7282", kernel = "loops_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%22, %23) {arguments = [{size = "s15"}, {operand = 0 : i64}, {operand = 1 : i64}], count = "s15", kernel = "loops_kernel", scratch = "0", work = "8"} : (tensor<i64>, tensor<i64>) -> ()
     %24 = "dhlo.group"() ({
       %32 = "dhlo.iota"() {dim = 1 : i64, start = "0", step = "1"} : () -> tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>
       "dhlo.yield"(%32) {operandSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : (tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>) -> ()
     }) {anchor = "loops", family = "loops", memory = [{buffer = 6 : i64}], number = 7 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>
     %25 = "dhlo.address"(%24) {offset = "0"} : (tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%25) {arguments = [{operand = 0 : i64}, {size = "s15"}], count = "s15", grain = "7282", kernel = "loops_kernel", scratch = "0"} : (tensor<i64>) -> ()
+    "dhlo.launch"(%25) {arguments = [{operand = 0 : i64}, {size = "s15"}], count = "s15", kernel = "loops_kernel", scratch = "0", work = "8"} : (tensor<i64>) -> ()
     %26 = "dhlo.group"() ({
       %32 = "dhlo.slice"(%arg0) {starts = ["1", "0"], steps = [1, 1]} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>
       %33 = "dhlo.scatter"(%32, %21, %24, %arg2) {at = 0 : i64, dims = [0, 1], how = "set", wrap = false} : (tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>, tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>, tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s15", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>
@@ -117,11 +117,11 @@ module attributes {dhlo.names = {s15 = "k", s77 = "n"}, dhlo.symbols = {s15 = [0
     }) {anchor = "opaque", family = "write", memory = [{outputs = [3]}], number = 8 : i64, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>} : () -> tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>
     %27 = "dhlo.address"(%arg0) {offset = "32"} : (tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>) -> tensor<i64>
     %28 = "dhlo.address"(%26) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%27, %28) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {size = "32*s77 - 32"}], count = "floordiv(32*s77 + 16351, 16384)", grain = "4", kernel = "copy_flat", scratch = "0"} : (tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%27, %28) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {size = "32*s77 - 32"}], count = "floordiv(32*s77 + 16351, 16384)", kernel = "copy_flat", scratch = "0", work = "16384"} : (tensor<i64>, tensor<i64>) -> ()
     %29 = "dhlo.address"(%arg2) {offset = "0"} : (tensor<?x8xf32, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
     %30 = "dhlo.address"(%21) {offset = "0"} : (tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
     %31 = "dhlo.address"(%24) {offset = "0"} : (tensor<?x8xi64, #dhlo.shape<["s15", "8"]>>) -> tensor<i64>
-    "dhlo.launch"(%28, %29, %30, %31) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "8*s15"}, {size = "s77 - 1"}, {errors = 1 : i64}], count = "1", grain = "(floordiv(65536, 16*s15 + 1)) + 1", kernel = "scatter_kernel", scratch = "0"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
+    "dhlo.launch"(%28, %29, %30, %31) {arguments = [{operand = 0 : i64}, {operand = 1 : i64}, {operand = 2 : i64}, {operand = 3 : i64}, {size = "8*s15"}, {size = "s77 - 1"}, {errors = 1 : i64}], count = "1", kernel = "scatter_kernel", scratch = "0", work = "16*s15"} : (tensor<i64>, tensor<i64>, tensor<i64>, tensor<i64>) -> ()
     return %6, %14, %18, %26 : tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x5xf32, #dhlo.shape<["s77", "5"]>>, tensor<?x8xf32, #dhlo.shape<["s77", "8"]>>, tensor<?x8xf32, #dhlo.shape<["s77 - 1", "8"]>>
   }
 }

@@ -14,7 +14,7 @@ from dhlo.codegen.families.attention.decode import (
     partial_floats,
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
-from dhlo.codegen.families.box import wake_cycles
+from dhlo.codegen.families.box import steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -133,6 +133,7 @@ class Attention:
             sq,
             skv,
             _scale_bits(f, scale),
+            steps_ahead(host, "ahead_few"),
         ]
         few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):

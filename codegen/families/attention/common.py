@@ -32,9 +32,9 @@ MaskEmitter = Callable[[Fn, V, V, V, V, V], V]
 LOG2E = math.log2(math.e)
 _LEAST_KEYS = 96
 
-# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; blocks or
-# splits
-_ARG_TYPES = (PTR,) * 5 + (I64,) * 18
+# q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; how many rows ahead V
+# is prefetched; blocks or splits
+_ARG_TYPES = (PTR,) * 5 + (I64,) * 19
 # the scales of K or V, and their strides (batch, head, row)
 _SCALE_TYPES = (PTR, I64, I64, I64)
 
@@ -127,6 +127,7 @@ class Args:
     sq: V
     skv: V
     scale: V
+    ahead: V
     parts: V
     k_scales: Sequence[V]  # pointer, then strides; empty where there are none
     v_scales: Sequence[V]
@@ -138,7 +139,7 @@ class Args:
         behind_k = len(_ARG_TYPES) + len(_SCALE_TYPES) * spec.k.scaled
         k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:]
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
-        return Args(a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], k_scales, v_scales)
+        return Args(a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], a[23], k_scales, v_scales)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:

@@ -111,7 +111,7 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
 def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str) -> None:
     """Asks for column `c` of the same row of the next block of keys, so that memory works while this block computes.
 
-    For a single row there is so little to compute that the hardware's prefetching does better alone.
+    The distance is the block that is next, whatever the machine. A single row computes next to nothing: its stream is memory's.
     """
     if c * BITS[elem] // 8 % 64 == 0:
         fn.prefetch(fn.gep(fn.gep(row, fn.mul(ld, _KEYS), elem), c, elem), locality=2)

@@ -36,8 +36,6 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["emit_prefill", "prefill_scratch_bytes"]
 
-_ROWS_AHEAD = 8  # how many rows ahead V is prefetched
-
 
 class _Scratch:
     """Offsets of a worker's buffers, in f32 elements."""
@@ -67,7 +65,7 @@ def prefill_scratch_bytes(spec: Spec) -> int:
 
 def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
     """Emits the kernel `name`; items are (batch, kv head, block of rows), `parts` is the number of blocks."""
-    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles)
+    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
     for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
         _emit_value_kernel(module, spec, mr)
     rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
@@ -105,12 +103,14 @@ def _column_chunks(columns: int, most: int) -> list[tuple[int, int]]:
 
 
 def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
-    """`attn_pv_{mr}(v, ldv, p, keys, o, alpha)`: o[mr][rows] = o * alpha + sum over keys of v[key][mr] * p[key][rows]."""
+    """`attn_pv_{mr}(v, ldv, p, keys, o, alpha, ahead)`: o[mr][rows] = o * alpha + sum over keys of v[key][mr] * p[key][rows]. V is
+    prefetched `ahead` elements ahead."""
     name = f"attn_pv_{mr}"
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR)], noinline=True)
-    v, ldv, p, keys, o, alpha = fn.args
+    args = [("v", PTR), ("ldv", I64), ("p", PTR), ("keys", I64), ("o", PTR), ("alpha", PTR), ("ahead", I64)]
+    fn = Fn(module, name, args, noinline=True)
+    v, ldv, p, keys, o, alpha, ahead = fn.args
     alphas = [fn.load(fn.gep(alpha, h * fn.lanes, F32), fn.vec(F32)) for h in range(spec.halves)]
     acc = [
         fn.mul(fn.load(fn.gep(o, i * spec.rows + h * fn.lanes, F32), fn.vec(F32)), alphas[h])
@@ -125,7 +125,7 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
             for h in range(spec.halves)
         ]
         vk = fn.gep(v, fn.mul(fn.add(key, u) if u else key, ldv), F32)
-        fn.prefetch(fn.gep(vk, fn.mul(ldv, _ROWS_AHEAD), F32))
+        fn.prefetch(fn.gep(vk, ahead, F32))
         xs = [fn.splat(fn.load(fn.gep(vk, i, F32), F32)) for i in range(mr)]
         return [fn.fma(xs[i // spec.halves], ps[i % spec.halves], c) for i, c in enumerate(acc)]
 
@@ -207,6 +207,8 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
                     fn.i64(spec.head_dim),
                     fn.gep(at["scores"], fn.mul(lo, spec.rows), F32),
                     fn.i64(0),
+                    at["qt"],  # which is near: nothing else is to be fetched
+                    fn.i64(spec.tiles.alone.row_bytes(F32)),
                 ],
             )
         if spec.emit_mask is not None:
@@ -215,10 +217,10 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
             with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), first)):
                 _mask_future(fn, spec, at, key.iv, count)
         _softmax(fn, spec, at, count)
+        ahead = fn.mul(ldv, a.ahead)
         for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
-            fn.call(
-                f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, fn.gep(at["ot"], c * spec.rows, F32), at["alpha"]]
-            )
+            to = fn.gep(at["ot"], c * spec.rows, F32)
+            fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, to, at["alpha"], ahead])
 
 
 def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from dhlo.codegen.families.box import wake_cycles
+from dhlo.codegen.families.box import grain_of, wake_cycles
 from dhlo.codegen.families.conv.depthwise import COLUMNS, TILE, depthwise_scratch_bytes, emit_depthwise_kernel, tile_rows
 from dhlo.codegen.families.conv.gemm import emit_conv_kernel, scratch_bytes
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
@@ -24,7 +24,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["Conv"]
 
-_GRAIN_ELEMENTS = 1 << 13
+_PACK_WORK = 8  # simple operations that packing an element takes, from where its row of the kernel lies
 _ITEMS_PER_THREAD = 4
 # Cycles of a depthwise item, and of each of its vectors beyond the multiply-adds.
 _ITEM_CYCLES, _VECTOR_CYCLES = 200, 8
@@ -150,7 +150,7 @@ class Conv:
         kernel = self.emit_pack_kernel(host.module, view)
         count = self.out_channels if self.depthwise else self.groups * p.channel_panels
         elements = p.points if self.depthwise else p.depth * p.panel
-        host.launch(kernel, [weight, packed], host.fn.i64(count), host.fn.i64(_GRAIN_ELEMENTS // elements + 1))
+        host.launch(kernel, [weight, packed], host.fn.i64(count), grain_of(host, elements * _PACK_WORK))
 
     def emit_launch(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.params import ConvParams
@@ -17,8 +18,8 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 
 __all__ = ["ByteConv"]
 
-# Positions that are worth waking a thread for, to make units of their bytes.
-_GRAIN = 1 << 14
+# Simple operations in which a position's bytes of four channels become a unit.
+_POSITION_WORK = 4
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,6 @@ class ByteConv:
         blocks = f.ceildivu(positions, BLOCK)
         count = f.mul(f.mul(sizes[0], self.groups * self.units), blocks)
         with f.when(f.cmp("gt", count, 0)):
-            grain = f.add(f.divu(f.i64(_GRAIN), f.max(f.min(positions, BLOCK), 1)), 1)
+            grain = grain_of(host, f.mul(f.min(positions, BLOCK), _POSITION_WORK))
             host.launch(self._emit_units(host.module), [x, workspace, positions, blocks], count, grain)
         self.conv.emit_launch(host, x=workspace, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=epilogue_args)

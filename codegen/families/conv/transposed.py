@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.weights import WeightView
@@ -20,7 +21,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 __all__ = ["ConvTranspose"]
 
 _BLOCK = 256
-_GRAIN_ELEMENTS = 1 << 15
+_POSITION_WORK = 2  # simple operations that an output takes: its phase is found, and it is copied
 _EPILOGUE = (
     ("eargs", PTR),
     ("tile", PTR),
@@ -281,7 +282,7 @@ class ConvTranspose:
         blocks = fn.ceildivu(positions, _BLOCK)
         count = fn.mul(fn.mul(batch, self.out_channels), blocks)
         with fn.when(fn.cmp("gt", count, 0)):
-            grain = fn.add(fn.divu(fn.i64(_GRAIN_ELEMENTS), fn.min(positions, _BLOCK)), 1)
+            grain = grain_of(host, fn.mul(fn.min(positions, _BLOCK), _POSITION_WORK))
             args = [epilogue, epilogue_args, fn.i64(self.out_channels), *full, positions, blocks, *table]
             host.launch(f"{self.name}_interleave", args, count, grain, _BLOCK * BITS[self.elem] // 8)
 

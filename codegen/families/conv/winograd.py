@@ -87,11 +87,11 @@ class Winograd:
 
     def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> _Cut:
         """Groups as large as fit a worker's scratch, and as many as threads can share evenly."""
-        f, most = host.fn, self.blocking.most_tiles(self.depth_blocks)
+        f, most = host.fn, self.blocking.most_tiles(host, self.depth_blocks)
         th, tw = f.ceildivu(out[1], self.m), f.ceildivu(out[2], self.m)
         rows = f.mul(batch, th)
         column_groups = f.max(f.ceildivu(tw, most), 1)
-        least = f.ceildivu(rows, f.max(f.divu(f.i64(most), f.max(tw, 1)), 1))
+        least = f.ceildivu(rows, f.max(f.divu(most, f.max(tw, 1)), 1))
         # Threads share groups, and where these are few the panels of each.
         few = f.cmp("lt", least, host.num_threads)
         unit = f.select(few, f.ceildivu(host.num_threads, self.p.channel_panels), host.num_threads)
@@ -137,4 +137,4 @@ class Winograd:
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.panel // p.lanes)
         grain = f.add(f.divu(wake_cycles(host), adds), 1)
-        host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(self.depth_blocks))
+        host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(host, self.depth_blocks))

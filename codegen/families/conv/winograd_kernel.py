@@ -21,18 +21,16 @@ from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
+from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["Blocking", "emit_winograd_kernel", "kernel_name"]
 
-# Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB, a part of the
-# second cache.
+# Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB. Code and layout
+# rest on it; on a machine of half that second cache they come from the third, once a group.
 _DEPTH = {4: 64, 2: 128}
 # Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
 _MOST_TILES = {4: 56, 2: 126}
-# What a group's mapped inputs may take: they are read once for each panel, in order.
-_INPUT_BYTES = 1 << 20
 # Kernel points of a 3 x 3 window.
 _TAPS = 9
 # Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
@@ -126,19 +124,22 @@ class Blocking:
         """Bytes of a tile's mapped inputs."""
         return depth_blocks * self.points * self.depth * 4
 
-    def most_tiles(self, depth_blocks: int) -> int:
-        """Tiles of a group: as many as fit, at least the rows of two register tiles."""
-        return max(2 * self.spec.mr, min(_MOST_TILES[self.m], _INPUT_BYTES // self.tile_bytes(depth_blocks)))
+    def most_tiles(self, host: HostContext, depth_blocks: int) -> V:
+        """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
+        take all of it: they are read once for each panel, in order."""
+        fn = host.fn
+        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.m])
+        return fn.max(fit, 2 * self.spec.mr)
 
     @property
     def row_elements(self) -> int:
         """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
         return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.m], 2 * self.spec.mr)) + self.m + 2 * self.lanes
 
-    def scratch_bytes(self, depth_blocks: int) -> int:
+    def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
         """Scratch of a worker."""
-        tiles = self.most_tiles(depth_blocks)
-        return _Scratch(self).inputs + tiles * self.tile_bytes(depth_blocks) + depth_blocks * self.points * self.lanes * 4
+        inputs = host.fn.mul(self.most_tiles(host, depth_blocks), self.tile_bytes(depth_blocks))
+        return host.fn.add(inputs, _Scratch(self).inputs + depth_blocks * self.points * self.lanes * 4)
 
 
 class _Scratch:

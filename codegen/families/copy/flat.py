@@ -5,6 +5,7 @@ from __future__ import annotations
 import sympy
 
 from dhlo.codegen.elementwise.emit import Slot
+from dhlo.codegen.families.box import COPY_WORK, grain_of
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
@@ -14,7 +15,6 @@ from dhlo.shape_infer.views import View
 
 __all__ = ["BLOCK_BYTES", "copy_launch", "emit_copy", "emit_copy_flat"]
 
-_BYTES_GRAIN = 1 << 16
 BLOCK_BYTES = 1 << 14
 _LINE_BYTES = 64  # moved at once: a cache line
 
@@ -39,11 +39,10 @@ def emit_copy_flat(module: KernelModule) -> str:
 def copy_launch(module: KernelModule, source: View, to: Value, nbytes: sympy.Expr) -> Launch:
     """The launch that copies dense memory to that of a value; emits the kernel."""
     slots: list[Slot] = [("view", source), ("pointer", to), ("size", nbytes)]
-    grain = sympy.Integer(_BYTES_GRAIN // BLOCK_BYTES)
-    return Launch(emit_copy_flat(module), slots, ceil_div(nbytes, BLOCK_BYTES), grain)
+    return Launch(emit_copy_flat(module), slots, ceil_div(nbytes, BLOCK_BYTES), BLOCK_BYTES * COPY_WORK)
 
 
 def emit_copy(host: HostContext, src: V, dst: V, nbytes: V) -> None:
     """Copies dense memory."""
-    fn = host.fn
-    host.launch(emit_copy_flat(host.module), [src, dst, nbytes], fn.ceildivu(nbytes, BLOCK_BYTES), _BYTES_GRAIN // BLOCK_BYTES)
+    blocks = host.fn.ceildivu(nbytes, BLOCK_BYTES)
+    host.launch(emit_copy_flat(host.module), [src, dst, nbytes], blocks, grain_of(host, BLOCK_BYTES * COPY_WORK))

@@ -12,7 +12,7 @@ from dhlo.codegen.elementwise.script import Array, Matrix, Script
 from dhlo.codegen.families.factor import general, indefinite, orthogonal, spectral, triangular
 from dhlo.codegen.families.family import KernelFamily
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lines import OpKernel
 from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.codegen.kernel_ir.builder import F64, I64, PTR, Fn, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
@@ -160,7 +160,7 @@ class FactorFamily(KernelFamily):
         count = product(operands[0].shape[:lead])
         work = operands[0].shape[-2] * operands[0].shape[-1] * operands[0].shape[-1]
         scratch = 8 * (numbers * (2 if pairs else 1) + reals)
-        return Launch(finish(k, "factor"), k.args.slots, count, grain_of(work), scratch)
+        return Launch(finish(k, "factor"), k.args.slots, count, work, scratch)
 
 
 @dataclass(frozen=True)

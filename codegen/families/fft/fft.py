@@ -16,7 +16,7 @@ import sympy
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, grain_of, while_loop
+from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, while_loop
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
@@ -160,7 +160,7 @@ class _Fft(OpKernel):
             blocks_across(self, lines, body)
             count = block_count(lines, fn.lanes)
         scratch = 4 * fn.lanes * (BITS[self.real] // 8) * lines.n
-        return Launch(finish(self, "fft"), self.args.slots, count, grain_of(lines.n * fn.lanes * 8), scratch)
+        return Launch(finish(self, "fft"), self.args.slots, count, lines.n * fn.lanes * 8, scratch)
 
     def transform(self, place: Callable[[V], Index], left: V | None = None, first: V | None = None) -> None:
         """A vector of lines whose element i is at `place(i)`: in, all stages, out. Lines of neighbouring elements start with

@@ -45,7 +45,7 @@ class _Kernel:
         self.source, self.rows, self.narrow = source, rows, narrow
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
-        self.table = emit_microkernel_table(module, elem, rows=rows, ahead=True, narrow=narrow, spec=spec)
+        self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, spec=spec)
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, PTR, PTR, PTR]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
+__all__ = ["STREAM_AHEAD", "STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
 
 STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
 
+STREAM_AHEAD: Final = ("ahead_one", "ahead_few")
+"""Facts of the machine that the kernel takes: how many bytes ahead a pass prefetches B, for one row and for more."""
+
 # Where B comes from memory, the sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level
 # cache, and a few rows of B are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
 _STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
-_STRIP_LOCALITY = 2  # prefetched to the second level: a strip of all of them is larger than the first
+# The rows that come next are prefetched to the second level: a strip of them is larger than any machine's first.
+_STRIP_LOCALITY = 2
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
-_ROWS_AHEAD = 4
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -73,24 +77,25 @@ def _factor(fn: Fn, elem: str, p: V, lanes: int) -> V:
 
 def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False) -> str:
     """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, width)`: tile[rows][vectors * lanes] = A times columns of B: as many
-    as the tile has, or `width` of them where it is the variant for a `part`."""
+    as the tile has, or `width` of them where it is the variant for a `part`. B is prefetched `ahead` bytes of the pass ahead."""
     name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}"
     if name in module.functions:
         return name
-    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("width", I64)]
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("width", I64), ("ahead", I64)]
     fn = Fn(module, name, args, noinline=True)
-    a, lda, b, ldb, k, tile, width = fn.args
+    a, lda, b, ldb, k, tile, width, ahead = fn.args
     lanes = spec.lanes(elem)
     ty = vec(accumulator(elem), lanes)
     masks = [fn.tail_mask(fn.sub(width, v * lanes), lanes) if part else None for v in range(vectors)]
     starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
+    later = fn.mul(fn.max(fn.divu(ahead, vectors * lanes * BITS[elem] // 8), 1), ldb)
     with fn.loop(0, k, 1, [fn.const(0.0, ty)] * (rows * vectors)) as loop:
         row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
-        ahead = fn.gep(row, fn.mul(ldb, _ROWS_AHEAD), elem)
+        next_row = fn.gep(row, later, elem)
         xs = [_factor(fn, elem, fn.gep(p, loop.iv, elem), lanes) for p in starts]
         acc = list(loop.carried)
         for v, mask in enumerate(masks):
-            fn.prefetch(fn.gep(ahead, v * lanes, elem))
+            fn.prefetch(fn.gep(next_row, v * lanes, elem))
             y = _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, mask)
             for i, x in enumerate(xs):
                 acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
@@ -165,13 +170,16 @@ class _Item:
     tile: V
     epilogue: V
     eargs: V
+    ahead_one: V
+    ahead_few: V
 
     def multiply(self, rows: int, row: V | int, column: V, vectors: int, width: V | None = None) -> None:
         """A pass over k for `rows` rows and `vectors` vectors of columns, of which there may be only `width`, to the tile."""
         fn, elem = self.fn, self.elem
         kernel = _emit_pass(fn.module, elem, rows, vectors, self.spec, part=width is not None)
         a, b = fn.gep(self.a, fn.mul(self.a_stride, row), elem), fn.gep(self.b, column, elem)
-        fn.call(kernel, [a, self.a_stride, b, self.b_stride, self.k, self.tile, width or fn.i64(0)])
+        ahead = self.ahead_one if rows == 1 else self.ahead_few
+        fn.call(kernel, [a, self.a_stride, b, self.b_stride, self.k, self.tile, width or fn.i64(0), ahead])
 
     def multiply_strip(self, rows: int, column: V, columns: V) -> None:
         """The first rows times so many columns, to the tile."""
@@ -210,14 +218,15 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS[elem] rows; returns its symbol.
 
     Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
-    batch 1, k), m, n, k, size of batch 1, columns in a chunk, whether B comes from memory, epilogue, its argument.
+    batch 1, k), m, n, k, size of batch 1, columns in a chunk, whether B comes from memory, the facts STREAM_AHEAD, epilogue,
+    its argument.
     """
     name = f"matmul_{elem}_stream"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, far, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 3, PTR, *[I64] * 9, PTR, PTR]
+    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, far, *ahead, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_AHEAD)), PTR, PTR]
     )
     in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == _STRIP_ROWS else fn.cmp("ne", far, 0)
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
@@ -227,7 +236,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
-        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs)
+        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs, *ahead)
         for rows in range(1, _STRIP_ROWS + 1):
             with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
                 _emit_strips(item, rows, begin, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dhlo.codegen.families.box import COPY_WORK, grain_of
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.gemm.quantised_factor import CodedFactor
@@ -14,8 +15,6 @@ from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
 
 __all__ = ["GroupedGemmFamily"]
-
-_BYTES_GRAIN = 1 << 16
 
 
 class GroupedGemmFamily(ChoiceFamily):
@@ -56,7 +55,7 @@ class GroupedGemmFamily(ChoiceFamily):
             lp.yield_(end)
         start = lp.results[0]
         rest = fn.mul(fn.mul(fn.sub(rows, start), n), dtype.bytes)
-        host.launch(self.zero, [fn.gep(y, fn.mul(start, n), dtype.name)], rest, _BYTES_GRAIN)
+        host.launch(self.zero, [fn.gep(y, fn.mul(start, n), dtype.name)], rest, grain_of(host, COPY_WORK))
 
 
 def _emit_zero(module: KernelModule) -> str:

@@ -11,7 +11,7 @@ import sympy
 from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
-from dhlo.codegen.families.gemm.gemv import STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
+from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
@@ -222,9 +222,10 @@ class Matmul:
         panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(wake_cycles(host), cycles), 1)
+        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, far, *map(host.machine, STREAM_AHEAD)]
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
-            [x.a, sa[2], *sa[:2], x.b, *sb[:3], m, n, k, fn.max(x.batch[1], 1), chunk, far, x.epilogue, x.epilogue_args],
+            [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, x.epilogue, x.epilogue_args],
             count,
             grain,
             stream_scratch_bytes(self.elem, self.spec),

@@ -10,14 +10,11 @@ from dhlo.codegen.target import DotProduct, Target
 
 __all__ = [
     "BF16",
-    "PREFETCH_BYTES",
     "SIGN_BITS",
     "TileSpec",
     "accumulator",
     "depth",
     "emit_microkernel",
-    "emit_microkernel_ahead",
-    "emit_microkernel_rows",
     "emit_microkernel_table",
     "emit_pointers",
     "multiply_add",
@@ -166,8 +163,6 @@ def tile_spec(target: Target) -> TileSpec:
 _MIN_ACCUMULATORS = 12
 # FMA vectors in one iteration of the unrolled k loop; more only grows the code.
 _FMAS_PER_ITERATION = 28
-# How far ahead of its use B is prefetched: beyond the page that the hardware prefetcher stops at.
-PREFETCH_BYTES = 4096
 # To the second level: it is far ahead.
 _PREFETCH_LOCALITY = 2
 # A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
@@ -181,35 +176,16 @@ _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
 
-def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
-    """Emits `ukr_{elem}_{mr}(a, b, k, tile, accumulate)` once and returns its symbol.
+def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *, rows: bool = False, narrow: bool = False) -> str:
+    """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step)` or, with `rows`,
+    `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
 
-    tile[mr][nr] = sum_k a[k][mr] * b[k][nr], added to the tile's content if `accumulate` != 0; `k` counts units and may be
-    0. `elem` is f32, f64, bf16 or i8. Panels are as wide as a tile and need element alignment only. The function is
-    internal and not inlined; it prefetches B some way ahead.
-    """
-    return _emit_default_ahead(module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone), _left_args(elem, spec), spec)
-
-
-def emit_microkernel_rows(module: KernelModule, elem: str, mr: int, spec: TileSpec) -> str:
-    """Emits `ukr_{elem}_{mr}_rows(a, lda, b, k, tile, accumulate)`, which reads A in place: row r at a + r * lda.
-
-    `lda` is in elements; elements that lie in units have no such variant.
-    """
-    return _emit_default_ahead(
-        module, elem, emit_microkernel_ahead(module, elem, mr, spec.alone, rows=True), (("a", PTR), ("lda", I64)), spec
-    )
-
-
-def emit_microkernel_ahead(
-    module: KernelModule, elem: str, mr: int, spec: TileSpec, *, rows: bool = False, narrow: bool = False
-) -> str:
-    """Emits a micro-kernel with two more arguments, `ahead` and `ahead_step`, once and returns its symbol.
-
-    Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has. At step kk of k
-    it prefetches as many bytes as it reads of B at ahead + kk * ahead_step bytes: so that the calls that share a panel of
-    B can fetch the next panel between them. The other arguments are as in the variant without (symbol less `_ahead`).
-    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written.
+    tile[mr][columns] = sum_k a[k][mr] * b[k][columns], added to the tile's content if `accumulate` != 0; `k` counts units and may
+    be 0. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r * lda elements; elements that lie in units
+    have no such variant. Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has;
+    element alignment does. At step kk of k as many bytes are prefetched as are read of B, at ahead + kk * ahead_step bytes: so that
+    the calls that share a panel of B can fetch the next panel between them. `narrow`: only the first vector of columns is computed,
+    the rest of the tile isn't written. The function is internal and not inlined.
     """
     name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
     if name in module.functions:
@@ -241,34 +217,16 @@ def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
     return (("a", PTR), ("sums", PTR), ("turn", I64)) if spec.flips(elem) else (("a", PTR),)
 
 
-def _emit_default_ahead(module: KernelModule, elem: str, inner: str, head: tuple[tuple[str, str], ...], spec: TileSpec) -> str:
-    """The variant of a micro-kernel that prefetches a fixed way ahead in the panel that it reads."""
-    name = inner.removesuffix("_ahead")
-    if name not in module.functions:
-        fn = Fn(module, name, (*head, *_ARGS), noinline=True)
-        b = fn.args[len(head)]
-        fn.call(inner, [*fn.args, fn.gep(b, PREFETCH_BYTES, I8), fn.i64(spec.alone.row_bytes(elem))])
-        fn.done()
-    return name
-
-
-def emit_microkernel_table(
-    module: KernelModule, elem: str, *, rows: bool = False, ahead: bool = False, narrow: bool = False, spec: TileSpec
-) -> str:
-    """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` (of
-    `ahead` alone) as many narrow ones follow."""
-    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix + '_ahead' if ahead else ''}"
+def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, spec: TileSpec) -> str:
+    """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` as many
+    narrow ones follow."""
+    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
     if name not in module.globals:
-        if ahead:
-            symbols = [
-                emit_microkernel_ahead(module, elem, i + 1, spec, rows=rows, narrow=half)
-                for half in (False, True)[: 1 + narrow]
-                for i in range(spec.rows(elem))
-            ]
-        else:
-            symbols = [
-                (emit_microkernel_rows if rows else emit_microkernel)(module, elem, i + 1, spec) for i in range(spec.rows(elem))
-            ]
+        symbols = [
+            emit_microkernel(module, elem, i + 1, spec, rows=rows, narrow=half)
+            for half in (False, True)[: 1 + narrow]
+            for i in range(spec.rows(elem))
+        ]
         emit_pointers(module, name, symbols)
     return name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
+from dhlo.codegen.families.box import cycles_from_cache, cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -22,8 +22,6 @@ _PANEL_SHARE, _COPY_SHARE, _LEAST_KC = 8, 16, 128
 _WAITING_EXCESS, _LEAST_NC = 2, 4
 # Chunks are multiples of this many units.
 _KC_UNIT = 16
-# Cycles per unit of k to pack a panel of B that no one packed before.
-_COPY_CYCLES = 20
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
@@ -75,6 +73,8 @@ class Plan:
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
+        # A panel of B that no one packed before comes from memory and goes to the second-level cache.
+        copying = fn.add(stream, cycles_from_cache(host, spec.row_bytes(elem))) if copied else fn.i64(0)
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
@@ -82,7 +82,7 @@ class Plan:
             work = fn.mul(rows, spec.vectors * spec.per_panel)
             work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
             work = fn.max(work, stream)
-            item = fn.add(fn.mul(k, fn.add(work, _COPY_CYCLES) if copied else work), fn.mul(in_block, call_cycles(spec)))
+            item = fn.add(fn.mul(k, fn.add(work, copying) if copied else work), fn.mul(in_block, call_cycles(spec)))
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))

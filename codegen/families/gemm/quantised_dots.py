@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of, emit_words, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -143,16 +142,16 @@ def _combined(fn: Fn, parts: Sequence[V]) -> V:
 
 
 def emit_dot_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
-    """Emits `coded_dots_{coding}_{rows}(limbs, info, ld, panel, groups, units, block, tile)` once and returns its symbol.
+    """Emits `coded_dots_{coding}_{rows}(limbs, info, ld, panel, groups, units, block, tile, ahead)` once and returns its symbol.
 
-    tile[rows][32] = A times the panel's columns. Rows of `limbs` and `info` (see `emit_limbs`) are `ld` bytes apart; a group has
-    `units`, a block `block` of them.
+    tile[rows][32] = A times the panel's columns, which are prefetched `ahead` bytes ahead. Rows of `limbs` and `info` (see
+    `emit_limbs`) are `ld` bytes apart; a group has `units`, a block `block` of them.
     """
     name = f"coded_dots_{coding.name}_{rows}"
     if name in module.functions:
         return name
     names = [("limbs", PTR), ("info", PTR), ("ld", I64), ("panel", PTR), ("groups", I64), ("units", I64)]
-    fn = Fn(module, name, [*names, ("block", I64), ("tile", PTR)], noinline=True)
+    fn = Fn(module, name, [*names, ("block", I64), ("tile", PTR), ("ahead", I64)], noinline=True)
     lanes = fn.lanes
     vectors = COLUMNS // lanes
     # As many columns at a time as leave registers for codes.
@@ -171,7 +170,7 @@ class _Pass:
     def __init__(self, fn: Fn, coding: Coding, rows: int, columns: range, lanes: int) -> None:
         self.fn, self.coding, self.rows, self.columns, self.lanes = fn, coding, rows, columns, lanes
         self.offset = _offset(fn.target, coding.form)
-        self.limbs, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile = fn.args
+        self.limbs, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile, self.ahead = fn.args
 
     def emit(self, *, fetch: bool) -> None:
         fn, form = self.fn, self.coding.form
@@ -185,7 +184,7 @@ class _Pass:
             head = fn.gep(self.panel, fn.mul(g.iv, group_bytes), I8)
             if fetch:
                 for line in range(0, self.coding.header_bytes, 64):
-                    fn.prefetch(fn.gep(head, PREFETCH_BYTES + line, I8))
+                    fn.prefetch(fn.gep(fn.gep(head, self.ahead, I8), line, I8))
             with fn.loop(0, blocks) as b:
                 first = fn.mul(b.iv, self.block)
                 count = fn.min(fn.sub(self.units, first), self.block)
@@ -211,7 +210,7 @@ class _Pass:
             unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * LIMBS)
             if fetch:
                 for line in range(0, form.bytes, 64):
-                    fn.prefetch(fn.gep(unit, PREFETCH_BYTES + line, I8))
+                    fn.prefetch(fn.gep(fn.gep(unit, self.ahead, I8), line, I8))
             words = [self._operands(unit, v) for v in self.columns]
             acc = list(u.carried)
             for q in range(len(words[0])):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import sympy
 
-from dhlo.codegen.families.box import wake_cycles
+from dhlo.codegen.families.box import grain_of, wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, emit_pointers
 from dhlo.codegen.families.gemm.panels import Chunk
@@ -44,7 +44,7 @@ _LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 32
 _ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 64
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
-_WIDEN_GRAIN = 1 << 14
+_WIDEN_WORK = 4  # simple operations in which an element of a row of any stride becomes f32
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ class QuantisedMatmul:
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
         block = block_units(form, matrix.units)
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
+        ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
         row, limbs = 4 * padded + 8, LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         per, grain = passes, fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):
@@ -182,7 +183,7 @@ class QuantisedMatmul:
             per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
             some = fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _SHARING_PANELS)
             grain = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.max(grain, some), grain)
-        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, per]
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, per, ahead]
         rows = fn.min(x.m, fn.mul(per, most))
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
         host.launch(
@@ -199,12 +200,11 @@ class QuantisedMatmul:
         assert x.workspace is not None
         rows = fn.mul(fn.mul(*x.batch), x.m)
         batch0, batch1, row, column = x.a_strides
-        per = _WIDEN_GRAIN // max(1, self.matrix.k) + 1
         host.launch(
             _emit_widen(host.module, self.elem),
             [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), k, x.workspace],
             rows,
-            per,
+            grain_of(host, self.matrix.k * _WIDEN_WORK),
         )
         size = fn.mul(x.m, k)
         return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, k, fn.i64(1)])
@@ -248,8 +248,8 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 10, PTR, PTR]
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, ahead, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
     dots = has_dots(module.target, coding.form)
@@ -257,7 +257,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
     split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
     capacity = fn.min(m, fn.mul(per, most))
-    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block)
+    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
     runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
@@ -330,6 +330,7 @@ class _Rows:
     groups: V
     units: V
     block: V  # units of a block of limbs
+    ahead: V  # how many bytes ahead codes are prefetched
 
     def __post_init__(self) -> None:
         """What all loops use is computed before them."""
@@ -422,7 +423,7 @@ class _Rows:
         """Of a kernel for some rows."""
         fn = self.fn
         if not dots:
-            return [self.row(first), self.padded, fn.gep(self.ups, first, F32), panel, self.groups, self.units, tile]
+            return [self.row(first), self.padded, fn.gep(self.ups, first, F32), panel, self.groups, self.units, tile, self.ahead]
         limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
         info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
-        return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile]
+        return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile, self.ahead]

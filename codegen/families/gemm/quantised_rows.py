@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding
 from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -78,19 +77,19 @@ def emit_tame_row(module: KernelModule) -> str:
 
 
 def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
-    """Emits `coded_{coding}_{rows}(a, lda, ups, panel, groups, units, tile)` once and returns its symbol.
+    """Emits `coded_{coding}_{rows}(a, lda, ups, panel, groups, units, tile, ahead)` once and returns its symbol.
 
-    tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows
-    `lda` apart. Scales come after the sums of a group, zero points before the products, so that infinite elements give what they
-    must.
+    tile[rows][32] = A times the panel's columns times ups[rows]. `a` is f32 [rows] of `groups` times `units` of k, rows `lda`
+    apart; the panel is prefetched `ahead` bytes ahead. Scales come after the sums of a group, zero points before the products, so
+    that infinite elements give what they must.
     """
     name = f"coded_{coding.name}_{rows}"
     if name in module.functions:
         return name
     form = coding.form
-    names = (("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR))
+    names = (("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR), ("ahead", I64))
     fn = Fn(module, name, names, noinline=True)
-    a, lda, ups, panel, groups, units, tile = fn.args
+    a, lda, ups, panel, groups, units, tile, ahead = fn.args
     lanes = fn.lanes
     nv = COLUMNS // lanes
     n = rows * nv
@@ -109,11 +108,11 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
         from_ = [fn.gep(p, k0, F32) for p in starts]
         zeros = [parameters(fn, coding, head, v, lanes)[1] for v in range(nv)]
         for line in range(0, coding.header_bytes, 64):
-            fn.prefetch(fn.gep(head, PREFETCH_BYTES + line, I8))
+            fn.prefetch(fn.gep(fn.gep(head, ahead, I8), line, I8))
         with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
             unit = fn.gep(codes, fn.mul(u.iv, form.bytes), I8)
             for line in range(0, form.bytes, 64):
-                fn.prefetch(fn.gep(unit, PREFETCH_BYTES + line, I8))
+                fn.prefetch(fn.gep(fn.gep(unit, ahead, I8), line, I8))
             number = emit_unit(fn, form, unit, lanes, nv)
             acc, at = list(u.carried), fn.mul(u.iv, form.depth)
             for step in range(form.depth):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import OpKernel, grain_of, lanes_at
+from dhlo.codegen.families.lines import OpKernel, lanes_at
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.ir.dialect import Op
@@ -34,4 +34,4 @@ def lower_interleave(low: Lowering, group: Group, op: Op) -> Launch:
     with fn.loop(k.begin, k.end) as item:
         lo = fn.mul(item.iv, CHUNK)
         lanes_at(k, lo, fn.min(fn.add(lo, CHUNK), n), [], body)
-    return Launch(finish(k, "interleave"), k.args.slots, ceil_div(part.numel, CHUNK), grain_of(CHUNK * 2 // fn.lanes))
+    return Launch(finish(k, "interleave"), k.args.slots, ceil_div(part.numel, CHUNK), CHUNK * 2 // fn.lanes)

@@ -11,14 +11,13 @@ from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Full
-from dhlo.ir.symbols import FloorDiv, ceil_div, product
+from dhlo.ir.symbols import ceil_div, product
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.cost import element_work
 
-__all__ = ["MIN_WORK", "lower_loops"]
+__all__ = ["lower_loops"]
 
 BLOCK = 1024  # elements of a row that one item covers
-MIN_WORK = 1 << 16  # cost units below which another thread doesn't pay
 
 
 def lower_loops(module: KernelModule, group: Group, checks: Checks) -> Launch:
@@ -60,7 +59,7 @@ def _flat(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
     else:
         body(em.zero)
     count = ceil_div(product(shape), BLOCK) if shape else sympy.Integer(1)
-    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(max(1, MIN_WORK // (BLOCK * cost))), lookups=k.lookups)
+    return Launch(finish(k, "pointwise"), k.args.slots, count, sympy.Integer(BLOCK * cost), lookups=k.lookups)
 
 
 def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
@@ -93,7 +92,6 @@ def _nested(k: GroupKernel, shape: tuple[sympy.Expr, ...], cost: int) -> Launch:
             start = fn.mul(em.position(at.pop(turned.dim)), fn.lanes)
             with fn.loop(lo, hi, fn.lanes) as lp, em.scope():
                 turned.block(at, start, Index(lp.iv, 1, multiple=fn.lanes), hi, store)
-    work = sympy.Min(shape[lane], BLOCK) * cost * max(per_item.values(), default=1) + 1
-    grain = FloorDiv(sympy.Integer(MIN_WORK), work) + 1
+    work = sympy.Min(shape[lane], BLOCK) * cost * max(per_item.values(), default=1)
     scratch = sympy.Integer(turned.scratch_bytes if turned is not None else 0)
-    return Launch(finish(k, "loops"), k.args.slots, product(sizes), grain, scratch, k.lookups)
+    return Launch(finish(k, "loops"), k.args.slots, product(sizes), work, scratch, k.lookups)

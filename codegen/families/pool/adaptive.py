@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.pool.pool import accumulator, load_float
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["AdaptivePool"]
 
-_GRAIN_OPS = 1 << 15
+# Simple operations that a point of a window takes, and points that finding the window takes as long as.
+_POINT_WORK, _WINDOW_POINTS = 2, 16
 _CHAINS = 4
 
 
@@ -55,7 +57,7 @@ class AdaptivePool:
         with f.when(f.cmp("gt", count, 0)):
             elements = f.mul(f.mul(sizes[0], sizes[1]), sizes[2])
             windows = f.mul(f.mul(outs[0], outs[1]), outs[2])
-            grain = f.add(f.divu(f.i64(_GRAIN_OPS), f.add(f.divu(elements, windows), 16)), 1)
+            grain = grain_of(host, f.mul(f.add(f.divu(elements, windows), _WINDOW_POINTS), _POINT_WORK))
             pointers = [x, out, indices if self.indices and indices is not None else out]
             host.launch(self.name, [*pointers, *sizes, *outs], count, grain)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import sympy
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 
 __all__ = ["Pool", "load_float", "store_float"]
 
-_GRAIN_OPS = 1 << 15
+_POINT_WORK = 2  # simple operations that a point of a window takes: it is read and taken in
 # Window points up to which the reduction is one straight line of code.
 _UNROLL = 27
 Triple = tuple[int, int, int]
@@ -115,7 +116,7 @@ class Pool:
         for k in self.kernel:
             points *= k
         with f.when(f.cmp("gt", f.mul(count, outs[2]), 0)):
-            grain = f.add(f.divu(f.i64(_GRAIN_OPS), f.mul(outs[2], points)), 1)
+            grain = grain_of(host, f.mul(outs[2], points * _POINT_WORK))
             pointers = [x, out, *([indices] if self.indices and indices is not None else [out])]
             host.launch(self.name, [*pointers, *sizes, *outs], count, grain)
 

@@ -10,10 +10,10 @@ from dhlo.codegen.kernel_ir.builder import I64, PTR, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.ir.types import DType
 
-__all__ = ["CELL_GRAIN", "CHUNK", "emit_cell"]
+__all__ = ["CELL_WORK", "CHUNK", "emit_cell"]
 
 CHUNK = 256  # elements of a row that one item of a cell kernel covers
-CELL_GRAIN = 4
+CELL_WORK = CHUNK * 64  # simple operations of an item: some five sigmoids and tanhs an element
 GATES = {"lstm": 4, "gru": 3}
 POINTERS = {"lstm": 4, "gru": 5}
 

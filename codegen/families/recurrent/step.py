@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.copy.flat import emit_copy, emit_copy_flat
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
-from dhlo.codegen.families.recurrent.recurrent import CELL_GRAIN, CHUNK, emit_cell
+from dhlo.codegen.families.recurrent.recurrent import CELL_WORK, CHUNK, emit_cell
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.sequence import Gru, Lstm, Rnn
@@ -67,9 +68,8 @@ class RecurrentFamily(ChoiceFamily):
             self.w.multiply(host, lp.carried[0], batch, product)
             to = out if self.projection is None else projected
             rest = [inputs[2], lp.carried[0]] if self.kind == "gru" else results[2:]
-            host.launch(
-                self.cell, [fn.gep(inputs[0], fn.mul(t, gate_elems), dtype.name), product, *rest, to, hidden], items, CELL_GRAIN
-            )
+            gates = fn.gep(inputs[0], fn.mul(t, gate_elems), dtype.name)
+            host.launch(self.cell, [gates, product, *rest, to, hidden], items, grain_of(host, CELL_WORK))
             if self.projection is not None:
                 self.projection.multiply(host, projected, batch, out)
             lp.yield_(out)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.combine import identity_of
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, grain_of, lanes_at, register_of
+from dhlo.codegen.families.lines import Lines, OpKernel, block_count, blocks_across, lanes_at, register_of
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I32, I64, V
 from dhlo.ir.dialect import Op, attr
@@ -106,6 +106,6 @@ def lower_argreduce(low: Lowering, group: Group, op: Op) -> Launch:
     lines = k.lines
     if lines.contiguous:
         k.along()
-        return Launch(finish(k, "argreduce"), k.args.slots, lines.outer, grain_of(lines.n))
+        return Launch(finish(k, "argreduce"), k.args.slots, lines.outer, lines.n)
     k.across()
-    return Launch(finish(k, "argreduce"), k.args.slots, block_count(lines, k.fn.lanes), grain_of(lines.n * k.fn.lanes))
+    return Launch(finish(k, "argreduce"), k.args.slots, block_count(lines, k.fn.lanes), lines.n * k.fn.lanes)

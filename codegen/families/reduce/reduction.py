@@ -21,7 +21,6 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import across, combine, identity_of
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows
-from dhlo.codegen.families.loops.loops import MIN_WORK
 from dhlo.codegen.kernel_ir.builder import BITS, I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.handles import Value
@@ -36,6 +35,8 @@ __all__ = ["MAX_SPLIT", "Split", "lower_reduction"]
 
 MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
 
+# Simple operations of a part, at least. Parts order sums, so that no fact of the machine may choose their size.
+_PART_WORK = 1 << 16
 UNROLL = 4  # independent accumulators along a row
 COLUMNS = 4  # vectors side by side where the last dim is kept: a row's cache lines are read together
 LINE = 64  # bytes of a cache line
@@ -137,12 +138,12 @@ class _Reduction:
             else:
                 self._item([at])
         cost = element_work(k.ops)
-        grain = FloorDiv(sympy.Integer(MIN_WORK), row_elems * cost + 1) + 1
+        work = row_elems * cost
         scratch = slot_bytes * len(self.cached)
         if self.part:
             count = product(sizes) * (self.parts if self.part == "partial" else 1)
-            return Launch(finish(k, f"reduce_{self.part}"), k.args.slots, count, sympy.Integer(1), lookups=k.lookups)
-        return Launch(finish(k, "reduce"), k.args.slots, product(sizes), grain, scratch, k.lookups)
+            return Launch(finish(k, f"reduce_{self.part}"), k.args.slots, count, _PART_WORK, lookups=k.lookups)
+        return Launch(finish(k, "reduce"), k.args.slots, product(sizes), work, scratch, k.lookups)
 
     # ------------------------------------------------------------------ splitting
     @property
@@ -164,10 +165,10 @@ class _Reduction:
 
     @cached_property
     def parts(self) -> sympy.Expr:
-        """How many parts pay; a matter of sizes alone, so that results don't depend on the number of threads."""
+        """How many parts pay; a matter of sizes alone, so that results depend on neither the threads nor the machine."""
         length, elements = self.shape[self._split_dim], product(self.shape[d] for d in self.dims)
         work = elements * element_work(self.k.ops) * (self.fn.lanes * COLUMNS if self.lane_kept else 1)
-        most = least(FloorDiv(work, sympy.Integer(MIN_WORK)) + 1, length + 1, sympy.Integer(MAX_PARTS))
+        most = least(FloorDiv(work, sympy.Integer(_PART_WORK)) + 1, length + 1, sympy.Integer(MAX_PARTS))
         return sympy.Integer(1) if 1 in most.args else most
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.family import ChoiceFamily, KernelFamily
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import GroupHost, anchor_of
@@ -59,16 +60,16 @@ class Sizes:
     kernel: str
     slots: list[V]
     count: V
-    grain: V
+    work: V
     scratch: V
 
     @staticmethod
     def of(host: GroupHost, x: Launch) -> Sizes:
-        return Sizes(x.kernel, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.grain), host.size(x.scratch))
+        return Sizes(x.kernel, [host.slot(s) for s in x.slots], host.size(x.count), host.size(x.work), host.size(x.scratch))
 
     def launch(self, host: GroupHost, *first: V) -> None:
         """Launches with `first` before the kernel's other arguments."""
-        host.launch(self.kernel, [*first, *self.slots], self.count, self.grain, self.scratch)
+        host.launch(self.kernel, [*first, *self.slots], self.count, grain_of(host, self.work), self.scratch)
 
 
 class ArgReduceFamily(KernelFamily):

@@ -14,7 +14,6 @@ from dhlo.codegen.families.lines import (
     OpKernel,
     block_count,
     blocks_across,
-    grain_of,
     lanes_at,
     prefix,
     register_of,
@@ -109,6 +108,6 @@ def lower_scan(low: Lowering, group: Group, op: Op) -> Launch:
     lines = k.lines
     if lines.contiguous:
         k.along()
-        return Launch(finish(k, "scan"), k.args.slots, lines.outer, grain_of(lines.n * _PREFIX_COST))
+        return Launch(finish(k, "scan"), k.args.slots, lines.outer, lines.n * _PREFIX_COST)
     k.across()
-    return Launch(finish(k, "scan"), k.args.slots, block_count(lines, k.fn.lanes), grain_of(lines.n * k.fn.lanes))
+    return Launch(finish(k, "scan"), k.args.slots, block_count(lines, k.fn.lanes), lines.n * k.fn.lanes)

@@ -10,7 +10,7 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import combine
 from dhlo.codegen.families.kernel import Launch, finish, vectors
-from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lines import OpKernel
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I64, V
 from dhlo.ir.dialect import Op, attr
@@ -61,7 +61,7 @@ class _Scatter(OpKernel):
                 with fn.when(fn.cmp("eq", bad, 0)):  # the call fails: what is written over stays as it is
                     self.update(src, y, chunk)
         work = self.places * sympy.Min(self.row, CHUNK) * 2
-        return Launch(finish(self, "scatter"), self.args.slots, product(outer), grain_of(work), lookups=self.lookups)
+        return Launch(finish(self, "scatter"), self.args.slots, product(outer), work, lookups=self.lookups)
 
     def rows_of(self, a: Index, b: Index, place: V) -> tuple[Index, Index]:
         """Positions in the result and the source of the row that a place and the other dims name."""

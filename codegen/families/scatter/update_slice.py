@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish, vectors
-from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lines import OpKernel
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.ir.dialect import Op, attr, exprs
 from dhlo.ir.ops.control import Group
@@ -42,4 +42,4 @@ def lower_update_slice(low: Lowering, group: Group, op: Op) -> Launch:
             k.store(k.load(source, x.dtype, em.plus(start, i)), y, x.dtype, em.plus(to, i))
 
         vectors(em, lo, hi, move)
-    return Launch(finish(k, "update_slice"), k.args.slots, product(outer), grain_of(CHUNK))
+    return Launch(finish(k, "update_slice"), k.args.slots, product(outer), CHUNK)

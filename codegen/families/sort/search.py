@@ -7,7 +7,7 @@ import sympy
 from dhlo.codegen.elementwise.emit import memory_type
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish, vectors
-from dhlo.codegen.families.lines import OpKernel, grain_of
+from dhlo.codegen.families.lines import OpKernel
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.kernel_ir.builder import I64, V
 from dhlo.ir.dialect import Op, attr
@@ -58,7 +58,7 @@ def lower_search_sorted(low: Lowering, group: Group, op: Op) -> Launch:
             em.store(search(start, k.load(x, x_t.dtype, at)), y, DTYPES["i64"], at)
 
         vectors(em, lo, hi, find)
-    return Launch(finish(k, "searchsorted"), k.args.slots, lines * chunks, grain_of(CHUNK * 64))
+    return Launch(finish(k, "searchsorted"), k.args.slots, lines * chunks, CHUNK * 64)
 
 
 def lower_histogram(low: Lowering, group: Group, op: Op) -> Launch:

@@ -8,7 +8,7 @@ import sympy
 
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.kernel import Launch, finish
-from dhlo.codegen.families.lines import Lines, OpKernel, grain_of, lanes_at
+from dhlo.codegen.families.lines import Lines, OpKernel, lanes_at
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.sort.radix import BUCKETS, digits, emit_radix_sort, key_of, key_type
 from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, V
@@ -79,7 +79,7 @@ class _Sort(OpKernel):
         count = self.lines.outer * self.lines.inner
         if not is_static(self.k) or self.k == 0:
             count = count * sympy.Min(self.k, 1)
-        return Launch(finish(self, "sort"), self.args.slots, count, grain_of(n * 16), self.scratch_bytes)
+        return Launch(finish(self, "sort"), self.args.slots, count, n * 16, self.scratch_bytes)
 
     # ------------------------------------------------------------------ short lines
     def by_rank(self, start: V, to: V) -> None:

@@ -180,9 +180,9 @@ class Address(Op, name="address"):
 
 
 class Launch(_Statement, name="launch"):
-    """Runs `kernel` on items [0, `count`), on as many threads as have `grain` items each, every thread with `scratch` bytes of its
-    own. Launches behind a group are the group's: a call whose launch fails ends after the last of them. `arguments` says what the
-    kernel's argument array holds, 8 bytes each:
+    """Runs `kernel` on items [0, `count`), each of which takes `work` simple operations on elements, on as many threads as this
+    pays for, each with `scratch` bytes of its own. Launches behind a group are the group's: a call whose launch fails ends after
+    the last of them. `arguments` says what the kernel's argument array holds, 8 bytes each:
 
         {operand = k}                the address that is operand k
         {buffer = n, offset = "e"}   the address of byte e of arena buffer n
@@ -196,7 +196,7 @@ class Launch(_Statement, name="launch"):
     kernel: ir.StringAttr
     arguments: Arguments
     count: Number
-    grain: Number
+    work: Number
     scratch: Number
 
     @classmethod

@@ -19,7 +19,9 @@ from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.host.shared import share_host_program
 from dhlo.codegen.kernel_ir.abi import DTYPES
+from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.frontend.program import Program
@@ -53,6 +55,7 @@ def compile_program(
         progress("lower")
         renumber(program)
         made = [_Lowered(level, emit_host_program(level.low, level.module, level.block, level.groups)) for level in levels]
+        shared = share_host_program([m.host for m in made])
         block, low = levels[0].block, levels[0].low
         updates, grows = updates_of(block), grown_dims(block)
         inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
@@ -62,7 +65,7 @@ def compile_program(
             "name": options.name,
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
-            **_metadata(program, made),
+            **_metadata(program, made, 1 if shared is not None else len(made)),
         }
         descriptor = Descriptor(
             options.name,
@@ -81,7 +84,7 @@ def compile_program(
         )
         planned = "\n".join([str(level.module) for level in levels])
     progress("generate code")
-    llvm_ir, objects, parts = _objects(made, descriptor)
+    llvm_ir, objects, parts = _objects(made, descriptor, shared)
     return Artifact(objects, low.constants, planned, metadata, llvm_ir, parts)
 
 
@@ -149,11 +152,15 @@ def renumber(program: Program) -> None:
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
 
 
-def _objects(made: Sequence[_Lowered], descriptor: Descriptor) -> tuple[list[str], list[bytes], list[Target]]:
+def _objects(
+    made: Sequence[_Lowered], descriptor: Descriptor, shared: tuple[KernelModule, Target] | None
+) -> tuple[list[str], list[bytes], list[Target]]:
     """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
-    Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
-    first part."""
+    Python's lock. `shared` is the module of all levels' host program, if there is one. The descriptor and its metadata, which are
+    told what features the code of each target uses, are added to the first part."""
     parts = [(part, m.planned.target) for m in made for part in split_module(m.planned.low.module, 4)]
+    if shared is not None:
+        parts.append((Part(shared[0].text()), shared[1]))
     targets = [target for _, target in parts]
 
     def lower(part: Part, target: Target) -> str:
@@ -193,7 +200,7 @@ def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict
     ]
 
 
-def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
+def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) -> dict[str, Any]:
     """What tools show of a model. Of a group: its arithmetic and bytes; of each level: the kernels, the launches of each group as
     [first, end), and the arena."""
     first = made[0].planned
@@ -218,6 +225,7 @@ def _metadata(program: Program, made: Sequence[_Lowered]) -> dict[str, Any]:
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
         "caches": quantised_caches(first.module),
+        "host_programs": host_programs,
         "groups": [_group(program, op, [m.planned.groups[attr(op, "number")] for m in made]) for op in groups],
         "levels": [
             {

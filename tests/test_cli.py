@@ -237,13 +237,14 @@ def test_inspect(model: Path, program: Path) -> None:
     assert "all sections verified" in default and "signature: none" in default
 
 
-def test_compile_for_several_machines(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_for_several_machines(program: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for each level in one file; what each needs, and which one this machine takes, can be seen without executing any."""
     monkeypatch.delenv("DHLO_TARGET", raising=False)
     path = tmp_path / "model.so"
     call("compile", program, "--target", "x86-64-v3,x86-64-v4+bf16", "-o", path)
     out = " ".join(call("inspect", path)[0].split())
     best = "x86-64-v4+bf16" if _runtime.cpu_supports("avx512vl") else "x86-64-v3"
+    assert "host program: one for all levels" in out and "host program" not in call("inspect", model)[0]
     assert "CPU: x86-64-v3, " in out and "avx512vl" in out and f"CPU: {best}, taken by this machine" in out
     assert f"kernels, launch sites of {best}" in re.sub(r"\d+ ", "", call("inspect", path, "--kernels")[0])
     assert json.loads(dhlo.load(path).metadata)["levels"][0]["name"] == "x86-64-v3"

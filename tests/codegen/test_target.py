@@ -297,6 +297,68 @@ def test_one_program_for_several_machines(dtype: torch.dtype, monkeypatch: pytes
         _load_artifact(made)
 
 
+class Both(torch.nn.Module):
+    """Products, attention, a reduction, views and a product of sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(64, 192), torch.nn.Linear(64, 40)
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).unbind(2)
+        y = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        y = self.out(y.transpose(1, 2).reshape(x.shape)) * x.shape[1]
+        return torch.softmax(y[:, i], -1)
+
+
+def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels that differ in kernels and numbers only have one host program, which computes and refuses what a program for the level
+    alone does."""
+    torch.manual_seed(0)
+    module = Both().eval()
+    b, s, n = Dim("b", max=64), Dim("s", max=512), Dim("n", max=64)
+    exported = export(module, (torch.randn(2, 5, 64), torch.tensor([1, 0])), dynamic_shapes=({0: b, 1: s}, {0: n}))
+    made = compile_program(import_program(exported), Options(target="x86-64-v3,x86-64-v4"))
+    assert made.metadata["host_programs"] == 1
+    names = re.findall(r"define[^@]*@(dhlo_run[\w.]*)\(", "\n".join(made.llvm_ir))
+    assert sorted(names) == ["dhlo_run", "dhlo_run.v3", "dhlo_run.v4"]
+    bodies = re.findall(r"define[^@]*@dhlo_run\.v\d\(.*?^}", "\n".join(made.llvm_ir), re.S | re.M)
+    assert all("br " not in body for body in bodies)  # a level's own part decides nothing
+    for target in ("x86-64-v3", "x86-64-v4") if runs_here(V4) else ("x86-64-v3",):
+        monkeypatch.setenv("DHLO_TARGET", target)
+        loaded, alone = _load_artifact(made), dhlo.compile(exported, target=target)
+        several = dhlo.CompiledModel(loaded, read_call(made.metadata["call"], loaded.inputs, loaded.outputs))
+        assert several.native.level == target and several.native.launches == alone.native.launches
+        for shape, count in (((1, 1), 1), ((2, 7), 3), ((3, 40), 0), ((0, 4), 2), ((5, 129), 64)):
+            x, i = torch.randn(*shape, 64), torch.randint(0, shape[1], (count,))
+            assert torch.equal(several(x, i), alone(x, i))
+            torch.testing.assert_close(several(x, i), module(x, i), rtol=1e-4, atol=1e-5)
+        for x, i in (
+            (torch.randn(2, 5, 63), torch.tensor([1])),
+            (torch.randn(65, 5, 64), torch.tensor([1])),
+            (torch.randn(2, 5, 64), torch.tensor([5])),
+        ):
+            with pytest.raises(dhlo.DhloError) as refused:
+                several(x, i)
+            with pytest.raises(dhlo.DhloError) as also:
+                alone(x, i)
+            assert str(refused.value) == str(also.value)
+
+
+def test_levels_of_other_structure_have_host_programs_of_their_own() -> None:
+    """Whether bf16 is multiplied by dot products is a choice that the lower level doesn't have."""
+    _, made = compiled(PAIR, torch.bfloat16)
+    assert made.metadata["host_programs"] == 2
+    assert sorted(re.findall(r"define[^@]*@(dhlo_run[\w.]*)\(", "\n".join(made.llvm_ir))) == ["dhlo_run.v3", "dhlo_run.v4"]
+
+
+def test_one_level_has_no_table() -> None:
+    exported = export(Function(lambda x: x + 1), (torch.randn(3),))
+    made = compile_program(import_program(exported), Options(target="x86-64-v3"))
+    assert made.metadata["host_programs"] == 1
+    assert re.findall(r"define[^@]*@(dhlo_run[\w.]*)\(", "\n".join(made.llvm_ir)) == ["dhlo_run.v3"]
+
+
 def test_levels_in_a_model_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DHLO_TARGET", raising=False)
     x = torch.randn(5, 33)

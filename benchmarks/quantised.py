@@ -4,7 +4,7 @@ decode   a decoding step of W2, weights as int8 and int4
 rows     linears whose weights lie in each cache level and in memory: one row, and more
 dynamic  linears whose activations are quantised, too
 int_mm   products of int8 matrices
-experts  mixtures of experts
+experts  mixtures of experts as grouped products; experts_bf16, experts_loop: of bf16, and as a loop over the experts
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn, randn
 from torch.export import Dim
 
-from benchmarks import measure
+from benchmarks import measure, models
 from benchmarks.quantised_peers import GROUP, Several
 from benchmarks.workloads import Workload, registry
 from dhlo.bench.ceilings import Ceilings
@@ -42,11 +44,12 @@ _REPEAT_BYTES, _MOST_REPEATS = 200 << 20, 100
 
 @dataclass(frozen=True)
 class Part:
-    """Programs that are measured together, and the peers; `sizes` are those of their matrices, [k, n], where they have one."""
+    """Programs that are measured together, and the peers; by the names of programs, how many numbers of constants one row
+    takes."""
 
     programs: Sequence[Workload]
     peers: Sequence[str]
-    sizes: Sequence[tuple[int, int]] = ()
+    reads: Mapping[str, int] = field(default_factory=dict)
 
 
 class _IntMm(nn.Module):
@@ -94,9 +97,51 @@ def _int_mm(k: int, n: int, form: str, rows: Iterable[int]) -> Workload:
     )
 
 
-def _experts(tiny: bool) -> list[Workload]:
-    known = registry(tiny)
-    return [known[f"w3_{name}_loop"] for name in ("mixtral", "deepseek")]
+class _GroupedExperts(models.MixtureOfExperts):
+    """Rows sorted by expert, and a product for all of them, as transformers writes it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        import_module("transformers.integrations.moe")  # defines the operator
+        self.grouped = torch.ops.transformers.grouped_mm_fallback
+
+    def forward(self, x: Tensor) -> Tensor:
+        p, chosen = self.router(x).float().softmax(-1).topk(self.topk, -1)
+        p = (p / p.sum(-1, keepdim=True)).to(x.dtype)
+        flat = chosen.reshape(-1)
+        order = flat.argsort()
+        token = order // self.topk
+        ends = torch.histc(flat.float(), bins=self.experts, min=0, max=self.experts - 1).cumsum(0).int()
+        g, u = self.grouped(x[token], self.w13, ends).chunk(2, -1)
+        y = self.grouped(F.silu(g) * u, self.w2, ends) * p.reshape(-1)[order][:, None]
+        return torch.zeros_like(x).index_add(0, token, y)
+
+
+def _mixture(form: type[models.MixtureOfExperts], dtype: torch.dtype, *sizes: Any) -> nn.Module:
+    return form(*sizes).to(dtype)
+
+
+def _experts(tiny: bool, form: type[models.MixtureOfExperts], peers: Sequence[str], dtype: torch.dtype = torch.float32) -> Part:
+    """A few large experts as Mixtral has them, and many small ones as DeepSeek's and Qwen's models."""
+    programs, reads = [], {}
+    width = 16 if tiny else 1024
+    for name, (experts, topk, hidden) in (("few", (8, 2, 1792)), ("many", (64, 8, 384))):
+        experts, topk, hidden = (4, 2, 24) if tiny else (experts, topk, hidden)
+        label = f"experts_{name}"
+        programs.append(
+            Workload(
+                label,
+                "experts",
+                partial(_mixture, form, dtype, experts, topk, hidden, True, width),
+                lambda rows: (randn(rows, width, dtype=dtype),),
+                ({0: _ROWS},),
+                [(rows,) for rows in ((1, 5) if tiny else (1, 8, 64, 512))],
+                (33,),
+                dtype,
+            )
+        )
+        reads[label] = topk * 3 * hidden * width
+    return Part(programs, peers, reads)
 
 
 def parts(tiny: bool = False) -> dict[str, Part]:
@@ -111,16 +156,23 @@ def parts(tiny: bool = False) -> dict[str, Part]:
     peers = (*_MANY, "openvino")
     return {
         "decode": Part([replace(step, shapes=pasts)], peers),
-        "rows": Part([_linear(k, n, (1,)) for k, n in levels], _MANY, levels),
-        "many": Part([_linear(k, n, many) for k, n in deep], (*peers, "eager"), deep),
+        "rows": Part([_linear(k, n, (1,)) for k, n in levels], _MANY, _weights(levels)),
+        "many": Part([_linear(k, n, many) for k, n in deep], (*peers, "eager"), _weights(deep)),
         "dynamic": Part(
             [_linear(k, n, many[1:]) for k, n in deep],
             ("dhlo", "dhlo_dynamic", "openvino_dynamic", "openvino_int8", "ort_int8", "eager_dynamic"),
-            deep,
+            _weights(deep),
         ),
         "int_mm": Part([_int_mm(k, n, form, (1, *many)) for k, n, form in forms], ("eager", "dhlo")),
-        "experts": Part(_experts(tiny), (*_MANY, "openvino", "ort")),
+        "experts": _experts(tiny, _GroupedExperts, ("dhlo", "dhlo_int8", "dhlo_int4", "eager")),
+        "experts_bf16": _experts(tiny, _GroupedExperts, ("dhlo", "eager"), torch.bfloat16),
+        "experts_loop": _experts(tiny, models.MixtureOfExperts, (*_MANY, "openvino", "ort")),
     }
+
+
+def _weights(sizes: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """Of linears."""
+    return {f"linear_{k}x{n}": k * n for k, n in sizes}
 
 
 PARTS = tuple(parts(tiny=True))
@@ -186,15 +238,16 @@ def _report(result: Mapping[str, Any], part: Part, ceilings: Ceilings) -> str:
         if not ours.startswith("dhlo"):
             continue
         others = [p for p in peers if not p.startswith("dhlo") and (_bits(p) in ("", _bits(ours)) or _bits(ours) == "dynamic")]
-        lines.append(f"{ours}: time over our f32; best other's over it{'; share of bandwidth' if part.sizes else ''}; error")
+        lines.append(f"{ours}: time over our f32; best other's over it{'; share of bandwidth' if part.reads else ''}; error")
         for i, label in enumerate(result["labels"]):
             t = facts["median_ms"][i]
             base = t / peers["dhlo"]["median_ms"][i] if "dhlo" in peers else math.nan
             best = min(((peers[p]["median_ms"][i] / t, p) for p in others), default=(math.nan, ""))
             share = ""
-            if part.sizes and label.endswith(" 1"):
-                k, n = (int(x) for x in label.split()[0].rpartition("_")[2].split("x"))
-                nbytes = k * n * {"int8": 1, "int4": 0.5 + 2 / GROUP}.get(_bits(ours), 4)
+            program, _, rows = label.partition(" ")
+            if program in part.reads and rows == "1":
+                plain = 2 if result["part"].endswith("bf16") else 4
+                nbytes = part.reads[program] * {"int8": 1, "int4": 0.5 + 2 / GROUP}.get(_bits(ours), plain)
                 share = f"  {nbytes / (t * 1e6):6.1f} GB/s {nbytes / (t * 1e6) / ceilings.gbs(nbytes):6.1%}"
             lines.append(f"  {label:28} {base:6.3f} {best[0]:6.2f} {best[1]:16}{share}  {facts['errors'][i]:.1e}")
     lines += [f"{p} fails: {f['error']}" for p, f in result["peers"].items() if "error" in f]

@@ -34,6 +34,7 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         maxima_choose=False,
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
+        byte_lookup="llvm.aarch64.neon.tbl1.v16i8",
         lane_factors=True,
         constraint="w",
     )

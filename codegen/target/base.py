@@ -42,6 +42,8 @@ class Target:
     dots            dot-product instructions by the type of the elements that they multiply: pairs of bf16; four of "i8" or
                     "ui8" (x) with as many i8 (y), in accumulators of i32
     pair_products   LLVM's intrinsic of the baseline that adds products of neighbouring i16: (x, y) -> i32; "" if there is none
+    byte_lookup     LLVM's intrinsic of the baseline that looks bytes up: (table, indices below 16) -> bytes, each from the 16 bytes
+                    of the table that lie where its own 128 bits do
     lane_factors    a multiply-add takes a factor from any lane of a register
     constraint      how inline assembly asks for a vector register
     """
@@ -59,6 +61,7 @@ class Target:
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     pair_products: str = field(default="", repr=False)
+    byte_lookup: str = field(default="", repr=False)
     lane_factors: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 

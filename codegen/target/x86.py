@@ -54,6 +54,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         maxima_choose=True,
         extras=features,
         dots=dots,
+        byte_lookup="llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b",
         pair_products="llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd",
     )
 

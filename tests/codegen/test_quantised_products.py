@@ -14,6 +14,7 @@ import torch
 from dhlo.codegen.families.gemm.matmul import Operands
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, tile_spec
 from dhlo.codegen.families.gemm.quantised import FORMS, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_outliers import most_outliers
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.kernel_ir.builder import F32, I64, KernelModule
 from tests.codegen.harness import Program, TestHost, aligned, build_hosts
@@ -200,6 +201,39 @@ def test_outliers_that_codes_leave_out(spec: TileSpec) -> None:
                 a[0, m - 1, 200] = -size
                 got, want = product(a)[..., ::2], (a.double() @ product.weights)[..., ::2]
                 assert ((got - want).abs().amax(-1) <= 1e-4 * want.abs().amax(-1)).all(), (size, m)
+
+
+@every_target
+@pytest.mark.parametrize("code", ["i8", "ui8", "i4", "ui4", "f4e2m1fn"])
+def test_elements_far_above_the_others(spec: TileSpec, code: str) -> None:
+    """As many as a row's list holds and more, infinities and NaN among them: other elements count as much as without them, and so
+    do other rows."""
+    g = torch.Generator().manual_seed(7)
+    k = 520
+    places = torch.randperm(k, generator=g)[: most_outliers(k) + 1]
+    places[0], places[1] = k - 1, 0
+    q = draw_codes(code, (k, 40), g)
+    q[places, ::2] = 0
+    scale, zero = torch.rand((1, 40), generator=g) * 0.1 + 0.01, torch.full((1, 40), 3.5)
+    plain, shifted = together([Product(spec, code, q, scale), Product(spec, code, q, scale, zero)])
+    usual = torch.randn((1, 9, k), generator=g)
+    for count in (1, len(places) - 1, len(places)):
+        for size in (1e4, 1e30):
+            a = usual.clone()
+            a[:, ::2, places[:count]] = -size
+            bound = a.double().abs() @ plain.weights.abs()
+            assert ((plain(a) - a.double() @ plain.weights).abs()[..., ::2] <= 1e-5 * bound[..., ::2]).all(), (count, size)
+            bound = a.double().abs() @ shifted.weights.abs()
+            assert ((shifted(a) - a.double() @ shifted.weights).abs() <= 1e-5 * bound).all(), (count, size)
+        a = usual.clone()
+        a[0, 3, places[:count]], a[0, 5, places[0]] = torch.inf, torch.nan
+        got = plain(a)
+        assert torch.equal(got[0, 3].isnan(), (plain.weights[places[:count]] * torch.inf).sum(0).isnan())
+        assert not got[0, 3].isfinite().any() and got[0, 5].isnan().all()
+        kept = [r for r in range(9) if r not in (3, 5)]
+        assert ((got - plain(usual))[0, kept].abs() <= 1e-5 * (usual.double().abs() @ plain.weights.abs())[0, kept]).all()
+        for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, count, 64 << 10)):
+            assert torch.equal(plain(a, threads=threads, seed=seed, l2_bytes=l2_bytes).nan_to_num(), got.nan_to_num())
 
 
 @every_target

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
-__all__ = ["SIGN_OF_BYTES", "bytes_of", "emit_decode_panel", "emit_unit", "emit_words", "load_parameter", "parameters"]
+__all__ = [
+    "SIGN_OF_BYTES",
+    "bytes_of",
+    "emit_decode_panel",
+    "emit_number",
+    "emit_unit",
+    "emit_words",
+    "load_parameter",
+    "parameters",
+]
 
 I16 = "i16"
 
@@ -23,23 +32,26 @@ def _words_of(fn: Fn, x: V) -> V:
     return fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
 
 
-def _e2m1(fn: Fn, words: V) -> V:
-    """Twice what the low halves of bytes stand for: 0 1 2 3 4 6 8 12 and their negatives, as bytes."""
+# Twice what codes stand for.
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
+
+
+def _e2m1(fn: Fn, words: V, offset: int) -> V:
+    """Twice what bytes below 16 stand for, and `offset` more, as bytes."""
     x = bytes_of(fn, words)
-    size = fn.and_(x, 7)
-    size = fn.sub(fn.add(fn.add(size, fn.max(size, 4)), fn.shl(fn.max(size, 6), 1)), 16)
-    return _words_of(fn, fn.select(fn.cmp("ge", x, 8), fn.sub(0, size), size))
+    table = fn.dense([offset + n for n in (*_E2M1, *(-n for n in _E2M1))] * (x.lanes // 16), I8)
+    return _words_of(fn, fn.intrinsic(fn.target.byte_lookup, x.type, table, x))
 
 
-def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int) -> list[V]:
+def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int, offset: int = 0) -> list[V]:
     """A unit of "lanes" for `lanes` columns: vectors of i32 that hold four successive steps of k a byte each; signed, but for
-    integer nibbles, which are 0..15."""
+    integer nibbles, which are 0..15. To numbers of a table `offset` is added."""
     x = fn.load(fn.gep(unit, column * 4, I8), vec(I32, lanes))
     if not form.nibbles:
         return [x]
     low = fn.const(0x0F0F0F0F, x.type)
     halves = [fn.and_(x, low), fn.and_(fn.shr(x, 4), low)]
-    return [_e2m1(fn, h) for h in halves] if form.name == "f4e2m1fn" else halves
+    return [_e2m1(fn, h, offset) for h in halves] if form.name == "f4e2m1fn" else halves
 
 
 def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, nv: int) -> Callable[[int, int], V]:
@@ -58,6 +70,19 @@ def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, nv: int) -> Callable[[int
     if form.bias:
         raw = [fn.xor(x, _SIGN_OF_NIBBLES) for x in raw]
     return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
+
+
+def emit_number(fn: Fn, form: Form, unit: V, step: V, column: int, lanes: int) -> V:
+    """Codes (times the form's factor) of `lanes` columns at a step of a unit of "lanes" that is known at run time, as f32."""
+    x = fn.load(fn.gep(unit, column * 4, I8), vec(I32, lanes))
+    if not form.nibbles:
+        byte = fn.shr(fn.shl(fn.shr(x, fn.splat(fn.shl(step, 3), lanes)), 24), 24)
+        return fn.cast(fn.sub(byte, form.bias), F32)
+    at = fn.add(fn.shl(fn.and_(step, 3), 3), fn.and_(step, 4))
+    nibble = fn.and_(fn.shr(x, fn.splat(at, lanes)), 15)
+    if form.name == "f4e2m1fn":
+        nibble = fn.shr(fn.shl(_e2m1(fn, nibble, 0), 24), 24)
+    return fn.cast(fn.sub(nibble, form.bias), F32)
 
 
 # As i32: 0x80 and 0x88 in each byte.

@@ -2,8 +2,8 @@
 
 A block of a row is an integer times a power of two, the integer split into three signed bytes ("limbs"), so that four products with
 codes take one instruction for each limb. Integer sums are exact; what is lost is what of an element lies 22 bits and more below
-the block's largest, as much as sums in f32 lose. Where a few elements are so large that this would be most of the others, there are
-no limbs.
+the block's largest, as much as sums in f32 lose. Where a few elements are so large that this would be most of the others, they are
+taken out of the block (`quantised_outliers.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of, emit_words, parameters
-from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
-__all__ = ["INFO_BYTES", "LIMBS", "block_units", "dot_bias", "dot_rows", "emit_dot_kernel", "emit_limbs", "has_dots"]
+__all__ = ["INFO_BYTES", "LIMBS", "RANGE", "block_units", "dot_bias", "dot_rows", "emit_dot_kernel", "emit_split", "has_dots"]
 
 LIMBS = 3
 # Steps of k in a block at most: their sums of products of bytes fit 24 bits, which f32 holds.
@@ -24,11 +24,11 @@ _BLOCK = 256
 # Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as f32, and what the sums of each limb with
 # codes begin with, to be without the codes' bias.
 INFO_BYTES = 20
-# Half of a block's elements but zeros must be no more than so many bits below its largest, which leaves them 12 bits: else
-# a few outliers, multiplied by codes that are 0, would leave too little of the others.
-_RANGE = 9
-# The exponent of f32 from which on a number is infinite or NaN, its bias, and the bits of the integers.
-_SPECIAL, _BIAS, _BITS = 255, 127, 22
+RANGE = 9
+"""Half of a block's elements but zeros must be no more than so many bits below its largest, which leaves them 12 bits: else a few
+outliers, multiplied by codes that are 0, would leave too little of the others."""
+# The bias of f32's exponents, and the bits of the integers.
+_BIAS, _BITS = 127, 22
 
 
 def _dot(target: Target) -> DotProduct | None:
@@ -62,40 +62,31 @@ def block_units(form: Form, units: int) -> int:
     return min(units, _BLOCK // form.depth)
 
 
-def emit_limbs(module: KernelModule) -> str:
-    """Emits `limbs(x, size, dst, info, weight) -> i1` once: splits the `size` numbers of a block at x, a multiple of 4.
+def emit_split(module: KernelModule) -> str:
+    """Emits `limbs_split(x, size, dst, info, weight, exponent) -> i32` once: splits the `size` numbers of a block at x, a multiple
+    of 4, that have no larger exponent (of f32, with its bias, up to 254); others count as zeros.
 
-    dst[k / 4][limb, the highest first][k % 4] are bytes; sums of limbs are stored `weight` times. False if a number is infinite or
-    NaN, or too many are too small beside the largest (or at all): these are then of no use.
+    dst[k / 4][limb, the highest first][k % 4] are bytes; sums of limbs are stored `weight` times. Negative if too many are too
+    small beside the largest, or at all: the limbs are then of no use.
     """
-    name = "limbs"
+    name = "limbs_split"
     if name in module.functions:
         return name
-    fn = Fn(module, name, [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR), ("weight", I32)], I1, noinline=True)
-    x, size, dst, info, weight = fn.args
+    names = [("x", PTR), ("size", I64), ("dst", PTR), ("info", PTR), ("weight", I32), ("exponent", I32)]
+    fn = Fn(module, name, names, I32, noinline=True)
+    x, size, dst, info, weight, largest = fn.args
     four = vec(I32, 4)
     main = fn.mul(fn.divu(size, fn.lanes), fn.lanes)
-
-    def bits(k: V, lanes: int) -> V:
-        return fn.load(fn.gep(x, k, F32), vec(I32, lanes))
-
-    def size_of(k: V, lanes: int) -> V:
-        return fn.and_(bits(k, lanes), 0x7FFFFFFF)
-
-    with fn.loop(0, main, fn.lanes, [fn.const(0, fn.vec(I32))]) as loop:
-        loop.yield_(fn.max(loop.carried[0], size_of(loop.iv, fn.lanes)))
-    with fn.loop(main, size, 4, [fn.const(0, four)]) as rest:
-        rest.yield_(fn.max(rest.carried[0], size_of(rest.iv, 4)))
-    largest = fn.shr(fn.max(fn.reduce("maxsi", loop.results[0]), fn.reduce("maxsi", rest.results[0])), 23)
-    finite = fn.cmp("lt", largest, _SPECIAL)
     exponent = fn.max(largest, _BITS + 1)  # the powers of two stay normal
-    least = fn.select(fn.cmp("gt", largest, _BITS), fn.shl(fn.sub(largest, _RANGE), 23), 0x7FFFFFFF)
-    up = fn.bitcast(fn.shl(fn.sub(2 * _BIAS + _BITS - 1, fn.min(exponent, _SPECIAL - 1)), 23), F32)
+    least = fn.select(fn.cmp("gt", largest, _BITS), fn.shl(fn.sub(largest, RANGE), 23), 0x7FFFFFFF)
+    up = fn.bitcast(fn.shl(fn.sub(2 * _BIAS + _BITS - 1, exponent), 23), F32)
     down = fn.bitcast(fn.shl(fn.sub(exponent, _BITS - 1), 23), F32)
+    beyond = fn.shl(fn.add(largest, 1), 23)
 
     def split(k: V, lanes: int, sums: Sequence[V]) -> list[V]:
-        raw, size = bits(k, lanes), size_of(k, lanes)
-        known = fn.select(fn.cmp("lt", size, _SPECIAL << 23), raw, 0)
+        raw = fn.load(fn.gep(x, k, F32), vec(I32, lanes))
+        size = fn.and_(raw, 0x7FFFFFFF)
+        known = fn.select(fn.cmp("lt", size, fn.splat(beyond, lanes)), raw, 0)
         small = fn.select(fn.cmp("eq", size, 0), size, fn.const(-1, size.type))
         vote = fn.select(fn.cmp("ge", size, fn.splat(least, lanes)), fn.const(1, size.type), small)
         left = fn.cast(fn.unary("roundeven", fn.mul(fn.bitcast(known, F32), fn.splat(up, lanes))), I32)
@@ -116,7 +107,7 @@ def emit_limbs(module: KernelModule) -> str:
     fn.store(_combined(fn, [fn.cast(p, F32) for p in parts]), fn.gep(info, 4, I8))
     for i, p in enumerate(parts):
         fn.store(fn.mul(p, weight), fn.gep(info, 8 + 4 * i, I8))
-    fn.ret(fn.and_(finite, fn.cmp("ge", votes, 0)))
+    fn.ret(votes)
     fn.done()
     return name
 
@@ -225,15 +216,8 @@ class _Pass:
 
     def _operands(self, unit: V, v: int) -> list[V]:
         fn, form = self.fn, self.coding.form
-        words = emit_words(fn, form, unit, v * self.lanes, self.lanes)
-        if self.offset == 128:
-            return [fn.xor(w, SIGN_OF_BYTES) for w in words]
-        if self.offset:  # bytes don't carry into one another: the sums are small and not negative
-            return [fn.op(w.type, f"vector.bitcast {y.name} : {y.type} to {w.type}") for w in words for y in [self._shifted(w)]]
-        return words
-
-    def _shifted(self, words: V) -> V:
-        return self.fn.add(bytes_of(self.fn, words), self.offset)
+        words = emit_words(fn, form, unit, v * self.lanes, self.lanes, self.offset)
+        return [fn.xor(w, SIGN_OF_BYTES) for w in words] if self.offset == 128 else words
 
     def _dot(self, acc: V, x: V, y: V) -> V:
         fn = self.fn

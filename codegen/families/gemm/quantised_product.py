@@ -22,11 +22,11 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     dot_bias,
     dot_rows,
     emit_dot_kernel,
-    emit_limbs,
     has_dots,
 )
+from dhlo.codegen.families.gemm.quantised_outliers import emit_limbs, emit_outliers, list_bytes, most_outliers
 from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_tame_row, emit_widen_row, most_rows
-from dhlo.codegen.kernel_ir.builder import F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
 from dhlo.ir.symbols import exact_floors
@@ -41,7 +41,7 @@ _FEW_PASSES, _DOT_PASSES = 2, 4
 _LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 32
 # Any number of rows is multiplied so where a matrix has so many panels, the target so many registers, and sums are not scaled too
 # often: groups of so many steps of k.
-_ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 64
+_ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 32
 # Cycles that a step of k of a panel takes at least.
 _STEP_CYCLES = 8
 _WIDEN_WORK = 4  # simple operations in which an element of a row of any stride becomes f32
@@ -173,12 +173,13 @@ class QuantisedMatmul:
         passes = fn.max(fn.ceildivu(x.m, most), 1)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
         block = block_units(form, matrix.units)
-        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block)]
+        most_out = fn.i64(most_outliers(padded))
+        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), most_out]
         ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
-        row, limbs = 4 * padded + 8, LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
+        row, limbs = fn.i64(4 * padded + 8), LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         per, grain = passes, fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):
-            row += limbs
+            row = fn.add(row, fn.add(list_bytes(fn, most_out), limbs))
             fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)
             per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
             some = fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _SHARING_PANELS)
@@ -248,7 +249,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, per, ahead, epilogue, eargs = load_args(
+    a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, most_out, per, ahead, epilogue, eargs = load_args(
         fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
@@ -257,7 +258,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
     split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
     capacity = fn.min(m, fn.mul(per, most))
-    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead)
+    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead, most_out)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
     runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
@@ -287,6 +288,8 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
                 def whole(first: V = first, at: V = at, mr: V = mr, panel: V = panel) -> list[V]:
                     kernel = fn.load(fn.gep(kernels, fn.sub(mr, 1), PTR), PTR)
                     fn.call_ptr(kernel, rows.arguments(at, panel, tile, dots=dots))
+                    if dots:
+                        rows.add_outliers(at, mr, panel, tile)
                     finish(first, mr)
                     return []
 
@@ -320,7 +323,7 @@ def _powers(fn: Fn, count: V, most: int) -> list[tuple[V, V, int]]:
 @dataclass(frozen=True)
 class _Rows:
     """Rows of A in scratch, m at most, from `memory` on: f32, filled up to whole units of k; a factor of each one's products;
-    whether the rows of a pass have limbs; limbs."""
+    whether the rows of a pass have limbs (2 where some have outliers, too); limbs; lists of outliers."""
 
     fn: Fn
     coding: Coding
@@ -331,10 +334,11 @@ class _Rows:
     units: V
     block: V  # units of a block of limbs
     ahead: V  # how many bytes ahead codes are prefetched
+    most_outliers: V  # of a row
 
     def __post_init__(self) -> None:
         """What all loops use is computed before them."""
-        _ = self.ups, self.limbs, self.blocks, self.ld
+        _ = self.ups, self.limbs, self.blocks, self.ld, self.lists, self.list_bytes
 
     @cached_property
     def group(self) -> V:
@@ -368,6 +372,18 @@ class _Rows:
         fn = self.fn
         return fn.add(fn.mul(self.padded, LIMBS), fn.mul(fn.mul(self.groups, self.blocks), INFO_BYTES))
 
+    @cached_property
+    def lists(self) -> V:
+        return self.fn.gep(self.limbs, self.fn.mul(self.m, self.ld), I8)
+
+    @cached_property
+    def list_bytes(self) -> V:
+        return list_bytes(self.fn, self.most_outliers)
+
+    def outliers(self, i: V) -> V:
+        """The list of a row."""
+        return self.fn.gep(self.lists, self.fn.mul(i, self.list_bytes), I8)
+
     def row(self, i: V) -> V:
         return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
 
@@ -384,9 +400,9 @@ class _Rows:
         if not has_dots(fn.target, self.coding.form):
             self._tame(first, count)
             return
-        limbs = self._split(first, count)
-        fn.store(fn.cast(limbs, I32, signed=False), fn.gep(self.flags, first, I32))
-        with fn.when(fn.not_(limbs)):
+        flag = self._split(first, count)
+        fn.store(flag, fn.gep(self.flags, first, I32))
+        with fn.when(fn.cmp("eq", flag, 0)):
             self._tame(first, count)
 
     def has_limbs(self, first: V) -> V:
@@ -400,24 +416,47 @@ class _Rows:
         with fn.loop(first, fn.add(first, count)) as i:
             fn.call(tame, [self.row(i.iv), padded, fn.gep(ups, i.iv, F32)])
 
+    def add_outliers(self, first: V, count: V, panel: V, tile: V) -> None:
+        """Adds the products of outliers to a finished tile of limbs' products."""
+        fn = self.fn
+        kernel = emit_outliers(fn.module, self.coding)
+        with (
+            fn.when(fn.cmp("gt", fn.load(fn.gep(self.flags, first, I32), I32), 1)),
+            fn.loop(0, count) as r,
+        ):
+            fn.call(kernel, [self.outliers(fn.add(first, r.iv)), panel, self.units, fn.gep(tile, fn.mul(r.iv, COLUMNS), F32)])
+
     def _split(self, first: V, count: V) -> V:
-        """Makes limbs; says whether all rows have them."""
+        """Makes limbs; gives the rows' flag."""
         fn, depth = self.fn, self.coding.form.depth
         emit, less = emit_limbs(fn.module), fn.const(-dot_bias(fn.target, self.coding.form), I32)
         group, padded, blocks, limbs, ld = self.group, self.padded, self.blocks, self.limbs, self.ld
-        with fn.loop(first, fn.add(first, count), 1, [fn.const(1, I1)]) as i:
-            row, to = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8)
+        one, most = fn.const(1, I32), fn.cast(self.most_outliers, I32)
+        with fn.loop(first, fn.add(first, count), 1, [one, fn.const(0, I32)]) as i:
+            row, to, found = self.row(i.iv), fn.gep(limbs, fn.mul(i.iv, ld), I8), self.outliers(i.iv)
             info = fn.gep(to, fn.mul(padded, LIMBS), I8)
+            fn.store(fn.const(0, I32), found)
             with fn.loop(0, fn.mul(self.groups, blocks), 1, [i.carried[0]]) as b:
                 in_group = fn.mul(fn.remu(b.iv, blocks), self.block)
                 start = fn.add(fn.mul(fn.divu(b.iv, blocks), group), fn.mul(in_group, depth))
                 size = fn.mul(fn.min(fn.sub(self.units, in_group), self.block), depth)
                 at = fn.gep(info, fn.mul(b.iv, INFO_BYTES), I8)
-                ok = fn.call(emit, [fn.gep(row, start, F32), size, fn.gep(to, fn.mul(start, LIMBS), I8), at, less], I1)
+                of = [
+                    fn.gep(row, start, F32),
+                    size,
+                    fn.gep(to, fn.mul(start, LIMBS), I8),
+                    at,
+                    less,
+                    fn.cast(start, I32),
+                    found,
+                    most,
+                ]
+                ok = fn.call(emit, of, I32)
                 assert ok is not None
                 b.yield_(fn.and_(b.carried[0], ok))
-            i.yield_(b.results[0])
-        return i.results[0]
+            i.yield_(b.results[0], fn.or_(i.carried[1], fn.load(found, I32)))
+        ok, outliers = i.results
+        return fn.select(fn.cmp("eq", ok, 0), fn.const(0, I32), fn.select(fn.cmp("ne", outliers, 0), fn.const(2, I32), one))
 
     def arguments(self, first: V, panel: V, tile: V, *, dots: bool) -> list[V]:
         """Of a kernel for some rows."""

@@ -24,7 +24,7 @@ from dhlo.frontend.functionalize import functional_form
 from dhlo.frontend.guards import input_values
 from dhlo.frontend.linear_algebra import LINEAR_ALGEBRA
 
-__all__ = ["Decompositions", "decompositions_of"]
+__all__ = ["Decompositions", "all_nodes", "decompositions_of"]
 
 _MAX_DEPTH = 12
 _DYNAMIC = torch.export.Dim.AUTO
@@ -46,7 +46,7 @@ class Decompositions:
             depth = self._depth.get(node, 0)
             program = _trace(node, autocast) if depth < _MAX_DEPTH else None
             self._known[node, autocast] = program
-            for n in _all_nodes(program.graph_module) if program is not None else ():
+            for n in all_nodes(program.graph_module) if program is not None else ():
                 self._depth[n] = depth + 1
                 for key in ("stack_trace", "nn_module_stack"):  # what users know is the node's own place
                     n.meta[key] = node.meta.get(key)
@@ -66,7 +66,8 @@ class Decompositions:
         return self._cast[node, autocast]
 
 
-def _all_nodes(gm: Any) -> Iterator[Any]:
+def all_nodes(gm: Any) -> Iterator[Any]:
+    """The nodes of a graph and of the graphs in it."""
     for child in gm.modules():
         if isinstance(child, torch.fx.GraphModule):
             yield from child.graph.nodes
@@ -156,7 +157,7 @@ def _trace(node: Any, autocast: torch.dtype | None) -> Any | None:
 
 def _applies(program: Any, node: Any, values: list[Any]) -> bool:
     """Was the decomposition traced for all sizes, into other operators that change none of their inputs?"""
-    if any(n.target in (node.target, functional_form(node.target)) for n in _all_nodes(program.graph_module)):
+    if any(n.target in (node.target, functional_form(node.target)) for n in all_nodes(program.graph_module)):
         return False
     if any(s.kind != OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs):
         return False

@@ -17,7 +17,7 @@ from dhlo.frontend.aten.complex import Complex
 from dhlo.frontend.autocast import conversion
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.compat import inner_tensor
-from dhlo.frontend.decompose import Decompositions
+from dhlo.frontend.decompose import Decompositions, all_nodes
 from dhlo.frontend.dims import Dims, static_value
 from dhlo.frontend.functionalize import Ref, functional_form, out_form, view_rule
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
@@ -331,17 +331,41 @@ class Importer:
             else:
                 data = program.constants[spec.target] if spec.target in program.constants else program.state_dict[spec.target]
                 env[node] = self._content(self.weight(f"{self.b.node.name}.{spec.target}", data))
-        sizes = self._match_sizes(pairs)
+        own = self._own_symbols(program)
+        sizes = self._match_sizes(pairs) | own
         examples = input_values(program)
         conditions = read_guards(program, input_names(program, examples), examples) + bounds_of(program)
-        for relation, text in conditions:
-            if not only_two(relation, program.range_constraints, examples):
-                self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
+        conditions = [(r, text) for r, text in conditions if not only_two(r, program.range_constraints, examples)]
+
+        def require(of_own: bool) -> None:
+            for relation, text in conditions:
+                if of_own == bool(relation.free_symbols & own.keys()):
+                    self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
+
+        require(False)
         outer = self.b.node, self.inlined, self.autocast
         self.inlined, self.autocast = sizes, None  # its own regions say where autocast acts inside
         result = self._graph(program.graph_module, env)
         self.b.node, self.inlined, self.autocast = outer
-        return pytree.tree_unflatten(list(result), program.call_spec.out_spec)
+        require(True)
+        results = pytree.tree_unflatten(list(result), program.call_spec.out_spec)
+        self._name_results(results)
+        return results
+
+    def _own_symbols(self, program: Any) -> dict[Any, Any]:
+        """Run-time symbols that another program's data decide, each with a name that this program doesn't have."""
+        bound = {s for n in all_nodes(program.graph_module) for s in n.meta.get("unbacked_bindings") or {}}
+        names = sorted((as_expr(s) for s in bound), key=str)
+        return {s: symbol(self.fresh_symbol("u" if s.is_integer else "f")) for s in names}
+
+    def _name_results(self, results: Any) -> None:
+        """What the node being lowered calls the run-time sizes of its results, which another program has named otherwise."""
+        bound = {as_expr(s) for s in self.b.node.meta.get("unbacked_bindings") or {}}
+        stated = pytree.tree_leaves(self.b.node.meta.get("val"))
+        for val, made in zip(stated, pytree.tree_leaves(results), strict=True) if bound else ():
+            for s, own in self._sizes_of(val, made) if isinstance(val, torch.Tensor | torch.SymInt) else ():
+                if s in bound:
+                    self.dims.equate(self.size_of(s), own)
 
     def size_of(self, s: Any) -> Any:
         """A size or stride of an example tensor as a size of this program."""
@@ -526,17 +550,17 @@ class Importer:
     def symbol_name(self) -> str:
         """The unbacked symbol that the node being lowered binds, or a fresh one."""
         bindings = self.b.node.meta.get("unbacked_bindings") or {}
-        names = [str(s) for s in bindings]
+        names = [str(self.inlined.get(as_expr(s), s)) for s in bindings]
         if not names:
             val = self.b.node.meta.get("val")
             expr = getattr(getattr(val, "node", None), "expr", None)
-            names = [str(s) for s in expr.free_symbols] if isinstance(expr, sympy.Symbol) else []
+            names = [str(self.inlined.get(as_expr(s), s)) for s in expr.free_symbols] if isinstance(expr, sympy.Symbol) else []
         return names[0] if names else self.fresh_symbol()
 
-    def fresh_symbol(self) -> str:
-        """A run-time symbol of our own; the same in every round."""
+    def fresh_symbol(self, kind: str = "u") -> str:
+        """A run-time symbol of our own, `u` an integer or `f` a float; the same in every round."""
         self.fresh += 1
-        return f"u_{self.fresh}"
+        return f"{kind}_{self.fresh}"
 
     def _define(self, x: Value, expr: Any) -> Any:
         """Binds an expression that is a bare symbol to a one-element tensor's value."""

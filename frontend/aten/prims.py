@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dhlo.frontend.aten import complex_math, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
+from dhlo.frontend.aten import complex_math, complex_reductions, create, elementwise, indexing, movement, strided  # noqa: F401  (what these are made of)
 from dhlo.frontend.aten.complex import by_parts
 from dhlo.frontend.aten.reduction import variance
 from dhlo.frontend.builder import OpBuilder, Value

@@ -216,3 +216,16 @@ def test_linear_cross_entropy_in_chunks() -> None:
     model = dhlo.compile(export(fn, args, (None, {0: torch.export.Dim.AUTO}, None)))
     for w in (args[1], rn(70, 3)):
         torch.testing.assert_close(model(args[0], w, args[2]), fn(args[0], w, args[2]))
+
+
+def test_decompositions_whose_sizes_data_decide_keep_their_symbols_apart() -> None:
+    """Two of them in one program, beside counts of the program's own (torch.export fixes the sizes of what is combined)."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        return torch.combinations(x, 1, True), z.nonzero(), torch.combinations(y, 1).t().exp(), z[z > 0]
+
+    m = dhlo.compile(export(f, (rn(3), rn(5), rn(4)), ({}, {}, {0: AUTO})))
+    for n in (4, 1, 9, 0):
+        given = rn(3), rn(5), rn(n)
+        for got, want in zip(m(*given), f(*given), strict=True):
+            torch.testing.assert_close(got, want)

@@ -67,6 +67,10 @@ def test_rates_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (v4.flops["bf16"], bf16.flops["bf16"]) == (128, 256)
     assert v3.caches[0] == (0.75 * 2 * facts["l2_bytes"], 64)
     assert len(v3.caches) == 2 and v3.caches[-1][0] == math.inf  # no third cache
+    facts["tiles_percent"] = 1600
+    tiles = rates(parse_target("x86-64-v4+bf16+amx-bf16+amx-int8"), 2)
+    assert (tiles.flops["bf16"], tiles.flops["i32"], tiles.flops["f32"]) == (2048, 4096, 128)
+    assert rates(parse_target("x86-64-v4+bf16"), 2).flops == bf16.flops
     facts["bf16_percent"] = 50  # dot products that are slow aren't taken
     assert rates(parse_target("x86-64-v4+bf16"), 2).flops["bf16"] == 128
 

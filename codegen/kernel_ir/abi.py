@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 5
+ABI_VERSION: Final = 6
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -124,6 +124,7 @@ MACHINE_RANGES: Final[dict[str, tuple[int, int]]] = {
     "ahead_one": (256, 32_768),
     "ahead_few": (256, 32_768),
     "ahead_more": (256, 32_768),
+    "tiles_percent": (0, 12_800),
 }
 """The facts of the machine in the order of their indices, and between what the runtime keeps each of them."""
 MACHINE: Final[dict[str, int]] = {name: i for i, name in enumerate(MACHINE_RANGES)}

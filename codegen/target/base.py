@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dhlo.ir.dtypes import REGISTER_BITS
 
-__all__ = ["BITS", "DotProduct", "Target"]
+__all__ = ["BITS", "DotProduct", "MatrixTiles", "Target"]
 
 BITS = REGISTER_BITS
 
@@ -21,6 +21,32 @@ class DotProduct:
 
     intrinsic: str
     feature: str  # LLVM's name of what a CPU must have
+
+
+@dataclass(frozen=True)
+class MatrixTiles:
+    """Eight registers that hold matrices of up to 16 rows of 64 bytes, and instructions that multiply them.
+
+    A product adds to a tile of sums [m][n] that of a tile with a unit [k] for each m and one with a unit [n] for each k: units are
+    pairs of bf16 with sums in f32, or four bytes with sums in i32 that wrap. Intrinsics are LLVM's, tiles are given by number:
+    configure(address), load and store(tile, address, bytes between rows), zero(tile), release(); products are (sums, left, right).
+    The 64 bytes of a configuration are 1, 15 zeros, bytes of a row of each tile as u16 (8), 16 zeros, rows of each tile as u8 (8),
+    8 zeros; to configure clears all tiles, and what is done for tiles without a configuration, or of sizes that don't match, traps.
+    """
+
+    feature: str  # LLVM's name of what a CPU must have
+    configure: str
+    release: str
+    zero: str
+    load: str
+    store: str
+    products: Mapping[str, DotProduct]  # by the type of the left side: bf16, i8 or ui8 (the right side is i8)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The feature behind each intrinsic."""
+        own = {x: self.feature for x in (self.configure, self.release, self.zero, self.load, self.store)}
+        return own | {x.intrinsic: x.feature for x in self.products.values()}
 
 
 @dataclass(frozen=True)
@@ -41,9 +67,12 @@ class Target:
     extras          what some code uses besides, by the features' names
     dots            dot-product instructions by the type of the elements that they multiply: pairs of bf16; four of "i8" or
                     "ui8" (x) with as many i8 (y), in accumulators of i32
+    blocks          instructions that add to blocks of two by two i32 the products of two rows and two columns of eight bytes, by
+                    the type of the rows (columns are i8)
     pair_products   LLVM's intrinsic of the baseline that adds products of neighbouring i16: (x, y) -> i32; "" if there is none
     byte_lookup     LLVM's intrinsic of the baseline that looks bytes up: (table, indices below 16) -> bytes, each from the 16 bytes
                     of the table that lie where its own 128 bits do
+    tiles           matrices in registers; None if it has none, or multiplies nothing in them
     lane_factors    a multiply-add takes a factor from any lane of a register
     constraint      how inline assembly asks for a vector register
     """
@@ -60,8 +89,10 @@ class Target:
     maxima_choose: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    blocks: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     pair_products: str = field(default="", repr=False)
     byte_lookup: str = field(default="", repr=False)
+    tiles: MatrixTiles | None = field(default=None, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 

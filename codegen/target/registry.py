@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import llvmlite.binding as llvm
 
+from dhlo import _runtime
 from dhlo.codegen.target import aarch64, x86
 from dhlo.codegen.target.base import Target
 from dhlo.errors import CompileError
@@ -23,7 +24,8 @@ def native() -> Target:
     """The machine that the compiler runs on. Raises CompileError for a CPU below x86-64-v3."""
     llvm.initialize_native_target()
     cpu = llvm.get_host_cpu_name()
-    features = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    # Some the system must grant a process besides (AMX): what the runtime would refuse isn't this machine's.
+    features = {name for name, has in llvm.get_host_cpu_features().items() if has and _runtime.cpu_supports(name)}
     if platform.machine() == "aarch64":
         return aarch64.aarch64([n for n, needs in aarch64.EXTRAS.items() if features.issuperset(needs)], cpu)
     found = x86.level_of(features)

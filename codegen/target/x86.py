@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dhlo.codegen.target.base import DotProduct, Target
+from dhlo.codegen.target.base import DotProduct, MatrixTiles, Target
 
 __all__ = ["EXTRAS", "LEVELS", "TRIPLE", "level_of", "x86"]
 
@@ -31,6 +31,19 @@ EXTRAS: dict[str, dict[str, tuple[str, ...]]] = {
 _TUNE = {"x86-64-v3": "haswell", "x86-64-v4": "skylake-avx512"}
 
 
+# AMX: the extension, the left side's type and the instruction (Intel SDM volume 2, TDPBF16PS and TDPBSSD/TDPBUSD).
+_TILE_PRODUCTS = (("amx-bf16", "bf16", "tdpbf16ps"), ("amx-int8", "i8", "tdpbssd"), ("amx-int8", "ui8", "tdpbusd"))
+
+
+def _tiles(extras: Iterable[str]) -> MatrixTiles | None:
+    """Tiles of a target with these extras; those that can't be multiplied are of no use."""
+    products = {key: DotProduct(f"llvm.x86.{name}", has) for has, key, name in _TILE_PRODUCTS if has in extras}
+    if not products:
+        return None
+    names = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64")
+    return MatrixTiles("amx-tile", *(f"llvm.x86.{name}" for name in names), products)
+
+
 def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
     """A target of a level in `LEVELS` with some of its `EXTRAS`, scheduled for the CPU `tune`."""
     wide = level == "x86-64-v4"
@@ -55,6 +68,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         extras=features,
         dots=dots,
         byte_lookup="llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b",
+        tiles=_tiles(names),
         pair_products="llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd",
     )
 

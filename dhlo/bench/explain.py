@@ -16,6 +16,8 @@ import torch
 from dhlo import _runtime
 from dhlo.bench.ceilings import Ceilings
 from dhlo.codegen.families.box import WAKE_SHARE
+from dhlo.codegen.families.gemm.microkernel import BF16
+from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.target import Target, parse_target
 from dhlo.ir.symbols import evaluate, parse
 from dhlo.shape_infer.cost import Rates
@@ -72,6 +74,10 @@ def rates(target: Target, threads: int) -> Rates:
     f32 = 2 * fma * target.lanes("f32")
     dots = facts["bf16_percent"] / 100 if "bf16" in target.dots else 1
     byte_dots = 4 if {"i8", "ui8"} & set(target.dots) else 1
+    matrices, products = facts["tiles_percent"], target.tiles.products if target.tiles is not None else {}
+    if matrices >= TILES_PAY:
+        dots = max(dots, matrices / 100) if BF16 in products else dots
+        byte_dots = max(byte_dots, 2 * matrices / 100) if "i8" in products else byte_dots
     flops = {"f32": f32, "f64": f32 / 2, "bf16": f32 * max(dots, 1), "i32": f32 * byte_dots}
     sizes, speeds = (facts["l2_bytes"], facts["l3_bytes"]), (facts["l2_bytes_per_us"], facts["l3_bytes_per_us"])
     capacities = (threads * sizes[0], sizes[1])

@@ -14,6 +14,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -120,11 +123,25 @@ uint32_t saved_by_system() {
   return low;
 }
 
+// Linux has processes ask before their first instruction on tiles, whose state is large; once, for all of their threads
+// (Documentation/arch/x86/xstate.rst). Asked when someone wants to know of tiles on a processor that has them.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 bool has(const Feature& feature) {
   uint32_t regs[4] = {0, 0, 0, 0};
   if (__get_cpuid_count(feature.leaf, feature.subleaf, &regs[0], &regs[1], &regs[2], &regs[3]) == 0) return false;
   if ((regs[feature.reg] >> feature.bit & 1u) == 0) return false;
-  return feature.saved == kNone || (saved_by_system() & feature.saved) == feature.saved;
+  if (feature.saved == kNone) return true;
+  if ((saved_by_system() & feature.saved) != feature.saved) return false;
+  return feature.saved != kTile || may_use_tiles();
 }
 
 }  // namespace

@@ -72,12 +72,14 @@ constexpr FactInfo kInfo[] = {
     {"ahead_one", 256, 32 << 10, true},
     {"ahead_few", 256, 32 << 10, true},
     {"ahead_more", 256, 32 << 10, true},
+    {"tiles_percent", 0, 12'800, true},
 };
 static_assert(sizeof kInfo / sizeof *kInfo == DHLO_MACHINE_FIELDS, "a row for each fact");
 
 // What the system says, and for what is measured the values of a usual server.
 Facts nominal_facts() {
   const int64_t bf16 = cpu_supports("avx512bf16") || cpu_supports("bf16") ? 200 : 0;
+  const int64_t tiles = cpu_supports("amx-bf16") || cpu_supports("amx-int8") ? 1600 : 0;
   return {std::clamp<int64_t>(cache_bytes(0, 32 << 10), 8 << 10, 1 << 20),
           l2_cache_bytes(),
           std::clamp<int64_t>(cache_bytes(3, 0), 0, 4 * kGiB),
@@ -93,7 +95,8 @@ Facts nominal_facts() {
           30'000,
           4096,
           1024,
-          8192};
+          8192,
+          tiles};
 }
 
 // Where facts come from.
@@ -158,7 +161,9 @@ void find(Machine& m) {
     for (size_t i = 0; i < m.facts.size(); ++i)
       if (m.settings.given[i] >= 0) m.facts[i] = m.settings.given[i];
     // Instructions that there aren't can't be taken, whatever they would be worth.
-    if (nominal_facts()[DHLO_MACHINE_BF16_PERCENT] == 0) m.facts[DHLO_MACHINE_BF16_PERCENT] = 0;
+    const Facts nominal = nominal_facts();
+    for (const size_t i : {DHLO_MACHINE_BF16_PERCENT, DHLO_MACHINE_TILES_PERCENT})
+      if (nominal[i] == 0) m.facts[i] = 0;
     m.core_found = m.wake_found = true;
     return;
   }

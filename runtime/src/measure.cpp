@@ -55,6 +55,29 @@ constexpr int64_t kChains = 12;
 DHLO_TIMED(time_fma256, "vfmadd231ps", "ymm")
 DHLO_TIMED(time_fma512, "vfmadd231ps", "zmm")
 DHLO_TIMED(time_bf16_dot, "vdpbf16ps", "zmm")
+
+// Products of whole tiles, of bytes: on all processors known those of bf16 take as long. Four chains cover their
+// latency (52 cycles to 16, Intel's optimisation manual, 20.5).
+constexpr int64_t kTileChains = 4, kTileProducts = 16 * 16 * 32;  // of bf16 in an instruction
+int64_t time_tiles(int64_t rounds) {
+  struct alignas(64) {
+    uint8_t palette = 1, zeros[15] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+  } config;
+  static_assert(sizeof config == 64, "what ldtilecfg reads");
+  __asm__ volatile("ldtilecfg %0" : : "m"(config));
+  const int64_t start = nanoseconds();
+  __asm__ volatile(
+      "1:\ntdpbssd %%tmm5, %%tmm4, %%tmm0\ntdpbssd %%tmm5, %%tmm4, %%tmm1\n"
+      "tdpbssd %%tmm5, %%tmm4, %%tmm2\ntdpbssd %%tmm5, %%tmm4, %%tmm3\ndec %0\njnz 1b\n"
+      : "+r"(rounds)
+      :
+      : "cc");
+  const int64_t end = nanoseconds();
+  __asm__ volatile("tilerelease");
+  return end - start;
+}
 #elif defined(__aarch64__)
 int64_t time_fma128(int64_t rounds) {
   const int64_t start = nanoseconds();
@@ -66,19 +89,19 @@ int64_t time_fma128(int64_t rounds) {
 }
 #endif
 
-// Instructions in a microsecond, from the shortest turn; the first turns warm up.
-[[maybe_unused]] int64_t rate(int64_t (*time)(int64_t)) {
+// Instructions in a microsecond, from the shortest turn, of so many chains; the first turns warm up.
+[[maybe_unused]] int64_t rate(int64_t (*time)(int64_t), int64_t chains = kChains) {
   constexpr int64_t kRounds = 1000;
   int64_t shortest = INT64_MAX;
   for (int64_t turn = 0; turn < 10; ++turn) shortest = std::min(shortest, time(kRounds));
-  return 1000 * kRounds * kChains / std::max<int64_t>(shortest, 1);
+  return 1000 * kRounds * chains / std::max<int64_t>(shortest, 1);
 }
 
 // What an instruction of bf16 dot products multiplies where one of f32 multiplies 100: rates of instructions are small
 // ratios, so that the nearest of 25, 50, 100, 200 ... is the same in every measurement, and with it what products sum.
-[[maybe_unused]] int64_t nearest_ratio(int64_t percent) {
+[[maybe_unused]] int64_t nearest_ratio(int64_t percent, int64_t most) {
   int64_t ratio = 25;
-  while (percent * percent > 2 * ratio * ratio && ratio < 800) ratio *= 2;
+  while (percent * percent > 2 * ratio * ratio && ratio < most) ratio *= 2;
   return ratio;
 }
 
@@ -87,9 +110,12 @@ void measure_instructions(Facts* facts) {
   Facts& f = *facts;
   if (cpu_supports("fma")) f[DHLO_MACHINE_FMA256_PER_US] = f[DHLO_MACHINE_FMA128_PER_US] = rate(time_fma256);
   if (cpu_supports("avx512f")) f[DHLO_MACHINE_FMA512_PER_US] = rate(time_fma512);
+  const int64_t fma = std::max<int64_t>(f[DHLO_MACHINE_FMA512_PER_US], 1);
   if (cpu_supports("avx512f") && cpu_supports("avx512bf16"))
-    f[DHLO_MACHINE_BF16_PERCENT] =
-        nearest_ratio(200 * rate(time_bf16_dot) / std::max<int64_t>(f[DHLO_MACHINE_FMA512_PER_US], 1));
+    f[DHLO_MACHINE_BF16_PERCENT] = nearest_ratio(200 * rate(time_bf16_dot) / fma, 800);
+  if (cpu_supports("avx512f") && cpu_supports("amx-int8"))
+    f[DHLO_MACHINE_TILES_PERCENT] =
+        nearest_ratio(100 * rate(time_tiles, kTileChains) * (kTileProducts / 16) / fma, 12'800);
 #elif defined(__aarch64__)
   (*facts)[DHLO_MACHINE_FMA128_PER_US] = rate(time_fma128);
 #else

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
 from dhlo.codegen.kernel_ir.abi import MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
+from tests.codegen import tile_machine
 
 __all__ = ["Launch", "Param", "Program", "TestHost", "aligned", "address", "build_hosts"]
 
@@ -92,11 +93,14 @@ class TestHost:
 
 
 def build_hosts(hosts: Sequence[TestHost]) -> list[Program]:
-    """Finishes host functions of one module, which differ in name, and compiles it once."""
+    """Finishes host functions of one module, which differ in name, and compiles it once; tiles that the CPU lacks are emulated."""
     for host in hosts:
         host.fn.done()
     (module,) = {id(h.module): h.module for h in hosts}.values()
-    jit = Jit([compile_object(lower_to_llvm_ir(module.text(), module.target), module.target)])
+    text, symbols = lower_to_llvm_ir(module.text(), module.target), dict[str, int]()
+    if tile_machine.is_needed(module.target):
+        text, symbols = tile_machine.emulated(text), tile_machine.symbols()
+    jit = Jit([compile_object(text, module.target)], symbols)
     return [Program(jit, jit.address(h.fn.name), tuple(h.names)) for h in hosts]
 
 

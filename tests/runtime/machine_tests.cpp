@@ -153,6 +153,9 @@ void test_texts() {
   CHECK(dhlo::machine_facts() == facts && facts[DHLO_MACHINE_WAKE_NS] == 1234);
 #if defined(__x86_64__)
   CHECK((facts[DHLO_MACHINE_BF16_PERCENT] > 0) == (dhlo_cpu_supports("avx512bf16") == 1));
+  CHECK((facts[DHLO_MACHINE_TILES_PERCENT] > 0) == (dhlo_cpu_supports("amx-int8") == 1));
+  // Who may use tiles of one kind may use all that the processor has: the system lets a process have their state.
+  if (dhlo_cpu_supports("amx-int8") == 1) CHECK(dhlo_cpu_supports("amx-tile") == 1);
 #endif
 }
 
@@ -165,6 +168,7 @@ void test_measuring() {
   dhlo::measure_core(&second);
   CHECK(in_range(nominal) && in_range(first) && in_range(second));
   CHECK(first[DHLO_MACHINE_BF16_PERCENT] == second[DHLO_MACHINE_BF16_PERCENT]);
+  CHECK(first[DHLO_MACHINE_TILES_PERCENT] == second[DHLO_MACHINE_TILES_PERCENT]);
   for (int i = 0; i < DHLO_MACHINE_BF16_PERCENT; ++i)
     CHECK(first[static_cast<size_t>(i)] == nominal[static_cast<size_t>(i)]);
   int64_t wake = 0;

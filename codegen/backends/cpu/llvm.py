@@ -62,9 +62,12 @@ def code_features(text: str, target: Target) -> list[str]:
     """
     _, *calls = text.split(f'{_CALL} "')
     called = {call.partition('"')[0] for call in calls}
-    used = {dot.feature for dot in target.dots.values() if dot.intrinsic in called}
+    used = {dot.feature for dot in (*target.dots.values(), *target.blocks.values()) if dot.intrinsic in called}
+    of_tiles = target.tiles.features if target.tiles is not None else {}
+    used |= {of_tiles[name] for name in called & of_tiles.keys()}
     if "bf16" in target.dots and _has_bf16(text):
         used.add(target.dots["bf16"].feature)
+    called -= of_tiles.keys()  # whose names begin with themselves
     named = {name.removeprefix(_X86).partition(".")[0] for name in called if name.startswith(_X86)}.difference(_OF_BASELINE)
     if not named <= target.extras:
         raise CompileError(f"the program needs {', '.join(sorted(named - target.extras))}, which the target '{target.name}' lacks")

@@ -16,6 +16,7 @@ from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.plan import Plan, call_cycles
+from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -111,6 +112,11 @@ class Matmul:
         """The same product by f32 multiply-adds, for machines whose dot products of bf16 are slow; None for other types."""
         return replace(self, spec=replace(self.spec, widen=True)) if self.elem == BF16 and self.spec.bf16_dot else None
 
+    @property
+    def _tiles(self) -> TileProduct | None:
+        """The same product in matrices that registers hold, where the target has them."""
+        return TileProduct.of(self.elem, self.spec)
+
     def emit_kernels(self, module: KernelModule, *, packed: bool) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
         if self.widened is not None:
@@ -134,12 +140,21 @@ class Matmul:
         for rows in self._row_forms:
             if self.kernel(rows=rows, source=source) not in module.functions:
                 emit_blocked_kernel(module, self.kernel(rows=rows, source=source), self.elem, self.spec, source, rows, self.narrow)
+        if self._tiles is not None:
+            self._tiles.emit_kernels(module, source)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits size arithmetic, variant choice and launches of what `emit_kernels` emitted."""
-        fn, widened = host.fn, self.widened
+        fn, widened, tiles = host.fn, self.widened, self._tiles
 
         def tiled() -> list[V]:
+            return (
+                by_vectors()
+                if tiles is None
+                else tiles.emit_choice(host, x, lambda: self._launch_tiles(host, x, tiles), by_vectors)
+            )
+
+        def by_vectors() -> list[V]:
             if widened is None:
                 return self._launch_tiled(host, x)
             dots_pay = fn.cmp("ge", host.machine("bf16_percent"), DOTS_PAY)
@@ -159,26 +174,53 @@ class Matmul:
         """Products by this tile."""
         fn = host.fn
         if x.workspace is None:
-            self.launch_from(host, x, _PACKED, [x.b, *x.b_strides])
-            return []
+            return self._launch(host, x, _PACKED, [x.b, *x.b_strides], self._blocking(host, x, _PACKED))
         workspace, blocking = x.workspace, self._blocking(host, x, _STRIDED)
 
         def pack_first() -> list[V]:
-            strides = self._launch_pack(host, x, workspace, blocking)
+            strides = self._launch_pack(host, x, workspace, blocking.panels, blocking.count)
             return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
 
         def own() -> list[V]:
             return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
 
-        # Panels of B that few blocks use are packed to scratch by each: no second launch, no way through memory.
-        uses = blocking.plan.blocks
+        return fn.if_else(self._few_uses(fn, x, blocking.plan.blocks), own, pack_first, [])
+
+    def _few_uses(self, fn: Fn, x: Operands, blocks: V) -> V:
+        """Whether so few blocks use a panel of B that each packs it to scratch: no second launch, no way through memory."""
+        uses = blocks
         for stride, size in zip(x.b_strides, x.batch, strict=False):
             uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
-        return fn.if_else(fn.cmp("le", uses, _FEW_USES), own, pack_first, [])
+        return fn.cmp("le", uses, _FEW_USES)
+
+    def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
+        """Products in matrix registers."""
+        plan, touch, b = tiles.plan(host, x), self._touch_where_deep(host.fn, x.k, x.touch), [x.b, *x.b_strides]
+        if x.workspace is None:
+            return tiles.launch(host, x, _PACKED, b, touch, plan)
+        workspace = x.workspace
+
+        def pack_first() -> list[V]:
+            strides = self._launch_pack(host, x, workspace, plan.panels, plan.count)
+            return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, plan)
+
+        few = self._few_uses(host.fn, x, plan.blocks)
+        return host.fn.if_else(few, lambda: tiles.launch(host, x, _STRIDED, b, touch, plan), pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
         """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""
-        self._launch(host, x, source, b, self._blocking(host, x, source))
+        tiles = self._tiles
+
+        def by_vectors() -> list[V]:
+            return self._launch(host, x, source, b, self._blocking(host, x, source))
+
+        def by_tiles(tiles: TileProduct) -> list[V]:
+            return tiles.launch(host, x, source, b, self._touch_where_deep(host.fn, x.k, x.touch), tiles.plan(host, x))
+
+        if tiles is None:
+            by_vectors()
+        else:
+            tiles.emit_choice(host, x, lambda: by_tiles(tiles), by_vectors)
 
     def _blocking(self, host: HostContext, x: Operands, source: PanelSource) -> _Blocking:
         fn = host.fn
@@ -286,14 +328,14 @@ class Matmul:
         fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
-    def _launch_pack(self, host: HostContext, x: Operands, workspace: V, blocking: _Blocking) -> tuple[V, V]:
-        """Packs B, each distinct matrix once, if there is a product to compute; returns the packed batch strides."""
-        fn, n, k, batch, panels = host.fn, x.n, x.k, x.batch, blocking.panels
+    def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:
+        """Packs B, each distinct matrix once, if the product has `items`; returns the packed batch strides."""
+        fn, n, k, batch = host.fn, x.n, x.k, x.batch
         s0, s1, sk, sn = x.b_strides
         n0 = fn.select(fn.cmp("eq", s0, 0), fn.min(batch[0], 1), batch[0])
         n1 = fn.select(fn.cmp("eq", s1, 0), fn.min(batch[1], 1), batch[1])
         size = fn.mul(fn.mul(panels, units(fn, k, self.elem)), self.spec.panel(self.elem))
-        count = fn.select(fn.cmp("eq", blocking.count, 0), 0, fn.mul(fn.mul(n0, n1), panels))
+        count = fn.select(fn.cmp("eq", items, 0), 0, fn.mul(fn.mul(n0, n1), panels))
         cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 5u
+#define DHLO_ABI_VERSION 6u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -109,9 +109,10 @@ struct dhlo_abi_call {
 
 /* Facts of the machine that code runs on, for choosing block sizes, instructions and prefetches. Those from
  * DHLO_MACHINE_BF16_PERCENT on are measured when the first model is loaded, in at most some five milliseconds, and kept
- * for later processes (see dhlo_machine_configure in runtime.h). Only two of them can change a bit of a result:
- * DHLO_MACHINE_BF16_PERCENT, which is one of few values, and the ratio of DHLO_MACHINE_FMA*_PER_US to
- * DHLO_MACHINE_L2_BYTES_PER_US, which code that sums in another order for it must round to powers of two. */
+ * for later processes (see dhlo_machine_configure in runtime.h). Only three of them can change a bit of a result:
+ * DHLO_MACHINE_BF16_PERCENT and DHLO_MACHINE_TILES_PERCENT, which are one of few values, and the ratio of
+ * DHLO_MACHINE_FMA*_PER_US to DHLO_MACHINE_L2_BYTES_PER_US, which code that sums in another order for it must round to
+ * powers of two. */
 typedef enum dhlo_machine {
   DHLO_MACHINE_L1D_BYTES = 0,     /* first-level data cache of a core: 8 KiB to 1 MiB */
   DHLO_MACHINE_L2_BYTES = 1,      /* second-level cache of a core: 128 KiB to 64 MiB */
@@ -129,8 +130,10 @@ typedef enum dhlo_machine {
   DHLO_MACHINE_AHEAD_ONE = 12,  /* how many bytes ahead a stream from memory is prefetched for a product of one row, */
   DHLO_MACHINE_AHEAD_FEW = 13,  /* of a few rows, */
   DHLO_MACHINE_AHEAD_MORE = 14, /* of more: 256 to 32,768 */
+  DHLO_MACHINE_TILES_PERCENT = 15, /* what products of matrix tiles multiply of bf16, as DHLO_MACHINE_BF16_PERCENT: 25,
+                                      50, 100 ... 12,800; 0 if the machine has none, or the system doesn't let it */
 } dhlo_machine;
-#define DHLO_MACHINE_FIELDS 15
+#define DHLO_MACHINE_FIELDS 16
 
 /* One thing the program relies on. `text` names the argument, what is expected and where it comes from; the runtime
  * appends the two numbers as the kind says. */

@@ -1,0 +1,145 @@
+"""Products in the target's matrix registers: where they pay, how they are blocked, and their launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
+from dhlo.codegen.families.gemm.microkernel import TileSpec, depth
+from dhlo.codegen.families.gemm.pack import units
+from dhlo.codegen.families.gemm.panels import PanelSource
+from dhlo.codegen.families.gemm.tiles_kernel import (
+    FIXED_BYTES,
+    PANEL_ROWS,
+    STEP_BYTES,
+    STEP_UNITS,
+    SUMS_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    emit_tiles_kernel,
+    tiles_kernel_name,
+)
+from dhlo.codegen.kernel_ir.builder import BITS, I8, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+if TYPE_CHECKING:
+    from dhlo.codegen.families.gemm.matmul import Operands
+
+__all__ = ["LEAST_ROWS", "TILES_PAY", "TilePlan", "TileProduct"]
+
+TILES_PAY: Final = 400
+"""What products of tiles must multiply of bf16 in the time in which f32 multiply-adds multiply 100: twice what dot products do at
+best. Bytes are twice as many in either."""
+LEAST_ROWS: Final = 5
+"""Fewer rows are streams of B, which vectors keep up with."""
+# A shorter product is mostly packing of what is left of k.
+_LEAST_STEPS = 1
+# Parts of caches: a chunk of a panel of B takes two thirds of the first level; a block's chunk of A, and sums that wait for
+# the next chunk, take a quarter of the second each.
+_L1_PART, _L2_SHARE = (2, 3), 4
+# Blocks of rows for each thread, where panels are few: so many items that they balance.
+_ITEMS_PER_THREAD = 4
+# Multiply-adds of vectors in the time of a step of 16 rows, at least (16 cycles for each of two tiles of sums), and in that of the
+# calls for a tile.
+_STEP_CYCLES, _CALL_CYCLES = 32, 128
+# Addresses this far apart share sets of the first-level cache.
+_WAY_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """How a product is cut: rows of a block, steps of k in a chunk, panels in a group whose sums wait; blocks, panels, items."""
+
+    rows: V
+    kc: V
+    nc: V
+    chunks: V
+    blocks: V
+    panels: V
+    count: V
+    grain: V
+
+
+@dataclass(frozen=True)
+class TileProduct:
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] as `Matmul` has it, in tiles of matrices.
+
+    A tile's sums are added step by step in order of k, and within a step of bf16 as the instruction has it: even and odd k by
+    multiply-adds in order, then both; subnormal numbers are 0. Neither threads nor blocks change a bit.
+    """
+
+    elem: str
+    spec: TileSpec
+
+    @staticmethod
+    def of(elem: str, spec: TileSpec) -> TileProduct | None:
+        """None where the target has no such instruction, or is not to be asked for more than multiply-adds."""
+        tiles = spec.target.tiles
+        left = "ui8" if elem == I8 and spec.unsigned else elem
+        return TileProduct(elem, spec) if tiles is not None and left in tiles.products and not spec.widen else None
+
+    def emit_kernels(self, module: KernelModule, source: PanelSource) -> None:
+        """Emits the kernel that reads B from a source, once a module."""
+        emit_tiles_kernel(module, self.elem, self.spec, source)
+
+    def emit_choice(self, host: HostContext, x: Operands, tiles: Callable[[], list[V]], others: Callable[[], list[V]]) -> list[V]:
+        """Launches the tiles' product where the machine multiplies in them fast and it is large enough, else others."""
+        fn = host.fn
+        large = fn.and_(fn.cmp("ge", x.m, LEAST_ROWS), fn.cmp("ge", x.k, _LEAST_STEPS * STEP_UNITS * depth(self.elem)))
+        return fn.if_else(fn.and_(fn.cmp("ge", host.machine("tiles_percent"), TILES_PAY), large), tiles, others, [])
+
+    def plan(self, host: HostContext, x: Operands) -> TilePlan:
+        """Rows of a block are what the second-level cache holds of a chunk, or fewer where there would be too few items."""
+        fn, l2 = host.fn, host.fn.divu(host.l2_bytes, _L2_SHARE)
+        panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
+        steps = fn.max(fn.ceildivu(units(fn, x.k, self.elem), STEP_UNITS), 1)
+        part, of = _L1_PART
+        most = fn.max(fn.divu(fn.mul(host.machine("l1d_bytes"), part), of * STEP_BYTES), 1)
+        chunks = fn.divu(fn.add(steps, fn.sub(most, 1)), most)
+        kc = fn.divu(fn.add(steps, fn.sub(chunks, 1)), chunks)
+        tile_rows = fn.max(fn.ceildivu(x.m, TILE_ROWS), 1)
+        fit = fn.max(fn.divu(l2, fn.mul(kc, TILE_BYTES)), PANEL_ROWS // TILE_ROWS)
+        cells = fn.mul(fn.mul(*x.batch), panels)
+        wanted = fn.divu(fn.mul(host.num_threads, _ITEMS_PER_THREAD), fn.max(cells, 1))
+        cut = fn.min(fn.max(fn.divu(fn.add(tile_rows, fn.sub(fit, 1)), fit), wanted), tile_rows)
+        high = fn.divu(fn.add(tile_rows, fn.sub(cut, 1)), fn.max(cut, 1))
+        rows = fn.mul(high, TILE_ROWS)
+        blocks = fn.divu(fn.add(x.m, fn.sub(rows, 1)), rows)
+        waiting = fn.max(fn.divu(l2, fn.mul(rows, STEP_BYTES // STEP_UNITS)), 1)
+        nc = fn.select(fn.cmp("eq", chunks, 1), fn.max(panels, 1), waiting)
+        with fn.wrapping():
+            work = fn.max(fn.mul(high, _STEP_CYCLES), cycles_from_memory(host, STEP_BYTES))
+            cycles = fn.add(fn.mul(steps, work), fn.mul(high, _CALL_CYCLES))
+            grain = fn.add(fn.divu(wake_cycles(host), fn.max(cycles, 1)), 1)
+        return TilePlan(rows, kc, nc, chunks, blocks, panels, fn.mul(cells, blocks), grain)
+
+    def launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], touch: V, plan: TilePlan) -> list[V]:
+        """Launches the kernel with B from a source, given its arguments `b`."""
+        fn, packed = host.fn, host.fn.not_(self._reads_in_place(host, x))
+        batch0, batch1, row, column = x.a_strides
+        sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.nc, fn.select(packed, fn.i64(1), 0)]
+        tiles = fn.divu(plan.rows, TILE_ROWS)
+        waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), plan.nc)
+        scratch = fn.mul(fn.select(fn.cmp("gt", plan.chunks, 1), waiting, 1), SUMS_BYTES)
+        scratch = fn.add(scratch, fn.mul(fn.mul(tiles, fn.select(packed, plan.kc, 1)), TILE_BYTES))
+        if not source.in_place:
+            scratch = fn.add(scratch, fn.mul(plan.kc, STEP_BYTES))
+        host.launch(
+            tiles_kernel_name(self.elem, self.spec, source),
+            [x.a, row, column, batch0, batch1, *b, *sizes, x.epilogue, touch, x.epilogue_args],
+            plan.count,
+            plan.grain,
+            fn.add(scratch, FIXED_BYTES),
+        )
+        return []
+
+    def _reads_in_place(self, host: HostContext, x: Operands) -> V:
+        """Whether A is read where it lies: k contiguous, and the lines of a tile's rows don't crowd few sets of the first cache."""
+        fn = host.fn
+        stride = fn.mul(x.a_strides[2], BITS[self.elem] // 8)
+        g = fn.min(fn.and_(stride, fn.sub(0, stride)), _WAY_BYTES)
+        crowd = fn.mul(fn.min(x.m, PANEL_ROWS), g)
+        room = fn.divu(host.machine("l1d_bytes"), 2)
+        return fn.and_(fn.cmp("eq", x.a_strides[3], 1), fn.cmp("le", crowd, room))

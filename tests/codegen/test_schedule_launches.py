@@ -185,7 +185,7 @@ WRONG = [
     (r"\{operand = 0 : i64\}", "{pointer = 0 : i64}", "arguments must be a list of a kernel's arguments"),
     (r'\{size = "\w+"\}', '{size = "strange"}', "the symbol strange is used before it is defined"),
     (r'\{real = "[^"]*"\}', '{real = "strange"}', "the symbol strange is used before it is defined"),
-    (r'count = "[^"]*", work', 'count = "strange", work', "the symbol strange is used before it is defined"),
+    (r'count = "[^"]*", kernel', 'count = "strange", kernel', "the symbol strange is used before it is defined"),
     (r'("dhlo.launch"[^\n]*buffer = )\d+', r"\g<1>77", "buffer 77 has no memory yet"),
     (r'\n *"dhlo.launch"[^\n]*kernel = "pointwise[^\n]*', "", "is an address that nothing launches with"),
     (r"kernels = \[[^]]*\], ", "", "launches nothing"),

@@ -17,9 +17,6 @@ from dhlo.bench.peers import PEERS, installed
 
 _DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
 _DEFAULT_PEERS = ("eager", "inductor", "ort", "openvino", "dhlo")
-# What makes PyTorch and its libraries use no more than a target has; ONNX Runtime and OpenVINO read the CPU themselves.
-_LIMITS = {"x86-64-v3": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
-_UNLIMITED = ("ort", "openvino", "openvino_static")
 
 
 def _arguments() -> argparse.Namespace:
@@ -34,7 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="where results are kept; by default a folder here, for each target one")
     parser.add_argument(
         "--target",
-        choices=sorted(_LIMITS),
+        choices=sorted(measure.LIMITS),
         help="compile for this target, and limit the peers to the same instructions; those that can't be limited are left out",
     )
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
@@ -70,8 +67,8 @@ def main() -> int:
         return _against(chosen, a)
     peers = a.peer.split(",")
     if a.target is not None:
-        os.environ.update(_LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
-        peers = [p for p in peers if p not in _UNLIMITED]
+        os.environ.update(measure.LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
+        peers = [p for p in peers if p not in measure.UNLIMITED]
     if unknown := [p for p in peers if p not in PEERS]:
         print(f"error: no peer '{unknown[0]}'; peers: {', '.join(PEERS)}", file=sys.stderr)
         return 2

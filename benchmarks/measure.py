@@ -19,11 +19,15 @@ from benchmarks.workloads import Workload
 from dhlo.bench.ceilings import Ceilings, machine, measure
 from dhlo.bench.turns import Request, take_turns
 
-__all__ = ["RESULTS", "Work", "load", "measure_workload", "save", "versions", "work_of"]
+__all__ = ["LIMITS", "RESULTS", "UNLIMITED", "Work", "load", "measure_workload", "save", "versions", "work_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_TOLERANCE = {torch.bfloat16: 2e-2}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
+LIMITS = {"x86-64-v3": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+"""By target: environment that makes PyTorch and its libraries use no more instructions than it has."""
+UNLIMITED = ("ort", "openvino", "openvino_static")
+"""Peers that read the CPU themselves and can't be limited."""
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
 _DEFAULT_TOLERANCE = 1e-3
 _PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
 

@@ -1,16 +1,19 @@
 """python -m benchmarks.sweep: matrix products of sizes drawn at random, beside other peers and the machine's multiply-add ceiling.
 
 K and N are log-uniform in 16 … 16,384, the rows M in 1 … 2,048; B is a constant (one program for each K and N, three M each), an
-argument (one program for all sizes) or a batch of arguments. The same seed draws the same sample everywhere.
+argument (one program for all sizes) or a batch of arguments. The same seed draws the same sample everywhere. `--types` compares
+this compiler's products of bf16 with those of f32, of the same sizes.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,20 +26,24 @@ from torch.export import Dim
 
 from benchmarks import measure, models
 from benchmarks.workloads import Shape, Workload
-from dhlo.bench.peers import installed
+from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.subject import Subject
 
-__all__ = ["Summary", "main", "sample", "subject", "summarise"]
+__all__ = ["Summary", "compare_types", "main", "sample", "subject", "summarise"]
 
 _DEPTHS, _ROWS, _BATCHES = (16, 16_384), (1, 2_048), (2, 64)
 _TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES = (3, 70), (1, 20), (2, 3)
 _ROWS_EACH = 3  # products with each constant
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 # Larger matrices are drawn again: four peers hold a copy or two each. Batches are of smaller products, as attention has them.
 _MOST_ELEMENTS, _MOST_BATCHED = 1 << 26, 1 << 24
 # Products that the ceiling of multiply-adds bounds, not memory.
 _LARGE_ROWS, _LARGE_DEPTH = 256, 512
 _PEERS = ("eager", "ort", "openvino", "dhlo")
+# Of a comparison of types: passes over the sizes of a program at least and at most, and seconds that one size takes at most.
+_LEAST_PASSES, _MOST_PASSES, _SIZE_SECONDS = 3, 30, 0.1
+# Ranges of rows by which it is summed up.
+_ROW_RANGES = ((1, 1), (2, 14), (15, 255), (256, _ROWS[1]))
 
 
 def _draw(rng: random.Random, bounds: tuple[int, int]) -> int:
@@ -47,8 +54,13 @@ def _draw(rng: random.Random, bounds: tuple[int, int]) -> int:
 
 def sample(count: int, seed: int, tiny: bool = False) -> dict[str, Workload]:
     """Programs by name with `count` products of each kind and dtype in all; `tiny` ones test the machinery."""
+    return {w.name: w for tag in _DTYPES for w in _drawn(tag, tag, count, seed, tiny)}
+
+
+def _drawn(tag: str, stream: str, count: int, seed: int, tiny: bool) -> Iterator[Workload]:
+    """Programs of one dtype, of the sizes that are drawn for the dtype `stream`."""
     depths, rows, batches = (_TINY_DEPTHS, _TINY_ROWS, _TINY_BATCHES) if tiny else (_DEPTHS, _ROWS, _BATCHES)
-    return {w.name: w for tag in _DTYPES for w in _programs(tag, count, random.Random(f"{tag}{seed}"), depths, rows, batches)}
+    return _programs(tag, count, random.Random(f"{stream}{seed}"), depths, rows, batches)
 
 
 def _programs(
@@ -116,6 +128,42 @@ def subject(name: str, count: int, seed: int, tiny: bool) -> Subject:
     return sample(count, seed, tiny)[name].subject()
 
 
+def compare_types(count: int, seed: int, threads: int, *, tiny: bool = False) -> list[tuple[float, str, tuple[int, ...]]]:
+    """Of each product drawn for f32, f32's shortest time over bf16's, the kind of B, and the sizes (batch and) M, K, N: both by
+    this compiler, in one process, called in turn."""
+    out = []
+    for pair in zip(*(_drawn(tag, "f32", count, seed, tiny) for tag in ("f32", "bf16")), strict=True):
+        peers = [PEERS["dhlo"](w.subject(), threads) for w in pair]
+        given = [[peer.prepare((w.arguments(s), {})) for s in w.shapes] for peer, w in zip(peers, pair, strict=True)]
+        times: list[list[list[float]]] = [[[] for _ in pair[0].shapes] for _ in pair]
+        with torch.no_grad():
+            for i in range(_MOST_PASSES):
+                for j in range(len(pair[0].shapes)):
+                    if i >= _LEAST_PASSES and sum(times[0][j]) > _SIZE_SECONDS:
+                        continue
+                    for peer, args, spent in zip(peers, given, times, strict=True):
+                        start = time.perf_counter()
+                        peer.call(args[j])
+                        spent[j].append(time.perf_counter() - start)
+        depths = _depths(pair[0].name) if "constant" in pair[0].name else ()
+        kind = pair[0].group.partition(" ")[2]
+        for s, wide, narrow in zip(pair[0].shapes, *times, strict=True):
+            out.append((min(wide) / min(narrow), kind, (*s, *depths)))
+    return out
+
+
+def _print_types(found: Sequence[tuple[float, str, tuple[int, ...]]]) -> None:
+    print(f"{'':24} {'count':>5} {'mean':>6} {'least':>6} {'<0.97':>6}   f32's time over bf16's")
+    for kind in [*dict.fromkeys(kind for _, kind, _ in found), "all"]:
+        for first, last in _ROW_RANGES:
+            ratios = [r for r, k, sizes in found if kind in (k, "all") and first <= sizes[-3] <= last]
+            if ratios:
+                below = sum(r < 0.97 for r in ratios) / len(ratios)
+                name = f"{kind}, {first} to {last} rows"
+                print(f"{name:24} {len(ratios):5} {statistics.geometric_mean(ratios):6.2f} {min(ratios):6.2f} {below:6.1%}")
+    print("worst: " + ", ".join(f"{kind} {'x'.join(map(str, sizes))} {ratio:.2f}" for ratio, kind, sizes in sorted(found)[:12]))
+
+
 @dataclass(frozen=True)
 class Summary:
     """Of some products: how many, and with each the best other peer's time over this compiler's: geometric mean, least, and the
@@ -166,6 +214,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="first part of the programs' names: f32, bf16_constant, f32_argument …")
     parser.add_argument("--budget", type=float, default=15, help="seconds of timing for each program, after compilation")
     parser.add_argument("--results", type=Path, default=measure.RESULTS / "sweep", help="where results are kept")
+    parser.add_argument("--types", action="store_true", help="compare products of bf16 and of f32 by this compiler alone")
+    parser.add_argument(
+        "--target",
+        choices=sorted(measure.LIMITS),
+        help="compile for this target, and limit the peers to the same instructions; those that can't be limited are left out",
+    )
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
     return parser.parse_args()
@@ -174,17 +228,24 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Exit code 2 where `--only` names nothing, 1 if a program failed on this compiler."""
     a = _arguments()
+    peers = a.peer.split(",")
+    if a.target is not None:
+        os.environ.update(measure.LIMITS[a.target], DHLO_TARGET=a.target)  # read by the peers' processes
+        peers = [p for p in peers if p not in measure.UNLIMITED]
+    if a.types:
+        _print_types(compare_types(a.samples, a.seed, a.threads, tiny=a.tiny))
+        return 0
     given = {"count": a.samples, "seed": a.seed, "tiny": a.tiny}
     chosen = [w for w in sample(**given).values() if w.name.startswith(a.only)]
     if not chosen:
         print(f"error: no program begins with '{a.only}'", file=sys.stderr)
         return 2
-    folder = a.results / f"{'tiny' if a.tiny else 'full'}_{a.samples}_{a.seed}"
+    folder = a.results / f"{'tiny' if a.tiny else 'full'}_{a.samples}_{a.seed}{a.target or ''}"
     for w in [] if a.report_only else chosen:
         print(f"== {w.name}", file=sys.stderr, flush=True)
         result = measure.measure_workload(
             w,
-            a.peer.split(","),
+            peers,
             a.threads,
             budget=a.budget,
             results=folder,

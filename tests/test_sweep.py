@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import measure
-from benchmarks.sweep import sample, summarise
+from benchmarks.sweep import compare_types, sample, summarise
 from dhlo.bench.ceilings import Ceilings
 
 
@@ -23,12 +23,12 @@ def test_the_seed_decides_the_sample() -> None:
         for shape in w.shapes:
             m, *depths = shape[-3:] if len(shape) > 1 else (*shape, *map(int, w.name.rpartition("_")[2].split("x")))
             assert 1 <= m <= 2048 and all(16 <= x <= 16384 for x in depths)
-    for tag in ("f32", "bf16"):
+    for tag in ("f32", "bf16", "f16"):
         assert len(first[f"{tag}_argument"].shapes) == len(first[f"{tag}_batched"].shapes) == 30
         assert sum(n.startswith(f"{tag}_constant") for n in first) == 10
 
 
-@pytest.mark.parametrize("name", ["bf16_argument", "f32_batched", "f32_constant"])
+@pytest.mark.parametrize("name", ["bf16_argument", "f16_argument", "f32_batched", "f32_constant"])
 def test_programs_of_the_sample_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
     given = {"count": 3, "seed": 0, "tiny": True}
@@ -45,6 +45,14 @@ def test_programs_of_the_sample_are_measured(name: str, tmp_path: Path, monkeypa
     assert all("error" not in f for f in result["peers"].values())
     assert w.dtype == getattr(torch, result["dtype"])
     assert 0 < summarise([result]).least < math.inf and summarise([result]).count == len(w.shapes)
+
+
+def test_types_are_compared_at_the_same_sizes() -> None:
+    found = compare_types(3, 0, 1, tiny=True)
+    shapes = [(w, s) for n, w in sample(3, 0, True).items() if n.startswith("f32") for s in w.shapes]
+    assert len(found) == len(shapes) == 9 and all(0 < ratio < math.inf for ratio, _, _ in found)
+    for (_, kind, sizes), (w, s) in zip(found, shapes, strict=True):
+        assert w.group == f"f32 {kind}" and sizes[: len(s)] == s
 
 
 def _result(workload: str, labels: list[str], flops: list[float], **ms: list[float]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, worksp
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
+from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
@@ -55,17 +56,17 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 
 
 @functools.cache
-def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tuple[str, ...] = ()) -> Program:
+def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tuple[str, ...] = (), splits: bool = False) -> Program:
     module = KernelModule(spec.target)
     host = TestHost(module, asked=["bf16_percent", "l2_bytes", *facts])
     p = {x: host.size(x) for x in (*NAMES, "l2_bytes", *facts)}
-    pointer = {x: host.pointer(x) for x in ("a", "b", "ws")}
+    pointer = {x: host.pointer(x) for x in ("a", "b", "ws", *(["parts"] if splits else []))}
     fn = host.fn
     eargs = fn.alloca(4, I64)
     for i, x in enumerate(("c", "m", "n", "bias")):
         fn.store(p[x], fn.gep(eargs, i, I64))
     epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu))
-    matmul = Matmul(elem, spec, narrow=not bias_relu)
+    matmul = Matmul(elem, spec, narrow=not bias_relu, splits=splits)
     matmul.emit_kernels(module, packed=packed)
     operands = Operands(
         a=pointer["a"],
@@ -79,6 +80,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tup
         epilogue=epilogue,
         epilogue_args=eargs,
         workspace=None if packed else pointer["ws"],
+        parts=pointer.get("parts"),
     )
     matmul.emit_launch(host, operands)
     return host.build()
@@ -100,6 +102,7 @@ def run(
     bf16_percent: int = 200,
     l2_bytes: int = 1 << 20,
     machine: Mapping[str, int] | None = None,
+    splits: bool = False,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == b.dtype)
@@ -116,7 +119,8 @@ def run(
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})
-    built = program(elem, packed, bias is not None, spec, tuple(machine or {}))
+    built = program(elem, packed, bias is not None, spec, tuple(machine or {}), splits)
+    memory = {"parts": aligned(parts_bytes(elem, spec) + 64)} if splits else {}
     built(
         num_threads=num_threads,
         seed=seed,
@@ -132,8 +136,10 @@ def run(
         bt1=bt1,
         **strides,
         **facts,
+        **memory,
         **(machine or {}),
     )
+    assert all((x[-64:] == 0xFF).all() for x in memory.values()), "wrote past the memory of the parts"
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
     return c[: bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
 
@@ -242,8 +248,10 @@ def test_non_finite_values_pass() -> None:
 def test_few_rows_stream_b_in_place(elem: str) -> None:
     rng = np.random.default_rng(10)
     sizes = [*itertools.product((1, 2, 3, 4, 5, 7, 9, 12), (64, 65, 255, 500, 1100), (0, 1, 37), (1, 3))]
+    narrow = itertools.product((1, 3, 4), (1, 15, 33, 63, 66, 200), (0, 1, 50), (1, 3))
     for m, n, k, batch in [
         *sizes[:: 1 if elem == F32 else 2],
+        *narrow,
         (1, 8300, 19, 1),
         (2, 4500, 9, 2),
         (4, 2090, 17, 1),
@@ -304,6 +312,46 @@ def test_splits_and_threads_do_not_change_bits() -> None:
             np.testing.assert_array_equal(run(a, b, packed=False, num_threads=1 + 3 * seed), whole)
         few = run(a[:, :, :3], b, packed=False)
         np.testing.assert_array_equal(run(a[:, :, :3], b, packed=False, num_threads=5), few)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+def test_few_tiles_are_split_over_k(elem: str, packed: bool) -> None:
+    """Into parts that sizes decide: threads and their share change no bit, and where there is no split, nothing changes."""
+    rng = np.random.default_rng(12)
+    height, width = TILES.rows(elem), TILES.panel(elem)
+    sizes = [(m, n, 4099) for m in (height, height + 1, 2 * height) for n in (1, width - 1, width, width + 3)]
+    whole_depth = [(2 * height, 2 * width + 1, 4096), (height, width, 64), (3, 5, 7), (0, 5, 9000), (5, 0, 9000), (5, 5, 0)]
+    for i, (m, n, k) in enumerate([*sizes, (1, width, 40001), (4 * height, 5, 2001), *whole_depth]):
+        a_forms = [tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, m), elem).swapaxes(2, 3)]
+        b_forms = [tensor(rng, (1, 1, k, n), elem), tensor(rng, (1, 1, n, k), elem).swapaxes(2, 3)]
+        a, b = a_forms[i % 2], b_forms[i // 2 % 2]
+        got = run(a, b, packed=packed, splits=True)
+        check(got, a, b)
+        for threads, seed in ((2, None), (7, None), (3, i)):
+            np.testing.assert_array_equal(run(a, b, packed=packed, num_threads=threads, seed=seed, splits=True), got)
+        if (m, n, k) in whole_depth:
+            np.testing.assert_array_equal(run(a, b, packed=packed), got)
+
+
+def test_which_sizes_may_be_split_over_k() -> None:
+    s, large = sympy.Symbol("s", integer=True, nonnegative=True), sympy.Integer(16384)
+    assert may_split(s, s, s, F32, TILES) and may_split(s, sympy.Integer(32), large, F32, TILES)
+    assert may_split(sympy.Integer(1), sympy.Integer(1), large, F32, TILES)
+    assert not may_split(s, sympy.Integer(768), large, F32, TILES)
+    assert not may_split(sympy.Integer(500), s, large, F32, TILES)
+    assert not may_split(s, s, sympy.Integer(64), F32, TILES)
+
+
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+def test_whole_right_sides_are_packed_in_pieces(elem: str) -> None:
+    """Of rows and panels that fill none of them."""
+    rng = np.random.default_rng(13)
+    a = tensor(rng, (3, 2, 33, 150), elem)
+    for shape in ((1, 2), (1, 1)):
+        b = np.broadcast_to(tensor(rng, (*shape, 150, 1200), elem)[..., 3:1194], (3, 2, 150, 1191))
+        for threads, seed in ((1, None), (2, 4), (3, 5)):
+            check(run(a, b, packed=False, num_threads=threads, seed=seed), a, b)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -10,6 +10,7 @@ from typing import Final
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, emit_microkernel_table, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
+from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
@@ -24,15 +25,16 @@ _LINE_BYTES = 64
 
 
 def emit_blocked_kernel(
-    module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool
+    module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool, parts: bool = False
 ) -> None:
     """Emits the kernel `name`; it reads A in place where `rows`, and a last panel may be `narrow` (see `Matmul`).
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    epilogue, touch, and the argument of both.
+    epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the place of batches, the size of batch 1
+    is their number, and that argument the memory for their sums; it calls neither epilogue nor touch.
     """
-    _Kernel(module, name, elem, spec, source, rows, narrow).emit()
+    _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
 
 class _Kernel:
@@ -40,9 +42,9 @@ class _Kernel:
     rows of A are packed once for a group, the sums of its tiles wait in scratch from chunk to chunk."""
 
     def __init__(
-        self, module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool
+        self, module: KernelModule, name: str, elem: str, spec: TileSpec, source: PanelSource, rows: bool, narrow: bool, parts: bool
     ) -> None:
-        self.source, self.rows, self.narrow = source, rows, narrow
+        self.source, self.rows, self.narrow, self.parts = source, rows, narrow, parts
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
         self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, spec=spec)
@@ -61,6 +63,16 @@ class _Kernel:
         self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
         self.column_sums = fn.alloca(self.columns, I32) if spec.flips(elem) else None  # of a chunk of a panel
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
+        if parts:
+            self._store_parts()
+
+    def _store_parts(self) -> None:
+        """Makes the epilogue one that stores sums of parts."""
+        fn, memory = self.fn, self.eargs
+        self.epilogue, self.eargs = fn.address_of(emit_store_part(fn.module, self.elem, self.spec)), fn.alloca(3, I64)
+        columns = fn.mul(fn.ceildivu(self.n, self.columns), self.columns)
+        for i, x in enumerate((fn.ptr_to_int(memory), self.m, columns)):
+            fn.store(x, fn.gep(self.eargs, i, I64))
 
     def emit(self) -> None:
         """Walks the row blocks that [begin, end) touches, each with its run of panels in groups."""
@@ -70,7 +82,7 @@ class _Kernel:
             before = fn.mul(run.iv, panels)
             p0, p1 = fn.max(fn.sub(self.begin, before), 0), fn.min(fn.sub(self.end, before), panels)
             batch, block = fn.divu(run.iv, self.blocks), fn.remu(run.iv, self.blocks)
-            i0, i1 = fn.divu(batch, self.batch1), fn.remu(batch, self.batch1)
+            i0, i1 = (fn.i64(0), fn.i64(0)) if self.parts else (fn.divu(batch, self.batch1), fn.remu(batch, self.batch1))
             split = RowSplit(fn, self.m, self.blocks, block, spec.rows(elem))
             at = fn.add(fn.add(fn.mul(i0, self.a0), fn.mul(i1, self.a1)), fn.mul(split.first, self.sm))
             a_block, matrix = fn.gep(self.a, at, elem), self.source.matrix(fn, elem, self.b, i0, i1)
@@ -87,19 +99,35 @@ class _Kernel:
                     self._group(batch, split, a_block, matrix, g0, g1, chunk.iv)
                 return []
 
-            # Most products are of one chunk: their tiles are spared what chunks ask for.
-            fn.if_else(fn.cmp("eq", self.chunks, 1), whole, in_chunks, [])
+            if self.parts:
+                self._group(batch, split, a_block, matrix, p0, p1, None, part_of(fn, batch, self.batch1, self.steps))
+            else:  # Most products are of one chunk: their tiles are spared what chunks ask for.
+                fn.if_else(fn.cmp("eq", self.chunks, 1), whole, in_chunks, [])
         fn.done()
 
-    def _group(self, batch: V, split: RowSplit, a_block: V, matrix: Sequence[V], g0: V, g1: V, chunk: V | None) -> None:
-        """The panels [g0, g1) in one chunk of k, or in whole depth."""
+    def _group(
+        self,
+        batch: V,
+        split: RowSplit,
+        a_block: V,
+        matrix: Sequence[V],
+        g0: V,
+        g1: V,
+        chunk: V | None,
+        part: tuple[V, V] | None = None,
+    ) -> None:
+        """The panels [g0, g1) in one chunk of k, in a part of so many units from a first one on, or in whole depth."""
         fn, spec, elem = self.fn, self.spec, self.elem
         first, begins, size, elements = fn.i64(0), fn.i64(0), self.steps, self.k
         if chunk is not None:
             first = fn.mul(chunk, self.kc)
             size, begins = fn.min(fn.sub(self.steps, first), self.kc), fn.mul(first, depth(elem))
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
-        a_chunk = a_block if chunk is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
+        elif part is not None:
+            first, size = part
+            begins = fn.mul(first, depth(elem))
+            elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
+        a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
         if not self.rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)

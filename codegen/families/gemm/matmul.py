@@ -15,7 +15,8 @@ from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stre
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
-from dhlo.codegen.families.gemm.plan import Plan, call_cycles
+from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
+from dhlo.codegen.families.gemm.plan import FEW_USES, Plan, call_cycles
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -29,8 +30,13 @@ _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
 one or two to take it apart. In the middle of what is measured, 50 and 100."""
-# So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch of its own, all of B to memory.
-_FEW_USES = 2
+# Of so many rows even a few columns are streamed: packing them would take longer than the product.
+_ROWS_OF_NARROW = 4
+# Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
+# them would fetch each line several times.
+_PASSES_OF_SHORT_ROWS = 4
+# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
+_KEPT_EIGHTHS = 3
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -53,7 +59,8 @@ class Operands:
     `a_strides` are those of (batch 0, batch 1, m, k), 0 to broadcast. Without `workspace`, B is in panels (see `pack_b`) and
     `b_strides` are those of (batch 0, batch 1) in panel units (pairs for bf16, else elements); otherwise B is any matrix with
     strides of (batch 0, batch 1, k, n), and `workspace` has room for `workspace_bytes(distinct batches of B, n, k)`, 64-byte
-    aligned. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
+    aligned. `parts`, if given, has room for `parts_bytes`: a product of one batch may then be split over k; it may overlap the
+    workspace. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
     and read.
     """
 
@@ -69,6 +76,7 @@ class Operands:
     epilogue_args: V
     touch: V | None = None
     workspace: V | None = None
+    parts: V | None = None
 
 
 @dataclass(frozen=True)
@@ -89,17 +97,19 @@ class Matmul:
     spec.rows(elem) rows from row m0 and nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`;
     every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
-    at most 5 rows in up to 6 interleaved partial sums, added up at the end). Neither the
-    number of threads nor how the work is cut into chunks changes a bit of the result.
+    at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
+    follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut into chunks changes a
+    bit of the result.
     """
 
     elem: str
     spec: TileSpec
     narrow: bool = False  # the last panel may be at most a vector wide, and is then computed as one
+    splits: bool = False  # products without batches may be split over k; operands have memory for the parts
 
-    def kernel(self, *, rows: bool, source: PanelSource) -> str:
-        """Symbol of a variant: A read in place or packed, B from a source of panels."""
-        form = f"{'_rows' if rows else ''}{source.name}{'_narrow' if self.narrow else ''}"
+    def kernel(self, *, rows: bool, source: PanelSource, parts: bool = False) -> str:
+        """Symbol of a variant: A read in place or packed, B from a source of panels, parts of k."""
+        form = f"{'_rows' if rows else ''}{source.name}{'_narrow' if self.narrow else ''}{'_parts' if parts else ''}"
         return f"matmul_{self.elem}{form}{self.spec.suffix}"
 
     @property
@@ -129,18 +139,22 @@ class Matmul:
         """Those of this tile."""
         for source in (_PACKED,) if packed else (_PACKED, _STRIDED):
             self.emit_kernels_from(module, source)
+        if self.splits:
+            self.emit_kernels_from(module, _PACKED if packed else _STRIDED, parts=True)
+            emit_join_kernel(module, self.elem, self.spec)
         if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
             if self.elem == I8 and byte_rows.serves(self.spec):
                 for form in byte_rows.FORMS:
                     byte_rows.emit_byte_rows_kernel(module, self.spec, form)
 
-    def emit_kernels_from(self, module: KernelModule, source: PanelSource) -> None:
+    def emit_kernels_from(self, module: KernelModule, source: PanelSource, *, parts: bool = False) -> None:
         """Emits the kernels that read B from a source, once a module."""
         for rows in self._row_forms:
-            if self.kernel(rows=rows, source=source) not in module.functions:
-                emit_blocked_kernel(module, self.kernel(rows=rows, source=source), self.elem, self.spec, source, rows, self.narrow)
-        if self._tiles is not None:
+            name = self.kernel(rows=rows, source=source, parts=parts)
+            if name not in module.functions:
+                emit_blocked_kernel(module, name, self.elem, self.spec, source, rows, self.narrow, parts)
+        if self._tiles is not None and not parts:
             self._tiles.emit_kernels(module, source)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
@@ -166,12 +180,46 @@ class Matmul:
         if x.workspace is None or self.elem not in STREAM_ROWS:
             tiled()
             return
-        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, narrow_columns(self.elem, self.spec)))
+        narrow = narrow_columns(self.elem, self.spec)
+        least = fn.select(fn.cmp("le", x.m, _ROWS_OF_NARROW), fn.i64(1), narrow)
+        few = fn.and_(fn.cmp("le", x.m, STREAM_ROWS[self.elem]), fn.cmp("ge", x.n, least))
         streams = fn.and_(fn.and_(few, fn.cmp("eq", x.a_strides[3], 1)), fn.cmp("eq", x.b_strides[3], 1))
         fn.if_else(streams, lambda: self._launch_stream(host, x), tiled, [])
 
     def _launch_tiled(self, host: HostContext, x: Operands) -> list[V]:
         """Products by this tile."""
+        fn, memory = host.fn, x.parts
+        if not self.splits or memory is None:
+            return self._launch_whole(host, x)
+        parts = count_parts(fn, self.elem, self.spec, x.m, units(fn, x.k, self.elem), fn.ceildivu(x.n, self.spec.panel(self.elem)))
+        split = fn.cmp("gt", parts, 1)
+        return fn.if_else(split, lambda: self._launch_parts(host, x, memory, parts), lambda: self._launch_whole(host, x), [])
+
+    def _launch_parts(self, host: HostContext, x: Operands, memory: V, parts: V) -> list[V]:
+        """The product in parts of k, and their sum."""
+        fn, elem, spec = host.fn, self.elem, self.spec
+        source, b = (_PACKED if x.workspace is None else _STRIDED), [x.b, *x.b_strides]
+        steps, panels, zero, null = units(fn, x.k, elem), fn.ceildivu(x.n, spec.panel(elem)), fn.i64(0), fn.int_to_ptr(fn.i64(0))
+
+        def launch(*, rows: bool) -> list[V]:
+            blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
+            cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
+            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, null, null, memory]
+            host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
+            return []
+
+        if self._row_forms == (False,):
+            launch(rows=False)
+        else:
+            in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+            fn.if_else(in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
+        count, scratch = join_launch(fn, elem, spec, x.m, panels)
+        args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
+        host.launch(emit_join_kernel(host.module, elem, spec), args, count, count, scratch)
+        return []
+
+    def _launch_whole(self, host: HostContext, x: Operands) -> list[V]:
+        """Products in whole depth."""
         fn = host.fn
         if x.workspace is None:
             return self._launch(host, x, _PACKED, [x.b, *x.b_strides], self._blocking(host, x, _PACKED))
@@ -191,7 +239,7 @@ class Matmul:
         uses = blocks
         for stride, size in zip(x.b_strides, x.batch, strict=False):
             uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
-        return fn.cmp("le", uses, _FEW_USES)
+        return fn.cmp("le", uses, FEW_USES)
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
@@ -260,7 +308,10 @@ class Matmul:
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
-        far = fn.select(fn.cmp("gt", nbytes, fn.max(host.machine("l3_bytes"), host.l2_bytes)), fn.i64(1), 0)
+        kept = fn.divu(fn.mul(host.machine("l3_bytes"), _KEPT_EIGHTHS), 8)
+        far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
+        short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
+        far = fn.select(fn.or_(far, short), fn.i64(1), 0)
         panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
         cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(wake_cycles(host), cycles), 1)

@@ -16,9 +16,13 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 __all__ = ["emit_pack_a_panel", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_rows", "pack_b", "pack_matrix", "units"]
 
 
-# How many units ahead rows of bytes are prefetched: each is too short for the hardware to see a stream. To the second level:
-# rows that are a power of two apart share sets of the first.
+# How many units ahead a panel's piece of each row of B is prefetched: it is too short for the hardware to see a stream. To the
+# second level: rows that are a power of two apart share sets of the first.
 _STEPS_AHEAD, _PREFETCH_LOCALITY = 16, 2
+# A whole B is packed by so many bytes of so many rows at a time, panel after panel of them: each row may be another page, and the
+# processor's first store of page addresses has room for so many.
+_PIECE_BYTES, _PIECE_ROWS = 1024, 64
+_LINE_BYTES = 64
 
 
 def units(fn: Fn, k: V, elem: str) -> V:
@@ -85,7 +89,7 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: boo
         return []
 
     def from_anywhere() -> list[V]:
-        if elem != I8:
+        if depth(elem) == 1:
             return remaining(gathered, done)
         return remaining(gathered, fn.if_else(transpose, whole_units, lambda: [done], [I64])[0])
 
@@ -227,6 +231,9 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
             for v, mask in enumerate(masks):
 
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
+                    if elem != I8 and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
+                        later = fn.gep(src, fn.mul(fn.add(kk, _STEPS_AHEAD * depth(elem)), k_stride), elem)
+                        fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
                     return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
 
                 to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
@@ -267,22 +274,26 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     pack = emit_pack_b_panel(module, elem, spec)
     fn = kernel_fn(module, name)
     src, s0, s1, sk, sn, batch1, n, k, dst = load_args(fn, [PTR, *[I64] * 7, PTR])
-    columns = spec.panel(elem)
-    panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(units(fn, k, elem), columns)
-    with fn.loop(fn.args[1], fn.args[2]) as loop:
-        batch, n0 = fn.divu(loop.iv, panels), fn.mul(fn.remu(loop.iv, panels), columns)
-        base = fn.add(fn.mul(fn.divu(batch, batch1), s0), fn.mul(fn.remu(batch, batch1), s1))
-        fn.call(
-            pack,
-            [
-                fn.gep(src, fn.add(base, fn.mul(n0, sn)), elem),
-                sk,
-                sn,
-                fn.min(fn.sub(n, n0), columns),
-                k,
-                fn.gep(dst, fn.mul(loop.iv, panel), unit(elem)),
-            ],
-        )
+    columns, steps = spec.panel(elem), units(fn, k, elem)
+    panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(steps, columns)
+    # Where rows are contiguous; else a panel reads its columns along k.
+    by_rows = fn.cmp("eq", sn, 1)
+    together = fn.select(by_rows, fn.i64(_PIECE_BYTES * 8 // (columns * BITS[elem])), 1)
+    piece = fn.select(by_rows, fn.i64(_PIECE_ROWS // depth(elem)), fn.max(steps, 1))
+    begin, end = fn.args[1], fn.args[2]
+    with fn.loop(fn.divu(begin, panels), fn.divu(fn.add(end, fn.sub(panels, 1)), panels)) as batch:
+        before = fn.mul(batch.iv, panels)
+        p0, p1 = fn.max(fn.sub(begin, before), 0), fn.min(fn.sub(end, before), panels)
+        base = fn.add(fn.mul(fn.divu(batch.iv, batch1), s0), fn.mul(fn.remu(batch.iv, batch1), s1))
+        matrix, to = fn.gep(src, base, elem), fn.gep(dst, fn.mul(before, panel), unit(elem))
+        with fn.loop(p0, p1, together) as group, fn.loop(0, steps, piece) as first:
+            count, at = fn.min(fn.sub(steps, first.iv), piece), fn.mul(first.iv, depth(elem))
+            rows = fn.min(fn.sub(k, at), fn.mul(count, depth(elem)))
+            with fn.loop(group.iv, fn.min(fn.add(group.iv, together), p1)) as p:
+                n0 = fn.mul(p.iv, columns)
+                place = fn.add(fn.mul(p.iv, panel), fn.mul(first.iv, columns))
+                source = fn.gep(matrix, fn.add(fn.mul(n0, sn), fn.mul(at, sk)), elem)
+                fn.call(pack, [source, sk, sn, fn.min(fn.sub(n, n0), columns), rows, fn.gep(to, place, unit(elem))])
     fn.done()
     return name
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dhlo.codegen.families.box import cycles_from_cache, cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Plan", "RowSplit", "call_cycles"]
+__all__ = ["FEW_USES", "Plan", "RowSplit", "call_cycles"]
+
+FEW_USES: Final = 2
+"""So many packings of B, each to a panel that stays in the cache, are cheaper than one by a launch before, all of B to memory."""
 
 # Cost model, in cycles: of a call of micro-kernel and epilogue and in it of each vector of the tile.
 _CALL_CYCLES, _VECTOR_CYCLES = 16, 3
@@ -25,6 +30,12 @@ _KC_UNIT = 16
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# Where B is packed beforehand, its panels cost so many of these in all.
+_PACKED_COPIES = 2
+# Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
+# cycles of a row of a tile, in a matrix of so many panels and more. One row panel a block then pays where all of B stays in one
+# part in so many of the third-level cache, and the row panel of A in the first.
+_APART_CYCLES, _WIDE_PANELS, _B_SHARE = 20, 16, 4
 # Loss, as one part in so many, where rows of A don't stay in the second-level cache.
 _UNCACHED_SHARE = 16
 # How many row splits the host compares, from one and from what the cache asks for: the number of threads, within these.
@@ -44,8 +55,8 @@ class Plan:
     caches hold doesn't change a bit of them. One row panel alone has nothing to gain: it reads B once.
 
     More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
-    more, and what the cache asks for and more; the cheapest by the cost model wins. Where A is packed, threads may take whole
-    blocks only, each of which is then packed once.
+    more, what the cache asks for and more, and one for each row panel; the cheapest by the cost model wins. Where A is packed,
+    threads may take whole blocks only, each of which is then packed once.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class Plan:
         nbytes, room = fn.mul(fn.mul(m, self.kc), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
+        wide = fn.cmp("ge", columns, _WIDE_PANELS)
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
         # A panel of B that no one packed before comes from memory and goes to the second-level cache.
         copying = fn.add(stream, cycles_from_cache(host, spec.row_bytes(elem))) if copied else fn.i64(0)
@@ -80,9 +92,18 @@ class Plan:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors * spec.per_panel)
-            work = fn.add(work, fn.select(fn.cmp("lt", blocks, least), fn.divu(work, _UNCACHED_SHARE), 0))
+            uncached = fn.cmp("lt", blocks, least)
+            if copied:  # those that are read for a panel of B that waits beside them may fill the cache
+                fits = fn.and_(fn.cmp("le", blocks, FEW_USES), fn.cmp("le", nbytes, fn.mul(blocks, host.l2_bytes)))
+                uncached = fn.and_(uncached, fn.not_(fits))
+            work = fn.add(work, fn.select(uncached, fn.divu(work, _UNCACHED_SHARE), 0))
             work = fn.max(work, stream)
-            item = fn.add(fn.mul(k, fn.add(work, copying) if copied else work), fn.mul(in_block, call_cycles(spec)))
+            apart = fn.select(fn.and_(wide, fn.cmp("gt", in_block, 1)), fn.mul(rows, _APART_CYCLES), 0)
+            step = work
+            if copied:
+                share = fn.divu(fn.mul(copying, _PACKED_COPIES), blocks)
+                step = fn.add(work, fn.select(fn.cmp("le", blocks, FEW_USES), copying, share))
+            item = fn.add(fn.add(fn.mul(k, step), fn.mul(in_block, call_cycles(spec))), apart)
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
             dear = fn.cmp("gt", fn.mul(pack, _PACK_SHARE * _CHUNKS_PER_THREAD), fn.mul(share, item))
@@ -100,10 +121,15 @@ class Plan:
         fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
         # One panel of rows is one block, whose cost there is nothing to compare with.
         turns = fn.select(fn.cmp("gt", row_panels, 1), fn.mul(tries, 2), 1)
+        b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
+        panel_bytes = fn.mul(k, spec.rows(elem) * BITS[unit(elem)] // 8)
+        stays = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.cmp("le", panel_bytes, host.machine("l1d_bytes")))
+        alone = fn.select(fn.and_(wide, stays), fn.i64(1), 0)
         none = (fn.i64((1 << 63) - 1), *[fn.i64(1)] * 3)
-        with fn.wrapping(), fn.loop(0, turns, 1, none) as loop:
+        with fn.wrapping(), fn.loop(0, fn.add(turns, alone), 1, none) as loop:
             few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
-            other = cost(fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels))
+            several = fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels)
+            other = cost(fn.select(fn.cmp("lt", loop.iv, turns), several, row_panels))
             better = fn.cmp("lt", other[0], loop.carried[0])
             loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
         _, self.grain, self.blocks, self.rows = loop.results

@@ -18,6 +18,7 @@ from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.kernel import where
@@ -62,6 +63,9 @@ class GemmFamily(ChoiceFamily):
         # All leading dims of the left side are rows where one matrix serves them all.
         self.flat = self.b_type.rank == 2 or not any(b_strides) and len(_row_dims(self.out, self.a)) <= 1
         self.batch = [] if self.flat else _batch_dims(self.out.shape[:-2], self.a.strides[:-2], b_strides, op)
+        if self.flat and self.coded is None:
+            rows, (k, n) = product(self.out.shape[:-1]), self.b_type.shape[-2:]
+            self.matmul = replace(self.matmul, splits=may_split(rows, n, k, elem, tiles))
 
     def emit_kernels(self) -> None:
         low = self.low
@@ -77,6 +81,8 @@ class GemmFamily(ChoiceFamily):
             k, n = self.b_type.shape[-2:]
             batch = product(n for n, s in zip(self.b_type.shape[:-2], self.b.strides[:-2], strict=True) if s != 0)
             self.workspace = exact_floors(workspace_bytes(batch, n, k, self.matmul.elem, self.matmul.spec))
+        if self.matmul.splits:
+            self.workspace += parts_bytes(self.matmul.elem, self.matmul.spec)
 
     def _emit_coded(self, matrix: QuantisedMatrix) -> None:
         """Kernels for codes, and these as a constant."""
@@ -133,6 +139,7 @@ class GemmFamily(ChoiceFamily):
             epilogue_args=eargs,
             touch=None if touch is None else host.fn.address_of(touch),
             workspace=host.workspace() if self.b is not None or self.coded is not None else None,
+            parts=host.workspace() if self.matmul.splits else None,
         )
         (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 

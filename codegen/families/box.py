@@ -10,7 +10,7 @@ from dhlo.codegen.kernel_ir.launch import HostContext
 __all__ = [
     "COPY_WORK",
     "WAKE_SHARE",
-    "cycles_from_cache",
+    "copy_cycles",
     "cycles_from_memory",
     "grain_of",
     "steps_ahead",
@@ -59,10 +59,12 @@ def cycles_from_memory(host: HostContext, nbytes: int) -> V:
     return fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("memory_bytes_per_us")), 1)
 
 
-def cycles_from_cache(host: HostContext, nbytes: int) -> V:
-    """Multiply-adds of whole vectors in the time in which a core reads so many bytes from its second-level cache; at least one."""
+def copy_cycles(host: HostContext, nbytes: int) -> V:
+    """Multiply-adds of whole vectors in the time in which a core packs so many bytes that come from memory, to its second-level
+    cache."""
     fn = host.fn
-    return fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("l2_bytes_per_us")), 1)
+    cached = fn.max(fn.divu(fn.mul(_rate(host), nbytes), host.machine("l2_bytes_per_us")), 1)
+    return fn.add(cycles_from_memory(host, nbytes), cached)
 
 
 def update_cycles(host: HostContext) -> V:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from dhlo.codegen.families.box import wake_cycles
+from dhlo.codegen.families.box import copy_cycles, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, unit
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
@@ -17,8 +17,6 @@ _FEW_TILES, _TILES_OF_PARTS = 4, 16
 # Multiply-adds of whole vectors of a part, for a column of tiles, at least; a step of k counts as so many at least, since few rows
 # wait for B. Sizes alone decide: the number of parts is an order of sums, which mustn't hang on the machine or its threads.
 _PART_CYCLES, _STEP_CYCLES = 1 << 14, 4
-# Cycles of a step of k to pack a panel of B.
-_COPY_CYCLES = 20
 
 
 def parts_bytes(elem: str, spec: TileSpec) -> int:
@@ -61,7 +59,7 @@ def part_items(
     blocks = fn.ceildivu(m, spec.rows(elem)) if source.in_place else fn.i64(1)
     each, height = fn.ceildivu(steps, parts), fn.ceildivu(m, blocks)
     step = fn.max(fn.mul(height, spec.vectors * spec.per_panel), _STEP_CYCLES)
-    cycles = fn.mul(each, step if source.in_place else fn.add(step, _COPY_CYCLES))
+    cycles = fn.mul(each, step if source.in_place else fn.add(step, copy_cycles(host, spec.row_bytes(elem))))
     elements = fn.i64(spec.tile_elements(elem) + spec.lanes(elem))
     if not source.in_place:
         elements = fn.add(elements, fn.mul(each, spec.panel(elem)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dhlo.codegen.families.box import cycles_from_cache, cycles_from_memory, wake_cycles
+from dhlo.codegen.families.box import copy_cycles, cycles_from_memory, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -85,8 +85,7 @@ class Plan:
         threads, columns = host.num_threads, fn.max(panels, 1)
         wide = fn.cmp("ge", columns, _WIDE_PANELS)
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
-        # A panel of B that no one packed before comes from memory and goes to the second-level cache.
-        copying = fn.add(stream, cycles_from_cache(host, spec.row_bytes(elem))) if copied else fn.i64(0)
+        copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)

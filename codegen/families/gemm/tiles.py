@@ -120,6 +120,7 @@ class TileProduct:
         fn, packed = host.fn, host.fn.not_(self._reads_in_place(host, x))
         batch0, batch1, row, column = x.a_strides
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), plan.rows, plan.kc, plan.nc, fn.select(packed, fn.i64(1), 0)]
+        sizes.append(host.machine("ahead_more"))
         tiles = fn.divu(plan.rows, TILE_ROWS)
         waiting = fn.mul(fn.ceildivu(plan.rows, PANEL_ROWS), plan.nc)
         scratch = fn.mul(fn.select(fn.cmp("gt", plan.chunks, 1), waiting, 1), SUMS_BYTES)

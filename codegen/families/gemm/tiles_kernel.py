@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import PREFETCH_BYTES, TileSpec, accumulator, depth
+from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_rows, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -60,8 +60,8 @@ def emit_tiles_kernel(module: KernelModule, elem: str, spec: TileSpec, source: P
     """Emits the kernel of products of bf16 or i8 in tiles, once a module; returns its symbol.
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n, k,
-    size of batch 1, rows of a block, steps of k in a chunk, panels in a group, whether A is packed, epilogue, touch, and the
-    argument of both.
+    size of batch 1, rows of a block, steps of k in a chunk, panels in a group, whether A is packed, how many bytes ahead B is
+    prefetched, epilogue, touch, and the argument of both.
     """
     name = tiles_kernel_name(elem, spec, source)
     if name not in module.functions:
@@ -96,10 +96,11 @@ class _Kernel:
         self.micro = [emit_tiles_microkernel(module, elem, spec, high) for high in (1, 2)]
         self.pack = emit_pack_tile(module, elem, spec)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 8, PTR, PTR, PTR]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 9, PTR, PTR, PTR]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
-        self.m, self.n, self.k, self.batch1, self.rows, self.kc, self.nc, packed, self.epilogue, self.touch, self.eargs = sizes
+        self.m, self.n, self.k, self.batch1, self.rows, self.kc, self.nc, *sizes = sizes
+        packed, self.ahead, self.epilogue, self.touch, self.eargs = sizes
         _, self.begin, self.end, _, scratch = fn.args
         self.packed = fn.cmp("ne", packed, 0)
         self.config = scratch
@@ -174,7 +175,7 @@ class _Kernel:
                 place = [self.eargs, tile, fn.i64(_COLUMNS), batch, fn.add(row, offset), n0, mr, width]
                 with fn.when(fn.and_(self.touches, last)):
                     fn.call_ptr(self.touch, place)
-                fetch = fn.cast(fn.cmp("eq", i.iv, 0), I64, signed=False)
+                fetch = fn.select(fn.cmp("eq", i.iv, 0), self.ahead, 0)
                 args = [a, stride, step, second, panel, whole, a_tail, pitch, self.b_tail, rest, tile]
                 args += [fn.cast(adds, I64, signed=False), fetch]
                 self._call(mr, args)
@@ -233,8 +234,8 @@ def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high
 
     tile[16 * high][32] = the products of `steps` steps and, if `rest` isn't 0, of one more from the tails, added to the tile's
     content if `accumulate`. Rows of A are `stride` bytes apart and 64 long, the next step's `step` bytes on, the second tile's
-    `second`; in its tail rows follow each other. Each product has as many rows as the configuration says. Where `fetch` isn't
-    0, B is prefetched.
+    `second`; in its tail rows follow each other. Each product has as many rows as the configuration says. B is prefetched `fetch`
+    bytes ahead, unless that is 0.
     """
     name = f"ukr_{elem}_tiles_{high}{'_unsigned' if spec.unsigned else ''}"
     if name in module.functions:
@@ -276,7 +277,7 @@ def emit_tiles_microkernel(module: KernelModule, elem: str, spec: TileSpec, high
     with fn.loop(0, steps) as s:
         right, left = fn.gep(b, fn.mul(s.iv, STEP_BYTES), I8), fn.gep(a, fn.mul(s.iv, step), I8)
         with fn.when(fetches), fn.loop(0, STEP_BYTES, 64) as line:
-            fn.prefetch(fn.gep(fn.gep(right, PREFETCH_BYTES, I8), line.iv, I8), _PREFETCH_LOCALITY)
+            fn.prefetch(fn.gep(fn.gep(right, fetch, I8), line.iv, I8), _PREFETCH_LOCALITY)
         multiply([left, fn.gep(left, second, I8)], stride, right)
     with fn.when(fn.cmp("ne", rest, 0)):
         multiply([a_tail, fn.gep(a_tail, tail_second, I8)], fn.i64(_ROW_BYTES), b_tail)

@@ -51,7 +51,7 @@ def _pairs_of_rows(fn: Fn, a: V, first: V, mr: int, units: int) -> list[V]:
 def emit_blocks_body(
     fn: Fn, product: DotProduct, spec: TileSpec, mr: int, nv: int, rest: Sequence[V], lines: Sequence[int]
 ) -> None:
-    """The k loop and the tile's update of a micro-kernel (see `emit_microkernel_ahead`) for `mr` rows and `nv` vectors of columns;
+    """The k loop and the tile's update of a micro-kernel (see `emit_microkernel`) for `mr` rows and `nv` vectors of columns;
     `rest` are its arguments, `lines` what it prefetches of each step of k."""
     a, b, k, tile, accumulate, ahead, ahead_step = rest
     panel, ld = spec.panel(I8), spec.columns(I8, mr)

@@ -14,7 +14,7 @@ from dhlo import _runtime
 from dhlo.codegen.backends.cpu.llvm import emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.matmul import workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel_ahead, tile_spec
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.kernel_ir.builder import I8, KernelModule, Linkage
 from dhlo.codegen.target import Target, parse_target
@@ -140,7 +140,7 @@ def test_the_inner_loop_multiplies_and_does_not_spill(name: str, instruction: st
     for spec, height in ((tile_spec(target), rows), (replace(tile_spec(target), unsigned=True), unsigned_rows)):
         assert spec.rows(I8) == height
         module = KernelModule(target)
-        symbol = emit_microkernel_ahead(module, I8, height, spec)
+        symbol = emit_microkernel(module, I8, height, spec)
         module.functions[symbol] = replace(module.functions[symbol], linkage=Linkage.EXPORTED)
         text = emit_assembly(lower_to_llvm_ir(module.text(), target), target)
         blocks = re.split(r"^\.LBB.*$|^\t(?:j|b\.)\w+\t.*$", text, flags=re.MULTILINE)

@@ -1,7 +1,8 @@
-"""Depthwise convolutions that take in the 1 x 1 convolution before them, beside PyTorch, at image sizes of every kind."""
+"""Depthwise convolutions that take in the convolution before them, beside PyTorch, at image sizes of every kind."""
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -51,6 +52,7 @@ def chains(model: Any) -> int:
         (17, 64, 5, 2, 1),
         (40, 31, 7, 1, 1),
         (64, 96, 1, 1, 1),
+        (1, 40, 3, 1, 1),
     ],
 )
 def test_matches_pytorch_at_all_sizes(channels: int, hidden: int, k: int, stride: int, dilation: int) -> None:
@@ -68,6 +70,41 @@ def test_matches_pytorch_at_all_sizes(channels: int, hidden: int, k: int, stride
         got = ours(x)
         assert got.shape == want.shape
         assert (got - want).abs().max() <= 5e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize(
+    "channels,hidden,k,stride,padding,dilation,act",
+    [
+        (3, 32, 3, 2, 1, 1, nn.SiLU),
+        (3, 16, 3, 2, 1, 1, nn.Hardswish),
+        (1, 40, 5, 3, 2, 1, nn.ReLU),
+        (4, 33, (3, 5), (2, 3), (0, 3), (2, 1), nn.GELU),
+        (24, 8, 2, 2, 0, 1, nn.Identity),
+        (12, 48, 1, 2, 0, 1, nn.ReLU6),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_strided_windows_before_the_depthwise_ones(
+    channels: int, hidden: int, k: Any, stride: Any, padding: Any, dilation: Any, act: Any, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = Chain(channels, hidden, 3, act=act)
+    model.expand[0] = nn.Conv2d(channels, hidden, k, stride, padding, dilation)
+    wide = model.double().eval()
+    least = 7
+    ours = compiled(copy.deepcopy(model).to(dtype), channels, dtype, least=least)
+    assert chains(ours) == 1
+    for b, h, w in (*(s for s in SIZES if min(s[1:]) >= least), (0, 9, 9), (2, 112, 31), (1, 33, 64)):
+        x = torch.randn(b, channels, h, w).double()
+        want, got = wide(x), ours(x.to(dtype))
+        assert got.shape == want.shape
+        assert not want.numel() or (got - want).abs().max() <= (5e-6 if dtype is torch.float32 else 1e-13) * want.abs().max()
+
+
+def test_windows_that_winograd_may_compute_stay_on_their_own() -> None:
+    model = Chain(8, 24, 3).eval()
+    model.expand[0] = nn.Conv2d(8, 24, 3, padding=1)
+    assert chains(compiled(model, 8)) == 0
 
 
 def test_double_precision_and_an_empty_batch() -> None:

@@ -12,11 +12,10 @@ from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
 from dhlo.ir.dialect import Op
-from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
 from dhlo.ir.types import DType, from_mlir
 
-__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_channel_epilogue", "lower_epilogue"]
+__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue"]
 
 
 @dataclass
@@ -63,37 +62,6 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
-
-
-def lower_channel_epilogue(
-    module: KernelModule,
-    group: Group,
-    anchor: Op,
-    result: Value,
-    checks: Checks,
-    place: Callable[[Emitter, Index, Index, Index], Sequence[Index]],
-) -> Epilogue:
-    """Computes `result`, which follows from the anchor's, in the tile itself, whose `mr` rows are positions n0.. of image `batch`
-    and whose `nr` columns are channels m0... `place(emitter, batch, channel, position)` gives the index of an element in the
-    anchor's result. The tile has room for whole vectors."""
-    k = GroupKernel(module, group, checks, EPILOGUE_ARGS)
-    fn, em = k.fn, k.em
-    _, tile, ld, batch, m0, n0, mr, nr = fn.args
-    acc = anchor.results[0]
-    register = from_mlir(acc).dtype.register
-
-    def body(c: Index) -> None:
-        channel = Index(fn.add(m0, c.base), 1)
-        with fn.loop(0, mr) as lp, em.scope():
-            at = fn.gep(fn.gep(tile, fn.mul(lp.iv, ld), register), c.base, register)
-            x = fn.load(at, fn.vec(register))
-            em.leaves[acc] = lambda _em, _idx: x
-            idx = place(em, Index(batch), channel, Index(fn.add(n0, lp.iv)))
-            fn.store(em.value(result, list(idx)), at)
-            del em.leaves[acc]
-
-    vectors(em, 0, nr, body)
-    return Epilogue(finish(k, "epilogue"), None, k.args.slots, k.lookups)
 
 
 def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:

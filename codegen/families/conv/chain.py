@@ -1,17 +1,21 @@
-"""A 1 x 1 convolution and the depthwise one that alone reads its result, in one group: what inverted residuals begin with."""
+"""A convolution and the depthwise one that alone reads its result, in one group: what inverted residuals begin with."""
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.box import wake_cycles
-from dhlo.codegen.families.conv.chain_kernel import Window, emit_chain_kernel, scratch_bytes
+from dhlo.codegen.families.conv.chain_expand import Rows, lower_rows
+from dhlo.codegen.families.conv.chain_kernel import emit_chain_kernel, scratch_bytes
+from dhlo.codegen.families.conv.chain_window import First, Window
 from dhlo.codegen.families.conv.conv import Conv
-from dhlo.codegen.families.conv.layout import Array
+from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.step import parameters
-from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_channel_epilogue, lower_epilogue
+from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS
@@ -21,6 +25,8 @@ from dhlo.ir.ops.control import Group
 from dhlo.ir.types import from_mlir
 
 __all__ = ["ConvChainFamily"]
+
+Pair = tuple[int, int]
 
 # Items of each thread at least, where bands can be cut so small.
 _ITEMS_PER_THREAD = 3
@@ -33,7 +39,7 @@ def _convolutions(group: Group) -> list[Op]:
 
 
 class ConvChainFamily(ChoiceFamily):
-    """Two convolutions with what is done to their results; `joins_depthwise` of the fusion pass says which."""
+    """Two convolutions with what is done to their results; `grow_epilogues` of the fusion pass says which."""
 
     anchor = Kind.CONVOLUTION.value
 
@@ -45,6 +51,7 @@ class ConvChainFamily(ChoiceFamily):
         super().__init__(low, group)
         self.first, self.second = _convolutions(group)
         self.x, self.out = from_mlir(self.first.operands[0]), from_mlir(self.second.results[0])
+        self.expanded = from_mlir(self.first.results[0])
         self.view = low.view(group, self.first.operands[0])
         convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
         weights = [w for op in (self.first, self.second) if (w := low.constant_value(op.operands[1])) is not None]
@@ -53,22 +60,23 @@ class ConvChainFamily(ChoiceFamily):
         self.expansion, d = convolutions
         self.depthwise = d
         self.weights = [w.detach().contiguous().numpy() for w in weights]
-        (kh, kw), (sh, sw), (dh, dw), (rows, columns) = d.kernel, d.stride, d.dilation, d.padding
-        self.window = Window((kh, kw), (sh, sw), (rows, columns), (dh, dw), d.elem, d.spec)
+        e = self.expansion
+        # In panels even of one input channel, which elsewhere is a depthwise convolution.
+        self.layout = WeightLayout(1, e.in_channels, e.out_channels, e.kernel, d.spec.panel(d.elem))
+        first = First(*_of_images(self.expansion))
+        self.window = Window(*_of_images(d), d.elem, d.spec, first)
 
     def emit_kernels(self) -> None:
         low, w, group = self.low, self.window, self.group
         self.kernel = emit_chain_kernel(low.module, w)
-        inner = self.second.operands[0]
-        self.inner: Epilogue = low.once(
-            group, "inner", lambda: lower_channel_epilogue(low.module, group, self.first, inner, low.checks, self._place_inner)
-        )
+        rows = Rows(group, self.first, self.second.operands[0], low.checks, self._place_inner)
+        self.inner: Epilogue = low.once(group, "inner", lambda: lower_rows(w, low.module, rows))
         self.epilogue: Epilogue = low.once(
             group, "epilogue", lambda: lower_epilogue(low.module, group, self.second, low.checks, self._place)
         )
         first, second = self.weights
-        expanding = ("packed_conv", self.expansion.layout, low.constant_key(self.first.operands[1]))
-        self.w1 = low.constants.add(expanding, self.expansion.workspace_bytes, lambda: self.expansion.pack_weight(first))
+        expanding = ("packed_conv", self.layout, low.constant_key(self.first.operands[1]))
+        self.w1 = low.constants.add(expanding, prod(self.layout.shape) * w.bytes, lambda: self.layout.pack(first))
         mixing = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
         panels, points = -(-self.depthwise.out_channels // w.panel), w.kernel[0] * w.kernel[1]
         nbytes = panels * points * w.panel * BITS[w.elem] // 8
@@ -79,18 +87,19 @@ class ConvChainFamily(ChoiceFamily):
         return [batch, row, *em.split(column, self.out.shape[2:])]
 
     def _place_inner(self, em: Emitter, batch: Index, channel: Index, position: Index) -> list[Index]:
-        return [batch, channel, *em.split(position, self.x.shape[2:])]
+        return [batch, channel, *em.split(position, self.expanded.shape[2:])]
 
     def emit_launch(self, host: GroupHost) -> None:
         f, w, channels = host.fn, self.window, self.depthwise.out_channels
-        batch, h, width = (host.size(s) for s in (self.x.shape[0], *self.x.shape[2:]))
+        batch, ih, iw = (host.size(s) for s in (self.x.shape[0], *self.x.shape[2:]))
+        h, width = (f.max(host.size(s), 0) for s in self.expanded.shape[2:])
         oh, ow = (f.max(host.size(s), 0) for s in self.out.shape[2:])
-        ins, panels = self.expansion.in_channels, -(-channels // w.panel)
+        ins, depth, panels = self.expansion.in_channels, self.layout.depth, -(-channels // w.panel)
         x = view_pointer(host, self.view)
-        sxc = f.mul(h, width)
+        sxc = f.mul(ih, iw)
         # Bands whose rows stay in a part of the second cache, unless they would share too many with their neighbours; and enough of
         # them to keep the threads evenly busy.
-        rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(f.max(w.row_elements(f, ins, width), 1), w.bytes))
+        rows = f.divu(f.divu(host.l2_bytes, 2), f.mul(f.max(w.row_elements(f, depth, width), 1), w.bytes))
         fitting = f.add(f.divu(f.max(f.sub(rows, w.reach), 0), w.stride[0]), 1)
         most = f.max(fitting, _SHARED * max(w.reach - w.stride[0], 0) // w.stride[0])
         few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
@@ -102,14 +111,20 @@ class ConvChainFamily(ChoiceFamily):
         inner, inner_args = epilogue_args(host, self.inner)
         epilogue, eargs = epilogue_args(host, self.epilogue)
         pointers = [x, host.constant(self.w1), inner, inner_args, host.constant(self.w2), epilogue, eargs]
-        numbers = [f.i64(ins), f.i64(channels), h, width, oh, ow, f.mul(sxc, ins), sxc, band, bands, held]
+        numbers = [f.i64(ins), f.i64(depth), f.i64(channels), ih, iw, h, width, oh, ow, f.mul(sxc, ins), sxc, band, bands, held]
         count = f.mul(f.mul(batch, bands), panels)
         vectors = w.panel // w.lanes
-        cycles = f.mul(f.mul(held, width), vectors * ins)
+        cycles = f.mul(f.mul(held, width), vectors * depth)
         cycles = f.add(cycles, f.mul(f.mul(band, ow), vectors * w.kernel[0] * w.kernel[1]))
         grain = f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
         with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", ow, 0))):
-            host.launch(self.kernel, [*pointers, *numbers], count, grain, scratch_bytes(w, f, ins, width, ow, held))
+            host.launch(self.kernel, [*pointers, *numbers], count, grain, scratch_bytes(w, f, depth, width, ow, held))
+
+
+def _of_images(c: Conv) -> tuple[Pair, Pair, tuple[Pair, Pair], Pair]:
+    """Kernel, stride, padding and dilation of rows and columns."""
+    (kh, kw), (sh, sw), (rows, columns), (dh, dw) = c.kernel, c.stride, c.padding, c.dilation
+    return (kh, kw), (sh, sw), (rows, columns), (dh, dw)
 
 
 def _pack_depthwise(weight: Array, panel: int) -> Array:

@@ -1,10 +1,10 @@
-"""Kernel of a 1 x 1 convolution and the depthwise convolution of its result, which never leaves a worker's scratch.
+"""Kernel of a convolution and the depthwise convolution of its result, which never leaves a worker's scratch.
 
 Items are (image, band of output rows, panel of channels), the panel fastest. Of a band, a worker packs the input once, and for each
 panel keeps in its scratch, channels innermost so that they fill vectors at any width and stride of the image:
 
-    windows    [input row][part of the row][input channel][rows of a register tile]
-    expanded   [input row][padding | width | padding][panel]     zeros where the image ends
+    windows    [expanded row][part of the row][kernel point][input channel][rows of a register tile]
+    expanded   [expanded row][padding | width | padding][panel]  zeros where the image ends
     sums       [output position][panel]                          of some rows, transposed for the epilogue
 
 Neighbouring bands both compute the rows that their windows share. A kernel serves all convolutions of a window: channels and image
@@ -13,96 +13,38 @@ sizes are arguments.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.conv.chain_expand import emit_pack
+from dhlo.codegen.families.conv.chain_window import Window, part_of_row
+from dhlo.codegen.families.conv.microkernel import emit_transpose
+from dhlo.codegen.families.gemm.microkernel import emit_pointers
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["Window", "emit_chain_kernel", "scratch_bytes"]
+__all__ = ["emit_chain_kernel", "scratch_bytes"]
 
 _FIELDS = (
-    "x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "in_channels", "channels", "h", "w", "oh", "ow", "sxb", "sxc",
-    "band", "bands", "held",
+    "x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs", "in_channels", "depth", "channels", "ih", "iw", "h", "w",
+    "oh", "ow", "sxb", "sxc", "band", "bands", "held",
 )  # fmt: skip
-"""Arguments. w1, inner, inner_args: of the first convolution; h, w: its image; sxb, sxc: strides of batch and channel in elements;
-band: output rows of an item; bands: of an image; held: the most input rows that a band needs."""
+"""Arguments. w1, inner, inner_args: weights of the first convolution, and what makes rows of its results; depth: of its sums;
+ih, iw: its image; h, w: its result's, the expanded image; sxb, sxc: strides of batch and channel in elements; band: output rows of
+an item; bands: of an image; held: the most expanded rows that a band needs."""
 _POINTERS = {"x", "w1", "inner", "inner_args", "w2", "epilogue", "eargs"}
 # Output positions transposed and handed to the epilogue together, and how far its tile's rows are apart: not a power of two.
 _POSITIONS, _LD = 128, 144
-# Outputs of a row that are summed together.
-_OUTPUTS = 8
-
-
-@dataclass(frozen=True)
-class Window:
-    """The depthwise convolution's static parameters, of rows and columns."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-    dilation: tuple[int, int]
-    elem: str
-    spec: TileSpec
-
-    @property
-    def name(self) -> str:
-        """The kernel's symbol."""
-        key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name)
-        size = "x".join(map(str, self.kernel))
-        return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
-
-    @property
-    def lanes(self) -> int:
-        return self.spec.lanes(self.elem)
-
-    @property
-    def panel(self) -> int:
-        """Channels of an item."""
-        return self.spec.panel(self.elem)
-
-    @property
-    def bytes(self) -> int:
-        return BITS[self.elem] // 8
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of a row that are summed together: sums, a row of weights and an input are in registers."""
-        return max(1, min(_OUTPUTS, self.spec.target.registers - self.kernel[1] - 2))
-
-    @property
-    def reach(self) -> int:
-        """Input rows of an output row."""
-        return (self.kernel[0] - 1) * self.dilation[0] + 1
-
-    def span(self, outputs: V, f: Fn) -> V:
-        """Input rows of neighbouring output rows."""
-        return f.add(f.mul(f.sub(outputs, 1), self.stride[0]), self.reach)
-
-    def slot(self, f: Fn, in_channels: V | int) -> V:
-        """Elements of a packed part of an input row; whole vectors are written past its last channel."""
-        return f.add(f.mul(in_channels, self.spec.mr), self.lanes)
-
-    def row(self, f: Fn, width: V) -> V:
-        """Elements of a row of expanded channels."""
-        return f.mul(f.add(width, sum(self.padding[1])), self.panel)
-
-    def row_elements(self, f: Fn, in_channels: V | int, width: V) -> V:
-        """Of scratch for each input row of a band."""
-        return f.add(f.mul(f.ceildivu(width, self.spec.mr), self.slot(f, in_channels)), self.row(f, width))
 
 
 def _fixed_elements(w: Window) -> int:
     return w.panel * _LD
 
 
-def scratch_bytes(w: Window, f: Fn, in_channels: int, width: V, out_width: V, rows: V) -> V:
-    """Scratch of a worker for bands of up to `rows` input rows."""
+def scratch_bytes(w: Window, f: Fn, depth: int, width: V, out_width: V, rows: V) -> V:
+    """Scratch of a worker for bands of up to `rows` expanded rows."""
     sums = f.mul(f.add(f.max(out_width, _POSITIONS), w.lanes), w.panel)
-    return f.mul(f.add(f.add(sums, _fixed_elements(w)), f.mul(rows, w.row_elements(f, in_channels, width))), w.bytes)
+    return f.mul(f.add(f.add(sums, _fixed_elements(w)), f.mul(rows, w.row_elements(f, depth, width))), w.bytes)
 
 
 @dataclass(frozen=True)
@@ -115,7 +57,10 @@ class _Arguments:
     epilogue: V
     eargs: V
     in_channels: V
+    depth: V
     channels: V
+    ih: V
+    iw: V
     h: V
     w: V
     oh: V
@@ -125,38 +70,6 @@ class _Arguments:
     band: V
     bands: V
     held: V
-
-
-def _emit_pack(w: Window, module: KernelModule) -> str:
-    """`pack(x, channel_stride, channels, width, slot, to)`: cuts a row of `width` positions in parts as `_part` does, and writes
-    each as [channel][mr], `slot` elements apart."""
-    mr, lanes = w.spec.mr, w.lanes
-    name = f"conv_pack_row_{w.elem}_{w.spec.name}"
-    if name in module.functions:
-        return name
-    numbers = ("channel_stride", "channels", "width", "slot")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
-    x, stride, channels, width, slot, to = f.args
-    zero = f.const(0.0, vec(w.elem, lanes))
-    starts = range(0, mr, lanes)
-    with f.loop(0, f.ceildivu(width, mr)) as lp:
-        first, n = _part(f, lp.iv, width, mr)
-        masks = [f.tail_mask(f.max(f.sub(n, s), 0), lanes) for s in starts]
-        src, dst = f.gep(x, first, w.elem), f.gep(to, f.mul(lp.iv, slot), w.elem)
-        with f.loop(0, channels, 1, [src, dst]) as c:  # the next channel overwrites what a vector writes past this one
-            s, d = c.carried
-            for at, mask in zip(starts, masks, strict=True):
-                f.store(f.masked_load(f.gep(s, at, w.elem), mask, zero), f.gep(d, at, w.elem))
-            c.yield_(f.gep(s, stride, w.elem), f.gep(d, mr, w.elem))
-    f.done()
-    return name
-
-
-def _part(f: Fn, number: V, width: V, most: int) -> tuple[V, V]:
-    """First position of a part of a row, and how many it has: the fewest parts of up to `most`, balanced."""
-    parts = f.ceildivu(width, most)
-    first = f.divu(f.mul(number, width), parts)
-    return first, f.sub(f.divu(f.mul(f.add(number, 1), width), parts), first)
 
 
 def _emit_line(w: Window, module: KernelModule, count: int) -> str:
@@ -189,31 +102,19 @@ def _emit_line(w: Window, module: KernelModule, count: int) -> str:
     return name
 
 
-def _emit_tiles(w: Window, module: KernelModule, spec: TileSpec) -> str:
-    """A constant table of the micro-kernels for 1 to mr rows."""
-    name = f"conv_chain_tiles_{w.elem}_{spec.name}"
-    if name not in module.globals:
-        rows = range(1, spec.mr + 1)
-        emit_pointers(module, name, [emit_strided_microkernel(module, w.elem, n, spec, w.panel) for n in rows])
-    return name
-
-
 class _Kernel:
     """Emits the kernel of a window."""
 
     def __init__(self, module: KernelModule, w: Window) -> None:
         self.window = w
-        self.pack = _emit_pack(w, module)
+        self.pack = emit_pack(w, module)
         self.lines = f"{w.name}_lines"
         emit_pointers(module, self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
-        # Of the last channels of an image there may be no more than a vector.
-        narrow = replace(w.spec, vectors=1, per_panel=w.spec.per_panel * w.spec.vectors)
-        self.tiles, self.narrow = (_emit_tiles(w, module, spec) for spec in (w.spec, narrow))
         self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
         self.f = f = kernel_fn(module, w.name)
         _, self.begin, self.end, _, scratch = f.args
         self.a = a = _Arguments(*load_args(f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
-        self.row, self.slot = w.row(f, a.w), w.slot(f, a.in_channels)
+        self.row, self.slot = w.row(f, a.w), w.slot(f, a.depth)
         self.tile = scratch
         self.sums = f.gep(scratch, _fixed_elements(w), w.elem)
         self.expanded = f.gep(self.sums, f.mul(f.add(f.max(a.ow, _POSITIONS), w.lanes), w.panel), w.elem)
@@ -235,10 +136,10 @@ class _Kernel:
             y0 = f.min(f.max(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), 0), a.h)
             y1 = f.add(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), w.span(f.sub(r1, r0), f))
             rows = f.max(f.sub(f.min(y1, a.h), y0), 0)
-            x = f.gep(a.x, f.add(f.mul(image, a.sxb), f.mul(y0, a.w)), w.elem)
+            x = f.gep(a.x, f.mul(image, a.sxb), w.elem)
             with f.loop(0, rows) as y:
                 to = f.gep(self.packed, f.mul(y.iv, self.packed_row), w.elem)
-                f.call(self.pack, [f.gep(x, f.mul(y.iv, a.w), w.elem), a.sxc, a.in_channels, a.w, self.slot, to])
+                f.call(self.pack, [x, a.sxc, a.in_channels, a.ih, a.iw, f.add(y0, y.iv), a.w, self.slot, to])
             with f.loop(lo, hi) as panel:
                 c0 = f.mul(panel.iv, w.panel)
                 self.panel(image, c0, f.min(f.sub(a.channels, c0), w.panel), r0, r1, y0)
@@ -261,17 +162,9 @@ class _Kernel:
         f, a, w = self.f, self.a, self.window
         row = f.gep(self.expanded, f.add(f.mul(held, self.row), w.padding[1][0] * w.panel), w.elem)
         packed = f.gep(self.packed, f.mul(held, self.packed_row), w.elem)
-        weights = f.gep(a.w1, f.mul(c0, a.in_channels), w.elem)
-        full, narrow = f.address_of(self.tiles), f.address_of(self.narrow)
-        with f.loop(0, f.ceildivu(a.w, w.spec.mr)) as lp:
-            first, n = _part(f, lp.iv, a.w, w.spec.mr)
-            x, to = f.gep(packed, f.mul(lp.iv, self.slot), w.elem), f.gep(row, f.mul(first, w.panel), w.elem)
-            with f.loop(0, channels, w.spec.nr(w.elem)) as column:
-                table = f.select(f.cmp("le", f.sub(channels, column.iv), w.lanes), narrow, full)
-                tile = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
-                b, out = f.gep(weights, column.iv, w.elem), f.gep(to, column.iv, w.elem)
-                f.call_ptr(tile, [x, f.i64(w.spec.mr), b, a.in_channels, out, f.i64(w.panel), f.i64(0), b, f.i64(0)])
-        f.call_ptr(a.inner, [a.inner_args, row, f.i64(w.panel), image, c0, f.mul(y, a.w), a.w, channels])
+        weights = f.gep(a.w1, f.mul(c0, a.depth), w.elem)
+        places = [image, c0, f.mul(y, a.w), a.w, channels]
+        f.call_ptr(a.inner, [a.inner_args, packed, self.slot, weights, a.depth, row, *places])
 
     def panel(self, image: V, c0: V, channels: V, r0: V, r1: V, y0: V) -> None:
         """A panel of a band to the epilogue: some output rows at a time, after the rows of the first convolution that they need."""
@@ -309,7 +202,7 @@ class _Kernel:
         table = f.address_of(self.lines)
         row = f.gep(self.expanded, f.mul(f.sub(top, y0), self.row), w.elem)
         with f.loop(0, f.ceildivu(a.ow, w.outputs)) as lp:
-            first, n = _part(f, lp.iv, a.ow, w.outputs)
+            first, n = part_of_row(f, lp.iv, a.ow, w.outputs)
             line = f.load(f.gep(table, f.sub(n, 1), PTR), PTR)
             with f.loop(0, channels, w.lanes) as c:
                 at = f.add(f.mul(first, w.stride[1] * w.panel), c.iv)

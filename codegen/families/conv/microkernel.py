@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.microkernel import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["emit_strided_microkernel", "emit_transpose", "row_splits"]
+__all__ = ["emit_products", "emit_strided_microkernel", "emit_transpose", "row_splits"]
 
 
 def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
@@ -77,6 +77,20 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         f.store(value, cell)
     f.done()
     return name
+
+
+def emit_products(f: Fn, elem: str, mr: int, spec: TileSpec, a: V, lda: V | int, b: V, ldb: int, k: V) -> list[V]:
+    """The sums over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem): row by row, vector by vector."""
+    lanes = spec.lanes(elem)
+    ty = vec(elem, lanes)
+    with f.loop(0, k, 1, [a, b, *[f.const(0.0, ty)] * (mr * spec.vectors)]) as lp:
+        pa, pb, *sums = lp.carried
+        row = [f.load(f.gep(pb, h * lanes, elem), ty) for h in range(spec.vectors)]
+        for i, x in enumerate(broadcast_each(f, pa, mr, elem, lanes)):
+            for h, y in enumerate(row):
+                sums[i * len(row) + h] = f.fma(x, y, sums[i * len(row) + h])
+        lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), *sums)
+    return lp.results[2:]
 
 
 def emit_transpose(module: KernelModule, elem: str, rows: int, spec: TileSpec) -> str:

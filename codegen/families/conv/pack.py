@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
 
-__all__ = ["CACHE_LINE", "KERNEL_TYPES", "Geometry", "emit_coords", "emit_pack", "emit_pack_pointwise", "load_geometry"]
+__all__ = [
+    "CACHE_LINE",
+    "KERNEL_TYPES",
+    "Geometry",
+    "emit_coords",
+    "emit_pack",
+    "emit_pack_pointwise",
+    "load_geometry",
+    "load_strided",
+]
 
 _FIELDS = (
     "x",
@@ -190,7 +199,9 @@ def _copy_channels(
 
     def move(s: V, d: V) -> None:
         for at, mask, store_mask in moves:
-            value = load_strided(p, f, s, mask, zero) if strided else f.masked_load(f.gep(s, at, p.elem), mask, zero)
+            value = (
+                load_strided(f, p.elem, p.stride[2], s, mask, zero) if strided else f.masked_load(f.gep(s, at, p.elem), mask, zero)
+            )
             if store_mask is None:
                 f.store(value, f.gep(d, at, p.elem))
             else:
@@ -206,16 +217,16 @@ def _copy_channels(
         lp.yield_(f.gep(s, geo.sxc, p.elem), f.gep(d, width, p.elem))
 
 
-def load_strided(p: ConvParams, f: Fn, s: V, mask: V, zero: V) -> V:
-    """Every stride-th element of `s`; `mask` is per output lane, for stride 2 per element of the double vector."""
-    step, lanes = p.stride[2], p.lanes
+def load_strided(f: Fn, elem: str, step: int, s: V, mask: V, zero: V) -> V:
+    """Every step-th element of `s`; `mask` is per output lane, for step 2 per element of the double vector."""
+    lanes = zero.lanes
     if step == 1:
         return f.masked_load(s, mask, zero)
     if step == 2:
         low = f.masked_load(s, f.shuffle(mask, mask, range(lanes)), zero)
-        high = f.masked_load(f.gep(s, lanes, p.elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), zero)
+        high = f.masked_load(f.gep(s, lanes, elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), zero)
         return f.shuffle(low, high, range(0, 2 * lanes, 2))
-    return f.gather(f.gep(s, f.dense([i * step for i in range(lanes)], I32), p.elem), mask, zero)
+    return f.gather(f.gep(s, f.dense([i * step for i in range(lanes)], I32), elem), mask, zero)
 
 
 def _in_range(f: Fn, c: V, size: V) -> V:

@@ -13,8 +13,8 @@ from dhlo.passes.fuse.graph import Graph, InOrder, Members, Unit, kind_of
 
 __all__ = ["grow_epilogues"]
 
-# Channels of a 1 x 1 convolution and columns of a depthwise one up to which they become one group.
-_MOST_CHANNELS, _MOST_WINDOW = 256, 7
+# Elements that a result of a convolution sums, and columns of a depthwise one, up to which they become one group.
+_MOST_DEPTH, _MOST_WINDOW = 256, 7
 
 
 def grow_epilogues(g: Graph) -> None:
@@ -36,7 +36,7 @@ def grow_epilogues(g: Graph) -> None:
 
 
 def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
-    """A depthwise convolution takes in the 1 x 1 convolution before it, where nothing else reads that: it is computed for some
+    """A depthwise convolution takes in the convolution before it, where nothing else reads that: it is computed for some
     channels and rows at a time, which stay near."""
     p = g.producer(op.operands[0])
     before = None if p is None else g.unit.get(p)
@@ -49,10 +49,14 @@ def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
 
 
 def _expands(op: Any) -> bool:
-    """A 1 x 1 convolution of images, whose channels make one block of the sum."""
+    """A convolution of images, whose windows make one block of the sum: 1 x 1, or strided, so that Winograd's algorithm isn't given
+    up for it."""
+    if not _is_static_image(op) or attr(op, "groups") != 1:
+        return False
     x, w = (from_mlir(v) for v in op.operands)
-    plain = all(s == 1 for s in [*attr(op, "stride"), *w.shape[2:], attr(op, "groups")]) and not any(attr(op, "padding"))
-    return plain and _is_static_image(op) and x.shape[1] <= _MOST_CHANNELS
+    stride, window = attr(op, "stride"), w.shape[2:]
+    plain = all(s == 1 for s in (*stride, *window)) and not any(attr(op, "padding"))
+    return bool((plain or min(stride) > 1) and x.shape[1] * window[0] * window[1] <= _MOST_DEPTH)
 
 
 def _is_depthwise(op: Any) -> bool:

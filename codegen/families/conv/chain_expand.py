@@ -1,0 +1,150 @@
+"""The first convolution of a chain: packing of its input, and rows of its results, which are finished in registers.
+
+Positions are the broadcast operand and channels the vector one, so that results lie with channels innermost, as the depthwise
+convolution reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dhlo.codegen.elementwise.emit import Emitter, Slot
+from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.families.conv.chain_window import Window, part_of_row
+from dhlo.codegen.families.conv.microkernel import emit_products
+from dhlo.codegen.families.conv.pack import load_strided
+from dhlo.codegen.families.epilogue import Epilogue
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.kernel import Checks, GroupKernel, finish
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.ir.dialect import Op
+from dhlo.ir.handles import Value
+from dhlo.ir.ops.control import Group
+
+__all__ = ["Place", "Rows", "emit_pack", "lower_rows"]
+
+Place = Callable[[Emitter, Index, Index, Index], Sequence[Index]]
+"""(emitter, batch, channel, position) to the index of an element of the first convolution's result."""
+
+_TILE_ARGS = (
+    ("eargs", PTR), ("x", PTR), ("w", PTR), ("k", I64), ("out", PTR), ("batch", I64), ("m0", I64), ("n0", I64), ("nr", I64),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What makes rows of a group's first convolution: the group, the convolution, and the value that the depthwise one reads."""
+
+    group: Group
+    anchor: Op
+    result: Value
+    checks: Checks
+    place: Place
+
+
+def emit_pack(w: Window, module: KernelModule) -> str:
+    """`pack(x, channel_stride, channels, ih, iw, y, width, slot, to)`: what row `y` of the first convolution's result reads of the
+    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]."""
+    first, mr, lanes = w.first, w.spec.mr, w.lanes
+    key = hashlib.sha256(repr(first).encode()).hexdigest()[:8]
+    name = f"conv_pack_row_{w.elem}_{w.spec.name}" + ("" if first.pointwise else f"_{key}")
+    if name in module.functions:
+        return name
+    numbers = ("channel_stride", "channels", "ih", "iw", "y", "width", "slot")
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
+    x, stride, channels, ih, iw, y, width, slot, to = f.args
+    zero, starts, step = f.const(0.0, vec(w.elem, lanes)), range(0, mr, lanes), first.stride[1]
+    span = 2 * lanes if step == 2 else lanes
+    steps = f.dense([i * (1 if step == 2 else step) for i in range(span)], I32)
+    with f.loop(0, f.ceildivu(width, mr)) as lp:
+        begin, n = part_of_row(f, lp.iv, width, mr)
+        dst = f.gep(to, f.mul(lp.iv, slot), w.elem)
+        plain = [f.tail_mask(f.max(f.sub(n, s), 0), lanes) for s in starts]
+        column0 = f.sub(f.mul(begin, step), first.padding[1][0])
+        row0 = f.sub(f.mul(y, first.stride[0]), first.padding[0][0])
+        with f.loop(0, first.kernel[0]) as ky:
+            row = f.add(row0, f.mul(ky.iv, first.dilation[0]))
+            limit = f.splat(f.cast(f.select(f.cmp("ult", row, ih), iw, 0), I32), span)
+            for kx in range(first.kernel[1]):
+                columns = [f.add(column0, s * step + kx * first.dilation[1]) for s in starts]
+                masks = plain
+                if not first.pointwise:
+                    masks = [f.cmp("ult", f.add(steps, f.splat(f.cast(c, I32), span)), limit) for c in columns]
+                number = f.add(f.mul(ky.iv, first.kernel[1]), kx)
+                source = f.gep(x, f.add(f.mul(row, iw), columns[0]), w.elem)
+                target = f.gep(dst, f.mul(f.mul(number, channels), mr), w.elem)
+                with f.loop(0, channels, 1, [source, target]) as c:  # each overwrites what a vector writes past the one before
+                    p, q = c.carried
+                    for s, mask in zip(starts, masks, strict=True):
+                        f.store(load_strided(f, w.elem, step, f.gep(p, s * step, w.elem), mask, zero), f.gep(q, s, w.elem))
+                    c.yield_(f.gep(p, stride, w.elem), f.gep(q, mr, w.elem))
+    f.done()
+    return name
+
+
+def lower_rows(w: Window, module: KernelModule, r: Rows) -> Epilogue:
+    """`rows(eargs, x, slot, w, k, out, batch, m0, n0, width, channels)`: a row of the first convolution's results, finished, for
+    channels m0 to m0 + channels - 1, at most a panel, to out[position][panel].
+
+    `x`: what `emit_pack` makes of the row, `w`: weights [k][panel]. The row's first position is n0 of image `batch`. Room for whole
+    vectors of channels is written."""
+    # As many lanes as elements are computed at once: there may be no more channels.
+    least = w.spec.target.lanes(F32)
+    vectors = least // w.lanes
+    narrow = replace(w.spec, vectors=vectors, per_panel=w.spec.per_panel * w.spec.vectors // vectors)
+    one = _lower_tile(w, module, r, w.spec, 1, ())
+    name = f"conv_chain_rows_{w.spec.name}_{one.symbol}"
+    if name in module.functions:
+        return replace(one, symbol=name)
+    table = f"conv_chain_tiles_{w.spec.name}_{one.symbol}"
+    tiles = [_lower_tile(w, module, r, s, n + 1, one.slots).symbol for s in (w.spec, narrow) for n in range(w.spec.mr)]
+    emit_pointers(module, table, tiles)
+    args = [("eargs", PTR), ("x", PTR), ("slot", I64), ("w", PTR), ("k", I64), ("out", PTR)]
+    f = Fn(module, name, [*args, *((n, I64) for n in ("batch", "m0", "n0", "width", "channels"))], noinline=True)
+    eargs, x, slot, weights, k, out, batch, m0, n0, width, channels = f.args
+    mr, kernels = w.spec.mr, f.address_of(table)
+    with f.loop(0, f.ceildivu(width, mr)) as lp:
+        begin, n = part_of_row(f, lp.iv, width, mr)
+        source, to = f.gep(x, f.mul(lp.iv, slot), w.elem), f.gep(out, f.mul(begin, w.panel), w.elem)
+        with f.loop(0, channels, w.spec.nr(w.elem)) as column:
+            left = f.sub(channels, column.iv)
+            index = f.add(f.sub(n, 1), f.select(f.cmp("le", left, least), mr, 0))
+            tile = f.load(f.gep(kernels, index, PTR), PTR)
+            places = [batch, f.add(m0, column.iv), f.add(n0, begin), left]
+            f.call_ptr(tile, [eargs, source, f.gep(weights, column.iv, w.elem), k, f.gep(to, column.iv, w.elem), *places])
+    f.done()
+    return replace(one, symbol=name)
+
+
+def _lower_tile(w: Window, module: KernelModule, r: Rows, spec: TileSpec, rows: int, slots: Sequence[Slot]) -> Epilogue:
+    """A register tile of `rows` positions: products, and what is done to them, of up to `nr` channels."""
+    k = GroupKernel(module, r.group, r.checks, _TILE_ARGS, slots=slots)
+    f, em = k.fn, k.em
+    _, x, weights, depth, out, batch, m0, n0, nr = f.args
+    sums = emit_products(f, w.elem, rows, spec, x, w.spec.mr, weights, w.panel, depth)
+    positions = [Index(f.add(n0, i)) for i in range(rows)]
+    anchor = r.anchor.results[0]
+    together = f.lanes // w.lanes  # vectors that hold as many elements as are computed at once
+    for v in range(0, spec.vectors, together):
+        channel, mask = Index(f.add(m0, v * w.lanes), 1), f.tail_mask(f.sub(nr, v * w.lanes))
+        totals = [_join(f, sums[i * spec.vectors + v :][:together]) for i in range(rows)]
+        with em.scope(mask):
+            done = [_finish_sum(em, r, anchor, x, [Index(batch), channel, at]) for x, at in zip(totals, positions, strict=True)]
+        for i, value in enumerate(done):
+            f.store(value, f.gep(out, i * w.panel + v * w.lanes, w.elem))
+    return Epilogue(finish(k, "conv_chain_tile"), None, k.args.slots, k.lookups)
+
+
+def _join(f: Fn, parts: Sequence[V]) -> V:
+    """One vector of one or two."""
+    return parts[0] if len(parts) == 1 else f.shuffle(parts[0], parts[1], range(2 * parts[0].lanes))
+
+
+def _finish_sum(em: Emitter, r: Rows, anchor: Value, total: V, at: Sequence[Index]) -> V:
+    """What becomes of the sums at (batch, channel, position)."""
+    em.leaves[anchor] = lambda _em, _idx: total
+    value = em.value(r.result, list(r.place(em, *at)))
+    del em.leaves[anchor]
+    return value

@@ -1,0 +1,95 @@
+"""Static parameters of a chain of convolutions, and how its rows are cut and lie in scratch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
+
+__all__ = ["First", "Window", "part_of_row"]
+
+# Outputs of a row that are summed together.
+_OUTPUTS = 8
+
+
+@dataclass(frozen=True)
+class First:
+    """The first convolution's static parameters, of rows and columns."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+
+    @property
+    def pointwise(self) -> bool:
+        """Its positions are those of the image."""
+        return self.kernel == self.stride == (1, 1) and not any(map(any, self.padding))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The depthwise convolution's static parameters, of rows and columns, and those of the convolution before it."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+    elem: str
+    spec: TileSpec
+    first: First
+
+    @property
+    def name(self) -> str:
+        """The kernel's symbol."""
+        key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name, self.first)
+        size = "x".join(map(str, self.kernel))
+        return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.lanes(self.elem)
+
+    @property
+    def panel(self) -> int:
+        """Channels of an item."""
+        return self.spec.panel(self.elem)
+
+    @property
+    def bytes(self) -> int:
+        return BITS[self.elem] // 8
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a row that are summed together: sums, a row of weights and an input are in registers."""
+        return max(1, min(_OUTPUTS, self.spec.target.registers - self.kernel[1] - 2))
+
+    @property
+    def reach(self) -> int:
+        """Expanded rows of an output row."""
+        return (self.kernel[0] - 1) * self.dilation[0] + 1
+
+    def span(self, outputs: V, f: Fn) -> V:
+        """Expanded rows of neighbouring output rows."""
+        return f.add(f.mul(f.sub(outputs, 1), self.stride[0]), self.reach)
+
+    def slot(self, f: Fn, depth: V | int) -> V:
+        """Elements of a packed part of a row; whole vectors are written past its last channel."""
+        return f.add(f.mul(depth, self.spec.mr), self.lanes)
+
+    def row(self, f: Fn, width: V) -> V:
+        """Elements of a row of expanded channels."""
+        return f.mul(f.add(width, sum(self.padding[1])), self.panel)
+
+    def row_elements(self, f: Fn, depth: V | int, width: V) -> V:
+        """Of scratch for each expanded row of a band; `depth` is that of the first convolution's sums."""
+        return f.add(f.mul(f.ceildivu(width, self.spec.mr), self.slot(f, depth)), self.row(f, width))
+
+
+def part_of_row(f: Fn, number: V, width: V, most: int) -> tuple[V, V]:
+    """First position of a part of a row, and how many it has: the fewest parts of up to `most`, balanced."""
+    parts = f.ceildivu(width, most)
+    first = f.divu(f.mul(number, width), parts)
+    return first, f.sub(f.divu(f.mul(f.add(number, 1), width), parts), first)

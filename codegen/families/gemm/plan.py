@@ -119,16 +119,17 @@ class Plan:
         tries = fn.min(fn.max(threads, _MIN_CANDIDATES), _MAX_CANDIDATES)
         fewest = fn.max(fn.divu(least, _A_BLOCK_EXCESS), 1)
         # One panel of rows is one block, whose cost there is nothing to compare with.
-        turns = fn.select(fn.cmp("gt", row_panels, 1), fn.mul(tries, 2), 1)
+        several = fn.cmp("gt", row_panels, 1)
+        turns = fn.select(several, fn.mul(tries, 2), 1)
         b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
         panel_bytes = fn.mul(k, spec.rows(elem) * BITS[unit(elem)] // 8)
         stays = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.cmp("le", panel_bytes, host.machine("l1d_bytes")))
-        alone = fn.select(fn.and_(wide, stays), fn.i64(1), 0)
+        alone = fn.select(fn.and_(fn.and_(several, wide), stays), fn.i64(1), 0)
         none = (fn.i64((1 << 63) - 1), *[fn.i64(1)] * 3)
         with fn.wrapping(), fn.loop(0, fn.add(turns, alone), 1, none) as loop:
             few, many = fn.add(fewest, loop.iv), fn.add(least, fn.sub(loop.iv, tries))
-            several = fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels)
-            other = cost(fn.select(fn.cmp("lt", loop.iv, turns), several, row_panels))
+            some = fn.min(fn.select(fn.cmp("lt", loop.iv, tries), few, many), row_panels)
+            other = cost(fn.select(fn.cmp("lt", loop.iv, turns), some, row_panels))
             better = fn.cmp("lt", other[0], loop.carried[0])
             loop.yield_(*(fn.select(better, x, y) for x, y in zip(other, loop.carried, strict=True)))
         _, self.grain, self.blocks, self.rows = loop.results

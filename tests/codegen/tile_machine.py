@@ -37,10 +37,12 @@ def _library() -> ctypes.CDLL:
 
 def emulated(ir_text: str) -> str:
     """LLVM IR with calls for instructions on tiles."""
-    lines = [
-        line.replace(" immarg", "") if line.startswith("declare ") and _CALLED.search(line) else line
-        for line in re.sub(r",?\+amx-\w+", "", ir_text).split("\n")
-    ]
+    lines = ir_text.split("\n")
+    for i, line in enumerate(lines):
+        if line.startswith("attributes "):
+            lines[i] = re.sub(r",?\+amx-\w+", "", line)
+        elif line.startswith("declare ") and _CALLED.search(line):
+            lines[i] = line.replace(" immarg", "")
     return _CALLED.sub(r"@tile_\1(", "\n".join(lines))
 
 

@@ -93,8 +93,8 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
     for n, level in enumerate(info.levels):
         taken = "taken by this machine" if n == info.taken else "not taken by this machine" if info.taken is not None else ""
         rows.append(f"CPU: {level['name']}" + (f", {taken}" if taken else "") + f"\n  needs {level['cpu_features'] or 'nothing'}")
-    if len(info.levels) > 1 and (n := meta.get("host_programs")):
-        rows.append("host program: " + ("one for all levels" if n == 1 else "one for each level"))
+    if len(info.levels) > 1 and (programs := meta.get("host_programs")):
+        rows.append("host program: " + ("one for all levels" if programs == 1 else "one for each level"))
     if info.taken is None:
         rows.append("this machine can run none of them")
     if meta.get("quantised"):

@@ -40,8 +40,15 @@ def _tiles(extras: Iterable[str]) -> MatrixTiles | None:
     products = {key: DotProduct(f"llvm.x86.{name}", has) for has, key, name in _TILE_PRODUCTS if has in extras}
     if not products:
         return None
-    names = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64")
-    return MatrixTiles("amx-tile", *(f"llvm.x86.{name}" for name in names), products)
+    return MatrixTiles(
+        feature="amx-tile",
+        configure="llvm.x86.ldtilecfg",
+        release="llvm.x86.tilerelease",
+        zero="llvm.x86.tilezero",
+        load="llvm.x86.tileloadd64",
+        store="llvm.x86.tilestored64",
+        products=products,
+    )
 
 
 def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:

@@ -397,8 +397,11 @@ def test_codes_become_panels_for_tiles() -> None:
     for rows in (1, 40, 97):
         x = torch.randn(rows, 330).bfloat16()
         tile_machine.report()
-        torch.testing.assert_close(model(x), module(x), rtol=2e-2, atol=2e-2)
+        got, want = model(x).float(), module(x).float()
         assert (tile_machine.report() > 0) == (rows >= 40)
+        # A few rows are multiplied by numbers that aren't rounded to bf16.
+        bound = x.float().abs() @ (module.codes.float() * module.scale).abs()
+        assert ((got - want).abs() <= 4e-3 * bound + 2**-7 * want.abs()).all()
 
 
 def test_a_program_for_tiles_is_refused_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

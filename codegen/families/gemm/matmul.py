@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import sympy
@@ -162,11 +163,9 @@ class Matmul:
         fn, widened, tiles = host.fn, self.widened, self._tiles
 
         def tiled() -> list[V]:
-            return (
-                by_vectors()
-                if tiles is None
-                else tiles.emit_choice(host, x, lambda: self._launch_tiles(host, x, tiles), by_vectors)
-            )
+            if tiles is None:
+                return by_vectors()
+            return tiles.emit_choice(host, x, partial(self._launch_tiles, host, x, tiles), by_vectors)
 
         def by_vectors() -> list[V]:
             if widened is None:
@@ -268,7 +267,7 @@ class Matmul:
         if tiles is None:
             by_vectors()
         else:
-            tiles.emit_choice(host, x, lambda: by_tiles(tiles), by_vectors)
+            tiles.emit_choice(host, x, partial(by_tiles, tiles), by_vectors)
 
     def _blocking(self, host: HostContext, x: Operands, source: PanelSource) -> _Blocking:
         fn = host.fn

@@ -104,9 +104,11 @@ def _row(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
     if form.name == "bf16":
         x = fn.load(fn.gep(unit, 2 * at, I8), vec(I16, lanes))
         return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32)
-    x = fn.shl(fn.cast(fn.load(fn.gep(unit, at, I8), vec(I8, lanes)), I16, signed=False), 8)
+    x = fn.load(fn.gep(unit, at, I8), vec(I8, lanes))
     if form.name == "f8e4m3fn":  # sign, four bits of exponent, three of mantissa: f16 has five of exponent
-        x = fn.and_(fn.shr(x, 1), -0x4001)
+        x = fn.and_(fn.shl(fn.cast(x, I16), 7), -0x4001)
+    else:
+        x = fn.shl(fn.cast(x, I16, signed=False), 8)
     return fn.cast(fn.bitcast(x, "f16"), F32)
 
 

@@ -37,8 +37,9 @@ __all__ = ["CodedPanels", "QuantisedMatmul"]
 # three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
 _FEW_PASSES, _DOT_PASSES = 2, 4
 # Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
-# cycle, and codes once a block. They are made for each chunk of panels: where there are more passes, of so many at least.
-_LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 32
+# cycle, and codes once a block. They are made for each chunk of panels, in the time of one panel's products or two: chunks are of
+# so many panels at least, as far as every thread has one; of twice as many where there are more passes.
+_LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 16
 # Any number of rows is multiplied so where a matrix has so many panels, the target so many registers, and sums are not scaled too
 # often: groups of so many steps of k.
 _ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 32
@@ -182,8 +183,8 @@ class QuantisedMatmul:
             row = fn.add(row, fn.add(list_bytes(fn, most_out), limbs))
             fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * most * limbs), _LEAST_PASSES)
             per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
-            some = fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _SHARING_PANELS)
-            grain = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.max(grain, some), grain)
+            most_shared = fn.select(fn.cmp("gt", passes, _DOT_PASSES), fn.i64(2 * _SHARING_PANELS), _SHARING_PANELS)
+            grain = fn.max(grain, fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), most_shared))
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, per, ahead]
         rows = fn.min(x.m, fn.mul(per, most))
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)

@@ -83,7 +83,7 @@ def _reductions() -> list[Part]:
         )
         parts.append(reduction("f32", "max", ["n", "m", 2], dims, anything, tol=ANY_ZERO))
     for k, d in enumerate(ALL):
-        hows = ["max", "min", "sum", "prod", "any", "all"] if d == "i1" else ["max", "min", "sum", "prod"]
+        hows = ["max", "min", "sum", "prod", *(["any", "all"] if d == "i1" else [] if d in FLOATS else ["xor"])]
         for how in [*hows, *(["maxnum"] if d in FLOATS else [])]:
             draw = anything if how in ("max", "min", "maxnum") or d not in FLOATS else within(0.5, 1.5) if how == "sum" else powers
             tol = SUMS if how == "sum" else ANY_ZERO

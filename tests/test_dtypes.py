@@ -90,3 +90,38 @@ def test_tensors_of_whole_bytes_have_plain_sizes() -> None:
     assert str(TensorType.of("f32", ["n", 3]).bytes) == "12*n"
     assert TensorType.of("bf16", [2, 3]).bytes == 12
     assert torch.empty(2, 3, dtype=torch.bfloat16).nbytes == 12
+
+
+def test_hashes_are_bits_of_64() -> None:
+    """Of several dtypes, along dims and of all; their bits move, compare and combine as PyTorch's."""
+
+    class Hashes(torch.nn.Module):
+        def forward(self, x: Any, i: Any) -> Any:
+            h, rows = torch.hash_tensor(x), torch.hash_tensor(x, 1)
+            both = torch.stack([rows, torch.hash_tensor(x.half(), [1])])
+            whole = torch.hash_tensor(i, 0, keepdim=True), torch.hash_tensor(i > 0), torch.hash_tensor(x.double())
+            return h, both.t(), *whole, h == rows, h.view(torch.int64) ^ 1, both[0].view(torch.int32)
+
+    n, m = torch.export.Dim("n", min=1), torch.export.Dim("m")
+    ep = torch.export.export(
+        Hashes(), (torch.randn(5, 7), torch.randint(-9, 9, (4, 3))), dynamic_shapes=({0: n, 1: m}, {0: torch.export.Dim("k")})
+    )
+    compiled = dhlo.compile(ep)
+    for rows, columns, k in ((5, 7, 4), (1, 1, 1), (2, 33, 0), (17, 300, 9)):
+        x, i = torch.randn(rows, columns), torch.randint(-9, 9, (k, 3))
+        want = Hashes()(x, i) if k else None
+        if want is None:
+            with pytest.raises(dhlo.ContractError):
+                compiled(x, i)
+            continue
+        for got, w in zip(compiled(x, i), want, strict=True):
+            assert got.dtype == w.dtype and torch.equal(got, w)
+
+
+def test_there_is_no_arithmetic_of_unsigned_64_bits() -> None:
+    class Number(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.hash_tensor(x, 1).to(torch.int64)
+
+    with pytest.raises(dhlo.CompileError, match="no arithmetic of uint64"):
+        dhlo.compile(torch.export.export(Number(), (torch.randn(3, 4),)))

@@ -377,4 +377,4 @@ class Emitter(IndexMath):
 
 def memory_type(dtype: DType) -> str:
     """The MLIR type of an element in memory."""
-    return {"i1": "i8", "ui8": "i8", **dict.fromkeys(FLOAT8, "i8")}.get(dtype.name, dtype.name)
+    return {"i1": "i8", "ui8": "i8", "ui64": "i64", **dict.fromkeys(FLOAT8, "i8")}.get(dtype.name, dtype.name)

@@ -12,7 +12,7 @@ __all__ = ["across", "combine", "identity_of", "raised"]
 
 def identity_of(how: str, dtype: DType) -> float | int:
     """The value that changes nothing."""
-    if how in ("sum", "any"):
+    if how in ("sum", "any", "xor"):
         return 0
     if how in ("prod", "all"):
         return 1
@@ -38,6 +38,7 @@ def combine(fn: Fn, how: str, a: V, b: V) -> V:
         "min": fn.min,
         "any": fn.or_,
         "all": fn.and_,
+        "xor": fn.xor,
     }
     return ops[how](a, b)
 
@@ -57,5 +58,5 @@ def across(fn: Fn, how: str, x: V) -> V:
         parts = (fn.extract(x, 0), fn.extract(x, 1)) if half == 1 else (fn.shuffle(x, x, low), fn.shuffle(x, x, high))
         both = combine(fn, how, *parts)
         return both if half == 1 else across(fn, how, both)
-    kinds = {"sum": "add", "prod": "mul", "max": "maxsi", "min": "minsi", "any": "or", "all": "and"}
+    kinds = {"sum": "add", "prod": "mul", "max": "maxsi", "min": "minsi", "any": "or", "all": "and", "xor": "xor"}
     return fn.reduce(kinds[how], x)

@@ -162,6 +162,7 @@ class Op(OpView):
     kind = Kind.OPAQUE
     work = 0
     explicit = False  # result types are given by the builder
+    takes_bits = False  # right for ui64, too, whose values are mere bits to all ops that compute
     stated = {}  # of an op with lists: its annotations, each list one of them
 
     @classmethod
@@ -220,7 +221,17 @@ def _mistyped(op: Any) -> str | None:
         if len(want) != len(results) or any(not same(w, r) for w, r in zip(want, results, strict=True)):
             return f"result type must be {', '.join(map(str, want))}, not {', '.join(map(str, results))}"
     problem: str | None = cls.check(operands, results, attrs)
-    return problem
+    return problem or _of_bits(cls, [*operands, *results])
+
+
+_COPIES = (Kind.MOVEMENT, Kind.GATHER, Kind.WEIGHT, Kind.CONTROL, Kind.GROUP, Kind.HOST)  # what only moves elements
+
+
+def _of_bits(cls: type[Op], types: Sequence[TensorType]) -> str | None:
+    """Why an op has no right result for its types: registers hold ui64 as i64, so that only its bits are right."""
+    if cls.kind in _COPIES or cls.takes_bits or not any(t.dtype.name == "ui64" for t in types):
+        return None
+    return "there is no arithmetic of uint64: view it as torch.int64"
 
 
 def _malformed(op: Any) -> str | None:
@@ -436,6 +447,8 @@ def build(
     if results is None:
         plain = {k: _from_attr(to_attr(v)) for k, v in attrs.items()}
         results = cls.infer([from_mlir(v) for v in operands], plain)
+    if unfit := _of_bits(cls, [*map(from_mlir, operands), *results]):
+        raise TypeError_(unfit)
     plain_attrs = {k: to_attr(v) for k, v in attrs.items()}
     made = [t.mlir() for t in results]
     name = cls.OPERATION_NAME

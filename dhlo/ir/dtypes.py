@@ -77,12 +77,13 @@ DTYPES: Final[dict[str, DType]] = {
         DType("f8E4M3FN", "float8_e4m3fn", 8, "f32", 12, **_FLOAT),
         DType("f8E5M2", "float8_e5m2", 8, "f32", 13, **_FLOAT),
         DType("complex<f16>", "complex32", 32, "f16", 14, **_COMPLEX),
+        DType("ui64", "uint64", 64, "i64", 15),  # bits: no op computes with it (dhlo/ir/dialect.py)
     )
 }
 """By name."""
 
 REGISTER_BITS: Final[dict[str, int]] = {
     "i1": 1,
-    **{d.name: d.bits for d in DTYPES.values() if d.is_float and d.bits > 8 or d.is_int and d.name != "ui8"},
+    **{d.name: d.bits for d in DTYPES.values() if d.is_float and d.bits > 8 or d.is_int and d.register == d.name},
 }
 """Bits of each MLIR type that a lane of a vector can have."""

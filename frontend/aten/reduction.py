@@ -115,6 +115,19 @@ def _vector_norm(
     return b.in_f32(f, x)
 
 
+@lowers(A.hash_tensor.default)
+def _hash_tensor(b: OpBuilder, x: Value, dim: Any = None, keepdim: bool = False, mode: int = 0) -> Value:
+    """The exclusive or of the bits of all elements, as f64 or i64."""
+    if not dim:
+        b.require(sympy.Ge(b.type(x).numel, 1), "the hash of a tensor without elements wants a dim")
+    bits = b.convert(x, "i64")
+    if b.dtype(x).is_float:
+        wide = b.convert(x, "f64")
+        bits = b.op(ew.Bitcast, [wide], None, [b.type(wide).with_dtype("i64")])
+    y = b.reduce(bits, "xor", b.dims_list(x, dim), keepdim)
+    return b.op(ew.Bitcast, [y], None, [b.type(y).with_dtype("ui64")])
+
+
 # ---------------------------------------------------------------------------------------------------- extremes and
 # truth
 @lowers(A.amax.default)

@@ -53,6 +53,7 @@ void generate(int64_t dtype, std::vector<char>* bytes) {
     case DHLO_C64: return fill<float>(bytes, [](int64_t i) { return static_cast<float>(i % 17 - 8) / 8.0f; });
     case DHLO_F64:
     case DHLO_C128: return fill<double>(bytes, [](int64_t i) { return static_cast<double>(i % 17 - 8) / 8.0; });
+    case DHLO_U64:
     case DHLO_I64: return fill<int64_t>(bytes, [](int64_t i) { return i % 10; });
     case DHLO_I32: return fill<int32_t>(bytes, [](int64_t i) { return static_cast<int32_t>(i % 10); });
     case DHLO_I16: return fill<int16_t>(bytes, [](int64_t i) { return static_cast<int16_t>(i % 10); });

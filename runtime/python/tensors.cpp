@@ -34,6 +34,7 @@ int32_t from_dlpack(dlpack::DataType type) {
   switch (type.code << 8 | type.bits) {
     case dlpack::kBool << 8 | 8: return DHLO_BOOL;
     case dlpack::kUInt << 8 | 8: return DHLO_U8;
+    case dlpack::kUInt << 8 | 64: return DHLO_U64;
     case dlpack::kInt << 8 | 8: return DHLO_I8;
     case dlpack::kInt << 8 | 16: return DHLO_I16;
     case dlpack::kInt << 8 | 32: return DHLO_I32;
@@ -168,7 +169,7 @@ dlpack::DataType dlpack_dtype(int32_t dtype) {
       {dlpack::kBool, 8, 1},         {dlpack::kUInt, 8, 1},       {dlpack::kInt, 8, 1},      {dlpack::kInt, 16, 1},
       {dlpack::kInt, 32, 1},         {dlpack::kInt, 64, 1},       {dlpack::kFloat, 16, 1},   {dlpack::kBfloat, 16, 1},
       {dlpack::kFloat, 32, 1},       {dlpack::kFloat, 64, 1},     {dlpack::kComplex, 64, 1}, {dlpack::kComplex, 128, 1},
-      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1}, {dlpack::kComplex, 32, 1},
+      {dlpack::kFloat8E4M3fn, 8, 1}, {dlpack::kFloat8E5M2, 8, 1}, {dlpack::kComplex, 32, 1}, {dlpack::kUInt, 64, 1},
   };
   return types[dtype];
 }

@@ -13,9 +13,9 @@ struct DtypeInfo {
   int64_t bytes;
 };
 constexpr DtypeInfo kDtypes[DHLO_DTYPE_COUNT] = {
-    {"bool", 1},      {"uint8", 1},       {"int8", 1},          {"int16", 2},       {"int32", 4},
-    {"int64", 8},     {"float16", 2},     {"bfloat16", 2},      {"float32", 4},     {"float64", 8},
-    {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"complex32", 4},
+    {"bool", 1},          {"uint8", 1},       {"int8", 1},      {"int16", 2},   {"int32", 4},     {"int64", 8},
+    {"float16", 2},       {"bfloat16", 2},    {"float32", 4},   {"float64", 8}, {"complex64", 8}, {"complex128", 16},
+    {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"complex32", 4}, {"uint64", 8},
 };
 
 bool is_dtype(int64_t dtype) { return dtype >= 0 && dtype < DHLO_DTYPE_COUNT; }

@@ -25,7 +25,7 @@ STRUCTS = {
 DTYPE_ENUM = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16",
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64", "complex128": "C128",
-    "float8_e4m3fn": "F8E4M3FN", "float8_e5m2": "F8E5M2", "complex32": "C32",
+    "float8_e4m3fn": "F8E4M3FN", "float8_e5m2": "F8E5M2", "complex32": "C32", "uint64": "U64",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Ops that combine many elements: reductions, matrix products, attention, convolution, windows."""
 
 # ruff: noqa: E704
+import functools
 from typing import Any
 
 import sympy
@@ -13,12 +14,12 @@ from dhlo.ir.symbols import is_static, product
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
-REDUCTIONS = ("sum", "prod", "max", "min", "maxnum", "any", "all")
+REDUCTIONS = ("sum", "prod", "max", "min", "maxnum", "any", "all", "xor")
 
 
 class Reduce(Op, name="reduce"):
-    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, maxnum, any or all. Max and min propagate
-    NaN, maxnum (of floats) leaves it out; of nothing they give the dtype's lowest or highest value."""
+    """Combines all elements along `dims` (which vanish) by `how`: sum, prod, max, min, maxnum, any, all or xor. Max and min
+    propagate NaN, maxnum (of floats) leaves it out; of nothing they give the dtype's lowest or highest value."""
 
     kind = Kind.REDUCTION
     x: Tensor
@@ -35,6 +36,8 @@ class Reduce(Op, name="reduce"):
             raise TypeError_(f"{attrs['how']} wants a bool, not {operands[0]}")
         if attrs["how"] == "maxnum" and not operands[0].dtype.is_float:
             raise TypeError_(f"maxnum wants floats, not {operands[0]}")
+        if attrs["how"] == "xor" and not operands[0].dtype.is_int:
+            raise TypeError_(f"xor wants integers, not {operands[0]}")
         return [operands[0].with_shape([s for d, s in enumerate(operands[0].shape) if d not in attrs["dims"]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
@@ -42,7 +45,9 @@ class Reduce(Op, name="reduce"):
         if how == "maxnum":
             x, how = torch.where(x.isnan(), -float("inf"), x), "max"
         for d in sorted(dims, reverse=True):
-            if how in ("max", "min"):
+            if how == "xor":
+                x = functools.reduce(torch.bitwise_xor, x.unbind(d), torch.zeros_like(x.sum(d, dtype=x.dtype)))
+            elif how in ("max", "min"):
                 if x.shape[d] == 0:
                     empty = [*x.shape[:d], *x.shape[d + 1 :]]
                     info = torch.finfo(x.dtype) if x.is_floating_point() else None

@@ -193,6 +193,7 @@ class And(Binary, name="and"):
     """Bitwise and."""
 
     takes = "ib"
+    takes_bits = True
 
     def torch(self, a: Any, b: Any) -> Any:
         return a & b
@@ -202,6 +203,7 @@ class Or(Binary, name="or"):
     """Bitwise or."""
 
     takes = "ib"
+    takes_bits = True
 
     def torch(self, a: Any, b: Any) -> Any:
         return a | b
@@ -211,6 +213,7 @@ class Xor(Binary, name="xor"):
     """Bitwise exclusive or."""
 
     takes = "ib"
+    takes_bits = True
 
     def torch(self, a: Any, b: Any) -> Any:
         return a ^ b
@@ -267,6 +270,7 @@ class Not(Unary, name="not"):
     """Bitwise not; logical not of bools."""
 
     takes = "ib"
+    takes_bits = True
 
     def torch(self, x: Any) -> Any:
         return ~x
@@ -502,10 +506,12 @@ class Compare(Binary):
 
 
 class Eq(Compare, name="eq"):
+    takes_bits = True
     predicate = "eq"
 
 
 class Ne(Compare, name="ne"):
+    takes_bits = True
     predicate = "ne"
 
 
@@ -529,6 +535,7 @@ class Select(Elementwise, name="select"):
     """Elementwise choice: on_true where `pred` holds, else on_false."""
 
     same_dtype = False
+    takes_bits = True
     pred: Tensor
     on_true: Tensor
     on_false: Tensor
@@ -563,6 +570,7 @@ class Bitcast(Elementwise, name="bitcast"):
     """The operand's bits as another dtype of the same width; not of bools."""
 
     explicit = True
+    takes_bits = True
     x: Tensor
     y: Out
 

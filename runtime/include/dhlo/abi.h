@@ -45,7 +45,8 @@ typedef enum dhlo_dtype {
   DHLO_F8E4M3FN = 12,
   DHLO_F8E5M2 = 13,
   DHLO_C32 = 14,
-  DHLO_DTYPE_COUNT = 15
+  DHLO_U64 = 15,
+  DHLO_DTYPE_COUNT = 16
 } dhlo_dtype;
 
 /* A borrowed view of memory. sizes and strides (in elements, may be 0 for broadcast dims) have `rank` entries. */

@@ -73,7 +73,7 @@ def rates(target: Target, threads: int) -> Rates:
     fma = facts[f"fma{target.vector_bits}_per_us"] / 1000
     f32 = 2 * fma * target.lanes("f32")
     dots = facts["bf16_percent"] / 100 if "bf16" in target.dots else 1
-    byte_dots = 4 if {"i8", "ui8"} & set(target.dots) else 1
+    byte_dots = 4.0 if {"i8", "ui8"} & set(target.dots) else 1.0
     matrices, products = facts["tiles_percent"], target.tiles.products if target.tiles is not None else {}
     if matrices >= TILES_PAY:
         dots = max(dots, matrices / 100) if BF16 in products else dots

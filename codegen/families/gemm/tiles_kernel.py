@@ -121,8 +121,8 @@ class _Kernel:
     def emit(self) -> None:
         """Walks the row blocks that [begin, end) touches."""
         fn = self.fn
-        for at, word in enumerate((1, 0, _WIDTHS, _WIDTHS, 0, 0, 0, 0, 0)):
-            fn.store(fn.i64(word), fn.gep(self.config, at, I64))
+        for place, word in enumerate((1, 0, _WIDTHS, _WIDTHS, 0, 0, 0, 0, 0)):
+            fn.store(fn.i64(word), fn.gep(self.config, place, I64))
         panels = fn.max(fn.ceildivu(self.n, _COLUMNS), 1)
         blocks = fn.max(fn.ceildivu(self.m, self.rows), 1)
         with fn.loop(fn.divu(self.begin, panels), fn.ceildivu(self.end, panels)) as run:

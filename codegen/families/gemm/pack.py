@@ -192,12 +192,14 @@ def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, 
             )
 
 
-def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
+def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False) -> str:
     """Emits `pack_b_panel_{elem}(src, k_stride, n_stride, width, k, dst)` once and returns its symbol.
 
-    Packs `width` columns of B, 1 to panel(elem), to a panel padded with zeros. Strides are in elements.
+    Packs `width` columns of B, 1 to panel(elem), to a panel padded with zeros. Strides are in elements. The variant `ahead`
+    (`..._ahead`) prefetches contiguous rows, where no one else has; that of bytes always does.
     """
-    name = f"pack_b_panel_{elem}{spec.suffix}"
+    fetches = ahead and elem != I8
+    name = f"pack_b_panel_{elem}{spec.suffix}{'_ahead' if fetches else ''}"
     if name in module.functions:
         return name
     pack = emit_pack_rows(module, elem, spec)
@@ -231,7 +233,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec) -> str:
             for v, mask in enumerate(masks):
 
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
-                    if elem != I8 and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
+                    if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
                         later = fn.gep(src, fn.mul(fn.add(kk, _STEPS_AHEAD * depth(elem)), k_stride), elem)
                         fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
                     return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
@@ -271,7 +273,7 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     name = f"pack_b_{elem}{spec.suffix}"
     if name in module.functions:
         return name
-    pack = emit_pack_b_panel(module, elem, spec)
+    pack = emit_pack_b_panel(module, elem, spec, ahead=True)
     fn = kernel_fn(module, name)
     src, s0, s1, sk, sn, batch1, n, k, dst = load_args(fn, [PTR, *[I64] * 7, PTR])
     columns, steps = spec.panel(elem), units(fn, k, elem)

@@ -15,15 +15,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {"dotprod": ("dotprod",), "i8mm": ("i8mm",)
 """What a target's name may add, and the features behind it."""
 
 _DOTS = (("bf16", "bf16", "bfdot.v4f32.v8bf16"), ("dotprod", "i8", "sdot.v4i32.v16i8"), ("i8mm", "ui8", "usdot.v4i32.v16i8"))
-_BLOCKS = (("i8mm", "i8", "smmla.v4i32.v16i8"), ("i8mm", "ui8", "usmmla.v4i32.v16i8"))
 
 
 def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
     """A target with some of `EXTRAS`, scheduled for the CPU `tune`."""
     names = sorted(extras)
-    dots, blocks = (
-        {key: DotProduct(f"llvm.aarch64.neon.{name}", has) for has, key, name in rows if has in names} for rows in (_DOTS, _BLOCKS)
-    )
+    dots = {key: DotProduct(f"llvm.aarch64.neon.{name}", has) for has, key, name in _DOTS if has in names}
     return Target(
         name="+".join([LEVEL, *names]),
         tag=LEVEL,
@@ -38,7 +35,6 @@ def aarch64(extras: Iterable[str] = (), tune: str = "") -> Target:
         extras=frozenset(f for n in names for f in EXTRAS[n]),
         dots=dots,
         byte_lookup="llvm.aarch64.neon.tbl1.v16i8",
-        blocks=blocks,
         lane_factors=True,
         constraint="w",
     )

@@ -130,7 +130,7 @@ def test_extremes(spec: TileSpec) -> None:
         ("x86-64-v4", r"vpmaddwd\t\S*, %zmm", 12, 12),
         ("x86-64-v3", r"vpmaddwd\t\S*, %ymm", 4, 4),
         ("aarch64+dotprod", r"\tsdot\t", 6, 5),
-        ("aarch64+dotprod+i8mm", r"\tu?smmla\t", 6, 6),
+        ("aarch64+dotprod+i8mm", r"\tu?sdot\t", 6, 6),
         ("aarch64", r"\tmla\t", 4, 4),
     ],
 )

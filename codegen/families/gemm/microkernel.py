@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dhlo.codegen.families.gemm.blocks import emit_blocks_body
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
@@ -85,11 +84,6 @@ class TileSpec:
     def dot(self, elem: str) -> DotProduct | None:
         """The target's dot product of the elements of a unit."""
         return self.bf16_dot if elem == BF16 else self.target.dots.get(self._left) if elem == I8 else None
-
-    def block(self, elem: str, mr: int) -> DotProduct | None:
-        """The target's product of blocks, for tiles of bytes whose sums in blocks fit the registers as sums in rows do."""
-        plain = elem == I8 and self.dot(elem) is not None and not self.flips(elem) and mr > self.whole_panel_rows(elem)
-        return self.target.blocks.get(self._left) if plain else None
 
     @property
     def _left(self) -> str:
@@ -212,9 +206,6 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
             1,
             narrow,
         )
-    elif block := spec.block(elem, mr):
-        nv = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
-        emit_blocks_body(fn, block, spec, mr, nv, fn.args, _fetched(elem, mr, spec))
     else:
         rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)]
         _emit_body(fn, elem, mr, spec, rest, rows_at, mr, narrow, fn.args[1 : len(head)])
@@ -299,12 +290,6 @@ def _bytes(fn: Fn, units: V, wide: str, *, unsigned: bool = False) -> list[V]:
     return [fn.shr(fn.shl(x, last - at) if at < last else x, last) for at in range(0, last + 1, 8)]
 
 
-def _fetched(elem: str, mr: int, spec: TileSpec) -> list[int]:
-    """What a step of k prefetches, in bytes from `ahead`."""
-    lines = range(0, spec.columns(elem, mr) * BITS[unit(elem)] // 8, 64)
-    return [*lines, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
-
-
 def _interleaved_sums(elem: str, mr: int, accumulators: int, spec: TileSpec) -> int:
     """In how many sets of `accumulators` the steps of k are summed: more than one where a single set can't keep the FMA units busy
     and registers allow. Panels of products that are split have at least half a tile's rows and always one set, so that no split
@@ -331,7 +316,7 @@ def _emit_body(
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
     ty = vec(accumulator(elem), lanes)
-    fetched = _fetched(elem, mr, spec)
+    fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
     zero = fn.const(0.0, ty)
     cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
 

@@ -251,7 +251,7 @@ def _emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
         return name
     fn = kernel_fn(module, name)
     a, a0, a1, sm, sk, b, b0, b1, m, n, k, batch1, groups, units, block, most_out, per, ahead, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR]
+        fn, [PTR, *[I64] * 4, PTR, *[I64] * 12, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
     dots = has_dots(module.target, coding.form)

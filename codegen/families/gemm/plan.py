@@ -31,7 +31,7 @@ _KC_UNIT = 16
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
 # Where B is packed beforehand, its panels cost so many of these in all.
-_PACKED_COPIES = 2
+_PACKED_COPIES = 3
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
 # cycles of a row of a tile, in a matrix of so many panels and more. One row panel a block then pays where all of B stays in one
 # part in so many of the third-level cache, and the row panel of A in the first.
@@ -92,8 +92,8 @@ class Plan:
             in_block = fn.ceildivu(rows, spec.rows(elem))
             work = fn.mul(rows, spec.vectors * spec.per_panel)
             uncached = fn.cmp("lt", blocks, least)
-            if copied:  # those that are read for a panel of B that waits beside them may fill the cache
-                fits = fn.and_(fn.cmp("le", blocks, FEW_USES), fn.cmp("le", nbytes, fn.mul(blocks, host.l2_bytes)))
+            if copied:  # one block's chunk, met by a chunk of B that is packed once and for it alone, may fill the cache
+                fits = fn.and_(fn.and_(deep, fn.cmp("eq", blocks, 1)), fn.cmp("le", nbytes, host.l2_bytes))
                 uncached = fn.and_(uncached, fn.not_(fits))
             work = fn.add(work, fn.select(uncached, fn.divu(work, _UNCACHED_SHARE), 0))
             work = fn.max(work, stream)

@@ -105,6 +105,9 @@ class ConvChainFamily(ChoiceFamily):
         few = f.ceildivu(f.mul(host.num_threads, _ITEMS_PER_THREAD), f.max(f.mul(batch, panels), 1))
         few = f.min(few, f.ceildivu(oh, w.reach))
         bands = f.max(f.max(f.ceildivu(oh, most), few), 1)
+        # More than one: as many for each thread.
+        even = f.mul(f.ceildivu(bands, host.num_threads), host.num_threads)
+        bands = f.select(f.and_(f.cmp("gt", bands, 1), f.cmp("le", even, f.ceildivu(oh, w.reach))), even, bands)
         band = f.max(f.ceildivu(oh, bands), 1)
         bands = f.ceildivu(oh, band)
         held = f.min(w.span(band, f), h)

@@ -92,6 +92,16 @@ def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, 
     return b.convert(x.re, dtype)
 
 
+@lowers(A.chalf.default)
+def _chalf(b: OpBuilder, x: Value, **_: Any) -> Any:
+    return b.convert(x, torch.complex32)
+
+
+@on_complex(A.chalf.default)
+def _complex_as_chalf(b: OpBuilder, x: Complex, **_: Any) -> Any:
+    return _to(b, x, dtype=torch.complex32)
+
+
 def _filled(size: Any, value: Any) -> Any:
     """A new tensor's rule; `size` and `value` are given, or None if the operator's arguments say them."""
 

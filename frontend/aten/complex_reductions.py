@@ -70,17 +70,38 @@ def _multiplied(sizes: Callable[..., Value], angles: Callable[..., Value]) -> Ca
 
 
 @on_complex(A.prod.default, A.prod.dim_int)
-def _prod(b: OpBuilder, x: Complex, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def _prod(b: OpBuilder, x: Complex, dim: Any = None, keepdim: bool = False) -> Complex:
     dims = b.dims_list(x.re, dim)
-    made = _multiplied(lambda b, v: b.reduce(v, "prod", dims, keepdim), lambda b, v: b.reduce(v, "sum", dims, keepdim))(b, x)
-    return made if dtype is None else rule_of(A._to_copy.default)(b, made, dtype=dtype)
+    return _multiplied(lambda b, v: b.reduce(v, "prod", dims, keepdim), lambda b, v: b.reduce(v, "sum", dims, keepdim))(b, x)
 
 
 @on_complex(A.cumprod.default)
-def _cumprod(b: OpBuilder, x: Complex, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+def _cumprod(b: OpBuilder, x: Complex, dim: int) -> Complex:
     sizes, angles = LOWERINGS[A.cumprod.default], LOWERINGS[A.cumsum.default]
-    made = _multiplied(lambda b, v: sizes(b, v, dim), lambda b, v: angles(b, v, dim))(b, x)
-    return made if dtype is None else rule_of(A._to_copy.default)(b, made, dtype=dtype)
+    return _multiplied(lambda b, v: sizes(b, v, dim), lambda b, v: angles(b, v, dim))(b, x)
+
+
+def _register_converted() -> None:
+    """What is first converted to the dtype that is asked for may become complex there, or real."""
+
+    def rule(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+        def f(b: OpBuilder, x: Operand, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+            was = isinstance(x, Complex)
+            if dtype is None or not (was or dtype.is_complex):
+                return own(b, x, *args, **kwargs, **({} if dtype is None else {"dtype": dtype}))
+            x = rule_of(A._to_copy.default)(b, x, dtype=dtype) if was else b.convert(x, dtype)
+            return (own if was == isinstance(x, Complex) else other)(b, x, *args, **kwargs)
+
+        return f
+
+    sums = (A.sum.default, A.sum.dim_IntList, A.mean.default, A.mean.dim, A.cumsum.default)
+    for op in (*sums, A.prod.default, A.prod.dim_int, A.cumprod.default):
+        of_real, of_complex = LOWERINGS[op], COMPLEX[op]
+        into(LOWERINGS, [op])(rule(of_real, of_complex))
+        into(COMPLEX, [op])(rule(of_complex, of_real))
+
+
+_register_converted()
 
 
 def _below(b: OpBuilder, x: Complex, most: Value) -> tuple[Complex, Value]:

@@ -12,6 +12,7 @@ from torch.utils._sympy import functions as tsf
 from dhlo.errors import CompileError
 from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.frontend.compat import aten as A
+from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import promote, scalar_dtype
 from dhlo.frontend.registry import lowers
 from dhlo.ir.ops import elementwise as ew
@@ -120,9 +121,21 @@ def _arange(b: OpBuilder, end: Any, *, dtype: torch.dtype | None = None, **_: An
 @lowers(A.arange.start, A.arange.start_step)
 def _arange_step(b: OpBuilder, start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     d = b.as_dtype(dtype) if dtype is not None else promote([torch_scalar(v) for v in (start, end, step)])
+    if d.name == "i64":  # PyTorch counts those of other integers by the bounds as they are
+        start, end, step = map(_truncated, (start, end, step))
     n = _length(b, start, end, step)
+    if d.is_int:
+        start, step = map(_truncated, (start, step))
     wide = "i64" if d.is_bool else d
     return b.convert(b.iota([n], 0, wide, start, step), d)
+
+
+def _truncated(v: Any) -> Any:
+    """A number or expression as an integer."""
+    v = static_value(v)
+    if isinstance(v, sympy.Expr):
+        return v if v.is_integer else tsf.TruncToInt(v)
+    return int(v)
 
 
 def torch_scalar(v: Any) -> Any:
@@ -133,9 +146,11 @@ def torch_scalar(v: Any) -> Any:
 @lowers(A.linspace.default)
 def _linspace(b: OpBuilder, start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     d = b.as_dtype(dtype)
+    if d.is_int:
+        start, end = map(_truncated, (start, end))
     if isinstance(steps, int) and steps == 1:
         return b.full([1], start, d)
-    work = d if d.is_float else "f32"
+    work = d if d.is_float else "f64"
     n, start, end = as_expr(steps), _as_float(start), _as_float(end)
     i = b.iota([n], 0, "i64")
     if isinstance(steps, int) and isinstance(start, float) and isinstance(end, float):
@@ -212,7 +227,7 @@ def _logspace(
     d = b.as_dtype(dtype)
     work = d if d.is_float else "f64"
     if d.is_int:
-        start, end = (int(v) if isinstance(v, float) else v for v in (start, end))
+        start, end = map(_truncated, (start, end))
     line = _linspace(b, start, end, steps, dtype=b.as_dtype("f64").torch)
     return b.convert(b.convert(b.ew(ew.Pow, float(base), line), work), d)
 

@@ -69,6 +69,19 @@ def reductions(z: Any, w: Any, x: Any) -> Any:
 
 
 @case
+def reductions_in_other_dtypes(z: Any, w: Any, x: Any) -> Any:
+    sums = z.sum(0, dtype=C128), z.mean(1, dtype=C64), z.cumsum(1, dtype=C128), z.sum(1, dtype=torch.float64)
+    return (
+        *sums,
+        z.prod(1, dtype=C128),
+        x.sum(1, dtype=C64),
+        x.prod(0, dtype=C128),
+        x.cumsum(0, dtype=C64),
+        w.cumprod(1, dtype=C128),
+    )
+
+
+@case
 def variances(z: Any, w: Any, x: Any) -> Any:
     return z.var(), z.var(1), z.std(0, correction=0, keepdim=True), *torch.var_mean(z, 1), *torch.std_mean(z, correction=2)
 
@@ -125,6 +138,18 @@ def test_cases_match_at_all_sizes(name: str) -> None:
         for got, want in zip(tree_leaves(model(*args)), tree_leaves(f(*args)), strict=True):
             assert got.dtype == want.dtype
             torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_halves_of_other_dtypes_in_any_layout() -> None:
+    def f(x: torch.Tensor, z: torch.Tensor) -> Any:
+        return x.chalf(memory_format=torch.channels_last), z.chalf()
+
+    model = dhlo.compile(export(f, (torch.randn(2, 3, 4, 5), torch.randn(2, dtype=C64))))
+    for shape in ((2, 3, 4, 5), (1, 1, 1, 1), (3, 1, 2, 1)):
+        args = torch.randn(shape), torch.randn(shape[0], dtype=C64)
+        for got, want in zip(model(*args), f(*args), strict=True):
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got.to(C64), want.to(C64))
 
 
 def test_halves() -> None:

@@ -111,6 +111,15 @@ CASES: dict[str, Any] = {
         lambda y, x: torch.trapezoid(y, x, dim=0),
         [[rn(4, 5), rn(4)], [rn(300, 1), rn(300)]],
     ),
+    "ranges of integers between fractions": (
+        lambda x: (
+            *(torch.arange(2.1, -2.9, -1.0, dtype=d) for d in (torch.int64, torch.int32)),
+            *(torch.linspace(4.3, 1, n, dtype=torch.int64) for n in (50, 1)),
+            torch.logspace(0.7, 3.9, 4, dtype=torch.int64),
+            torch.arange(x.shape[0]),
+        ),
+        [[rn(5)], [rn(1)], [rn(33)]],
+    ),
     "attention that broadcasts": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k),
         [[rn(4, 3, 8), rn(2, 4, 6, 8)], [rn(5, 1, 8), rn(3, 5, 70, 8)]],

@@ -55,7 +55,7 @@ def main() -> None:
         print(report.causes(shown))
     if a.write_docs:
         every = _jobs(None, list(DTYPES))
-        (ROOT / "docs" / "coverage.md").write_text(report.document(results, _note(results, every), every))
+        (ROOT / "docs" / "coverage.md").write_text(report.document(results, _note(results, every, a.structures), every))
 
 
 def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
@@ -68,17 +68,17 @@ def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
     return [(n, d) for n, o in ops.items() if chosen(n) for d in dtypes if DTYPES[d] in o.dtypes]
 
 
-def _note(results: report.Results, every: list[Job]) -> str:
+def _note(results: report.Results, every: list[Job], structures: int | None) -> str:
     import torch
 
     from tests.opinfo.samples import EACH, STRUCTURES, STRUCTURES_OTHER
 
     known, drawn = (Counter(dtype for _, dtype in jobs) for jobs in (every, [tuple(k.split("|")) for k in results]))
     shares = ", ".join(f"{dtype}: {drawn[dtype]} of {n} operators" for dtype, n in known.items())
-    return (
-        f"PyTorch {torch.__version__}. At most {STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other "
-        f"dtypes (where not all operators were drawn, and of c64, one, drawn by chance), {EACH} samples of each. {shares}."
-    )
+    most = f"{STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other dtypes, {EACH} samples of each"
+    if structures is not None:
+        most = f"{structures} structure(s) of samples of an operator in a dtype, drawn by chance, {EACH} samples of each"
+    return f"PyTorch {torch.__version__}. At most {most}. {shares}."
 
 
 if __name__ == "__main__":

@@ -173,7 +173,8 @@ def test_required_features_are_those_that_the_code_uses(name: str) -> None:
     assert plain.metadata["levels"][0]["cpu_features"] == ",".join(V4.features)
     assert not {w for w in instructions(assembly(plain, parse_target(name))) if "bf16" in w}
     _, rounded = compiled(name, torch.bfloat16)
-    assert rounded.metadata["levels"][0]["cpu_features"] == ",".join([*V4.features, "avx512bf16"])
+    tiles = ["amx-bf16", "amx-tile"] if "amx" in name else []
+    assert rounded.metadata["levels"][0]["cpu_features"] == ",".join([*V4.features, *tiles, "avx512bf16"])
     if runs_here(V4):
         assert check(module, plain) == name
 

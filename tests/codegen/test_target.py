@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +16,17 @@ import dhlo
 from dhlo import _runtime
 from dhlo.api import _load_artifact
 from dhlo.callspec import read_call
-from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, emit_assembly, lower_common
-from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, Fn, KernelModule
+from dhlo.codegen.backends.cpu.llvm import (
+    Jit,
+    code_features,
+    compile_common,
+    compile_object,
+    emit_assembly,
+    lower_common,
+    lower_to_llvm_ir,
+)
+from dhlo.codegen.host.shared import share_host_program
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, Linkage
 from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.codegen.target import Target, parse_target, parse_targets
 from dhlo.codegen.target.x86 import LEVELS, level_of
@@ -344,6 +355,60 @@ def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(dhlo.DhloError) as also:
                 alone(x, i)
             assert str(refused.value) == str(also.value)
+
+
+def program(target: Target, factor: int, term: int, place: int, real: float, stack: int) -> SimpleNamespace:
+    """A host program that stores x * factor + term and the sum of the numbers below `factor`, and says its kernel's name."""
+    module = KernelModule(target)
+    module.declare("abs", [I32], I32)
+    kernel = Fn(module, "kernel", [("p", PTR)])
+    kernel.store(kernel.i64(100 + term), kernel.args[0])
+    kernel.done()
+    fn = Fn(module, f"dhlo_run.{target.tag}", [("call", PTR), ("inputs", PTR)], I32, internal=False)
+    call, inputs = fn.args
+    fn.alloca(stack, I64)
+    x = fn.add(fn.op(I64, f"arith.muli {fn.load(call, I64).name}, {fn.i64(factor).name} : i64"), fn.i64(term))
+    fn.store(x, fn.gep(inputs, place, I64))
+    zero = fn.i64(0)
+    with fn.loop(0, factor, 1, [zero]) as lp:
+        lp.yield_(fn.add(lp.carried[0], lp.iv))
+    fn.store(lp.results[0], fn.gep(inputs, 4, I64))
+    fn.call_ptr(fn.address_of("kernel"), [fn.gep(inputs, 5, I64)])
+    fn.store(fn.const(real, F32), fn.gep(inputs, 6, I64))
+    fn.ret(fn.call("abs", [fn.const(-3, I32)], I32))
+    fn.done()
+    return SimpleNamespace(module=module, fn=fn)
+
+
+LEAST, OTHER = parse_targets("x86-64-v3,x86-64-v3+vnni")  # no code here uses the extension, so that both run
+
+
+@pytest.mark.parametrize(("first", "second"), [((3, 3, 1), (5, 7, 2)), ((5, 7, 3), (6, 6, 3)), ((4, 1, 2), (4, 1, 2))])
+def test_places_that_depend_on_the_level_come_from_its_table(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    """Numbers by their uses, since one number may be two at another level; indices of addresses; and kernels."""
+    programs = [program(target, *numbers, 1.5, 2) for target, numbers in ((LEAST, first), (OTHER, second))]
+    made = share_host_program(programs)
+    assert made is not None
+    shared, least = made
+    assert least is LEAST and [n for n, s in shared.functions.items() if s.linkage is Linkage.DECLARED] == ["abs"]
+    texts = [(shared.text(), LEAST), *((p.module.text(), p.module.target) for p in programs)]
+    jit = Jit([compile_object(lower_to_llvm_ir(text, target), target) for text, target in texts])
+    for one, (factor, term, place) in zip(programs, (first, second), strict=True):
+        run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(jit.address(one.fn.name))
+        call, inputs = (ctypes.c_int64 * 1)(11), (ctypes.c_int64 * 7)()
+        assert run(ctypes.addressof(call), ctypes.addressof(inputs)) == 3
+        want = [0, 0, 0, 0, sum(range(factor)), 100 + term, 0x3FC00000]
+        want[place] = 11 * factor + term
+        assert list(inputs) == want
+
+
+@pytest.mark.parametrize("other", [(5, 7, 0, 1.5, 2), (5, 7, 2, 1.25, 2), (5, 7, 2, 1.5, 3)])
+def test_programs_that_differ_in_more_are_left_alone(other: tuple) -> None:
+    """An index that makes no line, a number that isn't an i64, and the stack's layout."""
+    programs = [program(LEAST, 3, 3, 1, 1.5, 2), program(OTHER, *other)]
+    before = [p.module.text() for p in programs]
+    assert share_host_program(programs) is None
+    assert [p.module.text() for p in programs] == before
 
 
 def test_levels_of_other_structure_have_host_programs_of_their_own() -> None:

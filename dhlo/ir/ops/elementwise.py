@@ -241,6 +241,8 @@ class ShiftRight(Binary, name="shr"):
 class Copy(Unary, name="copy"):
     """The operand in memory of its own."""
 
+    takes_bits = True
+
     def torch(self, x: Any) -> Any:
         return x.clone()
 

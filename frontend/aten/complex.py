@@ -89,6 +89,8 @@ def _to(b: OpBuilder, x: Complex, *args: Any, dtype: torch.dtype | None = None, 
     if dtype.is_complex:
         part = b.as_dtype(dtype).register
         return Complex(b.convert(x.re, part), b.convert(x.im, part))
+    if dtype == torch.bool:  # true where the number isn't 0 (c10/util/TypeCast.h)
+        return b.ew(ew.Or, b.convert(x.re, dtype), b.convert(x.im, dtype))
     return b.convert(x.re, dtype)
 
 

@@ -99,6 +99,8 @@ def _is_int(x: Any) -> bool:
 
 def _length(b: OpBuilder, start: Any, end: Any, step: Any) -> Any:
     """How many elements a range has."""
+    if all(isinstance(v, int) for v in (start, end, step)):  # beyond 2^53, too
+        return max(-((start - end) // step), 0)
     if all(isinstance(v, int | float) for v in (start, end, step)):
         return max(math.ceil((end - start) / step), 0)
     if all(map(_is_int, (start, end, step))):

@@ -191,3 +191,13 @@ def test_real_tensors_stay_real_where_complex_ones_give_their_shape() -> None:
     for got, want in zip(run(import_fn(f, (z, x)), [z, x]), f(z, x), strict=True):
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want)
+
+
+def test_numbers_are_true_by_either_part() -> None:
+    z = torch.tensor([[1j, 0j], [1 + 0j, 2j], [0j, -0j]], dtype=C64)
+
+    def f(z: torch.Tensor) -> Any:
+        return z.to(torch.bool), z.bool().any(1)
+
+    for got, want in zip(dhlo.compile(export(f, (z,)))(z), f(z), strict=True):
+        assert torch.equal(got, want)

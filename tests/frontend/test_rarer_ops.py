@@ -117,6 +117,7 @@ CASES: dict[str, Any] = {
             *(torch.linspace(4.3, 1, n, dtype=torch.int64) for n in (50, 1)),
             torch.logspace(0.7, 3.9, 4, dtype=torch.int64),
             torch.arange(x.shape[0]),
+            torch.arange(0, 2**60 + 1, 2**58),
         ),
         [[rn(5)], [rn(1)], [rn(33)]],
     ),

@@ -95,8 +95,9 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], handed tile by tile to an epilogue.
 
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
-    spec.rows(elem) rows, or two tiles of them where the target has matrices in registers (`TileProduct`), from row m0 and nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`;
-    every (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
+    spec.rows(elem) rows, or two tiles of them where the target has matrices in registers (`TileProduct`), from row m0 and
+    nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`; every
+    (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
     follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut into chunks changes a

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import sympy
 
-from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
+from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
-from dhlo.codegen.families.gemm.pack import emit_pack_b_kernel, units
+from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import FEW_USES, Plan, call_cycles
@@ -195,10 +195,16 @@ class Matmul:
         split = fn.cmp("gt", parts, 1)
         return fn.if_else(split, lambda: self._launch_parts(host, x, memory, parts), lambda: self._launch_whole(host, x), [])
 
+    @staticmethod
+    def _panels(host: HostContext, x: Operands) -> tuple[PanelSource, list[V]]:
+        """Where the kernels read B from as it lies, and the source's arguments."""
+        b = [x.b, *x.b_strides]
+        return (_PACKED, b) if x.workspace is None else (_STRIDED, [*b, steps_ahead(host, PACK_AHEAD)])
+
     def _launch_parts(self, host: HostContext, x: Operands, memory: V, parts: V) -> list[V]:
         """The product in parts of k, and their sum."""
         fn, elem, spec = host.fn, self.elem, self.spec
-        source, b = (_PACKED if x.workspace is None else _STRIDED), [x.b, *x.b_strides]
+        source, b = self._panels(host, x)
         steps, panels, zero, null = units(fn, x.k, elem), fn.ceildivu(x.n, spec.panel(elem)), fn.i64(0), fn.int_to_ptr(fn.i64(0))
 
         def launch(*, rows: bool) -> list[V]:
@@ -222,7 +228,7 @@ class Matmul:
         """Products in whole depth."""
         fn = host.fn
         if x.workspace is None:
-            return self._launch(host, x, _PACKED, [x.b, *x.b_strides], self._blocking(host, x, _PACKED))
+            return self._launch(host, x, *self._panels(host, x), self._blocking(host, x, _PACKED))
         workspace, blocking = x.workspace, self._blocking(host, x, _STRIDED)
 
         def pack_first() -> list[V]:
@@ -230,7 +236,7 @@ class Matmul:
             return self._launch(host, x, _PACKED, [workspace, *strides], blocking)
 
         def own() -> list[V]:
-            return self._launch(host, x, _STRIDED, [x.b, *x.b_strides], blocking)
+            return self._launch(host, x, *self._panels(host, x), blocking)
 
         return fn.if_else(self._few_uses(fn, x, blocking.plan.blocks), own, pack_first, [])
 
@@ -243,17 +249,20 @@ class Matmul:
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
-        plan, touch, b = tiles.plan(host, x), self._touch_where_deep(host.fn, x.k, x.touch), [x.b, *x.b_strides]
+        plan, touch = tiles.plan(host, x), self._touch_where_deep(host.fn, x.k, x.touch)
+
+        def as_it_lies() -> list[V]:
+            return tiles.launch(host, x, *self._panels(host, x), touch, plan)
+
         if x.workspace is None:
-            return tiles.launch(host, x, _PACKED, b, touch, plan)
+            return as_it_lies()
         workspace = x.workspace
 
         def pack_first() -> list[V]:
             strides = self._launch_pack(host, x, workspace, plan.panels, plan.count)
             return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, plan)
 
-        few = self._few_uses(host.fn, x, plan.blocks)
-        return host.fn.if_else(few, lambda: tiles.launch(host, x, _STRIDED, b, touch, plan), pack_first, [])
+        return host.fn.if_else(self._few_uses(host.fn, x, plan.blocks), as_it_lies, pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
         """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""
@@ -390,7 +399,7 @@ class Matmul:
         cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), 1)
         host.launch(
             emit_pack_b_kernel(host.module, self.elem, self.spec),
-            [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, workspace],
+            [x.b, s0, s1, sk, sn, fn.max(n1, 1), n, k, steps_ahead(host, PACK_AHEAD), workspace],
             count,
             fn.add(fn.divu(wake_cycles(host), cycles), 1),
         )

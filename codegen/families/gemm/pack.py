@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,23 @@ from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, de
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["emit_pack_a_panel", "emit_pack_b_kernel", "emit_pack_b_panel", "emit_pack_rows", "pack_b", "pack_matrix", "units"]
+__all__ = [
+    "PACK_AHEAD",
+    "emit_pack_a_panel",
+    "emit_pack_b_kernel",
+    "emit_pack_b_panel",
+    "emit_pack_rows",
+    "pack_b",
+    "pack_matrix",
+    "units",
+]
 
 
-# How many units ahead a panel's piece of each row of B is prefetched: it is too short for the hardware to see a stream. To the
-# second level: rows that are a power of two apart share sets of the first.
-_STEPS_AHEAD, _PREFETCH_LOCALITY = 16, 2
+PACK_AHEAD: Final = "ahead_one"
+"""How far ahead a panel's piece of each row of B is prefetched, which is too short for the hardware to see a stream: packing does
+as little beside reading as a product of one row."""
+# To the second level: rows that are a power of two apart share sets of the first.
+_PREFETCH_LOCALITY = 2
 # A whole B is packed by so many bytes of so many rows at a time, panel after panel of them: each row may be another page, and the
 # processor's first store of page addresses has room for so many.
 _PIECE_BYTES, _PIECE_ROWS = 1024, 64
@@ -193,20 +204,20 @@ def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, 
 
 
 def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False) -> str:
-    """Emits `pack_b_panel_{elem}(src, k_stride, n_stride, width, k, dst)` once and returns its symbol.
+    """Emits `pack_b_panel_{elem}(src, k_stride, n_stride, width, k, dst, steps_ahead)` once and returns its symbol.
 
     Packs `width` columns of B, 1 to panel(elem), to a panel padded with zeros. Strides are in elements. The variant `ahead`
-    (`..._ahead`) prefetches contiguous rows, where no one else has; that of bytes always does.
+    (`..._ahead`) prefetches contiguous rows so many units of k ahead, where no one else has; that of bytes always does.
     """
     fetches = ahead and elem != I8
     name = f"pack_b_panel_{elem}{spec.suffix}{'_ahead' if fetches else ''}"
     if name in module.functions:
         return name
     pack = emit_pack_rows(module, elem, spec)
-    fn = Fn(
-        module, name, [("src", PTR), ("k_stride", I64), ("n_stride", I64), ("width", I64), ("k", I64), ("dst", PTR)], noinline=True
-    )
-    src, k_stride, n_stride, width, k, dst = fn.args
+    sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
+    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("steps_ahead", I64)], noinline=True)
+    src, k_stride, n_stride, width, k, dst, steps_ahead = fn.args
+    rows_ahead = fn.mul(steps_ahead, depth(elem))
     lanes, columns = spec.lanes(elem), spec.panel(elem)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
@@ -217,7 +228,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
             starts = [fn.gep(src, fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), k_stride), elem) for i in range(depth(elem))]
             to = fn.gep(dst, fn.mul(loop.iv, columns), unit(elem))
             for p in starts:
-                fn.prefetch(fn.gep(p, fn.mul(k_stride, depth(elem) * _STEPS_AHEAD), elem), _PREFETCH_LOCALITY)
+                fn.prefetch(fn.gep(p, fn.mul(k_stride, rows_ahead), elem), _PREFETCH_LOCALITY)
             for first in range(0, columns, 16):
                 rows = [fn.load(fn.gep(p, first, elem), vec(elem, 16)) for p in starts]
                 for i, x in enumerate(_zipped(fn, rows)):
@@ -234,7 +245,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
 
                 def load(kk: V, v: int = v, mask: V = mask) -> V:
                     if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
-                        later = fn.gep(src, fn.mul(fn.add(kk, _STEPS_AHEAD * depth(elem)), k_stride), elem)
+                        later = fn.gep(src, fn.mul(fn.add(kk, rows_ahead), k_stride), elem)
                         fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
                     return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
 
@@ -268,14 +279,14 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `pack_b_{elem}` (and `spec.suffix`) that packs B of run-time strides into panels; returns its symbol.
 
     Items are (batch 0, batch 1, panel). Arguments: source, its strides (batch 0, batch 1, k, n) in elements, size of
-    batch 1, n, k, destination; the packed batches are dense.
+    batch 1, n, k, units of k to prefetch ahead, destination; the packed batches are dense.
     """
     name = f"pack_b_{elem}{spec.suffix}"
     if name in module.functions:
         return name
     pack = emit_pack_b_panel(module, elem, spec, ahead=True)
     fn = kernel_fn(module, name)
-    src, s0, s1, sk, sn, batch1, n, k, dst = load_args(fn, [PTR, *[I64] * 7, PTR])
+    src, s0, s1, sk, sn, batch1, n, k, ahead, dst = load_args(fn, [PTR, *[I64] * 8, PTR])
     columns, steps = spec.panel(elem), units(fn, k, elem)
     panels, panel = fn.max(fn.ceildivu(n, columns), 1), fn.mul(steps, columns)
     # Where rows are contiguous; else a panel reads its columns along k.
@@ -295,7 +306,7 @@ def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
                 n0 = fn.mul(p.iv, columns)
                 place = fn.add(fn.mul(p.iv, panel), fn.mul(first.iv, columns))
                 source = fn.gep(matrix, fn.add(fn.mul(n0, sn), fn.mul(at, sk)), elem)
-                fn.call(pack, [source, sk, sn, fn.min(fn.sub(n, n0), columns), rows, fn.gep(to, place, unit(elem))])
+                fn.call(pack, [source, sk, sn, fn.min(fn.sub(n, n0), columns), rows, fn.gep(to, place, unit(elem)), ahead])
     fn.done()
     return name
 

@@ -88,25 +88,27 @@ class PackedPanels:
 
 @dataclass(frozen=True)
 class StridedPanels:
-    """Any matrix, packed to scratch. Arguments: address, strides (batch 0, batch 1, k, n) in elements."""
+    """Any matrix, packed to scratch. Arguments: address, strides (batch 0, batch 1, k, n) in elements, units of k to prefetch
+    ahead (see `emit_pack_b_panel`)."""
 
     name: str = "_pack_b"
-    args: tuple[str, ...] = (PTR, I64, I64, I64, I64)
+    args: tuple[str, ...] = (PTR, *[I64] * 5)
     in_place: bool = False
 
     def matrix(self, fn: Fn, elem: str, args: Sequence[V], i0: V, i1: V) -> Sequence[V]:
-        b, b0, b1, b_k, b_n = args
-        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem), b_k, b_n]
+        b, b0, b1, b_k, b_n, steps_ahead = args
+        return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem), b_k, b_n, steps_ahead]
 
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
-        b, b_k, b_n = matrix
+        b, b_k, b_n, steps_ahead = matrix
         at = fn.add(fn.mul(c.n0, b_n), fn.mul(fn.mul(c.first, depth(elem)), b_k))
-        fn.call(emit_pack_b_panel(fn.module, elem, spec), [fn.gep(b, at, elem), b_k, b_n, c.width, c.k, c.scratch])
+        panel = [fn.gep(b, at, elem), b_k, b_n, c.width, c.k, c.scratch, steps_ahead]
+        fn.call(emit_pack_b_panel(fn.module, elem, spec), panel)
         return c.scratch
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
         """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects."""
-        b, b_k, b_n = matrix
+        b, b_k, b_n, _ = matrix
         step = fn.mul(b_k, depth(elem))
         at = fn.add(fn.mul(fn.add(c.n0, spec.panel(elem)), b_n), fn.mul(c.first, step))
         bytes_apart = fn.select(fn.cmp("eq", b_n, 1), fn.mul(step, BITS[elem] // 8), 0)

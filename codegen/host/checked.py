@@ -108,6 +108,8 @@ class CheckedFn(Fn):
         self._wraps -= 1
 
     # ------------------------------------------------------------------ arithmetic
+    # Nothing is left out for a number's sake, such as a factor of 1: with another target's numbers the program has the same form,
+    # so that several levels can share it. LLVM leaves it out.
     def _both(self, a: Num, b: Num) -> tuple[Interval, Interval] | None:
         """The operands' intervals if they are i64."""
         for x in (a, b):
@@ -136,24 +138,24 @@ class CheckedFn(Fn):
 
     def add(self, a: Num, b: Num) -> V:
         both = self._both(a, b)
-        if both is None or (isinstance(b, int) and b == 0):
+        if both is None:
             return super().add(a, b)
         (p, q), (r, s) = both
-        return self._exact("sadd", a, b, (p + r, q + s), lambda: super(CheckedFn, self).add(a, b))
+        return self._exact("sadd", a, b, (p + r, q + s), lambda: self._bin("addi", "", a, b))
 
     def sub(self, a: Num, b: Num) -> V:
         both = self._both(a, b)
-        if both is None or (isinstance(b, int) and b == 0):
+        if both is None:
             return super().sub(a, b)
         (p, q), (r, s) = both
-        return self._exact("ssub", a, b, (p - s, q - r), lambda: super(CheckedFn, self).sub(a, b))
+        return self._exact("ssub", a, b, (p - s, q - r), lambda: self._bin("subi", "", a, b))
 
     def mul(self, a: Num, b: Num) -> V:
         both = self._both(a, b)
-        if both is None or (isinstance(b, int) and b == 1):
+        if both is None:
             return super().mul(a, b)
         (p, q), (r, s) = both
-        return self._exact("smul", a, b, (p * r, p * s, q * r, q * s), lambda: super(CheckedFn, self).mul(a, b))
+        return self._exact("smul", a, b, (p * r, p * s, q * r, q * s), lambda: self._bin("muli", "", a, b))
 
     def neg(self, a: V) -> V:
         return self.sub(0, a) if a.type == I64 else super().neg(a)

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "cpu.hpp"
 #include "machine.hpp"
 #include "sha256.hpp"
 #include "support.hpp"
@@ -74,9 +75,11 @@ std::string start_of(const char* path) {
   return file.is_open() ? file.read_start() : std::string();
 }
 
-// The lines of the first processor's description that tell models and microcode apart.
+// The lines of the first processor's description that tell models, microcode and what a system lets be used of them
+// apart.
 std::string processor() {
-  constexpr const char* kFields[] = {"vendor_id", "cpu family", "model", "stepping", "microcode", "CPU "};
+  constexpr const char* kFields[] = {"vendor_id", "cpu family", "model",   "stepping",
+                                     "microcode", "CPU ",       "flags\t", "Features\t"};
   const std::string all = start_of("/proc/cpuinfo");
   std::string out;
   for (size_t at = 0; at < all.size() && all[at] != '\n';) {
@@ -131,6 +134,7 @@ FactsFile facts_file() {
       identity += start_of(path);
     }
   identity += start_of("/sys/devices/system/cpu/online");
+  identity += cpu_supports("amx-tile") ? "tiles" : "";  // which a system may refuse, and grant later
   FactsFile file{folder(), digest_of(identity)};
   if (!file.path.empty()) file.path += "/machine-" + file.key.substr(0, 16) + ".txt";
   return file;

@@ -357,6 +357,31 @@ def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
             assert str(refused.value) == str(also.value)
 
 
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (torch.nn.Conv2d(16, 32, 3, padding=1), 12),  # Winograd's algorithm is one choice
+        (torch.nn.Conv2d(16, 32, 3, stride=2), 13),
+        (torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), 13),
+        (torch.nn.ConvTranspose2d(16, 8, 4, 2, 1), 7),
+    ],
+    ids=["3x3", "strided", "depthwise", "transposed"],
+)
+def test_levels_share_the_host_program_of_convolutions(layer: torch.nn.Conv2d, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates of costs, which a level's numbers make larger or smaller, need no check that another level's don't need."""
+    module = torch.nn.Sequential(layer, torch.nn.ReLU()).eval()
+    example = torch.randn(2, layer.in_channels, size, size)
+    exported = export(module, (example,), dynamic_shapes=({0: Dim("batch", min=1, max=64)},))
+    made = compile_program(import_program(exported), Options(target="x86-64-v3,x86-64-v4"))
+    assert made.metadata["host_programs"] == 1
+    monkeypatch.setenv("DHLO_TARGET", "x86-64-v3")
+    loaded = _load_artifact(made)
+    several = dhlo.CompiledModel(loaded, read_call(made.metadata["call"], loaded.inputs, loaded.outputs))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, *example.shape[1:])
+        torch.testing.assert_close(several(x), module(x), rtol=1e-4, atol=1e-4)
+
+
 def program(target: Target, factor: int, term: int, place: int, real: float, stack: int) -> SimpleNamespace:
     """A host program that stores x * factor + term and the sum of the numbers below `factor`, and says its kernel's name."""
     module = KernelModule(target)

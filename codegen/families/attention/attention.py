@@ -14,7 +14,7 @@ from dhlo.codegen.families.attention.decode import (
     partial_floats,
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
-from dhlo.codegen.families.box import steps_ahead, wake_cycles
+from dhlo.codegen.families.box import grain_of, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -144,9 +144,9 @@ class Attention:
                 f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
             )
             with f.when(f.cmp("gt", splits, 1)):
-                host.launch(
-                    f"{self.symbol}_combine", args, f.mul(heads, rows), self.spec.few_rows, combine_scratch_bytes(self.spec)
-                )
+                parts_cost = f.mul(f.add(splits, 1), self.spec.v_pad)  # operations on elements: each part once, and the result
+                grain = grain_of(host, parts_cost)
+                host.launch(f"{self.symbol}_combine", args, f.mul(heads, rows), grain, combine_scratch_bytes(self.spec))
         with f.when(f.and_(f.cmp("gt", rows, self.spec.few_rows), f.cmp("gt", heads, 0))):
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(

@@ -259,7 +259,8 @@ class Conv:
         blocks = f.divu(f.add(panels, f.sub(block, 1)), block)
         count = f.mul(f.mul(batch, blocks), p.groups * p.channel_panels)
         columns = f.divu(f.add(positions, f.sub(blocks, 1)), blocks)
-        adds = f.divu(f.mul(columns, p.depth * min(p.panel, p.group_out)), p.lanes)
+        with f.wrapping():
+            adds = f.divu(f.mul(columns, p.depth * min(p.panel, p.group_out)), p.lanes)
         # Few positions take less time than their weights take to be read.
         adds = f.max(adds, cycles_from_memory(host, self.workspace_bytes // (p.groups * p.channel_panels)))
         grain = f.add(f.divu(wake_cycles(host), f.max(adds, 1)), 1)

@@ -27,7 +27,8 @@ __all__ = ["Format", "quantise", "quantise_weights", "quantised_weights", "reque
 Weights = dict[str, torch.Tensor]
 
 _REQUEST, _REPORT = "dhlo.weights", "dhlo.quantised"  # attributes of the module
-_CHUNK: Final = 1 << 22  # elements that are searched for at a time
+_CHUNK: Final = 1 << 22  # elements whose error is found at a time
+_SEARCHED: Final = 1 << 16  # elements whose scales are searched for at a time: in several passes, so that they stay in a cache
 _PLAIN: Final = "f32"  # leaves a weight as it is
 _KEEPS: Final = ("f32", "f16", "bf16")  # dtypes of weights that may be quantised
 
@@ -275,7 +276,7 @@ def quantise(w: torch.Tensor, how: Format, depth: int) -> list[torch.Tensor]:
     blocks = rows.reshape(*rows.shape[:-1], k // group, group)
     flat = blocks.reshape(-1, group)
     dtype = torch.bfloat16 if CODES[how.code][1] == 4 else torch.float32  # many scales, of which no more digits are needed
-    step = max(_CHUNK // group, 1)
+    step = max(_SEARCHED // group, 1)
     parts = [_search(flat[i : i + step].float(), how.code, dtype) for i in range(0, flat.shape[0], step)]
     q = torch.cat([p[0] for p in parts]).reshape(rows.shape).movedim(-1, depth).contiguous()
     scale = torch.cat([p[1] for p in parts]).reshape(blocks.shape[:-1]).movedim(-1, depth).contiguous()
@@ -290,28 +291,35 @@ def _quantise_kernel(w: torch.Tensor, how: Format) -> list[torch.Tensor]:
 
 def _search(w: torch.Tensor, code: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales (f32, numbers of `dtype`) of rows with a scale each."""
-    best_q = torch.zeros_like(w)
-    best_scale = torch.zeros(w.shape[0])
-    best = torch.full([w.shape[0]], math.inf)
-    rounded = _ROUNDED[code]
-    unit = (1 / w.abs().amax(1).clamp(min=1e-30))[:, None]  # squares of errors neither overflow nor vanish
+    # By a power of two for each row, so that squares of errors neither overflow nor vanish.
+    unit = torch.exp2(-torch.floor(torch.log2(w.abs().amax(1).clamp(min=1e-30))))
+    near = w * unit[:, None]
+    q, off = torch.empty_like(w), torch.empty_like(w)
+    best, best_scale = torch.full([w.shape[0]], math.inf), torch.zeros(w.shape[0])
+
+    def round_by(scale: torch.Tensor) -> torch.Tensor:
+        """Fills q with the codes' values; what each is worth in `near`."""
+        worth = (scale * unit)[:, None]
+        _ROUND[code](torch.div(near, torch.where(worth == 0, 1.0, worth), out=q))
+        return worth
 
     def attempt(scale: torch.Tensor) -> None:
-        nonlocal best_q, best_scale, best
+        nonlocal best_scale, best
         scale = scale.to(dtype).float()
-        q = rounded(w / torch.where(scale == 0, 1.0, scale)[:, None])
-        error = ((q * scale[:, None] - w) * unit).square().sum(1)
+        worth = round_by(scale)
+        error = torch.mul(q, worth, out=off).sub_(near).square_().sum(1)
         better = error < best
         best = torch.where(better, error, best)
         best_scale = torch.where(better, scale, best_scale)
-        best_q = torch.where(better[:, None], q, best_q)
 
     for scale in _candidates(w, code):
         attempt(scale)
+    round_by(best_scale)
     if code != "f4e2m1fn":  # whose scales are powers of two
-        square = best_q.square().sum(1)
-        attempt(torch.where(square > 0, (best_q * w).sum(1) / square.clamp(min=1e-30), best_scale))
-    return _coded(best_q, code), best_scale
+        square, product = torch.mul(q, q, out=off).sum(1), (q * w).sum(1)
+        attempt(torch.where(square > 0, product / square.clamp(min=1e-30), best_scale))
+        round_by(best_scale)
+    return _coded(q.masked_fill_(~best.isfinite()[:, None], 0), code), best_scale
 
 
 def _candidates(w: torch.Tensor, code: str) -> Iterator[torch.Tensor]:
@@ -330,24 +338,24 @@ def _candidates(w: torch.Tensor, code: str) -> Iterator[torch.Tensor]:
             yield a * extreme / low  # the element of largest magnitude takes the code that has no opposite
 
 
-def _nearest(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], object]:
     top = torch.finfo(dtype).max
-    return lambda x: x.clamp(-top, top).to(dtype).float()
+    return lambda x: x.copy_(x.clamp_(-top, top).to(dtype))
 
 
-def _e2m1(x: torch.Tensor) -> torch.Tensor:
+def _round_to_e2m1(x: torch.Tensor) -> None:
     middles = (E2M1[1:] + E2M1[:-1]) / 2
-    return E2M1[torch.bucketize(x.abs(), middles)] * torch.where(x < 0, -1.0, 1.0)
+    x.copy_(E2M1[torch.bucketize(x.abs(), middles)].copysign_(x))
 
 
-_ROUNDED: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "i4": lambda x: x.round().clamp(-8, 7),
-    "i8": lambda x: x.round().clamp(-128, 127),
-    "f8e4m3fn": _nearest(torch.float8_e4m3fn),
-    "f8e5m2": _nearest(torch.float8_e5m2),
-    "f4e2m1fn": _e2m1,
+_ROUND: Final[dict[str, Callable[[torch.Tensor], object]]] = {
+    "i4": lambda x: x.round_().clamp_(-8, 7),
+    "i8": lambda x: x.round_().clamp_(-128, 127),
+    "f8e4m3fn": _round_to(torch.float8_e4m3fn),
+    "f8e5m2": _round_to(torch.float8_e5m2),
+    "f4e2m1fn": _round_to_e2m1,
 }
-"""The nearest values of a code, in f32."""
+"""Replaces f32 numbers by the nearest values of a code."""
 
 
 def _coded(values: torch.Tensor, code: str) -> torch.Tensor:

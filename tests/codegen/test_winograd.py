@@ -17,6 +17,7 @@ import dhlo
 from dhlo.codegen.families.conv import winograd_transforms as maps
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.conv.winograd_kernel import FIELDS
 from dhlo.codegen.families.gemm.microkernel import tile_spec
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.target import parse_target
@@ -31,6 +32,14 @@ PADS = ((1, 1), (1, 1))
 
 def square(ins: int, outs: int, pads: Any = PADS, **options: Any) -> Conv:
     return Conv(ins, outs, (3, 3), (1, 1), pads, (1, 1), spec=options.pop("spec", TILES), winograd=(2, 4), **options)
+
+
+def cube(
+    ins: int, outs: int, planes: int = 3, stride: int = 1, dilation: int = 1, pads: Any = ((1, 1), *PADS), **options: Any
+) -> Conv:
+    """Windows of some planes of 3 x 3."""
+    spec = options.pop("spec", TILES)
+    return Conv(ins, outs, (planes, 3, 3), (stride, 1, 1), pads, (dilation, 1, 1), spec=spec, winograd=(2, 4), **options)
 
 
 @functools.cache
@@ -114,6 +123,31 @@ def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv, m: int) -> None:
 
 
 @pytest.mark.parametrize("m", maps.TILES)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        cube(32, 40),
+        cube(17, 33, pads=((0, 1), *PADS)),
+        cube(100, 20, planes=2, pads=((2, 0), (0, 2), (1, 0))),
+        cube(16, 16, planes=5, stride=2, pads=((2, 2), *PADS)),
+        cube(24, 18, dilation=2, pads=((2, 2), *PADS)),
+        cube(16, 17, planes=1, stride=3, pads=((1, 0), *PADS)),
+        cube(16, 48, planes=9, pads=((4, 4), *PADS)),
+    ],
+    ids=lambda c: c.name,
+)
+def test_windows_of_several_planes(conv: Conv, m: int) -> None:
+    for sizes in ((1, 5, 8, 8), (2, 3, 7, 9), (1, 1, 1, 1), (1, 4, 3, 70), (2, 2, 30, 5), (0, 4, 8, 8), (1, 12, 14, 14)):
+        if min(conv.output_size(sizes[1:])) < 1:
+            continue
+        x, weight = operands(conv, sizes)
+        out = run_conv(conv, forced(conv, (m,)), x, weight)
+        assert error(out, reference(conv, x, weight)) < 1e-5
+        for seed, threads in ((1, 2), (None, 3)):
+            assert (run_conv(conv, forced(conv, (m,)), x, weight, seed=seed, threads=threads) == out).all()
+
+
+@pytest.mark.parametrize("m", maps.TILES)
 def test_rows_wider_than_a_group(m: int) -> None:
     """Rows of tiles in several groups, whose outputs are handed on row by row."""
     conv = square(20, 40)
@@ -182,6 +216,9 @@ def test_avx2_and_weights_shared_between_targets(m: int) -> None:
         (replace(square(64, 64), dilation=(1, 2)), False),
         (replace(square(64, 64), groups=2), False),
         (replace(square(64, 64), kernel=(3, 2)), False),
+        (cube(64, 64, planes=2, stride=2, dilation=3), True),
+        (replace(cube(64, 64), stride=(1, 2, 2)), False),
+        (replace(cube(64, 64), kernel=(3, 1, 3)), False),
         (replace(square(64, 64), elem="f64"), False),
         (Conv(64, 64, (3,), (1,), ((1, 1),), (1,), spec=TILES, winograd=(2, 4)), False),
     ],
@@ -199,7 +236,7 @@ def launched(conv: Conv, sizes: tuple[int, ...], threads: int = 2) -> str:
     (launch,) = functools.cache(build_conv)(conv).record(num_threads=threads, **params)
     if len(launch.args) < 20:
         return "direct"
-    rows, th = int(launch.args[17]), int(launch.args[18])
+    rows, th = (int(launch.args[FIELDS.index(n)]) for n in ("rows", "th"))
     assert rows == sizes[0] * th
     return str(round(sizes[1] / th))
 

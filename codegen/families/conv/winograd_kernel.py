@@ -7,6 +7,9 @@ panel of output channels), the panel fastest. A group is some rows of tiles, or 
     weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
+Of windows in three dims, rows and columns are mapped; their planes are summed over, as channels are. A depth block is some channels
+of one plane of the window, or all channels of some planes.
+
 Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a
 tile, where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by bytes.
 """
@@ -24,34 +27,42 @@ from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelMod
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["Blocking", "emit_winograd_kernel", "kernel_name"]
+__all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
 # Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB. Code and layout
 # rest on it; on a machine of half that second cache they come from the third, once a group.
 _DEPTH = {4: 64, 2: 128}
 # Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
 _MOST_TILES = {4: 56, 2: 126}
-# Kernel points of a 3 x 3 window.
+# Kernel points of a plane of the window.
 _TAPS = 9
 # Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
 _STRIP = 64
 # Output positions of whole rows that are handed to the epilogue together.
 _POSITIONS = 256
 
-_FIELDS = (
+FIELDS = (
     "x",
     "w",
     "epilogue",
     "eargs",
+    "id",
     "ih",
     "iw",
+    "od",
     "oh",
     "ow",
     "sxb",
     "sxc",
+    "sxd",
     "sxh",
+    "front",
     "top",
     "left",
+    "planes",
+    "together",
+    "plane_stride",
+    "plane_dilation",
     "in_channels",
     "out_channels",
     "block_channels",
@@ -62,9 +73,11 @@ _FIELDS = (
     "row_groups",
     "column_groups",
 )
-"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; top, left: padding; block_channels: those
-of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all images; th, tw: tiles down
-and across an image; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are cut."""
+"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; front, top, left: padding; planes: of the
+window, of which `together` are a depth block; plane_stride, plane_dilation: between windows and inside of one; block_channels:
+those of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all planes of all images;
+th, tw: tiles down and across a plane; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are
+cut."""
 _POINTERS = {"x", "w", "epilogue", "eargs"}
 
 
@@ -156,21 +169,29 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _Geometry:
-    """The arguments of a launch; see _FIELDS."""
+    """The arguments of a launch; see FIELDS."""
 
     x: V
     w: V
     epilogue: V
     eargs: V
+    id: V
     ih: V
     iw: V
+    od: V
     oh: V
     ow: V
     sxb: V
     sxc: V
+    sxd: V
     sxh: V
+    front: V
     top: V
     left: V
+    planes: V
+    together: V
+    plane_stride: V
+    plane_dilation: V
     in_channels: V
     out_channels: V
     block_channels: V
@@ -184,7 +205,7 @@ class _Geometry:
 
 @dataclass(frozen=True)
 class _Group:
-    """Tiles that are worked on together: rows [row0, row1) of all images' rows of tiles, tiles [first, first + across) of each."""
+    """Tiles that are worked on together: rows [row0, row1) of all planes' rows of tiles, tiles [first, first + across) of each."""
 
     row0: V
     row1: V
@@ -373,10 +394,12 @@ class _Kernel:
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
         self.f = kernel_fn(module, kernel_name(b))
         _, self.begin, self.end, _, self.scratch = self.f.args
-        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
+        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
-        self.blocks = f.ceildivu(geo.in_channels, self.depth)
+        self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
+        self.plane_blocks = f.ceildivu(geo.planes, geo.together)
+        self.blocks = f.mul(self.channel_blocks, self.plane_blocks)
         self.panels = f.ceildivu(geo.out_channels, b.panel)
 
     def at(self, offset: int) -> V:
@@ -409,11 +432,21 @@ class _Kernel:
             row0, row1, first, across, tiles, f.add(f.mul(tiles, b.depth), b.lanes), f.add(f.mul(tiles, b.panel), b.lanes)
         )
 
+    def block(self, number: V) -> tuple[V, V, V, V]:
+        """First channel of a depth block, how many channels of a plane it has, its first plane, and the one after its last."""
+        f, geo = self.f, self.geo
+        of_planes = f.remu(number, self.plane_blocks)
+        c0 = f.mul(f.divu(number, self.plane_blocks), self.depth)
+        first = f.divu(f.mul(of_planes, geo.planes), self.plane_blocks)
+        end = f.divu(f.mul(f.add(of_planes, 1), geo.planes), self.plane_blocks)
+        return c0, f.min(f.sub(geo.in_channels, c0), self.depth), first, end
+
     def map_inputs(self, g: _Group) -> None:
         """The group's mapped inputs, row by row of tiles and vector by vector of channels."""
         f, geo, b = self.f, self.geo, self.b
         with f.loop(g.row0, g.row1) as row:
-            image, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
+            plane, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
+            image, z0 = f.divu(plane, geo.od), f.sub(f.mul(f.remu(plane, geo.od), geo.plane_stride), geo.front)
             y0 = f.sub(f.mul(line, b.m), geo.top)
             tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
             parts = f.ceildivu(g.across, b.strip_tiles)
@@ -421,34 +454,40 @@ class _Kernel:
                 t0 = f.divu(f.mul(part.iv, g.across), parts)
                 tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
                 x0 = f.sub(f.mul(f.add(g.first, t0), b.m), geo.left)
-                c0 = f.mul(block.iv, self.depth)
-                channels = f.min(f.sub(geo.in_channels, c0), self.depth)
+                c0, channels, first, end = self.block(block.iv)
                 to = f.mul(f.mul(block.iv, b.points), g.input_stride)
                 to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
-                with f.loop(0, channels, b.lanes) as c:
-                    source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
-                    numbers = [geo.sxc, geo.sxh, geo.ih, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
-                    at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), F32)
-                    strip = self.at(self.layout.strip)
-                    f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
+                with f.loop(first, end) as k:
+                    z = f.add(z0, f.mul(k.iv, geo.plane_dilation))
+                    height = f.select(f.cmp("ult", z, geo.id), geo.ih, 0)
+                    inside = f.add(to, f.mul(f.sub(k.iv, first), channels))
+                    with f.loop(0, channels, b.lanes) as c:
+                        source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
+                        source = f.add(source, f.mul(z, geo.sxd))
+                        numbers = [geo.sxc, geo.sxh, height, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
+                        at = f.gep(self.at(self.layout.inputs), f.add(inside, c.iv), F32)
+                        strip = self.at(self.layout.strip)
+                        f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
 
     def multiply(self, g: _Group, panel: V) -> None:
         """The sums of a panel, over all depth blocks."""
         f, geo, b = self.f, self.geo, self.b
         columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
         row, elem = b.packed_row
-        packed = f.gep(geo.w, f.mul(panel, f.mul(geo.in_channels, _TAPS * row)), elem)
+        taps = f.mul(geo.planes, _TAPS)
+        packed = f.gep(geo.w, f.mul(f.mul(panel, geo.in_channels), f.mul(taps, row)), elem)
         with f.loop(0, self.blocks) as block:
-            c0 = f.mul(block.iv, self.depth)
-            k = f.min(f.sub(geo.in_channels, c0), self.depth)
-            with f.loop(0, k, geo.block_channels) as part:
+            c0, k, first, end = self.block(block.iv)
+            with f.loop(first, end) as plane, f.loop(0, k, geo.block_channels) as part:
                 channels = f.min(f.sub(k, part.iv), geo.block_channels)
-                source = f.gep(packed, f.mul(f.add(c0, part.iv), _TAPS * row), elem)
-                f.call(self.weights, [source, channels, f.gep(self.at(0), f.mul(part.iv, b.panel), F32)])
+                at = f.add(f.mul(f.add(c0, part.iv), taps), f.mul(f.mul(plane.iv, _TAPS), channels))
+                to = f.add(f.mul(f.sub(plane.iv, first), k), part.iv)
+                f.call(self.weights, [f.gep(packed, f.mul(at, row), elem), channels, f.gep(self.at(0), f.mul(to, b.panel), F32)])
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
             sums = self.at(self.layout.sums)
-            numbers = [g.tiles, k, columns, block.iv]
-            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * row), elem)
+            depth = f.mul(k, f.sub(end, first))
+            numbers = [g.tiles, depth, columns, block.iv]
+            later = f.gep(packed, f.mul(f.mul(f.add(c0, k), taps), row), elem)
             f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
     def finish(self, g: _Group, panel: V) -> None:
@@ -457,16 +496,16 @@ class _Kernel:
         columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.m), geo.ow), f.mul(g.first, b.m))
         whole = f.cmp("eq", geo.column_groups, 1)
         together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.m)), 1), 1)
-        with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as image:
-            above = f.mul(image.iv, geo.th)
+        with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
+            above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
             with f.loop(lo, hi, together) as row:
                 lines = f.min(f.sub(hi, row.iv), together)
                 first = f.mul(f.sub(f.add(above, row.iv), g.row0), g.across)
-                self.finish_rows(g, panel, image.iv, row.iv, lines, first, columns, whole)
+                self.finish_rows(g, panel, plane.iv, row.iv, lines, first, columns, whole)
 
-    def finish_rows(self, g: _Group, panel: V, image: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
-        """The same for `lines` rows of tiles, the first of which is `row` of the image and begins with the group's `tile0`."""
+    def finish_rows(self, g: _Group, panel: V, plane: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
+        """The same for `lines` rows of tiles, the first of which is `row` of the plane and begins with the group's `tile0`."""
         f, geo, b = self.f, self.geo, self.b
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
         with f.loop(0, lines) as line:
@@ -481,7 +520,8 @@ class _Kernel:
             f.call(self.transpose, [f.gep(stage, f.mul(p.iv, b.panel), F32), f.gep(tile, p.iv, F32), ld])
         m0 = f.mul(panel, b.panel)
         channels = f.min(f.sub(geo.out_channels, m0), b.panel)
-        n0 = f.add(f.mul(y0, geo.ow), f.mul(g.first, b.m))
+        image, z = f.divu(plane, geo.od), f.remu(plane, geo.od)
+        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.m))
         calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
         with f.loop(0, calls) as c:
             at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))

@@ -10,7 +10,7 @@ import sympy
 from dhlo.codegen.families.box import update_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
-from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS
+from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS, TAPS
 from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -35,27 +35,33 @@ class _Cut:
 
 @dataclass(frozen=True)
 class Winograd:
-    """F(m x m, 3 x 3) for a convolution of a window of 3 x 3, or of some planes of 3 x 3: stride and dilation 1 in these, one
-    group, f32."""
+    """F(m x m, r x r) for a convolution of a window of r x r, 2 or 3, or of some planes of as much: stride and dilation 1 in these,
+    one group, f32. `side`: of input tiles, m + r - 1."""
 
     p: ConvParams
-    m: int
+    side: int
 
     @staticmethod
     def variants(p: ConvParams, sides: Sequence[int]) -> list[Winograd]:
         """Those of the given sides; none where the convolution isn't of that kind."""
         fits = (
-            p.kernel[1:] == (3, 3)
+            p.kernel[1] == p.kernel[2]
+            and p.kernel[1] in TAPS
             and p.stride[1:] == p.dilation[1:] == (1, 1)
             and p.groups == 1
             and p.elem == F32
             and min(p.in_channels, p.out_channels) >= p.lanes
         )
-        return [Winograd(p, m) for m in sides] if fits else []
+        return [Winograd(p, side) for side in sides] if fits else []
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.m, self.p.spec, self.p.code)
+        return Blocking(self.side, self.p.kernel[2], self.p.spec, self.p.code)
+
+    @property
+    def m(self) -> int:
+        """Side of an output tile."""
+        return self.blocking.m
 
     @property
     def span(self) -> int:
@@ -83,10 +89,10 @@ class Winograd:
         """Instructions of a whole tile over those of sums of products in order: products of points, maps of inputs to them, and of
         their sums to outputs. Maps of weights depend on how the tiles are grouped, and are left out."""
         p, b = self.p, self.blocking
-        of_input, _, of_output = OPERATIONS[self.m]
+        of_input, _, of_output = OPERATIONS[b.side, b.window]
         channels = p.in_channels * p.kernel[0]
         maps = 2 * b.side * of_input * channels + (b.side + self.m) * of_output * p.out_channels
-        direct = 9 * self.m**2 * channels * p.out_channels
+        direct = b.taps * self.m**2 * channels * p.out_channels
         return sympy.Rational(b.points * channels * p.out_channels + maps, direct)
 
     def emit_kernel(self, module: KernelModule) -> None:
@@ -113,7 +119,7 @@ class Winograd:
         in_vectors, out_vectors = -(-p.in_channels // p.lanes) * p.kernel[0], p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
         # Arithmetic of the maps, and their stores, which go on beside it.
-        maps = zip((b.side, 3, self.m), OPERATIONS[self.m], (b.points, b.points, self.m**2), strict=True)
+        maps = zip((b.side, b.window, self.m), OPERATIONS[b.side, b.window], (b.points, b.points, self.m**2), strict=True)
         by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
         tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
         products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * in_channels * computed)
@@ -122,7 +128,9 @@ class Winograd:
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
         mapped = f.mul(groups, in_channels * out_vectors * by_weights)
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
-        strips = f.mul(f.ceildivu(f.add(f.mul(cut.tw, self.m), 2), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE))
+        strips = f.mul(
+            f.ceildivu(f.add(f.mul(cut.tw, self.m), b.window - 1), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE)
+        )
         inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
         shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)
         alone = f.max(f.min(groups, host.num_threads), 1)  # a group's inputs are mapped by each thread that has a panel of it

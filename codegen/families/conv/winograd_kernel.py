@@ -1,7 +1,8 @@
 """Kernels of Winograd's convolution: input tiles, weights and output tiles mapped in vectors of channels, products in between.
 
-A kernel serves all convolutions of an output tile's side; channels, sizes and padding are arguments. Its items are (group of tiles,
-panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of it, in its scratch:
+A kernel serves all convolutions of an input tile's side and a window's; channels, sizes and padding are arguments. Its items are
+(group of tiles, panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of
+it, in its scratch:
 
     inputs     [depth block][point][tile][DEPTH]   mapped once a group
     weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
@@ -10,8 +11,8 @@ panel of output channels), the panel fastest. A group is some rows of tiles, or 
 Of windows in three dims, rows and columns are mapped; their planes are summed over, as channels are. A depth block is some channels
 of one plane of the window, or all channels of some planes.
 
-Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a
-tile, where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by bytes.
+Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for 36 multiply-adds a
+tile, where mapped weights would be 4 times as many bytes in files, memory and caches, and small images are bound by bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
-# Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB. Code and layout
+# Input channels of a depth block by the sides of the input tile and the window, no fewer than a block of packed weights has: mapped
+# weights of a panel then take 256 to 360 KiB. Code and layout
 # rest on it; on a machine of half that second cache they come from the third, once a group.
-_DEPTH = {4: 64, 2: 128}
+_DEPTH = {(6, 3): 64, (6, 2): 80, (4, 3): 128, (4, 2): 128}
 # Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
-_MOST_TILES = {4: 56, 2: 126}
-# Kernel points of a plane of the window.
-_TAPS = 9
+_MOST_TILES = {6: 56, 4: 126}
 # Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
 _STRIP = 64
 # Output positions of whole rows that are handed to the epilogue together.
@@ -83,16 +83,27 @@ _POINTERS = {"x", "w", "epilogue", "eargs"}
 
 @dataclass(frozen=True)
 class Blocking:
-    """Sizes that follow from the tile's side `m` and the register tiles."""
+    """Sizes that follow from the sides of an input tile and of the window, and from the register tiles."""
 
-    m: int
+    side: int
+    window: int
     spec: TileSpec
     code: str = ""  # the form of weights that are kept as codes
 
     @property
-    def side(self) -> int:
-        """Of an input tile."""
-        return self.m + 2
+    def m(self) -> int:
+        """Side of an output tile."""
+        return self.side - self.window + 1
+
+    @property
+    def taps(self) -> int:
+        """Kernel points of a plane of the window."""
+        return self.window**2
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of functions."""
+        return f"winograd{self.window if self.window != 3 else ''}_{self.m}"
 
     @property
     def points(self) -> int:
@@ -110,7 +121,7 @@ class Blocking:
     @property
     def depth(self) -> int:
         """Channels that a depth block has room for."""
-        return _DEPTH[self.m]
+        return _DEPTH[self.side, self.window]
 
     @property
     def packed_row(self) -> tuple[int, str]:
@@ -120,7 +131,7 @@ class Blocking:
     @property
     def strip_tiles(self) -> int:
         """Tiles of a row that are brought into vectors of channels together."""
-        return (_STRIP - 2) // self.m
+        return (_STRIP - self.window + 1) // self.m
 
     # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
     @property
@@ -141,13 +152,13 @@ class Blocking:
         """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
         take all of it: they are read once for each panel, in order."""
         fn = host.fn
-        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.m])
+        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.side])
         return fn.max(fit, 2 * self.spec.mr)
 
     @property
     def row_elements(self) -> int:
         """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
-        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.m], 2 * self.spec.mr)) + self.m + 2 * self.lanes
+        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.side], 2 * self.spec.mr)) + self.m + 2 * self.lanes
 
     def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
         """Scratch of a worker."""
@@ -159,7 +170,7 @@ class _Scratch:
     """Offsets in bytes of a worker's scratch."""
 
     def __init__(self, b: Blocking) -> None:
-        most = max(_MOST_TILES[b.m], 2 * b.spec.mr)
+        most = max(_MOST_TILES[b.side], 2 * b.spec.mr)
         self.sums = b.points * b.weight_stride * 4
         self.strip = self.sums + b.points * (most * b.panel + b.lanes) * 4
         self.stage = self.strip + b.side * _STRIP * b.lanes * 4
@@ -225,7 +236,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
     the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
     `stride` elements apart."""
-    name = f"winograd_{b.m}_inputs_{b.spec.name}"
+    name = f"{b.prefix}_inputs_{b.spec.name}"
     if name in module.functions:
         return name
     numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
@@ -234,7 +245,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     lanes, ty = b.lanes, vec(F32, b.lanes)
     zero = f.const(0.0, ty)
     offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
-    with f.loop(0, f.add(f.mul(tiles, b.m), 2), lanes) as c:
+    with f.loop(0, f.add(f.mul(tiles, b.m), b.window - 1), lanes) as c:
         column = f.add(x0, c.iv)
         mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
         with f.loop(0, b.side) as r:
@@ -263,7 +274,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
 
 def _emit_weights(module: KernelModule, b: Blocking) -> str:
     """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"winograd_{b.m}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
     if name in module.functions:
         return name
     f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
@@ -271,22 +282,26 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
     point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
 
     def map_column(square: list[list[V]], dst: V) -> None:
-        mapped = in_two_dims(square, lambda g: weights(f, g, b.m))
+        mapped = in_two_dims(square, lambda g: weights(f, g, b.side))
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
 
     if b.code:
         row, _ = b.packed_row
         with f.loop(0, channels) as lp:
-            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(_TAPS)]
+            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
             for column in range(0, b.panel, b.lanes):
                 taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
-                map_column([taps[i : i + 3] for i in (0, 3, 6)], f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32))
+                map_column(
+                    [taps[i : i + b.window] for i in range(0, b.taps, b.window)],
+                    f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32),
+                )
         f.done()
         return name
     with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
         src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        square = [[f.load(f.gep(src, f.mul(point, 3 * i + j), F32), ty) for j in range(3)] for i in range(3)]
+        r = range(b.window)
+        square = [[f.load(f.gep(src, f.mul(point, b.window * i + j), F32), ty) for j in r] for i in r]
         map_column(square, dst)
     f.done()
     return name
@@ -297,7 +312,7 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
 
     Tiles go from the last to the first, rows of a tile from the first to the last: what a tile that overhangs writes beyond
     `columns` is then overwritten by what belongs there."""
-    name = f"winograd_{b.m}_outputs_{b.spec.name}"
+    name = f"{b.prefix}_outputs_{b.spec.name}"
     if name in module.functions:
         return name
     numbers = ("stride", "tiles", "columns")
@@ -310,7 +325,7 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
             src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
             dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
             square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
-            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s))):
+            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s, b.m))):
                 line = f.gep(dst, f.mul(columns, i * b.panel), F32)
                 for j, v in enumerate(row):
                     f.store(v, f.gep(line, j * b.panel, F32))
@@ -325,7 +340,7 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
     of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
     """
-    name = f"winograd_{b.m}_ukr_{b.spec.name}_{rows}"
+    name = f"{b.prefix}_ukr_{b.spec.name}_{rows}"
     if name in module.functions:
         return name
     args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
@@ -357,15 +372,15 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
     """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
     panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
     on."""
-    name = f"winograd_{b.m}_products_{b.spec.name}"
+    name = f"{b.prefix}_products_{b.spec.name}"
     if name in module.functions:
         return name
-    table = f"winograd_{b.m}_table_{b.spec.name}"
+    table = f"{b.prefix}_table_{b.spec.name}"
     emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
     args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
     f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
     a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
-    step = -(-_TAPS * b.panel * 4 // b.points)  # bytes of weights of a channel and point
+    step = -(-b.taps * b.panel * 4 // b.points)  # bytes of weights of a channel and point
     parts = f.ceildivu(tiles, b.spec.mr)
     kernels = f.address_of(table)
     with f.loop(0, b.points) as p:
@@ -474,13 +489,13 @@ class _Kernel:
         f, geo, b = self.f, self.geo, self.b
         columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
         row, elem = b.packed_row
-        taps = f.mul(geo.planes, _TAPS)
+        taps = f.mul(geo.planes, b.taps)
         packed = f.gep(geo.w, f.mul(f.mul(panel, geo.in_channels), f.mul(taps, row)), elem)
         with f.loop(0, self.blocks) as block:
             c0, k, first, end = self.block(block.iv)
             with f.loop(first, end) as plane, f.loop(0, k, geo.block_channels) as part:
                 channels = f.min(f.sub(k, part.iv), geo.block_channels)
-                at = f.add(f.mul(f.add(c0, part.iv), taps), f.mul(f.mul(plane.iv, _TAPS), channels))
+                at = f.add(f.mul(f.add(c0, part.iv), taps), f.mul(f.mul(plane.iv, b.taps), channels))
                 to = f.add(f.mul(f.sub(plane.iv, first), k), part.iv)
                 f.call(self.weights, [f.gep(packed, f.mul(at, row), elem), channels, f.gep(self.at(0), f.mul(to, b.panel), F32)])
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
@@ -530,7 +545,7 @@ class _Kernel:
 
 def kernel_name(b: Blocking) -> str:
     """The symbol of a kernel."""
-    return f"winograd_{b.m}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    return f"{b.prefix}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
 
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:

@@ -193,7 +193,7 @@ def _copy_channels(
     src: V,
     dst: V,
     width: int,
-    moves: Sequence[tuple[int, V | None, V | None]],
+    moves: Sequence[tuple[int, V, V | None]],
     strided: bool,
 ) -> None:
     """For each channel: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
@@ -278,7 +278,7 @@ def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 masks[i] = ok if before is None else f.and_(before, ok)
         number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
         dst = f.gep(to, f.mul(f.mul(number, channels), width), p.elem)
-        moves = [(s, m, None) for s, m in zip(starts, masks, strict=True)]
+        moves = [(s, m, None) for s, m in zip(starts, masks, strict=True) if m is not None]
         _copy_channels(p, f, geo, some, f.gep(source, offset, p.elem), dst, width, moves, False)
 
     def all_points(source: V, some: V, to: V) -> None:

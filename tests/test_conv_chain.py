@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,12 @@ from torch.export import Dim
 
 import dhlo
 from dhlo.api import build
+from dhlo.codegen.backends.cpu.llvm import Jit, compile_object, lower_to_llvm_ir
+from dhlo.codegen.families.conv.chain_expand import emit_pack
+from dhlo.codegen.families.conv.chain_window import First, Window
+from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule
 from dhlo.options import Options
+from tests.targets import TARGET, TILES
 
 SIZES = [(1, 1, 1), (1, 7, 7), (2, 14, 14), (1, 15, 13), (3, 9, 33), (1, 56, 57), (1, 2, 130), (2, 40, 3), (1, 21, 500)]
 
@@ -203,3 +210,32 @@ def test_every_target_has_a_kernel(target: str) -> None:
     exported = torch.export.export(Chain(8, 40, 5, 2).eval(), (torch.randn(2, 8, 20, 24),), dynamic_shapes=(dims,))
     _, artifact = build(exported, Options(target=target))
     assert artifact is not None
+
+
+@pytest.mark.parametrize("iw", [37, (1 << 31) + 5, 1 << 32, (1 << 33) + 1])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_columns_beyond_32_bits(iw: int, stride: int) -> None:
+    """Packing of the first columns of a row, and of the row above the image."""
+    padding, channels, width = 2, 3, 9
+    first = First((1, 3), (1, stride), ((1, 0), (padding, padding)), (1, 1))
+    window = Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), "f32", TILES, first)
+    module = KernelModule(TARGET)
+    pack = emit_pack(window, module)
+    fn = Fn(module, "pack_row", [("x", PTR), ("y", I64), ("to", PTR)], internal=False)
+    x, y, to = fn.args
+    fn.call(pack, [x, *map(fn.i64, (64, channels, 4, iw)), y, fn.i64(width), fn.i64(1024), to])
+    fn.done()
+    jit = Jit([compile_object(lower_to_llvm_ir(module.text(), TARGET), TARGET)])
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(jit.address("pack_row"))
+    image = np.random.default_rng(0).standard_normal((channels + 4, 64), np.float32)
+    for row in (0, 1):
+        out = np.full(4096, 7, np.float32)
+        call(image.ctypes.data, row, out.ctypes.data)
+        parts = -(-width // TILES.mr)
+        for part in range(parts):
+            begin, end = width * part // parts, width * (part + 1) // parts
+            packed = out[1024 * part :][: 3 * channels * TILES.mr].reshape(3, channels, TILES.mr)[:, :, : end - begin]
+            columns = np.arange(begin, end) * stride - padding + np.arange(3)[:, None]
+            inside = (columns >= 0) & (columns < iw) & (row > 0)
+            want = np.where(inside[:, None], image[:channels, np.maximum(columns, 0)].transpose(1, 0, 2), 0)
+            assert (packed == want).all()

@@ -16,7 +16,9 @@ import torch
 import dhlo
 from dhlo.codegen.families.conv import winograd_transforms as maps
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.conv.winograd_kernel import FIELDS
 from dhlo.codegen.families.gemm.microkernel import tile_spec
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.target import parse_target
@@ -30,11 +32,19 @@ PADS = ((1, 1), (1, 1))
 
 
 def square(ins: int, outs: int, pads: Any = PADS, **options: Any) -> Conv:
-    return Conv(ins, outs, (3, 3), (1, 1), pads, (1, 1), spec=options.pop("spec", TILES), winograd=(2, 4), **options)
+    return Conv(ins, outs, (3, 3), (1, 1), pads, (1, 1), spec=options.pop("spec", TILES), winograd=maps.SIDES, **options)
+
+
+def cube(
+    ins: int, outs: int, planes: int = 3, stride: int = 1, dilation: int = 1, pads: Any = ((1, 1), *PADS), **options: Any
+) -> Conv:
+    """Windows of some planes of 3 x 3."""
+    spec = options.pop("spec", TILES)
+    return Conv(ins, outs, (planes, 3, 3), (stride, 1, 1), pads, (dilation, 1, 1), spec=spec, winograd=maps.SIDES, **options)
 
 
 @functools.cache
-def forced(conv: Conv, sides: tuple[int, ...], **options: bool) -> Program:
+def forced(conv: Conv | ConvTranspose, sides: tuple[int, ...], **options: bool) -> Program:
     """The convolution compiled so that it takes a tile of that side wherever it can."""
     with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
         return build_conv(replace(conv, winograd=sides), **options)
@@ -71,75 +81,119 @@ class _Number:
         self.value = Fraction(value)
 
 
-@pytest.mark.parametrize("m", maps.TILES)
-def test_the_maps_are_those_of_the_points(m: int) -> None:
+@pytest.mark.parametrize("r", maps.TAPS)
+@pytest.mark.parametrize("n", maps.SIDES)
+def test_the_maps_are_those_of_the_points(n: int, r: int) -> None:
     """Code and matrices agree exactly, and make a correlation."""
-    bt, g, at = maps.matrices(m)
+    bt, g, at = maps.matrices(n, r)
     f: Any = _Numbers()
 
     def columns(matrix: list[list[Fraction]], run: Any) -> None:
-        n = len(matrix[0])
-        for j in range(n):
-            unit = [_Number(int(i == j)) for i in range(n)]
+        count = len(matrix[0])
+        for j in range(count):
+            unit = [_Number(int(i == j)) for i in range(count)]
             assert [x.value for x in run(unit)] == [row[j] for row in matrix]
 
     columns(bt, lambda d: maps.inputs(f, d))
-    columns(g, lambda w: maps.weights(f, w, m))
-    columns(at, lambda s: maps.outputs(f, s))
-    data, taps = [Fraction(3 * i * i - 7, 5) for i in range(m + 2)], [Fraction(2), Fraction(-3, 7), Fraction(11)]
+    columns(g, lambda w: maps.weights(f, w, n))
+    columns(at, lambda s: maps.outputs(f, s, n - r + 1))
+    data, taps = [Fraction(3 * i * i - 7, 5) for i in range(n)], [Fraction(2), Fraction(-3, 7), Fraction(11)][:r]
 
     def times(matrix: list[list[Fraction]], x: list[Fraction]) -> list[Fraction]:
         return [sum((a * b for a, b in zip(row, x, strict=True)), Fraction(0)) for row in matrix]
 
     products = [a * b for a, b in zip(times(g, taps), times(bt, data), strict=True)]
-    assert times(at, products) == [sum(taps[k] * data[i + k] for k in range(3)) for i in range(m)]
+    assert times(at, products) == [sum(taps[k] * data[i + k] for k in range(r)) for i in range(n - r + 1)]
 
 
-@pytest.mark.parametrize("m", maps.TILES)
+@pytest.mark.parametrize("side", maps.SIDES)
 @pytest.mark.parametrize(
     "conv",
     [square(16, 32), square(100, 70), square(200, 33, ((0, 2), (1, 0))), square(17, 16, ((0, 0), (0, 0))), square(150, 90)],
     ids=lambda c: c.name,
 )
-def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv, m: int) -> None:
+def test_matches_pytorch_at_all_sizes_and_splits(conv: Conv, side: int) -> None:
     """One compiled kernel set serves all sizes; neither the number of threads nor a split in chunks changes a bit."""
     for sizes in SIZES:
         if min(conv.output_size(sizes[1:])) < 1:
             continue
         x, weight = operands(conv, sizes)
-        out = run_conv(conv, forced(conv, (m,)), x, weight)
+        out = run_conv(conv, forced(conv, (side,)), x, weight)
         assert error(out, reference(conv, x, weight)) < 1e-5
         for seed, threads in ((None, 1), (1, 2), (2, 3), (None, 7)):
-            assert (run_conv(conv, forced(conv, (m,)), x, weight, seed=seed, threads=threads) == out).all()
+            assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=seed, threads=threads) == out).all()
 
 
-@pytest.mark.parametrize("m", maps.TILES)
-def test_rows_wider_than_a_group(m: int) -> None:
+@pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        cube(32, 40),
+        cube(17, 33, pads=((0, 1), *PADS)),
+        cube(100, 20, planes=2, pads=((2, 0), (0, 2), (1, 0))),
+        cube(16, 16, planes=5, stride=2, pads=((2, 2), *PADS)),
+        cube(24, 18, dilation=2, pads=((2, 2), *PADS)),
+        cube(16, 17, planes=1, stride=3, pads=((1, 0), *PADS)),
+        cube(16, 48, planes=9, pads=((4, 4), *PADS)),
+    ],
+    ids=lambda c: c.name,
+)
+def test_windows_of_several_planes(conv: Conv, side: int) -> None:
+    for sizes in ((1, 5, 8, 8), (2, 3, 7, 9), (1, 1, 1, 1), (1, 4, 3, 70), (2, 2, 30, 5), (0, 4, 8, 8), (1, 12, 14, 14)):
+        if min(conv.output_size(sizes[1:])) < 1:
+            continue
+        x, weight = operands(conv, sizes)
+        out = run_conv(conv, forced(conv, (side,)), x, weight)
+        assert error(out, reference(conv, x, weight)) < 1e-5
+        for seed, threads in ((1, 2), (None, 3)):
+            assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=seed, threads=threads) == out).all()
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_windows_of_2_x_2(side: int) -> None:
+    """Those of transposed convolutions' phases among them."""
+    for conv in (
+        Conv(32, 40, (2, 2), (1, 1), ((1, 0), (0, 1)), (1, 1), spec=TILES, winograd=(side,)),
+        Conv(72, 17, (2, 2), (1, 1), ((1, 1), (0, 0)), (1, 1), spec=TILES, winograd=(side,)),
+        Conv(140, 33, (2, 2, 2), (2, 1, 1), ((1, 0), (2, 1), (1, 1)), (1, 1, 1), spec=TILES, winograd=(side,)),
+        ConvTranspose(24, 50, (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), spec=TILES, winograd=(side,)),
+        ConvTranspose(36, 16, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), spec=TILES, winograd=(side,)),
+    ):
+        for sizes in ((1, 8, 8), (2, 7, 9), (1, 2, 71), (3, 30, 2), (1, 25, 25)):
+            sizes = (*sizes[:1], *(3,) * (len(conv.kernel) - 2), *sizes[1:])
+            x, weight = operands(conv, sizes)
+            out = run_conv(conv, forced(conv, (side,)), x, weight)
+            assert error(out, reference(conv, x, weight)) < 1e-5
+            assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=1, threads=3) == out).all()
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_rows_wider_than_a_group(side: int) -> None:
     """Rows of tiles in several groups, whose outputs are handed on row by row."""
     conv = square(20, 40)
     x, weight = operands(conv, (2, 6, 701))
     for threads in (1, 2):
-        out = run_conv(conv, forced(conv, (m,)), x, weight, threads=threads, seed=threads)
+        out = run_conv(conv, forced(conv, (side,)), x, weight, threads=threads, seed=threads)
         assert error(out, reference(conv, x, weight)) < 1e-5
 
 
-@pytest.mark.parametrize("m", maps.TILES)
-def test_the_epilogue_sees_every_element_once_with_its_channel(m: int) -> None:
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_the_epilogue_sees_every_element_once_with_its_channel(side: int) -> None:
     """bias + relu; unwritten outputs would keep 777."""
     conv = square(24, 45)
     for sizes in ((2, 9, 11), (1, 2, 500)):
         x, weight = operands(conv, sizes)
         bias = np.linspace(-9, 9, 45, dtype=np.float32)
-        out = run_conv(conv, forced(conv, (m,), bias_relu=True), x, weight, bias)
+        out = run_conv(conv, forced(conv, (side,), bias_relu=True), x, weight, bias)
         expected = np.maximum(reference(conv, x, weight) + bias[None, :, None, None], 0)
         assert error(out, expected) < 1e-5
 
 
-@pytest.mark.parametrize("m", maps.TILES)
-def test_strided_input_and_what_lies_around_it(m: int) -> None:
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_strided_input_and_what_lies_around_it(side: int) -> None:
     """A slice of a larger tensor of NaN: nothing outside of it is used."""
     conv = square(18, 20)
-    program = forced(conv, (m,), strided=True)
+    program = forced(conv, (side,), strided=True)
     for sizes in ((2, 9, 12), (1, 1, 1), (1, 4, 33)):
         x, weight = operands(conv, sizes)
         big = np.full((2 * sizes[0], 18, sizes[1] + 3, sizes[2] + 40), np.nan, np.float32)
@@ -149,28 +203,28 @@ def test_strided_input_and_what_lies_around_it(m: int) -> None:
         assert error(out, reference(conv, x, weight)) < 1e-5
 
 
-@pytest.mark.parametrize("m", maps.TILES)
-def test_nan_and_infinity_reach_all_their_windows(m: int) -> None:
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_nan_and_infinity_reach_all_their_windows(side: int) -> None:
     """No output whose window holds one stays finite, and no image but theirs is touched."""
     conv = square(20, 20)
     x, weight = operands(conv, (3, 14, 13))
     x[1, 2, 6, 5], x[1, 3, 0, 0] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
-        out, expected = run_conv(conv, forced(conv, (m,)), x, weight), reference(conv, x, weight)
+        out, expected = run_conv(conv, forced(conv, (side,)), x, weight), reference(conv, x, weight)
     assert not np.isfinite(out[~np.isfinite(expected)]).any()
     assert np.isfinite(out[[0, 2]]).all()
 
 
 @pytest.mark.skipif(not TILES.target.is_x86, reason="runs code for x86-64")
-@pytest.mark.parametrize("m", maps.TILES)
-def test_avx2_and_weights_shared_between_targets(m: int) -> None:
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_avx2_and_weights_shared_between_targets(side: int) -> None:
     """8 lanes, 16 registers, panels of several tiles."""
     narrow = tile_spec(parse_target("x86-64-v3"))
     for spec in (narrow, replace(narrow, per_panel=1)):
         conv = square(44, 52, spec=spec)
         for sizes in ((2, 7, 9), (1, 3, 290), (1, 28, 28)):
             x, weight = operands(conv, sizes)
-            assert error(run_conv(conv, forced(conv, (m,)), x, weight, seed=1), reference(conv, x, weight)) < 1e-5
+            assert error(run_conv(conv, forced(conv, (side,)), x, weight, seed=1), reference(conv, x, weight)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -182,8 +236,12 @@ def test_avx2_and_weights_shared_between_targets(m: int) -> None:
         (replace(square(64, 64), dilation=(1, 2)), False),
         (replace(square(64, 64), groups=2), False),
         (replace(square(64, 64), kernel=(3, 2)), False),
+        (replace(square(64, 64), kernel=(2, 2)), True),
+        (cube(64, 64, planes=2, stride=2, dilation=3), True),
+        (replace(cube(64, 64), stride=(1, 2, 2)), False),
+        (replace(cube(64, 64), kernel=(3, 1, 3)), False),
         (replace(square(64, 64), elem="f64"), False),
-        (Conv(64, 64, (3,), (1,), ((1, 1),), (1,), spec=TILES, winograd=(2, 4)), False),
+        (Conv(64, 64, (3,), (1,), ((1, 1),), (1,), spec=TILES, winograd=maps.SIDES), False),
     ],
 )
 def test_which_convolutions_it_is_for(conv: Conv, applies: bool) -> None:
@@ -199,7 +257,7 @@ def launched(conv: Conv, sizes: tuple[int, ...], threads: int = 2) -> str:
     (launch,) = functools.cache(build_conv)(conv).record(num_threads=threads, **params)
     if len(launch.args) < 20:
         return "direct"
-    rows, th = int(launch.args[17]), int(launch.args[18])
+    rows, th = (int(launch.args[FIELDS.index(n)]) for n in ("rows", "th"))
     assert rows == sizes[0] * th
     return str(round(sizes[1] / th))
 

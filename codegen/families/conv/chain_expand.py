@@ -28,6 +28,9 @@ __all__ = ["Place", "Rows", "emit_pack", "lower_rows"]
 Place = Callable[[Emitter, Index, Index, Index], Sequence[Index]]
 """(emitter, batch, channel, position) to the index of an element of the first convolution's result."""
 
+# No fewer than the steps between the lanes of a vector.
+_MOST_STEPS = 1 << 30
+
 _TILE_ARGS = (
     ("eargs", PTR), ("x", PTR), ("w", PTR), ("k", I64), ("out", PTR), ("batch", I64), ("m0", I64), ("n0", I64), ("nr", I64),
 )  # fmt: skip
@@ -66,12 +69,12 @@ def emit_pack(w: Window, module: KernelModule) -> str:
         row0 = f.sub(f.mul(y, first.stride[0]), first.padding[0][0])
         with f.loop(0, first.kernel[0]) as ky:
             row = f.add(row0, f.mul(ky.iv, first.dilation[0]))
-            limit = f.splat(f.cast(f.select(f.cmp("ult", row, ih), iw, 0), I32), span)
+            limit = f.select(f.cmp("ult", row, ih), iw, 0)
             for kx in range(first.kernel[1]):
                 columns = [f.add(column0, s * step + kx * first.dilation[1]) for s in starts]
                 masks = plain
                 if not first.pointwise:
-                    masks = [f.cmp("ult", f.add(steps, f.splat(f.cast(c, I32), span)), limit) for c in columns]
+                    masks = [_inside(f, steps, c, limit) for c in columns]
                 number = f.add(f.mul(ky.iv, first.kernel[1]), kx)
                 source = f.gep(x, f.add(f.mul(row, iw), columns[0]), w.elem)
                 target = f.gep(dst, f.mul(f.mul(number, channels), mr), w.elem)
@@ -82,6 +85,15 @@ def emit_pack(w: Window, module: KernelModule) -> str:
                     c.yield_(f.gep(p, stride, w.elem), f.gep(q, mr, w.elem))
     f.done()
     return name
+
+
+def _inside(f: Fn, steps: V, column: V, width: V) -> V:
+    """Whether column + steps, in i32 lanes, is one of `width` columns, of which there may be more than fit an i32."""
+    past = f.max(column, 0)
+    left = f.min(f.max(f.sub(width, past), 0), _MOST_STEPS)
+    return f.cmp(
+        "ult", f.add(steps, f.splat(f.cast(f.sub(column, past), I32), steps.lanes)), f.splat(f.cast(left, I32), steps.lanes)
+    )
 
 
 def lower_rows(w: Window, module: KernelModule, r: Rows) -> Epilogue:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from dhlo.codegen.families.conv.params import Tiled
 from dhlo.codegen.families.gemm.microkernel import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, Fn, V
+from dhlo.codegen.kernel_ir.builder import Fn, V
 
 __all__ = ["First", "Window", "part_of_row"]
 
@@ -15,13 +16,18 @@ _OUTPUTS = 8
 
 
 @dataclass(frozen=True)
-class First:
-    """The first convolution's static parameters, of rows and columns."""
+class _OfImages:
+    """A convolution's static parameters, of rows and columns."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[tuple[int, int], tuple[int, int]]
     dilation: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class First(_OfImages):
+    """The first convolution's parameters. Kernels' names are made of what it prints as."""
 
     @property
     def pointwise(self) -> bool:
@@ -30,13 +36,9 @@ class First:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The depthwise convolution's static parameters, of rows and columns, and those of the convolution before it."""
+class Window(_OfImages, Tiled):
+    """The depthwise convolution's parameters, and those of the convolution before it. An item has a panel of channels."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-    dilation: tuple[int, int]
     elem: str
     spec: TileSpec
     first: First
@@ -47,19 +49,6 @@ class Window:
         key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name, self.first)
         size = "x".join(map(str, self.kernel))
         return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
-
-    @property
-    def lanes(self) -> int:
-        return self.spec.lanes(self.elem)
-
-    @property
-    def panel(self) -> int:
-        """Channels of an item."""
-        return self.spec.panel(self.elem)
-
-    @property
-    def bytes(self) -> int:
-        return BITS[self.elem] // 8
 
     @property
     def outputs(self) -> int:

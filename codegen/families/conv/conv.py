@@ -36,8 +36,8 @@ class Conv:
 
     Input [B, in_channels, *spatial], weight [out_channels, in_channels/groups, *kernel], 1 to 3 spatial dims,
     `padding` a pair (before, after) a dim. `elem` is f32 or f64. Batch and spatial sizes are run-time values.
-    `winograd`: sides of tiles for which calls may choose Winograd's algorithm where it is faster; results are then off by up to
-    5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
+    `winograd`: sides of input tiles for which calls may choose Winograd's algorithm where it is faster; results are then off by up
+    to 5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
     `code`: the form of weights that are kept as codes (`quantised_weights`), if they are; not of those of depthwise convolutions.
     """
 

@@ -47,6 +47,9 @@ CACHE_LINE = 64
 _OUTSIDE = -(1 << 30)
 # Input channels up to which the loop over them is unrolled.
 _FEW_CHANNELS = 4
+# Where planes are a multiple of so many bytes, a position's channels share few sets of the first cache: as many channels, as a set
+# has lines, are then packed for all kernel points before the next ones. Elsewhere all are, since masks are computed for each point.
+_CONFLICT, _TOGETHER = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,20 @@ def _copy_channels(
         lp.yield_(f.gep(s, geo.sxc, p.elem), f.gep(d, width, p.elem))
 
 
+def _by_channels(
+    p: ConvParams, f: Fn, geo: Geometry, x: V, channels: V, panel: V, width: int, body: Callable[[V, V, V], None]
+) -> None:
+    """Calls body(x, channels, panel) for some channels after others: where theirs begin in the image and in the panel's points."""
+    if p.points == 1 or _unrolls(p):
+        body(x, channels, panel)
+        return
+    conflict = f.cmp("eq", f.and_(geo.sxc, _CONFLICT // p.bytes - 1), 0)
+    most = f.select(conflict, f.i64(_TOGETHER), channels)
+    with f.loop(0, channels, most) as lp:
+        source, to = f.gep(x, f.mul(lp.iv, geo.sxc), p.elem), f.gep(panel, f.mul(lp.iv, width), p.elem)
+        body(source, f.min(f.sub(channels, lp.iv), most), to)
+
+
 def load_strided(f: Fn, elem: str, step: int, s: V, mask: V, zero: V) -> V:
     """Every step-th element of `s`; `mask` is per output lane, for step 2 per element of the double vector."""
     lanes = zero.lanes
@@ -249,7 +266,7 @@ def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
     strides = (geo.sxd, geo.sxh, f.const(1, I64))
     base = f.add(f.add(f.mul(origin[0], geo.sxd), f.mul(origin[1], geo.sxh)), origin[2])
 
-    def point(k: Sequence[V]) -> None:
+    def point(k: Sequence[V], source: V, some: V, to: V) -> None:
         offset = base
         masks: list[V | None] = [None for _ in starts]
         for d, size in enumerate((geo.id, geo.ih, geo.iw)):
@@ -260,11 +277,14 @@ def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 before = masks[i]
                 masks[i] = ok if before is None else f.and_(before, ok)
         number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
-        dst = f.gep(panel, f.mul(f.mul(number, channels), width), p.elem)
+        dst = f.gep(to, f.mul(f.mul(number, channels), width), p.elem)
         moves = [(s, m, None) for s, m in zip(starts, masks, strict=True) if m is not None]
-        _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, moves, False)
+        _copy_channels(p, f, geo, some, f.gep(source, offset, p.elem), dst, width, moves, False)
 
-    _kernel_points(p, f, point)
+    def all_points(source: V, some: V, to: V) -> None:
+        _kernel_points(p, f, lambda k: point(k, source, some, to))
+
+    _by_channels(p, f, geo, x, channels, panel, width, all_points)
 
 
 def _kernel_points(p: ConvParams, f: Fn, body: Callable[[Sequence[V]], None]) -> None:
@@ -294,7 +314,7 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
             room = f.sub(width, lane)
             keep = f.tail_mask(room, lanes)
 
-            def point(k: Sequence[V], store_mask: V | None) -> None:
+            def point(k: Sequence[V], source: V, some: V, to: V, store_mask: V | None) -> None:
                 c = [f.add(o, f.mul(k[d], p.dilation[d])) for d, o in enumerate((z0, y0, x0))]
                 inside = f.and_(_in_range(f, c[0], geo.id), _in_range(f, c[1], geo.ih))
                 # A column limit of 0 masks every lane where the row is outside.
@@ -302,11 +322,14 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 mask = _in_range(f, f.add(steps, f.cast(c[2], I32)), limit)
                 offset = f.add(f.add(f.mul(c[0], geo.sxd), f.mul(c[1], geo.sxh)), c[2])
                 number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
-                dst = f.gep(panel, f.add(f.mul(f.mul(number, channels), width), lane), p.elem)
-                _copy_channels(p, f, geo, channels, f.gep(x, offset, p.elem), dst, width, [(0, mask, store_mask)], True)
+                dst = f.gep(to, f.add(f.mul(f.mul(number, channels), width), lane), p.elem)
+                _copy_channels(p, f, geo, some, f.gep(source, offset, p.elem), dst, width, [(0, mask, store_mask)], True)
 
             def points(store_mask: V | None) -> list[V]:
-                _kernel_points(p, f, lambda k: point(k, store_mask))
+                def all_points(source: V, some: V, to: V) -> None:
+                    _kernel_points(p, f, lambda k: point(k, source, some, to, store_mask))
+
+                _by_channels(p, f, geo, x, channels, panel, width, all_points)
                 return []
 
             if f.target.mask_registers:

@@ -8,7 +8,7 @@ from dhlo.codegen.families.conv.layout import WeightLayout
 from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, KernelModule
 
-__all__ = ["TRANSPOSED_LD", "ConvParams", "Triple"]
+__all__ = ["TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]
 
 Triple = tuple[int, int, int]
 # Leading dimension of the tile handed to the epilogue when positions were the broadcast operand: as many panels as fit in it,
@@ -21,8 +21,29 @@ _RUN_CHANNELS = 512
 _WIDE_ROW, _KEPT_ROW, _WIDE_BYTES = 1024, 256, 1 << 17
 
 
+class Tiled:
+    """What follows from the type of elements and the target's register tiles."""
+
+    elem: str
+    spec: TileSpec
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.lanes(self.elem)
+
+    @property
+    def panel(self) -> int:
+        """Output channels of a packed weight panel."""
+        return self.spec.panel(self.elem)
+
+    @property
+    def bytes(self) -> int:
+        """Of an element."""
+        return BITS[self.elem] // 8
+
+
 @dataclass(frozen=True)
-class ConvParams:
+class ConvParams(Tiled):
     """A convolution over three spatial dims (leading ones unit) as the kernel emitters see it."""
 
     module: KernelModule
@@ -41,22 +62,9 @@ class ConvParams:
     code: str = ""  # the form in which weights are kept, where it isn't `elem`; see quantised_weights
 
     @property
-    def lanes(self) -> int:
-        return self.spec.lanes(self.elem)
-
-    @property
     def nr(self) -> int:
         """Columns of a register tile, and positions in a packed input panel."""
         return self.spec.nr(self.elem)
-
-    @property
-    def panel(self) -> int:
-        """Output channels of a packed weight panel."""
-        return self.spec.panel(self.elem)
-
-    @property
-    def bytes(self) -> int:
-        return BITS[self.elem] // 8
 
     @property
     def group_in(self) -> int:

@@ -13,7 +13,7 @@ from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array
 from dhlo.codegen.families.conv.quantised_weights import code_of, pack_codes
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.families.conv.winograd_transforms import TILES
+from dhlo.codegen.families.conv.winograd_transforms import SIDES
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.microkernel import TileSpec
@@ -53,7 +53,7 @@ class ConvFamily(ChoiceFamily):
         code = "" if kept is None else code_of(*kept)
         self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
-        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, TILES if low.winograd else (), code)
+        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, SIDES if low.winograd else (), code)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -82,8 +82,6 @@ class ConvFamily(ChoiceFamily):
     def cost(self) -> Cost:
         """Winograd's kernels multiply less, and add instead."""
         cost = super().cost()
-        if not isinstance(self.conv, Conv):
-            return cost
         shares = self.conv.winograd_shares(self.low.module)
         return replace(cost, variants={kernel: cost.flops * share for kernel, share in shares.items()})
 
@@ -122,4 +120,5 @@ def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "
         return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, spec=spec, winograd=winograd, code=code)
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
-    return ConvTranspose(channels, outs, kernel, stride, padding, output_padding, dilation, groups, elem, spec=spec)
+    pads = (padding, output_padding)
+    return ConvTranspose(channels, outs, kernel, stride, *pads, dilation, groups, elem, spec=spec, winograd=winograd)

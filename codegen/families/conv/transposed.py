@@ -9,6 +9,7 @@ from math import gcd, prod
 from typing import Any
 
 import numpy as np
+import sympy
 
 from dhlo.codegen.families.box import grain_of
 from dhlo.codegen.families.conv.conv import Conv
@@ -61,7 +62,7 @@ class ConvTranspose:
     Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
     over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
     stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
-    is done.
+    is done. `winograd`: as of those.
     """
 
     in_channels: int
@@ -74,6 +75,7 @@ class ConvTranspose:
     groups: int = 1
     elem: str = F32
     spec: TileSpec = field(kw_only=True)
+    winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def output_size(self, spatial: Sequence[Any]) -> list[Any]:
         """Output sizes of the spatial dims; ints or sympy expressions."""
@@ -100,6 +102,7 @@ class ConvTranspose:
             self.groups,
             self.elem,
             spec=self.spec,
+            winograd=self.winograd,
         )
 
     @property
@@ -111,6 +114,10 @@ class ConvTranspose:
     def name(self) -> str:
         """Prefix of the symbols that belong to the whole."""
         return f"conv_transposed_{self.elem}_{len(self.stride)}d_" + "x".join(map(str, self.stride))
+
+    def winograd_shares(self, module: KernelModule) -> dict[str, sympy.Rational]:
+        """By kernel of Winograd's algorithm, what part of the arithmetic it takes."""
+        return {k: share for conv in self._convs() if conv for k, share in conv.winograd_shares(module).items()}
 
     def _convs(self) -> list[Conv | None]:
         return [self._conv(taps) for taps in self._phases]

@@ -10,7 +10,7 @@ import sympy
 from dhlo.codegen.families.box import update_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
-from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS
+from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS, TAPS
 from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -35,27 +35,33 @@ class _Cut:
 
 @dataclass(frozen=True)
 class Winograd:
-    """F(m x m, 3 x 3) for a convolution of a window of 3 x 3, stride and dilation 1, one group, in f32."""
+    """F(m x m, r x r) for a convolution of a window of r x r, 2 or 3, or of some planes of as much: stride and dilation 1 in these,
+    one group, f32. `side`: of input tiles, m + r - 1."""
 
     p: ConvParams
-    m: int
+    side: int
 
     @staticmethod
     def variants(p: ConvParams, sides: Sequence[int]) -> list[Winograd]:
         """Those of the given sides; none where the convolution isn't of that kind."""
         fits = (
-            p.kernel == (1, 3, 3)
-            and p.stride == p.dilation == (1, 1, 1)
-            and p.padding[0] == (0, 0)
+            p.kernel[1] == p.kernel[2]
+            and p.kernel[1] in TAPS
+            and p.stride[1:] == p.dilation[1:] == (1, 1)
             and p.groups == 1
             and p.elem == F32
             and min(p.in_channels, p.out_channels) >= p.lanes
         )
-        return [Winograd(p, m) for m in sides] if fits else []
+        return [Winograd(p, side) for side in sides] if fits else []
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.m, self.p.spec, self.p.code)
+        return Blocking(self.side, self.p.kernel[2], self.p.spec, self.p.code)
+
+    @property
+    def m(self) -> int:
+        """Side of an output tile."""
+        return self.blocking.m
 
     @property
     def span(self) -> int:
@@ -63,8 +69,15 @@ class Winograd:
         return self.blocking.span(self.p.block_channels, self.p.depth_blocks)
 
     @property
+    def together(self) -> int:
+        """Planes of the window in a depth block: several only where it has room for all of their channels, in whole vectors."""
+        p = self.p
+        room = self.blocking.depth // p.in_channels if p.in_channels % p.lanes == 0 else 1
+        return max(1, min(room, p.kernel[0]))
+
+    @property
     def depth_blocks(self) -> int:
-        return -(-self.p.depth_blocks // self.span)
+        return -(-self.p.depth_blocks // self.span) * -(-self.p.kernel[0] // self.together)
 
     @property
     def kernel(self) -> str:
@@ -76,10 +89,11 @@ class Winograd:
         """Instructions of a whole tile over those of sums of products in order: products of points, maps of inputs to them, and of
         their sums to outputs. Maps of weights depend on how the tiles are grouped, and are left out."""
         p, b = self.p, self.blocking
-        of_input, _, of_output = OPERATIONS[self.m]
-        maps = 2 * b.side * of_input * p.in_channels + (b.side + self.m) * of_output * p.out_channels
-        direct = 9 * self.m**2 * p.in_channels * p.out_channels
-        return sympy.Rational(b.points * p.in_channels * p.out_channels + maps, direct)
+        of_input, _, of_output = OPERATIONS[b.side, b.window]
+        channels = p.in_channels * p.kernel[0]
+        maps = 2 * b.side * of_input * channels + (b.side + self.m) * of_output * p.out_channels
+        direct = b.taps * self.m**2 * channels * p.out_channels
+        return sympy.Rational(b.points * channels * p.out_channels + maps, direct)
 
     def emit_kernel(self, module: KernelModule) -> None:
         """Adds the kernel to the module, once for all convolutions."""
@@ -89,7 +103,7 @@ class Winograd:
         """Groups as large as fit a worker's scratch, and as many as threads can share evenly."""
         f, most = host.fn, self.blocking.most_tiles(host, self.depth_blocks)
         th, tw = f.ceildivu(out[1], self.m), f.ceildivu(out[2], self.m)
-        rows = f.mul(batch, th)
+        rows = f.mul(f.mul(batch, out[0]), th)
         column_groups = f.max(f.ceildivu(tw, most), 1)
         least = f.ceildivu(rows, f.max(f.divu(most, f.max(tw, 1)), 1))
         # Threads share groups, and where these are few the panels of each.
@@ -101,19 +115,22 @@ class Winograd:
     def cost(self, host: HostContext, cut: _Cut) -> V:
         """Vector operations of the thread that has most to do; modulo 2^64."""
         f, p, b = host.fn, self.p, self.blocking
-        in_vectors, out_vectors = -(-p.in_channels // p.lanes), p.channel_panels * p.panel // p.lanes
+        in_channels = p.in_channels * p.kernel[0]
+        in_vectors, out_vectors = -(-p.in_channels // p.lanes) * p.kernel[0], p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
         # Arithmetic of the maps, and their stores, which go on beside it.
-        maps = zip((b.side, 3, self.m), OPERATIONS[self.m], (b.points, b.points, self.m**2), strict=True)
+        maps = zip((b.side, b.window, self.m), OPERATIONS[b.side, b.window], (b.points, b.points, self.m**2), strict=True)
         by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
         tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
-        products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * p.in_channels * computed)
+        products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * in_channels * computed)
         # Sums lie in the second cache, and are read and written again for each depth block.
         updates = f.mul(update_cycles(host), self.depth_blocks)
         sums = f.mul(tiles, f.mul(f.add(f.mul(f.add(updates, 1), b.points), by_outputs), out_vectors))
-        mapped = f.mul(groups, p.in_channels * out_vectors * by_weights)
+        mapped = f.mul(groups, in_channels * out_vectors * by_weights)
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
-        strips = f.mul(f.ceildivu(f.add(f.mul(cut.tw, self.m), 2), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE))
+        strips = f.mul(
+            f.ceildivu(f.add(f.mul(cut.tw, self.m), b.window - 1), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE)
+        )
         inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
         shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)
         alone = f.max(f.min(groups, host.num_threads), 1)  # a group's inputs are mapped by each thread that has a panel of it
@@ -123,18 +140,22 @@ class Winograd:
     def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V]) -> None:
         """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them."""
         f, p, b = host.fn, self.p, self.blocking
-        x, w, epilogue, eargs, _, ih, iw, _, oh, ow, _, sxb, sxc, _, sxh = shared
+        *head, _, sxb, sxc, sxd, sxh = shared
         groups = f.mul(cut.row_groups, cut.column_groups)
         numbers = [
-            *(p.padding[d][0] for d in (1, 2)),
+            *(p.padding[d][0] for d in range(3)),
+            p.kernel[0],
+            self.together,
+            p.stride[0],
+            p.dilation[0],
             p.in_channels,
             p.out_channels,
             p.block_channels,
             self.span,
         ]
-        args = [x, w, epilogue, eargs, ih, iw, oh, ow, sxb, sxc, sxh, *map(f.i64, numbers)]
+        args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers)]
         args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
-        adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.panel // p.lanes)
+        adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(wake_cycles(host), adds), 1)
         host.launch(self.kernel, args, f.mul(groups, p.channel_panels), grain, b.scratch_bytes(host, self.depth_blocks))

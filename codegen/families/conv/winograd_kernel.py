@@ -1,14 +1,18 @@
 """Kernels of Winograd's convolution: input tiles, weights and output tiles mapped in vectors of channels, products in between.
 
-A kernel serves all convolutions of an output tile's side; channels, sizes and padding are arguments. Its items are (group of tiles,
-panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of it, in its scratch:
+A kernel serves all convolutions of an input tile's side and a window's; channels, sizes and padding are arguments. Its items are
+(group of tiles, panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of
+it, in its scratch:
 
     inputs     [depth block][point][tile][DEPTH]   mapped once a group
     weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
-Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for (m + 2)^2 multiply-adds a
-tile, where mapped weights would be 4 times (m = 4) as many bytes in files, memory and caches, and small images are bound by bytes.
+Of windows in three dims, rows and columns are mapped; their planes are summed over, as channels are. A depth block is some channels
+of one plane of the window, or all channels of some planes.
+
+Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for 36 multiply-adds a
+tile, where mapped weights would be 4 times as many bytes in files, memory and caches, and small images are bound by bytes.
 """
 
 from __future__ import annotations
@@ -24,34 +28,41 @@ from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelMod
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["Blocking", "emit_winograd_kernel", "kernel_name"]
+__all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
-# Input channels of a depth block by the output tile's side: mapped weights of a panel then take 288 and 256 KiB. Code and layout
+# Input channels of a depth block by the sides of the input tile and the window, no fewer than a block of packed weights has: mapped
+# weights of a panel then take 256 to 360 KiB. Code and layout
 # rest on it; on a machine of half that second cache they come from the third, once a group.
-_DEPTH = {4: 64, 2: 128}
+_DEPTH = {(6, 3): 64, (6, 2): 80, (4, 3): 128, (4, 2): 128}
 # Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
-_MOST_TILES = {4: 56, 2: 126}
-# Kernel points of a 3 x 3 window.
-_TAPS = 9
+_MOST_TILES = {6: 56, 4: 126}
 # Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
 _STRIP = 64
 # Output positions of whole rows that are handed to the epilogue together.
 _POSITIONS = 256
 
-_FIELDS = (
+FIELDS = (
     "x",
     "w",
     "epilogue",
     "eargs",
+    "id",
     "ih",
     "iw",
+    "od",
     "oh",
     "ow",
     "sxb",
     "sxc",
+    "sxd",
     "sxh",
+    "front",
     "top",
     "left",
+    "planes",
+    "together",
+    "plane_stride",
+    "plane_dilation",
     "in_channels",
     "out_channels",
     "block_channels",
@@ -62,24 +73,37 @@ _FIELDS = (
     "row_groups",
     "column_groups",
 )
-"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; top, left: padding; block_channels: those
-of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all images; th, tw: tiles down
-and across an image; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are cut."""
+"""Arguments of a kernel. i*, o*: input and output size; sx*: input strides in elements; front, top, left: padding; planes: of the
+window, of which `together` are a depth block; plane_stride, plane_dilation: between windows and inside of one; block_channels:
+those of a depth block of the packed weights, of which `span` are one of this kernel; rows: of tiles, in all planes of all images;
+th, tw: tiles down and across a plane; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are
+cut."""
 _POINTERS = {"x", "w", "epilogue", "eargs"}
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """Sizes that follow from the tile's side `m` and the register tiles."""
+    """Sizes that follow from the sides of an input tile and of the window, and from the register tiles."""
 
-    m: int
+    side: int
+    window: int
     spec: TileSpec
     code: str = ""  # the form of weights that are kept as codes
 
     @property
-    def side(self) -> int:
-        """Of an input tile."""
-        return self.m + 2
+    def m(self) -> int:
+        """Side of an output tile."""
+        return self.side - self.window + 1
+
+    @property
+    def taps(self) -> int:
+        """Kernel points of a plane of the window."""
+        return self.window**2
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of functions."""
+        return f"winograd{self.window if self.window != 3 else ''}_{self.m}"
 
     @property
     def points(self) -> int:
@@ -97,7 +121,7 @@ class Blocking:
     @property
     def depth(self) -> int:
         """Channels that a depth block has room for."""
-        return _DEPTH[self.m]
+        return _DEPTH[self.side, self.window]
 
     @property
     def packed_row(self) -> tuple[int, str]:
@@ -107,7 +131,7 @@ class Blocking:
     @property
     def strip_tiles(self) -> int:
         """Tiles of a row that are brought into vectors of channels together."""
-        return (_STRIP - 2) // self.m
+        return (_STRIP - self.window + 1) // self.m
 
     # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
     @property
@@ -128,13 +152,13 @@ class Blocking:
         """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
         take all of it: they are read once for each panel, in order."""
         fn = host.fn
-        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.m])
+        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.side])
         return fn.max(fit, 2 * self.spec.mr)
 
     @property
     def row_elements(self) -> int:
         """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
-        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.m], 2 * self.spec.mr)) + self.m + 2 * self.lanes
+        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.side], 2 * self.spec.mr)) + self.m + 2 * self.lanes
 
     def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
         """Scratch of a worker."""
@@ -146,7 +170,7 @@ class _Scratch:
     """Offsets in bytes of a worker's scratch."""
 
     def __init__(self, b: Blocking) -> None:
-        most = max(_MOST_TILES[b.m], 2 * b.spec.mr)
+        most = max(_MOST_TILES[b.side], 2 * b.spec.mr)
         self.sums = b.points * b.weight_stride * 4
         self.strip = self.sums + b.points * (most * b.panel + b.lanes) * 4
         self.stage = self.strip + b.side * _STRIP * b.lanes * 4
@@ -156,21 +180,29 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _Geometry:
-    """The arguments of a launch; see _FIELDS."""
+    """The arguments of a launch; see FIELDS."""
 
     x: V
     w: V
     epilogue: V
     eargs: V
+    id: V
     ih: V
     iw: V
+    od: V
     oh: V
     ow: V
     sxb: V
     sxc: V
+    sxd: V
     sxh: V
+    front: V
     top: V
     left: V
+    planes: V
+    together: V
+    plane_stride: V
+    plane_dilation: V
     in_channels: V
     out_channels: V
     block_channels: V
@@ -184,7 +216,7 @@ class _Geometry:
 
 @dataclass(frozen=True)
 class _Group:
-    """Tiles that are worked on together: rows [row0, row1) of all images' rows of tiles, tiles [first, first + across) of each."""
+    """Tiles that are worked on together: rows [row0, row1) of all planes' rows of tiles, tiles [first, first + across) of each."""
 
     row0: V
     row1: V
@@ -204,7 +236,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
     the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
     `stride` elements apart."""
-    name = f"winograd_{b.m}_inputs_{b.spec.name}"
+    name = f"{b.prefix}_inputs_{b.spec.name}"
     if name in module.functions:
         return name
     numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
@@ -213,7 +245,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     lanes, ty = b.lanes, vec(F32, b.lanes)
     zero = f.const(0.0, ty)
     offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
-    with f.loop(0, f.add(f.mul(tiles, b.m), 2), lanes) as c:
+    with f.loop(0, f.add(f.mul(tiles, b.m), b.window - 1), lanes) as c:
         column = f.add(x0, c.iv)
         mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
         with f.loop(0, b.side) as r:
@@ -242,7 +274,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
 
 def _emit_weights(module: KernelModule, b: Blocking) -> str:
     """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"winograd_{b.m}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
     if name in module.functions:
         return name
     f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
@@ -250,22 +282,26 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
     point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
 
     def map_column(square: list[list[V]], dst: V) -> None:
-        mapped = in_two_dims(square, lambda g: weights(f, g, b.m))
+        mapped = in_two_dims(square, lambda g: weights(f, g, b.side))
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
 
     if b.code:
         row, _ = b.packed_row
         with f.loop(0, channels) as lp:
-            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(_TAPS)]
+            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
             for column in range(0, b.panel, b.lanes):
                 taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
-                map_column([taps[i : i + 3] for i in (0, 3, 6)], f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32))
+                map_column(
+                    [taps[i : i + b.window] for i in range(0, b.taps, b.window)],
+                    f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32),
+                )
         f.done()
         return name
     with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
         src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        square = [[f.load(f.gep(src, f.mul(point, 3 * i + j), F32), ty) for j in range(3)] for i in range(3)]
+        r = range(b.window)
+        square = [[f.load(f.gep(src, f.mul(point, b.window * i + j), F32), ty) for j in r] for i in r]
         map_column(square, dst)
     f.done()
     return name
@@ -276,7 +312,7 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
 
     Tiles go from the last to the first, rows of a tile from the first to the last: what a tile that overhangs writes beyond
     `columns` is then overwritten by what belongs there."""
-    name = f"winograd_{b.m}_outputs_{b.spec.name}"
+    name = f"{b.prefix}_outputs_{b.spec.name}"
     if name in module.functions:
         return name
     numbers = ("stride", "tiles", "columns")
@@ -289,7 +325,7 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
             src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
             dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
             square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
-            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s))):
+            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s, b.m))):
                 line = f.gep(dst, f.mul(columns, i * b.panel), F32)
                 for j, v in enumerate(row):
                     f.store(v, f.gep(line, j * b.panel, F32))
@@ -304,7 +340,7 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
     of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
     """
-    name = f"winograd_{b.m}_ukr_{b.spec.name}_{rows}"
+    name = f"{b.prefix}_ukr_{b.spec.name}_{rows}"
     if name in module.functions:
         return name
     args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
@@ -336,15 +372,15 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
     """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
     panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
     on."""
-    name = f"winograd_{b.m}_products_{b.spec.name}"
+    name = f"{b.prefix}_products_{b.spec.name}"
     if name in module.functions:
         return name
-    table = f"winograd_{b.m}_table_{b.spec.name}"
+    table = f"{b.prefix}_table_{b.spec.name}"
     emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
     args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
     f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
     a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
-    step = -(-_TAPS * b.panel * 4 // b.points)  # bytes of weights of a channel and point
+    step = -(-b.taps * b.panel * 4 // b.points)  # bytes of weights of a channel and point
     parts = f.ceildivu(tiles, b.spec.mr)
     kernels = f.address_of(table)
     with f.loop(0, b.points) as p:
@@ -373,10 +409,12 @@ class _Kernel:
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
         self.f = kernel_fn(module, kernel_name(b))
         _, self.begin, self.end, _, self.scratch = self.f.args
-        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
+        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
-        self.blocks = f.ceildivu(geo.in_channels, self.depth)
+        self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
+        self.plane_blocks = f.ceildivu(geo.planes, geo.together)
+        self.blocks = f.mul(self.channel_blocks, self.plane_blocks)
         self.panels = f.ceildivu(geo.out_channels, b.panel)
 
     def at(self, offset: int) -> V:
@@ -409,11 +447,21 @@ class _Kernel:
             row0, row1, first, across, tiles, f.add(f.mul(tiles, b.depth), b.lanes), f.add(f.mul(tiles, b.panel), b.lanes)
         )
 
+    def block(self, number: V) -> tuple[V, V, V, V]:
+        """First channel of a depth block, how many channels of a plane it has, its first plane, and the one after its last."""
+        f, geo = self.f, self.geo
+        of_planes = f.remu(number, self.plane_blocks)
+        c0 = f.mul(f.divu(number, self.plane_blocks), self.depth)
+        first = f.divu(f.mul(of_planes, geo.planes), self.plane_blocks)
+        end = f.divu(f.mul(f.add(of_planes, 1), geo.planes), self.plane_blocks)
+        return c0, f.min(f.sub(geo.in_channels, c0), self.depth), first, end
+
     def map_inputs(self, g: _Group) -> None:
         """The group's mapped inputs, row by row of tiles and vector by vector of channels."""
         f, geo, b = self.f, self.geo, self.b
         with f.loop(g.row0, g.row1) as row:
-            image, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
+            plane, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
+            image, z0 = f.divu(plane, geo.od), f.sub(f.mul(f.remu(plane, geo.od), geo.plane_stride), geo.front)
             y0 = f.sub(f.mul(line, b.m), geo.top)
             tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
             parts = f.ceildivu(g.across, b.strip_tiles)
@@ -421,34 +469,40 @@ class _Kernel:
                 t0 = f.divu(f.mul(part.iv, g.across), parts)
                 tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
                 x0 = f.sub(f.mul(f.add(g.first, t0), b.m), geo.left)
-                c0 = f.mul(block.iv, self.depth)
-                channels = f.min(f.sub(geo.in_channels, c0), self.depth)
+                c0, channels, first, end = self.block(block.iv)
                 to = f.mul(f.mul(block.iv, b.points), g.input_stride)
                 to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
-                with f.loop(0, channels, b.lanes) as c:
-                    source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
-                    numbers = [geo.sxc, geo.sxh, geo.ih, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
-                    at = f.gep(self.at(self.layout.inputs), f.add(to, c.iv), F32)
-                    strip = self.at(self.layout.strip)
-                    f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
+                with f.loop(first, end) as k:
+                    z = f.add(z0, f.mul(k.iv, geo.plane_dilation))
+                    height = f.select(f.cmp("ult", z, geo.id), geo.ih, 0)
+                    inside = f.add(to, f.mul(f.sub(k.iv, first), channels))
+                    with f.loop(0, channels, b.lanes) as c:
+                        source = f.add(f.mul(image, geo.sxb), f.mul(f.add(c0, c.iv), geo.sxc))
+                        source = f.add(source, f.mul(z, geo.sxd))
+                        numbers = [geo.sxc, geo.sxh, height, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
+                        at = f.gep(self.at(self.layout.inputs), f.add(inside, c.iv), F32)
+                        strip = self.at(self.layout.strip)
+                        f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
 
     def multiply(self, g: _Group, panel: V) -> None:
         """The sums of a panel, over all depth blocks."""
         f, geo, b = self.f, self.geo, self.b
         columns = f.min(f.sub(geo.out_channels, f.mul(panel, b.panel)), b.panel)
         row, elem = b.packed_row
-        packed = f.gep(geo.w, f.mul(panel, f.mul(geo.in_channels, _TAPS * row)), elem)
+        taps = f.mul(geo.planes, b.taps)
+        packed = f.gep(geo.w, f.mul(f.mul(panel, geo.in_channels), f.mul(taps, row)), elem)
         with f.loop(0, self.blocks) as block:
-            c0 = f.mul(block.iv, self.depth)
-            k = f.min(f.sub(geo.in_channels, c0), self.depth)
-            with f.loop(0, k, geo.block_channels) as part:
+            c0, k, first, end = self.block(block.iv)
+            with f.loop(first, end) as plane, f.loop(0, k, geo.block_channels) as part:
                 channels = f.min(f.sub(k, part.iv), geo.block_channels)
-                source = f.gep(packed, f.mul(f.add(c0, part.iv), _TAPS * row), elem)
-                f.call(self.weights, [source, channels, f.gep(self.at(0), f.mul(part.iv, b.panel), F32)])
+                at = f.add(f.mul(f.add(c0, part.iv), taps), f.mul(f.mul(plane.iv, b.taps), channels))
+                to = f.add(f.mul(f.sub(plane.iv, first), k), part.iv)
+                f.call(self.weights, [f.gep(packed, f.mul(at, row), elem), channels, f.gep(self.at(0), f.mul(to, b.panel), F32)])
             a = f.gep(self.at(self.layout.inputs), f.mul(f.mul(block.iv, b.points), g.input_stride), F32)
             sums = self.at(self.layout.sums)
-            numbers = [g.tiles, k, columns, block.iv]
-            later = f.gep(packed, f.mul(f.add(c0, k), _TAPS * row), elem)
+            depth = f.mul(k, f.sub(end, first))
+            numbers = [g.tiles, depth, columns, block.iv]
+            later = f.gep(packed, f.mul(f.mul(f.add(c0, k), taps), row), elem)
             f.call(self.products, [a, g.input_stride, self.at(0), sums, g.sum_stride, *numbers, later])
 
     def finish(self, g: _Group, panel: V) -> None:
@@ -457,16 +511,16 @@ class _Kernel:
         columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.m), geo.ow), f.mul(g.first, b.m))
         whole = f.cmp("eq", geo.column_groups, 1)
         together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.m)), 1), 1)
-        with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as image:
-            above = f.mul(image.iv, geo.th)
+        with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
+            above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
             with f.loop(lo, hi, together) as row:
                 lines = f.min(f.sub(hi, row.iv), together)
                 first = f.mul(f.sub(f.add(above, row.iv), g.row0), g.across)
-                self.finish_rows(g, panel, image.iv, row.iv, lines, first, columns, whole)
+                self.finish_rows(g, panel, plane.iv, row.iv, lines, first, columns, whole)
 
-    def finish_rows(self, g: _Group, panel: V, image: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
-        """The same for `lines` rows of tiles, the first of which is `row` of the image and begins with the group's `tile0`."""
+    def finish_rows(self, g: _Group, panel: V, plane: V, row: V, lines: V, tile0: V, columns: V, whole: V) -> None:
+        """The same for `lines` rows of tiles, the first of which is `row` of the plane and begins with the group's `tile0`."""
         f, geo, b = self.f, self.geo, self.b
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
         with f.loop(0, lines) as line:
@@ -481,7 +535,8 @@ class _Kernel:
             f.call(self.transpose, [f.gep(stage, f.mul(p.iv, b.panel), F32), f.gep(tile, p.iv, F32), ld])
         m0 = f.mul(panel, b.panel)
         channels = f.min(f.sub(geo.out_channels, m0), b.panel)
-        n0 = f.add(f.mul(y0, geo.ow), f.mul(g.first, b.m))
+        image, z = f.divu(plane, geo.od), f.remu(plane, geo.od)
+        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.m))
         calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
         with f.loop(0, calls) as c:
             at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))
@@ -490,7 +545,7 @@ class _Kernel:
 
 def kernel_name(b: Blocking) -> str:
     """The symbol of a kernel."""
-    return f"winograd_{b.m}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    return f"{b.prefix}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
 
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:

@@ -1,9 +1,10 @@
-"""Winograd's minimal filtering F(m, 3): its three linear maps, as code on vectors of one dim.
+"""Winograd's minimal filtering F(m, r): its three linear maps, as code on vectors of one dim.
 
-F(m, 3) computes m outputs of a filter of 3 taps from m + 2 inputs d by m + 2 products (S. Winograd, "Arithmetic Complexity of
-Computations", 1980; A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2016): y = A^T [(G g) * (B^T d)].
-The products are values of polynomials at m + 1 points and at infinity. For m = 4 these are 0, 1, -1, 1/2, -2: of the usual sets the
-one with the least error, since its products stay small. In two dims each map is applied to columns, then to rows.
+F(m, r) computes m outputs of a filter of r taps, 2 or 3, from n = m + r - 1 inputs d by n products (S. Winograd, "Arithmetic
+Complexity of Computations", 1980; A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2016):
+y = A^T [(G g) * (B^T d)]. The products are values of polynomials at n - 1 points and at infinity. For n = 6 these are 0, 1, -1,
+1/2, -2: of the usual sets the one with the least error, since its products stay small. B depends on the points alone. In two dims
+each map is applied to columns, then to rows.
 
 The sums below are the rows of the matrices with what they share computed once. `matrices` has them written out.
 """
@@ -15,15 +16,17 @@ from fractions import Fraction
 
 from dhlo.codegen.kernel_ir.builder import Fn, V
 
-__all__ = ["OPERATIONS", "TILES", "in_two_dims", "inputs", "matrices", "outputs", "weights"]
+__all__ = ["OPERATIONS", "SIDES", "TAPS", "in_two_dims", "inputs", "matrices", "outputs", "weights"]
 
-TILES = (2, 4)
-"""The sides m of output tiles that there are maps for."""
+SIDES = (4, 6)
+"""The sides n of input tiles that there are maps for."""
+TAPS = (2, 3)
+"""The same of filters."""
 
-_POINTS = {2: (0, 1, -1), 4: (0, 1, -1, Fraction(1, 2), -2)}
+_POINTS = {4: (0, 1, -1), 6: (0, 1, -1, Fraction(1, 2), -2)}
 
-OPERATIONS = {2: (4, 4, 4), 4: (16, 12, 12)}
-"""Vector operations in one dim of `inputs`, `weights` and `outputs`."""
+OPERATIONS = {(4, 3): (4, 4, 4), (6, 3): (16, 12, 12), (4, 2): (4, 3, 5), (6, 2): (16, 8, 16)}
+"""Vector operations in one dim of `inputs`, `weights` and `outputs`, by the sides of input tiles and filters."""
 
 
 def _product(roots: Sequence[Fraction | int]) -> list[Fraction]:
@@ -34,9 +37,9 @@ def _product(roots: Sequence[Fraction | int]) -> list[Fraction]:
     return out
 
 
-def matrices(m: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
-    """B^T [m + 2, m + 2], G [m + 2, 3] and A^T [m, m + 2] of F(m, 3), exact."""
-    points = _POINTS[m]
+def matrices(n: int, r: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
+    """B^T [n, n], G [n, r] and A^T [m, n] of F(m, r), exact."""
+    points, m = _POINTS[n], n - r + 1
     bt: list[list[Fraction]] = []
     g: list[list[Fraction]] = []
     for a in points:
@@ -44,17 +47,17 @@ def matrices(m: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[l
         row, scale = _product(others), Fraction(1)
         for b in others:
             scale *= a - b
-        sign = -1 if m == 2 and a == 0 else 1  # so that G's first row is 1, 0, 0
-        bt.append([sign * c for c in row] + [Fraction(0)] * (m + 2 - len(row)))
-        g.append([sign * Fraction(a) ** k / scale for k in range(3)])
+        sign = -1 if n == 4 and a == 0 else 1  # so that G's first row is 1, 0, 0
+        bt.append([sign * c for c in row] + [Fraction(0)] * (n - len(row)))
+        g.append([sign * Fraction(a) ** k / scale for k in range(r)])
     bt.append(_product(points))
-    g.append([Fraction(0), Fraction(0), Fraction(1)])
+    g.append([Fraction(int(k == r - 1)) for k in range(r)])
     at = [[Fraction(a) ** i for a in points] + [Fraction(int(i == m - 1))] for i in range(m)]
     return bt, g, at
 
 
 def inputs(f: Fn, d: Sequence[V]) -> list[V]:
-    """B^T d: m + 2 vectors to as many."""
+    """B^T d: n vectors to as many."""
     if len(d) == 4:
         return [f.sub(d[0], d[2]), f.add(d[1], d[2]), f.sub(d[2], d[1]), f.sub(d[3], d[1])]
     # Rows are q = x^2 + 3/2 x - 1, with the roots 1/2 and -2, times x^2 - 1, x^2 + x, x^2 - x and x^3 - x; and x^3 - x times
@@ -71,48 +74,46 @@ def inputs(f: Fn, d: Sequence[V]) -> list[V]:
     ]
 
 
-def weights(f: Fn, g: Sequence[V], m: int) -> list[V]:
-    """G g: 3 vectors to m + 2."""
+def weights(f: Fn, g: Sequence[V], n: int) -> list[V]:
+    """G g: 2 or 3 vectors to n."""
     ty = g[0].type
-    if m == 2:
-        half = f.const(0.5, ty)
-        even = f.mul(f.add(g[0], g[2]), half)
-        return [g[0], f.fma(g[1], half, even), f.fma(g[1], f.const(-0.5, ty), even), g[2]]
 
     def sum_(*factors: float) -> V:
         out = f.mul(g[0], f.const(factors[0], ty))
-        for x, c in zip(g[1:], factors[1:], strict=True):
+        for x, c in zip(g[1:], factors[1:], strict=False):
             out = f.fma(x, f.const(c, ty), out)
         return out
 
-    third = f.const(1 / 3, ty)
-    even = f.mul(f.add(g[0], g[2]), third)
+    scale = f.const(0.5 if n == 4 else 1 / 3, ty)
+    even = f.mul(f.add(g[0], g[2]) if len(g) == 3 else g[0], scale)
+    if n == 4:
+        return [g[0], f.fma(g[1], scale, even), f.fma(g[1], f.const(-0.5, ty), even), g[-1]]
     return [
         g[0],
-        f.fma(g[1], third, even),
-        f.sub(f.mul(g[1], third), even),
+        f.fma(g[1], scale, even),
+        f.sub(f.mul(g[1], scale), even),
         sum_(-16 / 15, -8 / 15, -4 / 15),
         sum_(1 / 15, -2 / 15, 4 / 15),
-        g[2],
+        g[-1],
     ]
 
 
-def outputs(f: Fn, s: Sequence[V]) -> list[V]:
-    """A^T s: m + 2 vectors to m."""
-    if len(s) == 4:
-        return [f.add(f.add(s[0], s[1]), s[2]), f.add(f.sub(s[1], s[2]), s[3])]
+def outputs(f: Fn, s: Sequence[V], m: int) -> list[V]:
+    """A^T s: n vectors to m."""
     ty = s[0].type
+    even, odd = f.add(s[1], s[2]), f.sub(s[1], s[2])
+    if len(s) == 4:
+        out = [f.add(s[0], even), odd, even]
+        return [*out[: m - 1], f.add(out[m - 1], s[3])]
 
     def plus(x: V, half: float, two: float) -> V:
         return f.fma(s[4], f.const(two, ty), f.fma(s[3], f.const(half, ty), x))
 
-    even, odd = f.add(s[1], s[2]), f.sub(s[1], s[2])
-    return [
-        f.add(f.add(s[0], even), f.add(s[3], s[4])),
-        plus(odd, 0.5, -2.0),
-        plus(even, 0.25, 4.0),
-        plus(f.add(odd, s[5]), 0.125, -8.0),
-    ]
+    out = [f.add(f.add(s[0], even), f.add(s[3], s[4]))]
+    for i in range(1, m):
+        x = odd if i % 2 else even
+        out.append(plus(f.add(x, s[5]) if i == m - 1 else x, 0.5**i, (-2.0) ** i))
+    return out
 
 
 def in_two_dims(square: Sequence[Sequence[V]], one: Callable[[Sequence[V]], list[V]]) -> list[list[V]]:

@@ -27,7 +27,8 @@ operators whose inputs have to fit together (sorted bounds, segments, regular ma
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts; an empty cell wasn't drawn for this run. What is left out on purpose is named in the last
-column, in parentheses.
+column, in parentheses, and what torch.export can't trace, such as a result that is a Python value of the data (`allclose`,
+`equal`), `linalg.lstsq`, and `combinations` of two and more.
 """
 
 
@@ -58,6 +59,12 @@ def outcome(sample: dict[str, Any]) -> str:
 def _left_out(reason: str) -> str:
     missing = reason.removeprefix("no lowering: ").split(", ")
     return next(r for r in map(out_of_scope, missing) if r)
+
+
+def _not_exported(reason: str) -> str:
+    """What torch.export, or PyTorch's own run, stops at, in short."""
+    own = reason.startswith("PyTorch: ")
+    return f"{'eager ' if own else 'torch.export: '}{reason[:70].rsplit(' ', 1)[0] if len(reason) > 70 else reason}"
 
 
 def counts(answers: Iterable[dict[str, Any]]) -> Counter[str]:
@@ -112,7 +119,7 @@ def document(results: Results, note: str, every: Iterable[Job]) -> str:
                 if outcome(s) == "left out":
                     reasons.append(f"({_left_out(s['reason'])})")
                 elif outcome(s) == "no export":
-                    reasons.append("(not exportable)")
+                    reasons.append(f"({_not_exported(s['reason'])})")
                 elif outcome(s) != "pass":
                     reasons.append(f"{outcome(s)}: {s['reason']}")
         why = "; ".join(dict.fromkeys(r[:140].replace("|", "\\|") for r in reasons))

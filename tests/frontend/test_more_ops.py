@@ -308,3 +308,10 @@ def test_losses_of_layers_in_reduced_floats(dtype: torch.dtype) -> None:
         model = dhlo.compile(export(f, [x, w, t], (None, None, None)))
         want = F.cross_entropy(F.linear(x.double(), w.double()), t, reduction="none")
         torch.testing.assert_close(model(x, w, t).double(), want, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_differences_of_order_zero_join_nothing() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.diff(v, n, 0, y.to(v.dtype), append=y.to(v.dtype)) for v in (x, z) for n in (0, 1, 2)]
+
+    compiled(f, [rn(5, 4), rn(2, 4), cn(3, 4)], [rn(3, 7), rn(1, 7), cn(9, 7)])

@@ -11,7 +11,7 @@ import torch
 
 from tests.opinfo.check import as_good, check, in_double
 from tests.opinfo.pool import ROOT
-from tests.opinfo.report import counts, load
+from tests.opinfo.report import columns, counts, document, load
 from tests.opinfo.samples import DTYPES, Call, operators
 
 # One of each kind: arithmetic, functions, choices, reductions, orders, indices, views, joins, products, windows, losses.
@@ -60,6 +60,18 @@ def test_what_is_as_good_as_pytorchs_result() -> None:
 def test_dtypes_that_a_call_names_are_doubled() -> None:
     call = Call(torch.linspace, [0.0, 1.0, 3, torch.float16], torch.utils._pytree.tree_structure(((0, 0, 0), {"dtype": 0})))
     assert in_double(call, ())[0].dtype == torch.float64 and call().dtype == torch.float16
+
+
+def test_a_document_keeps_dtypes_that_were_not_run() -> None:
+    def answer(outcome: str, reason: str = "") -> dict[str, Any]:
+        return {"samples": [{"outcome": outcome, "reason": reason, "sizes": 4}], "seconds": 2.0}
+
+    every = [("add", "f32"), ("add", "i64"), ("exp", "f32"), ("neg", "i64")]
+    old = {"add|f32": answer("pass"), "add|i64": answer("wrong", "1 | 2"), "neg|i64": answer("pass")}
+    whole = document(old, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, {})
+    kept = columns(whole, {"f32"})
+    assert list(kept) == ["i64"] and kept["i64"].operators == 2
+    assert document({"add|f32": old["add|f32"]}, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, kept) == whole
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def columns(text: str, without: Iterable[str]) -> dict[str, Column]:
             n = numbers.group(1).split()
             cells = {r[0]: r[k] for r in rows[2:]}
             whole = [f"{i}/{i}" for i in range(9)] + ["", "·"]
-            reasons = {r[0]: r[-1] for r in rows[2:] if r[k] not in whole}
+            reasons = {r[0]: r[-1].replace("\\|", "|") for r in rows[2:] if r[k] not in whole}
             found[dtype] = Column([int(x) for x in n[:2] + n[3:]], int(share.group(1)), cells, reasons)
     return found
 

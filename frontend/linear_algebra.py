@@ -212,7 +212,7 @@ def _cond(a: Tensor, p: Any = None) -> Tensor:
 def _matrix_exp(a: Tensor) -> Tensor:
     """By scaling and squaring of Taylor's polynomial of degree 19, in double precision, as squaring multiplies errors."""
     n = a.shape[-1]
-    if a.dtype in (torch.float32, torch.complex64):
+    if a.dtype not in (torch.float64, torch.complex128):
         return _matrix_exp(a.to(torch.promote_types(a.dtype, torch.float64))).to(a.dtype)
     if _is_empty(n):
         return a.clone()

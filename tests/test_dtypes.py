@@ -48,6 +48,7 @@ def test_floats_of_eight_bits_convert_as_in_pytorch() -> None:
             narrow = [v.to(e) for v in (x, h, b, d, i) for e in (e4, e5)]
             codes = [q.view(e) for e in (e4, e5)]
             wide = [c.to(t) for c in codes for t in (torch.float32, torch.bfloat16, torch.float16, torch.float64)]
+            wide += [v.to(e).to(torch.float32) for v in (q, q.view(torch.int8), *codes) for e in (e4, e5)]  # in registers
             rows, index = codes[1][:, None].expand(-1, 3), torch.arange(x.shape[0]) // 2
             wide += [
                 v.to(torch.float32) for v in (rows.t().contiguous(), rows[index], torch.where(x[:, None] > 0, rows, rows[index]))
@@ -117,3 +118,39 @@ def test_there_is_no_arithmetic_of_unsigned_64_bits() -> None:
 
     with pytest.raises(dhlo.CompileError, match="no arithmetic of uint64"):
         dhlo.compile(torch.export.export(Number(), (torch.randn(3, 4),)))
+
+
+def test_reduced_floats_become_each_other() -> None:
+    """Their sixteen bits hold different numbers: rounded also where the result stays in registers."""
+
+    class Casts(torch.nn.Module):
+        def forward(self, h: Any, b: Any) -> list[Any]:
+            return [h.to(torch.bfloat16).float(), b.to(torch.float16).float(), h.to(torch.bfloat16) + b, b.to(torch.float16) * h]
+
+    n = torch.export.Dim("n")
+    args = [torch.arange(8, dtype=torch.int16).view(t) for t in (torch.float16, torch.bfloat16)]
+    model = dhlo.compile(torch.export.export(Casts(), tuple(args), dynamic_shapes=({0: n}, {0: n})))
+    for size in (0, 1, 17, 1 << 16):
+        args = [torch.arange(size, dtype=torch.int32).to(torch.int16).view(t) for t in (torch.float16, torch.bfloat16)]
+        for got, want in zip(model(*args), Casts()(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_unsigned_64_bits_as_inputs_and_constants() -> None:
+    class Bits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("c", torch.tensor([0, 1, (1 << 63) + 5], dtype=torch.uint64))
+
+        def forward(self, x: Any, i: Any) -> list[Any]:
+            return [x.view(torch.int64) * 2, x[i], (~x).view(torch.int64), (~self.c).view(torch.int64)[i], x[i] == self.c[i]]
+
+    n, k = torch.export.Dim("n"), torch.export.Dim("k")
+    x, i = torch.arange(4).to(torch.uint64), torch.tensor([0, 2])
+    model = dhlo.compile(torch.export.export(Bits(), (x, i), dynamic_shapes=({0: n}, {0: k})))
+    for size, count in ((4, 2), (3, 0), (9, 5)):
+        x, i = (torch.randint(-9, 9, (size,)) << 60).view(torch.uint64), torch.arange(count) % 3
+        c = Bits().c
+        want = [x.view(torch.int64) * 2, x[i], ~x.view(torch.int64), (~c.view(torch.int64))[i], x[i] == c[i]]
+        for got, w in zip(model(x, i), want, strict=True):
+            assert got.dtype == w.dtype and torch.equal(got, w)

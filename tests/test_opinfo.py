@@ -7,11 +7,12 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
-from tests.opinfo.check import check
+from tests.opinfo.check import as_good, check, in_double
 from tests.opinfo.pool import ROOT
-from tests.opinfo.report import counts, load
-from tests.opinfo.samples import DTYPES, operators
+from tests.opinfo.report import columns, counts, document, load
+from tests.opinfo.samples import DTYPES, Call, operators
 
 # One of each kind: arithmetic, functions, choices, reductions, orders, indices, views, joins, products, windows, losses.
 QUICK = """
@@ -37,6 +38,40 @@ def test_samples_match(ops: dict[str, Any], name: str) -> None:
                 assert result["outcome"] in ("pass", "no export"), result
                 compared += result["outcome"] == "pass"
     assert compared
+
+
+def test_what_is_as_good_as_pytorchs_result() -> None:
+    """A result is measured by double precision's; where that is beyond the dtype's numbers, one infinity is as good as another,
+    but no NaN in its place; where PyTorch alone overflows, ours is to be near."""
+    inf, nan = torch.inf, torch.nan
+    half, exact = torch.tensor([nan, inf, inf], dtype=torch.float16), torch.tensor([2.0, 3.0, 1e6], dtype=torch.float64)
+    good = torch.tensor([2.0, 3.0, inf], dtype=torch.float16)
+    assert as_good(good, half, exact, False)
+    for i, wrong in enumerate((2.1, 4.0, 65504.0)):
+        assert not as_good(torch.where(torch.arange(3) == i, wrong, good), half, exact, False)
+    large = torch.tensor([complex(1e300, 1e300)], dtype=torch.complex128)
+    ours, theirs, none = (
+        torch.tensor([z], dtype=torch.complex64) for z in (complex(inf, nan), complex(inf, inf), complex(nan, nan))
+    )
+    assert as_good(ours, theirs, large, False) and not as_good(none, theirs, large, False)
+    assert not as_good(ours, theirs, torch.ones(1, dtype=torch.complex128), False)
+
+
+def test_dtypes_that_a_call_names_are_doubled() -> None:
+    call = Call(torch.linspace, [0.0, 1.0, 3, torch.float16], torch.utils._pytree.tree_structure(((0, 0, 0), {"dtype": 0})))
+    assert in_double(call, ())[0].dtype == torch.float64 and call().dtype == torch.float16
+
+
+def test_a_document_keeps_dtypes_that_were_not_run() -> None:
+    def answer(outcome: str, reason: str = "") -> dict[str, Any]:
+        return {"samples": [{"outcome": outcome, "reason": reason, "sizes": 4}], "seconds": 2.0}
+
+    every = [("add", "f32"), ("add", "i64"), ("exp", "f32"), ("neg", "i64")]
+    old = {"add|f32": answer("pass"), "add|i64": answer("wrong", "1 | 2"), "neg|i64": answer("pass")}
+    whole = document(old, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, {})
+    kept = columns(whole, {"f32"})
+    assert list(kept) == ["i64"] and kept["i64"].operators == 2
+    assert document({"add|f32": old["add|f32"]}, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, kept) == whole
 
 
 @pytest.mark.slow

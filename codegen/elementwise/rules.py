@@ -333,7 +333,7 @@ def _convert(fn: Fn, op: ew.Convert, x: V) -> V:
         wide = fn.cast(x, "i64" if dst.name == "i64" else "i32")
         return fn.cast(wide, dst.register) if wide.elem != dst.register else wide
     y = fn.cast(x, dst.register)
-    inexact = src.bits > dst.bits if src.is_float else src.is_int and src.bits > 8
+    inexact = src.bits >= dst.bits if src.is_float else src.is_int and (src.bits > 8 or dst.bits == 8)
     return round_to(fn, y, dst.name) if inexact else y
 
 

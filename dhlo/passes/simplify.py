@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dhlo.ir.dialect import attr, build, defining, exprs
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
@@ -217,11 +219,9 @@ def _convert(op: Any) -> Any:
         return x
     value, out = _constant(x), from_mlir(op.results[0])
     if value is not None and not out.dtype.is_complex:
-        if out.dtype.is_bool:
-            text = "true" if value else "false"
-        else:
-            text = repr(float(value)) if out.dtype.is_float else str(int(value))
-        return build(Full, [], {"value": text}, results=[out]).results[0]
+        wide = torch.tensor(float(value), dtype=torch.float64) if from_mlir(x).dtype.is_float else torch.tensor(int(value))
+        result = wide.to(out.dtype.torch).item()  # rounded, or truncated
+        return build(Full, [], {"value": str(result).lower()}, results=[out]).results[0]
     return None
 
 

@@ -23,6 +23,8 @@ def _linear(b: OpBuilder, x: Value, weight: Value, bias: Value | None = None) ->
         y = _matmul(b, x, weight)
     elif b.rank(x) == 1:
         return b.squeeze(_linear(b, b.unsqueeze(x, 0), weight, bias), [0])
+    elif bias is not None and b.dtype(x).name == "f16":
+        return _accumulate(b, bias, x, b.transpose(weight, [1, 0]), 1, 1)
     else:
         y = b.matmul(x, b.transpose(weight, [1, 0]))
     return y if bias is None else b.add(y, bias)
@@ -50,9 +52,13 @@ def _matmul(b: OpBuilder, x: Value, y: Value) -> Value:
     return b.matmul(b.expand(x, [*batch, *b.shape(x)[-2:]]), b.expand(y, [*batch, *b.shape(y)[-2:]]))
 
 
-def _accumulate(b: OpBuilder, c: Value, product: Value, beta: Any, alpha: Any) -> Value:
-    if not b.dtype(product).is_float:
+def _accumulate(b: OpBuilder, c: Value, x: Value, y: Value, beta: Any, alpha: Any) -> Value:
+    """beta * c + alpha * (x @ y), of f16 rounded once."""
+    dtype = b.dtype(x)
+    if not dtype.is_float:
         beta, alpha = int(beta), int(alpha)
+    if dtype.name == "f16":
+        x, y = b.convert(x, "f32"), b.convert(y, "f32")
 
     def f(product: Value, c: Value) -> Value:
         product = b.mul(product, alpha) if alpha != 1 else product
@@ -60,25 +66,25 @@ def _accumulate(b: OpBuilder, c: Value, product: Value, beta: Any, alpha: Any) -
             return product
         return b.add(b.mul(c, beta) if beta != 1 else c, product)
 
-    return b.in_f32(f, product, c)
+    return b.convert(b.in_f32(f, b.matmul(x, y), c), dtype)
 
 
 @lowers(A.addmm.default, A.baddbmm.default)
 def _addmm(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return _accumulate(b, c, b.matmul(x, y), beta, alpha)
+    return _accumulate(b, c, x, y, beta, alpha)
 
 
 @lowers(A.addmv.default)
 def _addmv(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     column = b.unsqueeze(c, 1) if b.rank(c) else c
-    return b.squeeze(_accumulate(b, column, b.matmul(x, b.unsqueeze(y, 1)), beta, alpha), [1])
+    return b.squeeze(_accumulate(b, column, x, b.unsqueeze(y, 1), beta, alpha), [1])
 
 
 @lowers(A.addbmm.default)
 def _addbmm(b: OpBuilder, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     batch, rows, inner = b.shape(x)
     x = b.reshape(b.transpose(x, [1, 0, 2]), [rows, batch * inner])
-    return _accumulate(b, c, b.matmul(x, b.reshape(y, [batch * inner, b.shape(y)[2]])), beta, alpha)
+    return _accumulate(b, c, x, b.reshape(y, [batch * inner, b.shape(y)[2]]), beta, alpha)
 
 
 @lowers(A.outer.default, A.ger.default)

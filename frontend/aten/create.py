@@ -15,6 +15,7 @@ from dhlo.frontend.compat import aten as A
 from dhlo.frontend.dims import static_value
 from dhlo.frontend.promotion import promote, scalar_dtype
 from dhlo.frontend.registry import lowers
+from dhlo.ir.dtypes import DType
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import as_expr
 
@@ -59,7 +60,14 @@ def _empty_permuted(b: OpBuilder, *args: Any, dtype: torch.dtype | None = None, 
 def _full(b: OpBuilder, size: Any, value: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     if b.is_tensor(value):
         return b.expand(b.convert(value, b.as_dtype(dtype, b.dtype(value))), size)
-    return b.full(size, value, b.as_dtype(dtype or scalar_dtype(value)))
+    return _rounded(b, size, value, b.as_dtype(dtype or scalar_dtype(value)))
+
+
+def _rounded(b: OpBuilder, size: Any, value: Operand, dtype: DType) -> Value:
+    """A number everywhere as a tensor of that dtype has it; `b.full` keeps its own precision, in which ATen's kernels compute."""
+    if dtype.is_float and dtype.bits < 32:
+        return b.convert(b.full(size, value, "f32"), dtype)
+    return b.full(size, value, dtype)
 
 
 @lowers(A.full_like.default)
@@ -84,7 +92,7 @@ def _zero(b: OpBuilder, x: Value) -> Value:
 
 @lowers(A.scalar_tensor.default)
 def _scalar_tensor(b: OpBuilder, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    return b.full([], value, b.as_dtype(dtype))
+    return _rounded(b, [], value, b.as_dtype(dtype))
 
 
 @lowers(A.copy.default)

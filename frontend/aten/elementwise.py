@@ -314,23 +314,31 @@ def _logaddexp(b: OpBuilder, x: Value, y: Value) -> Value:
 
 @lowers(A.lerp.Scalar, A.lerp.Tensor)
 def _lerp(b: OpBuilder, x: Value, y: Value, weight: Operand) -> Value:
-    if b.is_tensor(weight):
-        near = b.ew(ew.Lt, b.op(ew.Abs, [weight]), 0.5)
-        d = b.sub(y, x)
-        return b.select(near, b.add(x, b.mul(weight, d)), b.sub(y, b.mul(d, b.sub(1.0, weight))))
-    if abs(weight) < 0.5:
-        return b.add(x, b.mul(b.sub(y, x), weight))
-    return b.sub(y, b.mul(b.sub(y, x), 1 - weight))
+    def f(x: Value, y: Value, weight: Operand) -> Value:
+        if b.is_tensor(weight):
+            near = b.ew(ew.Lt, b.op(ew.Abs, [weight]), 0.5)
+            d = b.sub(y, x)
+            return b.select(near, b.add(x, b.mul(weight, d)), b.sub(y, b.mul(d, b.sub(1.0, weight))))
+        if abs(weight) < 0.5:
+            return b.add(x, b.mul(b.sub(y, x), weight))
+        return b.sub(y, b.mul(b.sub(y, x), 1 - weight))
+
+    return b.in_f32(f, x, y, weight)
+
+
+def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Value) -> Value:
+    dtype = b.result_type(*xs)
+    return b.convert(b.in_f32(f, *xs), dtype) if dtype.name in ("f16", "bf16") else f(*xs)
 
 
 @lowers(A.addcmul.default)
 def _addcmul(b: OpBuilder, x: Value, y: Value, z: Value, *, value: Any = 1) -> Value:
-    return b.add(x, _scaled(b, b.mul(y, z), value))
+    return _rounded_once(b, lambda x, y, z: b.add(x, _scaled(b, b.mul(y, z), value)), x, y, z)
 
 
 @lowers(A.addcdiv.default)
 def _addcdiv(b: OpBuilder, x: Value, y: Value, z: Value, *, value: Any = 1) -> Value:
-    return b.add(x, _scaled(b, b.div(y, z), value))
+    return _rounded_once(b, lambda x, y, z: b.add(x, _scaled(b, b.div(y, z), value)), x, y, z)
 
 
 # ---------------------------------------------------------------------------------------------------- choices

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from dhlo.errors import CompileError
@@ -148,15 +146,24 @@ def _linear_cross_entropy(
     eager PyTorch."""
     if any(gradients):
         raise CompileError("linear_cross_entropy with gradients", hint="export under torch.no_grad()")
-    loss = _of_layer(b, x, w, target, bias, weight, {"mean": 1, "sum": 2}[reduction], ignore, smoothing)
+    loss = _of_layer(b, x, w, target, bias, weight, {"mean": 1, "sum": 2}[reduction], ignore, smoothing, dtype)
     return [loss, *(b.full(shape, 0, b.dtype(x)) for shape in ([0, 0], [0, 0], [0]))]
 
 
 @lowers("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def _linear_cross_entropy_each(
-    b: OpBuilder, x: Value, w: Value, target: Value, bias: Value | None, weight: Value | None, ignore: int, *_: Any
+    b: OpBuilder,
+    x: Value,
+    w: Value,
+    target: Value,
+    bias: Value | None,
+    weight: Value | None,
+    ignore: int,
+    chunk: int,
+    policy: str,
+    dtype: torch.dtype,
 ) -> Value:
-    return _of_layer(b, x, w, target, bias, weight, 0, ignore, 0.0)
+    return _of_layer(b, x, w, target, bias, weight, 0, ignore, 0.0, dtype)
 
 
 def _of_layer(
@@ -169,6 +176,9 @@ def _of_layer(
     how: int,
     ignore: int,
     smoothing: float,
+    dtype: torch.dtype,
 ) -> Value:
-    scores = LOWERINGS[A.linear.default](b, x, b.convert(w, b.dtype(x)), None if bias is None else b.convert(bias, b.dtype(x)))
-    return b.in_f32(lambda v: _cross_entropy(b, v, target, weight, how, ignore, smoothing), scores)
+    """The loss, computed in `dtype` from the layer on and rounded once."""
+    wide, w, bias, weight = (None if v is None else b.convert(v, b.as_dtype(dtype)) for v in (x, w, bias, weight))
+    scores = LOWERINGS[A.linear.default](b, wide, w, bias)
+    return b.convert(_cross_entropy(b, scores, target, weight, how, ignore, smoothing), b.dtype(x))

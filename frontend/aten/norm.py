@@ -107,7 +107,9 @@ def _native_group_norm(
 
 
 def batch_norm(b: OpBuilder, x: Value, weight: Value | None, bias: Value | None, mu: Value, var: Value, eps: float) -> Value:
-    """Inference: one scale and shift a channel, computed from the weights."""
+    """Inference: one scale and shift a channel, computed from the weights, in f32 at least as by ATen's kernels."""
+    wide = [None if p is None else b.convert(p, "f32") if b.dtype(p).bytes < 4 else p for p in (weight, bias, mu, var)]
+    weight, bias, mu, var = wide
     scale = b.unary(ew.Rsqrt, b.add(var, eps))
     if weight is not None:
         scale = b.mul(scale, weight)

@@ -254,6 +254,8 @@ def _running_extreme(b: OpBuilder, x: Value, how: str, dim: int) -> list[Value]:
 
 @lowers(A.diff.default)
 def _diff(b: OpBuilder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Value:
+    if n == 0:  # what would come before and after it is ignored
+        return x
     d = b.dim(x, dim)
     x = b.concat([v for v in (prepend, x, append) if v is not None], d)
     for _ in range(n):

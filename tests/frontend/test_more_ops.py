@@ -248,3 +248,70 @@ def test_complex_branches(f: Any) -> None:
     parts, want = torch.view_as_real(got), torch.view_as_real(f(special))
     torch.testing.assert_close(parts, want, rtol=1e-6, atol=0, equal_nan=True)
     assert (want.isnan() | (parts.signbit() == want.signbit())).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_operators_that_round_once(dtype: torch.dtype) -> None:
+    """Reduced floats within half a unit in the last place of double precision, as ATen's kernels compute in f32."""
+    exact = dtype == torch.float16  # products of bf16 are bf16 before anything is added
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, mu: torch.Tensor, var: torch.Tensor) -> list[torch.Tensor]:
+        blends = [torch.lerp(x, y, 0.4), torch.lerp(x, y, 0.7), torch.lerp(x, y, z)]
+        blends += [torch.addcmul(x, y, z, value=0.25), torch.addcdiv(x, y, z, value=0.25), F.batch_norm(x, mu, var, mu, var)]
+        return [*blends, F.linear(x, y, mu), torch.addmm(mu, x, y, beta=0.75, alpha=1.25)] if exact else blends
+
+    def inputs(n: int) -> list[torch.Tensor]:
+        return [v.to(dtype) for v in (rn(n, n), rn(n, n), rn(n, n).abs() + 0.5, rn(n), rn(n).abs() + 0.5)]
+
+    model = dhlo.compile(export(f, inputs(5)))
+    for n in (5, 33, 2):
+        args = inputs(n)
+        for k, (got, want) in enumerate(zip(model(*args), f(*[a.double() for a in args]), strict=True)):
+            unit = torch.finfo(dtype).eps
+            assert ((got.double() - want).abs() <= 0.51 * unit * want.abs() + 1e-5).all(), k
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exponentials_of_reduced_matrices(dtype: torch.dtype) -> None:
+    """Where PyTorch's own steps overflow, the result needn't."""
+    a = (torch.linspace(-9, 9, 25).reshape(1, 5, 5)).to(dtype)
+    want = torch.linalg.matrix_exp(a.double()).to(dtype)
+    model = dhlo.compile(export(torch.linalg.matrix_exp, [a]))
+    torch.testing.assert_close(model(a), want)
+
+
+def test_constants_are_of_their_dtype() -> None:
+    """A constant tensor has its dtype's precision; a scalar beside a tensor has its own."""
+
+    def f(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        h, b = torch.full((3,), 0.1, dtype=torch.float16), torch.full((2,), 1 / 3, dtype=torch.bfloat16)
+        e = torch.full((2,), 19).to(torch.float8_e5m2)
+        return [x[:2] + h.float()[:2], x[:2] + b.float(), x[:2] + e.float(), x.bfloat16() * 0.1, x[:2] + b.to(torch.float16)]
+
+    model = dhlo.compile(export(f, [rn(5), 3]))
+    for n in (5, 2, 70):
+        x = rn(n)
+        for got, want in zip(model(x, 3), f(x, 3), strict=True):
+            assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_layers_in_reduced_floats(dtype: torch.dtype) -> None:
+    """The fused loss takes the layer's result in f32, as PyTorch's does."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, t, reduction="none", options=options)
+
+    options = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options").LinearCrossEntropyOptions(batch_chunk_size=2)
+    for n in (4, 7):  # torch.export fixes the sizes
+        x, w, t = (4 * rn(n, 6)).to(dtype), (3 * rn(9, 6)).to(dtype), torch.arange(n) % 9
+        model = dhlo.compile(export(f, [x, w, t], (None, None, None)))
+        want = F.cross_entropy(F.linear(x.double(), w.double()), t, reduction="none")
+        torch.testing.assert_close(model(x, w, t).double(), want, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_differences_of_order_zero_join_nothing() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.diff(v, n, 0, y.to(v.dtype), append=y.to(v.dtype)) for v in (x, z) for n in (0, 1, 2)]
+
+    compiled(f, [rn(5, 4), rn(2, 4), cn(3, 4)], [rn(3, 7), rn(1, 7), cn(9, 7)])

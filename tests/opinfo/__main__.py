@@ -25,7 +25,7 @@ def main() -> None:
     )
     parser.add_argument("--share", type=float, default=1.0, help="so large a share of the operators of each dtype, drawn by chance")
     parser.add_argument("--limit", type=float, help="begin no operator after so many seconds; --resume goes on from there")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md; dtypes without results stay in it")
     parser.add_argument("--show", action="store_true", help="show the last results, run nothing")
     parser.add_argument("--verbose", action="store_true", help="show every failure")
     a = parser.parse_args()
@@ -55,7 +55,9 @@ def main() -> None:
         print(report.causes(shown))
     if a.write_docs:
         every = _jobs(None, list(DTYPES))
-        (ROOT / "docs" / "coverage.md").write_text(report.document(results, _note(results, every, a.structures), every))
+        path = ROOT / "docs" / "coverage.md"
+        kept = report.columns(path.read_text(), {k.split("|")[1] for k in results}) if path.exists() else {}
+        path.write_text(report.document(results, _note(results, every, a.structures, kept), every, kept))
 
 
 def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
@@ -68,17 +70,19 @@ def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
     return [(n, d) for n, o in ops.items() if chosen(n) for d in dtypes if DTYPES[d] in o.dtypes]
 
 
-def _note(results: report.Results, every: list[Job], structures: int | None) -> str:
+def _note(results: report.Results, every: list[Job], structures: int | None, kept: dict[str, report.Column]) -> str:
     import torch
 
     from tests.opinfo.samples import EACH, STRUCTURES, STRUCTURES_OTHER
 
     known, drawn = (Counter(dtype for _, dtype in jobs) for jobs in (every, [tuple(k.split("|")) for k in results]))
+    drawn.update({dtype: column.operators for dtype, column in kept.items()})
     shares = ", ".join(f"{dtype}: {drawn[dtype]} of {n} operators" for dtype, n in known.items())
     most = f"{STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other dtypes, {EACH} samples of each"
     if structures is not None:
         most = f"{structures} structure(s) of samples of an operator in a dtype, drawn by chance, {EACH} samples of each"
-    return f"PyTorch {torch.__version__}. At most {most}. {shares}."
+    before = f" What is said of {', '.join(kept)} is from an earlier run." if kept else ""
+    return f"PyTorch {torch.__version__}. At most {most}. {shares}.{before}"
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tests.opinfo.pool import ROOT, Job
 from tests.opinfo.scope import out_of_scope
 
-__all__ = ["CACHE", "causes", "counts", "document", "keep", "load", "summary"]
+__all__ = ["CACHE", "Column", "causes", "columns", "counts", "document", "keep", "load", "summary"]
 
 CACHE = ROOT / "build" / "opinfo.json"
 Results = dict[str, dict[str, Any]]  # "operator|dtype" -> {"samples": [...], "seconds": ...}
@@ -27,7 +29,8 @@ operators whose inputs have to fit together (sorted bounds, segments, regular ma
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts; an empty cell wasn't drawn for this run. What is left out on purpose is named in the last
-column, in parentheses.
+column, in parentheses, and what torch.export can't trace, such as a result that is a Python value of the data (`allclose`,
+`equal`), `linalg.lstsq`, and `combinations` of two and more.
 """
 
 
@@ -60,22 +63,60 @@ def _left_out(reason: str) -> str:
     return next(r for r in map(out_of_scope, missing) if r)
 
 
+def _not_exported(reason: str) -> str:
+    """What torch.export, or PyTorch's own run, stops at, in short."""
+    own = reason.startswith("PyTorch: ")
+    return f"{'eager ' if own else 'torch.export: '}{reason[:70].rsplit(' ', 1)[0] if len(reason) > 70 else reason}"
+
+
 def counts(answers: Iterable[dict[str, Any]]) -> Counter[str]:
     return Counter(outcome(s) for a in answers for s in a["samples"])
 
 
-def summary(results: Results) -> str:
-    """Totals by dtype."""
+@dataclass
+class Column:
+    """What an earlier document says of a dtype: the numbers of its summary, a cell of each operator, and what doesn't match."""
+
+    numbers: list[int]
+    operators: int
+    cells: dict[str, str]
+    reasons: dict[str, str]
+
+
+def columns(text: str, without: Iterable[str]) -> dict[str, Column]:
+    """What a document says of the dtypes that aren't among `without`."""
+    rows = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.split("\n") if line.startswith("| ")]
+    found = {}
+    for k, dtype in enumerate(rows[0][1:-1] if rows else [], start=1):
+        numbers = re.search(rf"^{dtype} +(\d.*)$", text, re.MULTILINE)
+        share = re.search(rf"\b{dtype}: (\d+) of", text)
+        if dtype not in without and numbers and share:
+            n = numbers.group(1).split()
+            cells = {r[0]: r[k] for r in rows[2:]}
+            whole = [f"{i}/{i}" for i in range(9)] + ["", "·"]
+            reasons = {r[0]: r[-1].replace("\\|", "|") for r in rows[2:] if r[k] not in whole}
+            found[dtype] = Column([int(x) for x in n[:2] + n[3:]], int(share.group(1)), cells, reasons)
+    return found
+
+
+def summary(results: Results, kept: Mapping[str, Column] | None = None) -> str:
+    """Totals by dtype, of the results and of what is kept of an earlier document."""
     lines = [f"{'':6}{'pass':>7}{'of':>7}{'%':>7}  refused  wrong  failed  left out  no export  other sizes  seconds"]
-    for dtype in [*dict.fromkeys(k.split("|")[1] for k in results), "all"]:
-        answers = [a for k, a in results.items() if dtype in ("all", k.split("|")[1])]
+    rows = {}
+    for dtype in dict.fromkeys(k.split("|")[1] for k in results):
+        answers = [a for k, a in results.items() if dtype == k.split("|")[1]]
         c = counts(answers)
         total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
         sizes = sum(s["sizes"] for a in answers for s in a["samples"])
-        seconds = sum(a["seconds"] for a in answers)
+        seconds = round(sum(a["seconds"] for a in answers))
+        rest = [c[k] for k in ("refused", "wrong", "failed", "left out", "no export")]
+        rows[dtype] = [c["pass"], total, *rest, sizes, seconds]
+    rows |= {dtype: column.numbers for dtype, column in (kept or {}).items()}
+    rows["all"] = [sum(n) for n in zip(*rows.values(), strict=True)] or [0] * 9
+    for dtype, (passed, total, refused, wrong, failed, left, none, sizes, seconds) in rows.items():
         lines.append(
-            f"{dtype:6}{c['pass']:7}{total:7}{100 * c['pass'] / max(total, 1):7.1f}  {c['refused']:7}  {c['wrong']:5}  "
-            f"{c['failed']:6}  {c['left out']:8}  {c['no export']:9}  {sizes:11}  {seconds:7.0f}"
+            f"{dtype:6}{passed:7}{total:7}{100 * passed / max(total, 1):7.1f}  {refused:7}  {wrong:5}  "
+            f"{failed:6}  {left:8}  {none:9}  {sizes:11}  {seconds:7}"
         )
     return "\n".join(lines)
 
@@ -93,14 +134,19 @@ def causes(results: Results) -> str:
     )
 
 
-def document(results: Results, note: str, every: Iterable[Job]) -> str:
-    """The text of docs/coverage.md; `every` job there is."""
+def document(results: Results, note: str, every: Iterable[Job], kept: Mapping[str, Column]) -> str:
+    """The text of docs/coverage.md; `every` job there is, and what is kept of the document before."""
     known = {"|".join(job) for job in every}
-    dtypes = list(dict.fromkeys(k.split("|")[1] for k in results))
+    dtypes = [*dict.fromkeys(k.split("|")[1] for k in results), *kept]
     rows = [f"| operator | {' | '.join(dtypes)} | what doesn't match, and why |", f"| --- |{' --- |' * len(dtypes)} --- |"]
-    for name in sorted({k.split("|")[0] for k in results}, key=str.lower):
+    names = {k.split("|")[0] for k in results}.union(*(c.cells for c in kept.values()))
+    for name in sorted(names, key=str.lower):
         cells, reasons = [], []
         for dtype in dtypes:
+            if dtype in kept:
+                cells.append(kept[dtype].cells.get(name, "" if f"{name}|{dtype}" in known else "·"))
+                reasons += [kept[dtype].reasons[name]] if name in kept[dtype].reasons else []
+                continue
             answer = results.get(f"{name}|{dtype}")
             if answer is None:
                 cells.append("" if f"{name}|{dtype}" in known else "·")
@@ -112,9 +158,9 @@ def document(results: Results, note: str, every: Iterable[Job]) -> str:
                 if outcome(s) == "left out":
                     reasons.append(f"({_left_out(s['reason'])})")
                 elif outcome(s) == "no export":
-                    reasons.append("(not exportable)")
+                    reasons.append(f"({_not_exported(s['reason'])})")
                 elif outcome(s) != "pass":
                     reasons.append(f"{outcome(s)}: {s['reason']}")
         why = "; ".join(dict.fromkeys(r[:140].replace("|", "\\|") for r in reasons))
         rows.append(f"| {name} | {' | '.join(cells)} | {why} |")
-    return "\n".join([_NOTE, note, "", "```", summary(results), "```", "", *rows, ""])
+    return "\n".join([_NOTE, note, "", "```", summary(results, kept), "```", "", *rows, ""])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["DTYPES", "Sample", "module_samples", "modules", "operators", "samples"]
+__all__ = ["DTYPES", "Call", "Sample", "module_samples", "modules", "operators", "samples"]
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
@@ -33,7 +33,7 @@ EACH = 2  # samples of one structure; they share a binary
 LOOK_AT = 150  # samples that are looked at to choose from
 
 
-class _Call(torch.nn.Module):
+class Call(torch.nn.Module):
     """An operator on tensors, everything else fixed."""
 
     def __init__(self, op: Any, leaves: list[Any], spec: Any) -> None:
@@ -111,7 +111,7 @@ def _all(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
         if all(x.layout == torch.strided for x in tensors) and not any(isinstance(x, torch.Generator) for x in leaves):
             texts = [_text(x) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
             forms = [_form(x) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
-            yield Sample(", ".join(texts), f"{forms} {spec}", _Call(op.op, leaves, spec), tensors)
+            yield Sample(", ".join(texts), f"{forms} {spec}", Call(op.op, leaves, spec), tensors)
 
 
 def _text(x: torch.Tensor) -> str:
@@ -135,5 +135,5 @@ def module_samples(info: Any, structures: int) -> list[Sample]:
         module = info.module_cls(*built.args, **built.kwargs).eval()
         with torch.no_grad():
             module(*call.args, **call.kwargs)  # gives lazy modules their parameters
-        found.setdefault(structure, Sample(text, structure, _Call(module, leaves, spec).eval(), tensors))
+        found.setdefault(structure, Sample(text, structure, Call(module, leaves, spec).eval(), tensors))
     return _spread(list(found.values()), structures)

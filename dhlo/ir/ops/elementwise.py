@@ -275,6 +275,8 @@ class Not(Unary, name="not"):
     takes_bits = True
 
     def torch(self, x: Any) -> Any:
+        if x.dtype == torch.uint64:  # which PyTorch's kernels don't take
+            return (~x.view(torch.int64)).view(torch.uint64)
         return ~x
 
 

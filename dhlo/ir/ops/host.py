@@ -35,6 +35,7 @@ class _OfDim(Op):
     """An op that defines a symbol by a dim of an argument."""
 
     kind = Kind.SYMBOL
+    takes_bits = True
 
     @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:

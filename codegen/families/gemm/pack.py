@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -165,16 +167,19 @@ def _as_lanes(fn: Fn, x: V, elem: str) -> V:
 def _emit_transposed(
     fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, mask: V, flip: bool, put: Callable[[V, V], None]
 ) -> V:
-    """Blocks of `high` rows by `lanes` units, read along k, transposed in registers and `put`; returns how many units of k are
-    done."""
-    main = fn.mul(fn.divu(k, lanes * depth(elem)), lanes)
+    """Blocks of `high` rows by `lanes` units, read along k, transposed in registers and `put`; the last one begins inside the one
+    before. Returns how many units of k are done: all whole ones, or none where they make up no block."""
+    whole = fn.divu(k, depth(elem))
+    last = fn.sub(whole, lanes)
+    main = fn.select(fn.cmp("ge", last, 0), whole, 0)
     pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
     ty = vec(unit(elem), lanes)
     zero = fn.const(0, ty)
     first = [x for i in range(lanes // 2) for x in (i, lanes + i)]
     second = [x + lanes // 2 for x in first]
     with fn.loop(0, main, lanes) as loop:
-        at = fn.mul(loop.iv, depth(elem))
+        begin = fn.min(loop.iv, last)
+        at = fn.mul(begin, depth(elem))
         if elem == I8:  # whose rows are short: those of the next call
             for p in pointers:
                 fn.prefetch(fn.gep(fn.gep(p, fn.mul(row_stride, lanes), elem), at, elem), _PREFETCH_LOCALITY)
@@ -184,7 +189,7 @@ def _emit_transposed(
         for i in range(lanes):
             x, part = block[i * high // lanes], i * high % lanes
             x = fn.select(mask, x, zero) if high == lanes else fn.shuffle(x, x, list(range(part, part + high)))
-            put(x, fn.add(loop.iv, i))
+            put(x, fn.add(begin, i))
     return main
 
 
@@ -237,15 +242,41 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
         done = fn.i64(0)
         if elem == I8:
             done = fn.if_else(fn.cmp("ge", width, columns), copy_whole_rows, lambda: [fn.i64(0)], [I64])[0]
-        masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(columns // lanes)]
-        with fn.loop(done, units(fn, k, elem)) as loop:
-            for v, mask in enumerate(masks):
+        vectors = range(columns // lanes)
+        if spec.target.mask_registers:
+            return copy_vectors(vectors, done, [tail(v) for v in vectors])
+        return fn.if_else(fn.cmp("ge", width, columns), lambda: copy_vectors(vectors, done), lambda: copy_each(done), [])
 
-                def load(kk: V, v: int = v, mask: V = mask) -> V:
+    def tail(v: int) -> V:
+        return fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes)
+
+    def copy_each(done: V) -> list[V]:
+        """Vector by vector, where masks are dear: at most one needs a mask."""
+        for v in range(columns // lanes):
+            whole = fn.cmp("ge", fn.sub(width, v * lanes), lanes)
+            fn.if_else(whole, partial(copy_vectors, [v], done), partial(copy_part, v, done), [])
+        return []
+
+    def copy_part(v: int, done: V) -> list[V]:
+        def none() -> list[V]:
+            with fn.loop(done, units(fn, k, elem)) as loop:
+                to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
+                fn.store(fn.const(0, vec(unit(elem), lanes)), to)
+            return []
+
+        return fn.if_else(fn.cmp("gt", width, v * lanes), lambda: copy_vectors([v], done, [tail(v)]), none, [])
+
+    def copy_vectors(vectors: Sequence[int], done: V, masks: Sequence[V | None] = ()) -> list[V]:
+        ty = vec(_memory(elem), lanes)
+        with fn.loop(done, units(fn, k, elem)) as loop:
+            for v, mask in zip_longest(vectors, masks):
+
+                def load(kk: V, v: int = v, mask: V | None = mask) -> V:
                     if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
                         later = fn.gep(src, fn.mul(fn.add(kk, _STEPS_AHEAD * depth(elem)), k_stride), elem)
                         fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
-                    return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
+                    at = fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem)
+                    return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, zero)
 
                 to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
                 fn.store(_load_unit(fn, elem, load, loop.iv, k), to)

@@ -148,17 +148,18 @@ class TileSpec:
         return self.panel(elem) * BITS[unit(elem)] // 8
 
     def accumulators(self, elem: str) -> int:
-        """Registers left for sums beside a row of B and two more vectors; bytes taken apart have two of each row of B."""
-        return self.target.registers - self.vectors * (1 + self._takes_apart(elem)) - 2
+        """Registers left for sums of few rows beside a row of B and two more vectors. Bytes taken apart have two of each row of B,
+        the second of pairs take a mask."""
+        beside = self.vectors * (1 + self._takes_apart(elem)) + (self.left_parts(elem) > 1)
+        return self.target.registers - beside - 2
 
     def whole_panel_rows(self, elem: str) -> int:
         """The most rows for which a tile spans a panel, where panels are wider than tiles: sums of few rows leave registers
         for more columns, and B then streams through in one pass."""
         if self.per_panel == 1:
             return 0
-        mask = self.left_parts(elem) > 1  # of the second of a pair
         columns = self.vectors * self.per_panel * (1 + self._takes_apart(elem))
-        return (self.accumulators(elem) - mask) // columns - self.flips(elem)
+        return self.accumulators(elem) // columns - self.flips(elem)
 
 
 # Columns of f32 of a tile, at least, and of a panel of B on every target.

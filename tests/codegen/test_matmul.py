@@ -287,6 +287,33 @@ def test_bf16(spec: TileSpec, packed: bool) -> None:
         check(got, a, b)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_bf16_without_dot_products_is_f32(packed: bool) -> None:
+    """The same tiles, and the same sums where there is one for each element: half a tile's rows and more."""
+    rng = np.random.default_rng(12)
+    spec = PLAIN
+    assert spec.left_parts(BF16) == 2 and spec.rows(BF16) == spec.rows(F32) and spec.left_parts(F32) == spec.left_parts(I8) == 1
+    for m, n, k in ((spec.mr, 40, 7), (spec.mr - 1, 33, 64), (4 * spec.mr + 1, 71, 131), (3 * spec.mr, 5, 1), (100, 37, 30)):
+        a, b = tensor(rng, (1, 1, m, k), BF16), tensor(rng, (1, 1, k, n), BF16)
+        got = run(a, b, packed=packed, spec=spec, num_threads=2, bf16_percent=0)
+        want = run(*(to_f64(x).astype(np.float32) for x in (a, b)), packed=packed, spec=spec)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)
+@pytest.mark.parametrize("elem", [F32, F64, BF16])
+def test_depths_and_widths_of_packing(elem: str, spec: TileSpec) -> None:
+    """k around multiples of a vector of units, where transposed blocks overlap; n around those of a vector, where masks begin."""
+    rng = np.random.default_rng(14)
+    block, lanes = spec.lanes(elem) * depth(elem), spec.lanes(elem)
+    for k in sorted({max(0, x + d) for x in (0, block, 2 * block, 3 * block) for d in (-2, -1, 0, 1, 2, block // 2)}):
+        for m, n in ((7, 2 * lanes + 1), (13, lanes - 1), (13, spec.panel(elem) + lanes), (14, spec.panel(elem))):
+            a, rows = tensor(rng, (1, 1, m, 1024), elem)[..., :k], tensor(rng, (1, 1, k, n), elem)
+            columns = tensor(rng, (1, 1, n, k + 1), elem)[..., :k].swapaxes(2, 3)
+            for b in (rows, columns):
+                check(run(a, b, packed=False, spec=spec, bf16_percent=0), a, b)
+
+
 @pytest.mark.parametrize("percent", [0, DOTS_PAY - 1, DOTS_PAY, 200])
 def test_slow_dot_products_of_bf16_are_not_used(percent: int) -> None:
     """The machine decides; the product by f32 multiply-adds rounds like that of a target without the instruction."""

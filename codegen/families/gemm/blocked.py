@@ -127,11 +127,12 @@ class _Kernel:
             first, size = part
             begins = fn.mul(first, depth(elem))
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
+        a_size = fn.mul(size, spec.left_parts(elem))
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
         if not self.rows:
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
-                rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, size), self.part)
+                rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
         calls = _TileCalls.of(self, size, chunk)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
@@ -154,7 +155,7 @@ class _Kernel:
                 offset, mr = split.panel(i.iv)
                 a = [fn.gep(a_chunk, fn.mul(offset, self.sm), elem), self.sm]
                 if not self.rows:
-                    a = [fn.gep(self.a_pack, fn.mul(offset, size), self.part)]
+                    a = [fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)]
                 if self.column_sums is not None:
                     a += [self.column_sums, i.iv]
                 if self.source.in_place:

@@ -29,8 +29,8 @@ _L1_WAY_BYTES, _LEAST_L1_BYTES = 4096, 32 << 10
 # Products this deep hide the memory that their epilogue will need, fetched before them, and its cost.
 _TOUCH_DEPTH = 64
 DOTS_PAY = 71
-"""What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair, and
-one or two to take it apart. In the middle of what is measured, 50 and 100."""
+"""What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
+beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of

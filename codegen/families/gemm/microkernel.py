@@ -20,6 +20,7 @@ __all__ = [
     "multiply_add",
     "tile_spec",
     "unit",
+    "widened_pair",
 ]
 
 BF16 = "bf16"
@@ -48,8 +49,10 @@ class TileSpec:
     `per_panel` tiles side by side. A panel of A is [k][mr] with exactly as many rows as the micro-kernel variant that
     reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with its columns as leading
     dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with 0; tiles are f32.
-    Without a dot product of pairs, they are widened to f32. For i8 they hold four: [ceil(k / 4)][columns or mr][4], and
-    tiles are i32, whose sums wrap; the left side may be ui8 as well, and lies there as the dot product wants it (`flips`).
+    Without a dot product of pairs, panels of A hold f32 instead, [ceil(k / 2)][2][mr], and those of B are widened in
+    registers, one k after the other: a tile then is as large as that of f32. For i8 they hold four:
+    [ceil(k / 4)][columns or mr][4], and tiles are i32, whose sums wrap; the left side may be ui8 as well, and lies there
+    as the dot product wants it (`flips`).
     """
 
     target: Target
@@ -103,16 +106,26 @@ class TileSpec:
         return self.target.lanes(accumulator(elem))
 
     def rows(self, elem: str) -> int:
-        """The most rows of a tile: taking units apart takes registers, and so do sums of B's columns."""
-        return self.mr - 2 if self.widens(elem) else self.mr - self.flips(elem)
+        """The most rows of a tile: taking bytes apart takes registers, and so do sums of B's columns."""
+        return self.mr - 2 if self._takes_apart(elem) else self.mr - self.flips(elem)
 
     def widens(self, elem: str) -> bool:
         """Whether units are taken apart: bf16 is then multiplied as f32, i8 as i16 or i32."""
         return depth(elem) > 1 and not self.dot(elem)
 
-    def byte_products(self, elem: str) -> int:
-        """Multiplications for a unit of bytes: of each of them, of pairs, or of all by a dot product; 1 for other elements."""
-        return 1 if elem != I8 or self.dot(elem) else 2 if self.target.pair_products else 4
+    def _takes_apart(self, elem: str) -> bool:
+        """Whether the parts of units of both sides lie in registers at once."""
+        return elem == I8 and self.widens(elem)
+
+    def left_parts(self, elem: str) -> int:
+        """How many numbers of unit(elem)'s size a panel of A has for one row's unit: the elements of bf16 that is widened, or 1."""
+        return depth(elem) if elem == BF16 and self.widens(elem) else 1
+
+    def products(self, elem: str) -> int:
+        """Multiplications for a unit: of each of its elements, of pairs of bytes, or of all by a dot product."""
+        if elem != I8:
+            return self.left_parts(elem)
+        return 1 if self.dot(elem) else 2 if self.target.pair_products else 4
 
     def nr(self, elem: str) -> int:
         """Columns of a tile."""
@@ -135,15 +148,18 @@ class TileSpec:
         return self.panel(elem) * BITS[unit(elem)] // 8
 
     def accumulators(self, elem: str) -> int:
-        """Registers left for sums beside a row of B and two more vectors; units taken apart have two of each row of B."""
-        return self.target.registers - self.vectors * (1 + self.widens(elem)) - 2
+        """Registers left for sums of few rows beside a row of B and two more vectors. Bytes taken apart have two of each row of B,
+        the second of pairs take a mask."""
+        beside = self.vectors * (1 + self._takes_apart(elem)) + (self.left_parts(elem) > 1)
+        return self.target.registers - beside - 2
 
     def whole_panel_rows(self, elem: str) -> int:
         """The most rows for which a tile spans a panel, where panels are wider than tiles: sums of few rows leave registers
         for more columns, and B then streams through in one pass."""
         if self.per_panel == 1:
             return 0
-        return self.accumulators(elem) // (self.vectors * self.per_panel * (1 + self.widens(elem))) - self.flips(elem)
+        columns = self.vectors * self.per_panel * (1 + self._takes_apart(elem))
+        return self.accumulators(elem) // columns - self.flips(elem)
 
 
 # Columns of f32 of a tile, at least, and of a panel of B on every target.
@@ -181,11 +197,12 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
 
     tile[mr][columns] = sum_k a[k][mr] * b[k][columns], added to the tile's content if `accumulate` != 0; `k` counts units and may
-    be 0. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r * lda elements; elements that lie in units
-    have no such variant. Rows of B are panel(elem) apart and those of the tile columns(elem, mr), which are as many as it has;
-    element alignment does. At step kk of k as many bytes are prefetched as are read of B, at ahead + kk * ahead_step bytes: so that
-    the calls that share a panel of B can fetch the next panel between them. `narrow`: only the first vector of columns is computed,
-    the rest of the tile isn't written. The function is internal and not inlined.
+    be 0, and a[k] is left_parts(elem) times mr. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r *
+    lda elements; elements that lie in units have no such variant. Rows of B are panel(elem) apart and those of the tile
+    columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
+    read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
+    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. The function is internal and not
+    inlined.
     """
     name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
     if name in module.functions:
@@ -207,8 +224,9 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
             narrow,
         )
     else:
-        rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, mr), unit(elem)), i) for i in range(mr)]
-        _emit_body(fn, elem, mr, spec, rest, rows_at, mr, narrow, fn.args[1 : len(head)])
+        step = mr * spec.left_parts(elem)
+        rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, step), unit(elem)), i) for i in range(mr)]
+        _emit_body(fn, elem, mr, spec, rest, rows_at, step, narrow, fn.args[1 : len(head)])
     return name
 
 
@@ -246,34 +264,41 @@ def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> No
 def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:
     """Base pointer and multiple of `lda` of each row: where addresses may add multiples of it, few registers serve all.
 
-    The bases pass through an empty inline assembly: otherwise LLVM derives them from one another again in the loop and
-    spills.
+    The bases are `_apart`: otherwise LLVM derives them from one another again in the loop and spills.
     """
     out = []
     for i in range(mr):
         if i % fn.target.strides == 0:
-            start = fn.gep(a, fn.mul(lda, i), elem)
-            base = fn.op(PTR, f'llvm.inline_asm "", "=r,0" {start.name} : (!llvm.ptr) -> !llvm.ptr')
+            base = _apart(fn, fn.gep(a, fn.mul(lda, i), elem))
         out.append((base, i % fn.target.strides))
     return out
 
 
+def _apart(fn: Fn, p: V) -> V:
+    """The same address in a register of its own: it passes through an empty inline assembly, behind which LLVM can't see what it
+    is."""
+    return fn.op(PTR, f'llvm.inline_asm "", "=r,0" {p.name} : (!llvm.ptr) -> !llvm.ptr')
+
+
 def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
-    """sum_ + x * y for vectors of units; units of several elements add all their products."""
-    if depth(elem) == 1:
+    """sum_ + x * y for vectors of units, or of elements of such that lie apart (`left_parts`); units of several elements add all
+    their products."""
+    if depth(elem) == 1 or spec.left_parts(elem) > 1:
         return fn.fma(x, y, sum_)
     dot = spec.dot(elem)
     if dot is not None:
         return fn.intrinsic(dot.intrinsic, sum_.type, sum_, _as_vector_of(fn, elem, x), _as_vector_of(fn, elem, y))
-    if elem == BF16:
-        sum_ = fn.fma(fn.bitcast(fn.shl(x, 16), F32), fn.bitcast(fn.shl(y, 16), F32), sum_)
-        return fn.fma(fn.bitcast(fn.and_(x, -65536), F32), fn.bitcast(fn.and_(y, -65536), F32), sum_)
     pairs = spec.target.pair_products
     wide = "i16" if pairs else I32
     for x_byte, y_byte in zip(_bytes(fn, x, wide, unsigned=spec.unsigned), _bytes(fn, y, wide), strict=True):
         product = fn.intrinsic(pairs, sum_.type, x_byte, y_byte) if pairs else fn.mul(x_byte, y_byte)
         sum_ = fn.add(sum_, product)
     return sum_
+
+
+def widened_pair(fn: Fn, pairs: V) -> tuple[V, V]:
+    """The first and the second of vectors of pairs of bf16, as f32."""
+    return fn.bitcast(fn.shl(pairs, 16), F32), fn.bitcast(fn.and_(pairs, -65536), F32)
 
 
 def _as_vector_of(fn: Fn, elem: str, x: V) -> V:
@@ -319,16 +344,23 @@ def _emit_body(
     fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
     zero = fn.const(0.0, ty)
     cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
+    parts = spec.left_parts(elem)
+    # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
+    bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
 
-    def step(rows: int, u: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
+    def step(rows: int, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
+        """Adds the products of unit `u`, or of one of its `parts`."""
+
         def row(i: int) -> V:
             if i == mr:
                 return fn.const(SIGN_BITS, vec(part, lanes))
             base, offset = a_k[i]
-            return fn.splat(fn.load(fn.gep(base, offset + u * a_step, part), part), lanes)
+            x = fn.splat(fn.load(fn.gep(base, offset + u * a_step + which * mr, part), part), lanes)
+            return fn.bitcast(x, F32) if parts > 1 else x
 
         def vector(v: int) -> V:
-            return fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes))
+            y = fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes))
+            return y if parts == 1 else widened_pair(fn, y)[which]
 
         out = list(acc)
         if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
@@ -352,10 +384,10 @@ def _emit_body(
         """Of the tile's rows, and perhaps of one of sign bits."""
         n = rows * nv
         sets = _interleaved_sums(elem, mr, n, spec)
-        unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * spec.byte_products(elem)))
+        unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * spec.products(elem)))
         main = fn.mul(fn.divu(k, unroll), unroll)
         with fn.loop(0, main, unroll, start + [zero] * (n * sets - c)) as loop:
-            b_k, a_k = fn.gep(b, fn.mul(loop.iv, panel), part), a_at(loop.iv)
+            b_k, a_k = [fn.gep(p, fn.mul(loop.iv, panel), part) for p in bs], a_at(loop.iv)
             acc = list(loop.carried)
             fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
             for u in range(unroll):
@@ -363,13 +395,17 @@ def _emit_body(
                     fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
                 fetch = fn.gep(fetch, ahead_step, I8)
                 s = u % sets * n
-                acc[s : s + n] = step(rows, u, acc[s : s + n], b_k, a_k)
+                for i, p in enumerate(b_k):
+                    acc[s : s + n] = step(rows, u, i, acc[s : s + n], p, a_k)
             loop.yield_(*acc)
         sums = loop.results[:n]
         for s in range(1, sets):
             sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
         with fn.loop(main, k, 1, sums) as tail:
-            tail.yield_(*step(rows, 0, tail.carried, fn.gep(b, fn.mul(tail.iv, panel), part), a_at(tail.iv)))
+            b_k, a_k, acc = [fn.gep(p, fn.mul(tail.iv, panel), part) for p in bs], a_at(tail.iv), list(tail.carried)
+            for i, p in enumerate(b_k):
+                acc = step(rows, 0, i, acc, p, a_k)
+            tail.yield_(*acc)
         return tail.results
 
     sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, depth, unit
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, depth, unit, widened_pair
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = [
@@ -41,16 +43,17 @@ def units(fn: Fn, k: V, elem: str) -> V:
     return fn.ceildivu(k, depth(elem)) if depth(elem) > 1 else k
 
 
-def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: bool = False) -> str:
+def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: bool = False, wide: bool = False) -> str:
     """Emits `pack_rows_{elem}(src, row_stride, k_stride, rows, k, dst, ld)` once and returns its symbol.
 
     dst[kk * ld + r] = src[r * row_stride + kk * k_stride] for r < rows, 0 for rows <= r < min(ld, lanes), where lanes is
     the vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1, for i8 it is four,
-    with their sign bits flipped if `flip` (the variant `pack_rows_{elem}_flipped`, which leaves padding undefined).
+    with their sign bits flipped if `flip` (the variant `pack_rows_{elem}_flipped`, which leaves padding undefined). If `wide`
+    (`pack_rows_bf16_wide`) dst[2 kk][r] and dst[2 kk + 1][r] are the numbers of the pair as f32.
     Strides are in elements, `ld` in panel units. Steps write up to `lanes` units in ascending order of k, so that with
     ld < lanes a step overwrites the padding of the one before, and up to lanes - ld units past the panel are clobbered.
     """
-    name = f"pack_rows_{elem}{'_flipped' if flip else ''}"
+    name = f"pack_rows_{elem}{'_flipped' if flip else ''}{'_wide' if wide else ''}"
     if name in module.functions:
         return name
     lanes = spec.lanes(elem)
@@ -64,11 +67,19 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: boo
     mask = fn.tail_mask(fn.max(rows, 0), lanes)
     zero = fn.const(0, vec(_memory(elem), lanes))
 
+    def put(x: V, kk: V) -> None:
+        """Stores a vector of units."""
+        if not wide:
+            fn.store(x, fn.gep(dst, fn.mul(kk, ld), unit(elem)))
+            return
+        for i, part in enumerate(widened_pair(fn, x)):
+            fn.store(part, fn.gep(dst, fn.mul(fn.add(fn.mul(kk, depth(elem)), i), ld), F32))
+
     def transposed(high: int = max(1, lanes // 4)) -> list[V]:
         """By the height of blocks: padding isn't transposed where a next step overwrites it."""
 
         def block() -> list[V]:
-            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, dst, ld, mask, flip)]
+            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, mask, flip, put)]
 
         dense = fn.and_(fn.cmp("le", rows, high), fn.cmp("eq", ld, rows)) if high < lanes else None
         return block() if dense is None else fn.if_else(dense, block, lambda: transposed(high * 2), [I64])
@@ -90,13 +101,12 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: boo
         with fn.loop(done, whole) as loop:
             pointers = fn.gep(fn.gep(src, fn.mul(loop.iv, depth(elem)), elem), offsets, elem)
             x = fn.gather(pointers, mask, fn.const(0, vec(unit(elem), lanes)), BITS[elem] // 8)
-            fn.store(_flipped(fn, x, flip), fn.gep(dst, fn.mul(loop.iv, ld), unit(elem)))
+            put(_flipped(fn, x, flip), loop.iv)
         return [whole]
 
     def remaining(load: Callable[[V], V], first: V) -> list[V]:
         with fn.loop(first, units(fn, k, elem)) as loop:
-            x = _flipped(fn, _load_unit(fn, elem, load, loop.iv, k), flip)
-            fn.store(x, fn.gep(dst, fn.mul(loop.iv, ld), unit(elem)))
+            put(_flipped(fn, _load_unit(fn, elem, load, loop.iv, k), flip), loop.iv)
         return []
 
     def from_anywhere() -> list[V]:
@@ -166,17 +176,21 @@ def _as_lanes(fn: Fn, x: V, elem: str) -> V:
 
 
 def _emit_transposed(
-    fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, dst: V, ld: V, mask: V, flip: bool
+    fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, mask: V, flip: bool, put: Callable[[V, V], None]
 ) -> V:
-    """Blocks of `high` rows by `lanes` units, read along k and transposed in registers; returns how many units of k are done."""
-    main = fn.mul(fn.divu(k, lanes * depth(elem)), lanes)
+    """Blocks of `high` rows by `lanes` units, read along k, transposed in registers and `put`; the last one begins inside the one
+    before. Returns how many units of k are done: all whole ones, or none where they make up no block."""
+    whole = fn.divu(k, depth(elem))
+    last = fn.sub(whole, lanes)
+    main = fn.select(fn.cmp("ge", last, 0), whole, 0)
     pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
     ty = vec(unit(elem), lanes)
     zero = fn.const(0, ty)
     first = [x for i in range(lanes // 2) for x in (i, lanes + i)]
     second = [x + lanes // 2 for x in first]
     with fn.loop(0, main, lanes) as loop:
-        at = fn.mul(loop.iv, depth(elem))
+        begin = fn.min(loop.iv, last)
+        at = fn.mul(begin, depth(elem))
         if elem == I8:  # whose rows are short: those of the next call
             for p in pointers:
                 fn.prefetch(fn.gep(fn.gep(p, fn.mul(row_stride, lanes), elem), at, elem), _PREFETCH_LOCALITY)
@@ -186,14 +200,14 @@ def _emit_transposed(
         for i in range(lanes):
             x, part = block[i * high // lanes], i * high % lanes
             x = fn.select(mask, x, zero) if high == lanes else fn.shuffle(x, x, list(range(part, part + high)))
-            fn.store(x, fn.gep(dst, fn.mul(fn.add(loop.iv, i), ld), unit(elem)))
+            put(x, fn.add(begin, i))
     return main
 
 
 def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:
-    """Emits the packing of `rows` rows of A to a panel [k][rows]; up to lanes - 1 units past it are clobbered."""
+    """Emits the packing of `rows` rows of A to a panel [k][rows] (see `TileSpec`); up to lanes - 1 units past it are clobbered."""
     lanes = spec.lanes(elem)
-    pack = emit_pack_rows(fn.module, elem, spec, flip=spec.flips(elem))
+    pack = emit_pack_rows(fn.module, elem, spec, flip=spec.flips(elem), wide=spec.left_parts(elem) > 1)
     for first in reversed(range(0, spec.rows(elem), lanes)):  # the padding of a group is overwritten by the one before
         left = fn.min(fn.sub(rows, first), lanes)
         with fn.when(fn.cmp("gt", left, 0)):
@@ -239,15 +253,41 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
         done = fn.i64(0)
         if elem == I8:
             done = fn.if_else(fn.cmp("ge", width, columns), copy_whole_rows, lambda: [fn.i64(0)], [I64])[0]
-        masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(columns // lanes)]
-        with fn.loop(done, units(fn, k, elem)) as loop:
-            for v, mask in enumerate(masks):
+        vectors = range(columns // lanes)
+        if spec.target.mask_registers:
+            return copy_vectors(vectors, done, [tail(v) for v in vectors])
+        return fn.if_else(fn.cmp("ge", width, columns), lambda: copy_vectors(vectors, done), lambda: copy_each(done), [])
 
-                def load(kk: V, v: int = v, mask: V = mask) -> V:
+    def tail(v: int) -> V:
+        return fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes)
+
+    def copy_each(done: V) -> list[V]:
+        """Vector by vector, where masks are dear: at most one needs a mask."""
+        for v in range(columns // lanes):
+            whole = fn.cmp("ge", fn.sub(width, v * lanes), lanes)
+            fn.if_else(whole, partial(copy_vectors, [v], done), partial(copy_part, v, done), [])
+        return []
+
+    def copy_part(v: int, done: V) -> list[V]:
+        def none() -> list[V]:
+            with fn.loop(done, units(fn, k, elem)) as loop:
+                to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
+                fn.store(fn.const(0, vec(unit(elem), lanes)), to)
+            return []
+
+        return fn.if_else(fn.cmp("gt", width, v * lanes), lambda: copy_vectors([v], done, [tail(v)]), none, [])
+
+    def copy_vectors(vectors: Sequence[int], done: V, masks: Sequence[V | None] = ()) -> list[V]:
+        ty = vec(_memory(elem), lanes)
+        with fn.loop(done, units(fn, k, elem)) as loop:
+            for v, mask in zip_longest(vectors, masks):
+
+                def load(kk: V, v: int = v, mask: V | None = mask) -> V:
                     if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
                         later = fn.gep(src, fn.mul(fn.add(kk, rows_ahead), k_stride), elem)
                         fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
-                    return fn.masked_load(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem), mask, zero)
+                    at = fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem)
+                    return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, zero)
 
                 to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
                 fn.store(_load_unit(fn, elem, load, loop.iv, k), to)

@@ -80,7 +80,8 @@ class Plan:
             return fn.select(deep, fn.min(at_most, columns), columns)
 
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
-        nbytes, room = fn.mul(fn.mul(m, self.kc), BITS[unit(elem)] // 8), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        a_bytes = spec.left_parts(elem) * BITS[unit(elem)] // 8
+        nbytes, room = fn.mul(fn.mul(m, self.kc), a_bytes), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
         wide = fn.cmp("ge", columns, _WIDE_PANELS)
@@ -90,7 +91,7 @@ class Plan:
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
             in_block = fn.ceildivu(rows, spec.rows(elem))
-            work = fn.mul(rows, spec.vectors * spec.per_panel)
+            work = fn.mul(rows, spec.vectors * spec.per_panel * spec.left_parts(elem))
             uncached = fn.cmp("lt", blocks, least)
             if copied:  # one block's chunk, met by a chunk of B that is packed once and for it alone, may fill the cache
                 fits = fn.and_(fn.and_(deep, fn.cmp("eq", blocks, 1)), fn.cmp("le", nbytes, host.l2_bytes))
@@ -122,7 +123,7 @@ class Plan:
         several = fn.cmp("gt", row_panels, 1)
         turns = fn.select(several, fn.mul(tries, 2), 1)
         b_bytes = fn.mul(fn.mul(k, columns), spec.row_bytes(elem) * _B_SHARE)
-        panel_bytes = fn.mul(k, spec.rows(elem) * BITS[unit(elem)] // 8)
+        panel_bytes = fn.mul(k, spec.rows(elem) * a_bytes)
         stays = fn.and_(fn.cmp("le", b_bytes, host.machine("l3_bytes")), fn.cmp("le", panel_bytes, host.machine("l1d_bytes")))
         alone = fn.select(fn.and_(fn.and_(several, wide), stays), fn.i64(1), 0)
         none = (fn.i64((1 << 63) - 1), *[fn.i64(1)] * 3)
@@ -147,7 +148,7 @@ class Plan:
         if copied:
             elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
         if not rows:
-            elements = fn.add(elements, fn.mul(self.rows, self.kc))
+            elements = fn.add(elements, fn.mul(fn.mul(self.rows, self.kc), spec.left_parts(elem)))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 
 

@@ -363,7 +363,7 @@ def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.nn.Conv2d(16, 32, 3, padding=1), 12),  # Winograd's algorithm is one choice
         (torch.nn.Conv2d(16, 32, 3, stride=2), 13),
         (torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), 13),
-        (torch.nn.ConvTranspose2d(16, 8, 4, 2, 1), 7),
+        (torch.nn.ConvTranspose2d(32, 32, 4, 2, 1), 7),
     ],
     ids=["3x3", "strided", "depthwise", "transposed"],
 )

@@ -219,8 +219,11 @@ def _convert(op: Any) -> Any:
         return x
     value, out = _constant(x), from_mlir(op.results[0])
     if value is not None and not out.dtype.is_complex:
-        wide = torch.tensor(float(value), dtype=torch.float64) if from_mlir(x).dtype.is_float else torch.tensor(int(value))
-        result = wide.to(out.dtype.torch).item()  # rounded, or truncated
+        given = from_mlir(x).dtype
+        exact = torch.tensor(float(value), dtype=torch.float64) if given.is_float else torch.tensor(int(value))
+        if given.name == "f32":  # whose constants are written as they came
+            exact = exact.float()
+        result = exact.to(out.dtype.torch).item()  # rounded, or truncated
         return build(Full, [], {"value": str(result).lower()}, results=[out]).results[0]
     return None
 

@@ -286,7 +286,8 @@ def test_constants_are_of_their_dtype() -> None:
     def f(x: torch.Tensor, n: int) -> list[torch.Tensor]:
         h, b = torch.full((3,), 0.1, dtype=torch.float16), torch.full((2,), 1 / 3, dtype=torch.bfloat16)
         e = torch.full((2,), 19).to(torch.float8_e5m2)
-        return [x[:2] + h.float()[:2], x[:2] + b.float(), x[:2] + e.float(), x.bfloat16() * 0.1, x[:2] + b.to(torch.float16)]
+        wide = torch.full((2,), 0.1).double()
+        return [wide, x[:2] + h.float()[:2], x[:2] + b.float(), x[:2] + e.float(), x.bfloat16() * 0.1, x[:2] + b.to(torch.float16)]
 
     model = dhlo.compile(export(f, [rn(5), 3]))
     for n in (5, 2, 70):

@@ -45,6 +45,13 @@ class Case:
     program: str
 
 
+class Columns(nn.Linear):
+    """A linear layer of columns: its kernel packs them, where it reads a linear layer's rows in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.t())
+
+
 class Attention(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v)
@@ -52,12 +59,13 @@ class Attention(nn.Module):
 
 PROGRAMS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...], Any]]] = {
     "linear": lambda: (nn.Linear(768, 768), (torch.randn(4, 768),), ({0: D},)),
+    "columns": lambda: (Columns(768, 768), (torch.randn(768, 4),), ({1: D},)),
     "attention": lambda: (Attention(), (torch.randn(2, 4, 8, 64),) * 3, ({0: D, 2: D},) * 3),
     "convolution": lambda: (nn.Conv2d(64, 64, 3, padding=1), (torch.randn(2, 64, 9, 9),), ({0: D, 2: D, 3: D},)),
     "softmax": lambda: (nn.Softmax(-1), (torch.randn(3, 5),), ({0: D, 1: D},)),
 }
 CASES = [
-    Case("product, panel of A", r"ukr_f32_(?P<rows>\d+)(_of\d+)?_ahead", "linear"),
+    Case("product, panel of A", r"ukr_f32_(?P<rows>\d+)(_of\d+)?_ahead", "columns"),
     Case("product, rows of A in place", r"ukr_f32_(?P<rows>\d+)_rows(_of\d+)?_ahead", "linear"),
     Case("attention, many queries: Q K^T", r"ukr_f32_(?P<rows>\d+)_rows(_of\d+)?_ahead", "attention"),
     Case("attention, many queries: P V", r"attn_pv_(?P<rows>\d+)", "attention"),

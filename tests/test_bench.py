@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 import dhlo
-from benchmarks import measure, report
+from benchmarks import mca, measure, report
 from benchmarks.workloads import registry, select
 from dhlo.bench.ceilings import Ceilings, cache_bytes
 from dhlo.bench.explain import explain, sizes_of
@@ -309,3 +309,9 @@ def test_plot_needs_matplotlib(files: tuple[Path, Path], tmp_path: Path) -> None
 
 def test_installed_peers() -> None:
     assert {"eager", "inductor", "dhlo"} <= set(installed()) <= set(PEERS)
+
+
+def test_every_loop_for_llvm_mca_is_found() -> None:
+    programs = mca.assemblies("aarch64")
+    for case in mca.CASES:
+        assert mca.find(case, programs).fmas > 0

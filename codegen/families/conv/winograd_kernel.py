@@ -31,8 +31,8 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 __all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
 # Input channels of a depth block by the sides of the input tile and the window, no fewer than a block of packed weights has: mapped
-# weights of a panel then take 256 to 360 KiB. Code and layout
-# rest on it; on a machine of half that second cache they come from the third, once a group.
+# weights of a panel then take 256 to 360 KiB. Code and layout rest on it; on a machine whose second cache is smaller they come from
+# the third, once a group.
 _DEPTH = {(6, 3): 64, (6, 2): 80, (4, 3): 128, (4, 2): 128}
 # Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
 _MOST_TILES = {6: 56, 4: 126}

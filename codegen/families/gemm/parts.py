@@ -58,7 +58,7 @@ def part_items(
     fn = host.fn
     blocks = fn.ceildivu(m, spec.rows(elem)) if source.in_place else fn.i64(1)
     each, height = fn.ceildivu(steps, parts), fn.ceildivu(m, blocks)
-    step = fn.max(fn.mul(height, spec.vectors * spec.per_panel), _STEP_CYCLES)
+    step = fn.max(fn.mul(height, spec.vectors * spec.per_panel * spec.left_parts(elem)), _STEP_CYCLES)
     cycles = fn.mul(each, step if source.in_place else fn.add(step, copy_cycles(host, spec.row_bytes(elem))))
     elements = fn.i64(spec.tile_elements(elem) + spec.lanes(elem))
     if not source.in_place:

@@ -45,7 +45,8 @@ def _arguments() -> argparse.Namespace:
         "--against",
         type=Path,
         metavar="FOLDER",
-        help="compare with another checkout of this project, installed in its own .venv, instead of with other peers",
+        help="compare with another checkout of this project, installed in its own .venv, instead of with other peers; this "
+        "checkout itself (`.`) shows what differences mean nothing",
     )
     parser.add_argument("--pairs", type=int, default=3, help="with --against: processes of each checkout, one pair after the other")
     parser.add_argument("--list", action="store_true", help="list the workloads and their shapes")

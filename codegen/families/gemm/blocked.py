@@ -142,7 +142,7 @@ class _Kernel:
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)
             width = fn.min(fn.sub(self.n, n0), self.columns)
-            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack)
+            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack, fn.sub(p.iv, g0))
             panel = self.source.chunk(fn, elem, spec, matrix, piece)
             if self.source.in_place:
                 onward = whole if chunk is None else self._onward(calls, piece, p.iv, g0, g1)
@@ -248,7 +248,7 @@ class _TileCalls:
         batch, m0, n0, mr, width = place
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(fetch_step, ld), columns) if slices else fetch_step
-        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[elem] // 8)
+        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
         with fn.loop(0, width, ld, [fn.i64(0)]) as t:
             b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
             sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)

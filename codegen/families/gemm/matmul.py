@@ -13,7 +13,7 @@ from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycl
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
@@ -31,6 +31,8 @@ _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
+# Products this deep hide what a last unit of rows in place costs that is packed: another call for each tile.
+_HALF_DEPTH = 128
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -116,8 +118,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; what lies in units of several elements is always packed."""
-        return (False,) if depth(self.elem) > 1 else (True, False)
+        """Forms of A: in place or packed; bytes, and what is taken apart when it is packed, always are."""
+        return (False,) if self.elem == I8 or self.spec.left_parts(self.elem) > 1 else (True, False)
 
     @property
     def widened(self) -> Matmul | None:
@@ -217,7 +219,7 @@ class Matmul:
         if self._row_forms == (False,):
             launch(rows=False)
         else:
-            in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+            in_place = self._reads_in_place(host, x)
             fn.if_else(in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
         count, scratch = join_launch(fn, elem, spec, x.m, panels)
         args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
@@ -283,7 +285,7 @@ class Matmul:
         fn = host.fn
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
-        in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+        in_place = self._reads_in_place(host, x)
         steps = units(fn, x.k, self.elem)
         plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=not source.in_place)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
@@ -372,20 +374,23 @@ class Matmul:
         null = fn.int_to_ptr(fn.i64(0))
         return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
 
-    def _reads_in_place(self, host: HostContext, m: V, row_stride: V, k_stride: V) -> V:
+    def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
         stride that is known and suits every machine leaves no choice, and no code for the other form of A.
         """
-        fn = host.fn
+        fn, m, k, (_, _, row_stride, k_stride) = host.fn, x.m, x.k, x.a_strides
         if True not in self._row_forms:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
         room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
         fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
+        if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
+            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, _HALF_DEPTH))
+            fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:

@@ -251,7 +251,7 @@ class Matmul:
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
-        plan, touch = tiles.plan(host, x), self._touch_where_deep(host.fn, x.k, x.touch)
+        plan, touch = tiles.plan(host, x), self._touch(host, x)
 
         def as_it_lies() -> list[V]:
             return tiles.launch(host, x, *self._panels(host, x), touch, plan)
@@ -274,7 +274,7 @@ class Matmul:
             return self._launch(host, x, source, b, self._blocking(host, x, source))
 
         def by_tiles(tiles: TileProduct) -> list[V]:
-            return tiles.launch(host, x, source, b, self._touch_where_deep(host.fn, x.k, x.touch), tiles.plan(host, x))
+            return tiles.launch(host, x, source, b, self._touch(host, x), tiles.plan(host, x))
 
         if tiles is None:
             by_vectors()
@@ -293,7 +293,7 @@ class Matmul:
 
     def _launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], blocking: _Blocking) -> list[V]:
         fn, plan = host.fn, blocking.plan
-        touch = self._touch_where_deep(fn, x.k, x.touch)
+        touch = self._touch(host, x)
         batch0, batch1, row, column = x.a_strides
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
@@ -369,10 +369,17 @@ class Matmul:
         cycles = fn.divu(fn.mul(x.k, chunk), _BYTES_A_CYCLE)
         return chunk, count, fn.add(fn.divu(wake_cycles(host), fn.add(cycles, 1)), 1)
 
-    def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
-        """The function that fetches a tile's memory, null where the product is too short to hide that."""
+    def _touch(self, host: HostContext, x: Operands) -> V:
+        """The function that fetches a tile's memory, null where the product is too short to hide that and the result may be in the
+        second-level cache."""
+        fn = host.fn
         null = fn.int_to_ptr(fn.i64(0))
-        return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
+        if x.touch is None:
+            return null
+        with fn.wrapping():
+            nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[self.elem] // 8)
+        needless = fn.and_(fn.cmp("lt", x.k, _TOUCH_DEPTH), fn.cmp("le", nbytes, host.l2_bytes))
+        return fn.select(needless, null, x.touch)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.

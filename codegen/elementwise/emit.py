@@ -18,7 +18,7 @@ from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
 from dhlo.codegen.elementwise.rules import emit_op, round_to
-from dhlo.codegen.kernel_ir.builder import F64, I1, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.ops.movement import Reshape, number
@@ -175,7 +175,7 @@ class Emitter(IndexMath):
         fn, mem = self.fn, memory_type(dtype)
         if self.touching:
             if not at.uniform and at.vec is None and at.step == 1:
-                fn.prefetch(fn.gep(p, at.base, mem))
+                self._touch(p, at, mem)
             return self._to_register(fn.const(0, mem if at.uniform else fn.vec(mem)), dtype)
         if at.uniform:
             q = fn.gep(p, at.base, mem)
@@ -212,12 +212,18 @@ class Emitter(IndexMath):
         at = self.offset(self.times(self.flatten(idx, from_mlir(v).shape), 2), part)
         return self.load_memory(self.args.get(("pointer", v)), DTYPES[from_mlir(v).dtype.register], at)
 
+    def _touch(self, p: V, at: Index, mem: str, *, write: bool = False) -> None:
+        """Prefetches the line of a vector's last byte: that of the first one is the last of the vector before, which tiles side by
+        side have touched."""
+        fn = self.fn
+        fn.prefetch(fn.gep(fn.gep(p, at.base, mem), fn.lanes * BITS[mem] // 8 - 1, I8), write=write)
+
     def store(self, x: V, p: V, dtype: DType, at: Index) -> None:
         """Stores a register value; lanes outside the mask leave memory alone."""
         fn, mem = self.fn, memory_type(dtype)
         if self.touching:
             if at.vec is None and at.step == 1:
-                fn.prefetch(fn.gep(p, at.base, mem), write=True)
+                self._touch(p, at, mem, write=True)
             return
         raw = to_float8(fn, x, dtype.name) if dtype.name in FLOAT8 else fn.cast(x, mem)
         if at.uniform:  # all lanes agree

@@ -48,6 +48,8 @@ class _Kernel:
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
         self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, spec=spec)
+        # Rows are read by whole units; a last one that isn't is packed.
+        self.halves = emit_microkernel_table(module, elem, narrow=narrow, spec=spec) if rows and depth(elem) > 1 else None
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, PTR, PTR, PTR]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
@@ -134,7 +136,8 @@ class _Kernel:
                 offset, mr = split.panel(i.iv)
                 rows, to = fn.gep(a_chunk, fn.mul(offset, self.sm), elem), fn.gep(self.a_pack, fn.mul(offset, a_size), self.part)
                 emit_pack_a_panel(fn, elem, spec, rows, self.sm, self.sk, mr, elements, to)
-        calls = _TileCalls.of(self, size, chunk)
+        calls = _TileCalls.of(self, size if self.halves is None else fn.divu(elements, depth(elem)), chunk)
+        halves = None if self.halves is None else self._pack_half(split, a_chunk, elements)
         slices = fn.divu(fn.const(self.row_bytes, I64), split.panels)
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
         alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
@@ -142,14 +145,14 @@ class _Kernel:
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)
             width = fn.min(fn.sub(self.n, n0), self.columns)
-            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack)
+            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack, fn.sub(p.iv, g0))
             panel = self.source.chunk(fn, elem, spec, matrix, piece)
             if self.source.in_place:
                 onward = whole if chunk is None else self._onward(calls, piece, p.iv, g0, g1)
                 later, later_step = fn.gep(panel, fn.select(single, alone, onward), I8), slices
             else:
                 later, later_step = self.source.ahead(fn, elem, spec, matrix, piece)
-            variants = calls.variants(width) if spec.per_panel == 1 else None
+            variants = calls.variants(width, calls.table) if spec.per_panel == 1 else None
             slice_bytes = fn.mul(size, later_step)
             with fn.loop(0, split.panels) as i:
                 offset, mr = split.panel(i.iv)
@@ -168,10 +171,25 @@ class _Kernel:
                     tile_row = fn.add(fn.mul(fn.sub(p.iv, g0), split.size), offset)
                     tile = fn.gep(tile, fn.mul(tile_row, self.columns), self.part)
                 place = [batch, fn.add(split.first, offset), n0, mr, width]
+                rest = None
+                if halves is not None:
+                    rest = halves, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
                 if variants is not None:
-                    calls.emit(variants, a, panel, tile, place, spec.nr(elem), fetch, step)
+                    calls.emit(variants, a, panel, tile, place, spec.nr(elem), fetch, step, rest)
                 else:
-                    calls.emit_across(a, panel, tile, place, fetch, step, slices=self.source.in_place)
+                    calls.emit_across(a, panel, tile, place, fetch, step, rest, slices=self.source.in_place)
+
+    def _pack_half(self, split: RowSplit, a_chunk: V, elements: V) -> V:
+        """Packs a last unit of rows that are read in place, where only a part of it is theirs; returns whether there is one."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        rest = fn.remu(elements, depth(elem))
+        there = fn.cmp("ne", rest, 0)
+        with fn.when(there), fn.loop(0, split.panels) as i:
+            offset, mr = split.panel(i.iv)
+            at = fn.add(fn.mul(offset, self.sm), fn.mul(fn.sub(elements, rest), self.sk))
+            to = fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
+            emit_pack_a_panel(fn, elem, spec, fn.gep(a_chunk, at, elem), self.sm, self.sk, mr, rest, to)
+        return there
 
     def _onward(self, calls: _TileCalls, c: Chunk, p: V, g0: V, g1: V) -> V:
         """How many bytes on is the packed chunk that is read after that of panel `p`: the group's next panel's, after the last the
@@ -193,7 +211,8 @@ class _TileCalls:
     narrow: bool
     fn: Fn
     table: V
-    steps: V  # of the chunk of k
+    halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
+    steps: V  # of the chunk of k, whole ones where rows are read in place
     adds: V | None  # whether it adds to the tile; None where it is all of k
     last: V | None  # whether the tile is finished then
     accumulate: V  # for micro-kernels
@@ -210,7 +229,8 @@ class _TileCalls:
             adds, last = fn.cmp("gt", chunk, 0), fn.cmp("eq", fn.add(chunk, 1), kernel.chunks)
             accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
         functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
-        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, steps, adds, last, accumulate, touches, *functions)
+        halves = None if kernel.halves is None else fn.address_of(kernel.halves)
+        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, halves, steps, adds, last, accumulate, touches, *functions)
 
     def single(self, split: RowSplit) -> V:
         """Whether one tile takes all rows and columns of an item."""
@@ -218,16 +238,28 @@ class _TileCalls:
         few = spec.rows(self.elem) if spec.per_panel == 1 else spec.whole_panel_rows(self.elem)
         return fn.cmp("le", split.size, few)
 
-    def variants(self, width: V) -> V:
-        """The micro-kernels by number of rows, for a tile of `width` columns."""
+    def variants(self, width: V, table: V) -> V:
+        """The micro-kernels of a table by number of rows, for a tile of `width` columns."""
         if not self.narrow:
-            return self.table
+            return table
         fn, spec, elem = self.fn, self.spec, self.elem
         narrow = fn.cmp("le", width, spec.lanes(elem))
-        return fn.gep(self.table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
+        return fn.gep(table, fn.select(narrow, fn.i64(spec.rows(elem)), 0), PTR)
 
-    def emit(self, variants: V, a: Sequence[V], b: V, tile: V, place: Sequence[V], ld: V | int, fetch: V, fetch_step: V) -> None:
-        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C."""
+    def emit(
+        self,
+        variants: V,
+        a: Sequence[V],
+        b: V,
+        tile: V,
+        place: Sequence[V],
+        ld: V | int,
+        fetch: V,
+        fetch_step: V,
+        rest: tuple[V, V] | None,
+    ) -> None:
+        """One chunk of the sums in `tile`, which are at `place` (batch, row, column, rows, columns) of C. `rest`: whether A's
+        whole units are followed by one that is packed, and its address."""
         fn, acc = self.fn, accumulator(self.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
         place = [self.eargs, tile, fn.i64(ld), *place]
@@ -237,10 +269,26 @@ class _TileCalls:
             with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
         fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
+        if rest is not None and self.halves is not None:
+            with fn.when(rest[0]):
+                ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
+                last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
+                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch, fn.i64(0)])
         with nullcontext() if self.last is None else fn.when(self.last):
             fn.call_ptr(self.epilogue, place)
 
-    def emit_across(self, a: Sequence[V], panel: V, tile: V, place: Sequence[V], fetch: V, fetch_step: V, *, slices: bool) -> None:
+    def emit_across(
+        self,
+        a: Sequence[V],
+        panel: V,
+        tile: V,
+        place: Sequence[V],
+        fetch: V,
+        fetch_step: V,
+        rest: tuple[V, V] | None,
+        *,
+        slices: bool,
+    ) -> None:
         """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
         They prefetch at `fetch`, `fetch_step` bytes a step of k: slices between them, or the columns of each that lie there."""
         fn, spec, elem = self.fn, self.spec, self.elem
@@ -248,12 +296,12 @@ class _TileCalls:
         batch, m0, n0, mr, width = place
         ld = fn.select(fn.cmp("le", mr, spec.whole_panel_rows(elem)), fn.i64(columns), spec.nr(elem))
         share = fn.divu(fn.mul(fetch_step, ld), columns) if slices else fetch_step
-        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[elem] // 8)
+        onward = fn.mul(share, self.steps) if slices else fn.mul(ld, BITS[part] // 8)
         with fn.loop(0, width, ld, [fn.i64(0)]) as t:
             b, left, later = fn.gep(panel, t.iv, part), fn.min(fn.sub(width, t.iv), ld), t.carried[0]
             sums = tile if self.last is None else fn.gep(tile, fn.mul(mr, t.iv), part)
             here = [batch, m0, fn.add(n0, t.iv), mr, left]
             if spec.flips(elem):
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
-            self.emit(self.variants(left), a, b, sums, here, ld, fn.gep(fetch, later, I8), share)
+            self.emit(self.variants(left, self.table), a, b, sums, here, ld, fn.gep(fetch, later, I8), share, rest)
             t.yield_(fn.add(later, onward))

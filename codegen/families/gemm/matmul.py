@@ -13,7 +13,7 @@ from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycl
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
 from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
@@ -31,6 +31,8 @@ _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
+# Products this deep hide what a last unit of rows in place costs that is packed: another call for each tile.
+_HALF_DEPTH = 128
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -116,8 +118,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; what lies in units of several elements is always packed."""
-        return (False,) if depth(self.elem) > 1 else (True, False)
+        """Forms of A: in place or packed; bytes, and what is taken apart when it is packed, always are."""
+        return (False,) if self.elem == I8 or self.spec.left_parts(self.elem) > 1 else (True, False)
 
     @property
     def widened(self) -> Matmul | None:
@@ -217,7 +219,7 @@ class Matmul:
         if self._row_forms == (False,):
             launch(rows=False)
         else:
-            in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+            in_place = self._reads_in_place(host, x)
             fn.if_else(in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
         count, scratch = join_launch(fn, elem, spec, x.m, panels)
         args = [memory, parts, x.m, x.n, x.epilogue, x.epilogue_args]
@@ -249,7 +251,7 @@ class Matmul:
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
-        plan, touch = tiles.plan(host, x), self._touch_where_deep(host.fn, x.k, x.touch)
+        plan, touch = tiles.plan(host, x), self._touch(host, x)
 
         def as_it_lies() -> list[V]:
             return tiles.launch(host, x, *self._panels(host, x), touch, plan)
@@ -272,7 +274,7 @@ class Matmul:
             return self._launch(host, x, source, b, self._blocking(host, x, source))
 
         def by_tiles(tiles: TileProduct) -> list[V]:
-            return tiles.launch(host, x, source, b, self._touch_where_deep(host.fn, x.k, x.touch), tiles.plan(host, x))
+            return tiles.launch(host, x, source, b, self._touch(host, x), tiles.plan(host, x))
 
         if tiles is None:
             by_vectors()
@@ -283,7 +285,7 @@ class Matmul:
         fn = host.fn
         panels = fn.ceildivu(x.n, self.spec.panel(self.elem))
         cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
-        in_place = self._reads_in_place(host, x.m, x.a_strides[2], x.a_strides[3])
+        in_place = self._reads_in_place(host, x)
         steps = units(fn, x.k, self.elem)
         plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=not source.in_place)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
@@ -291,7 +293,7 @@ class Matmul:
 
     def _launch(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V], blocking: _Blocking) -> list[V]:
         fn, plan = host.fn, blocking.plan
-        touch = self._touch_where_deep(fn, x.k, x.touch)
+        touch = self._touch(host, x)
         batch0, batch1, row, column = x.a_strides
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
@@ -367,25 +369,35 @@ class Matmul:
         cycles = fn.divu(fn.mul(x.k, chunk), _BYTES_A_CYCLE)
         return chunk, count, fn.add(fn.divu(wake_cycles(host), fn.add(cycles, 1)), 1)
 
-    def _touch_where_deep(self, fn: Fn, k: V, touch: V | None) -> V:
-        """The function that fetches a tile's memory, null where the product is too short to hide that."""
+    def _touch(self, host: HostContext, x: Operands) -> V:
+        """The function that fetches a tile's memory, null where the product is too short to hide that and the result may be in the
+        second-level cache."""
+        fn = host.fn
         null = fn.int_to_ptr(fn.i64(0))
-        return null if touch is None else fn.select(fn.cmp("lt", k, _TOUCH_DEPTH), null, touch)
+        if x.touch is None:
+            return null
+        with fn.wrapping():
+            nbytes = fn.mul(fn.mul(fn.mul(x.m, x.n), fn.mul(*x.batch)), BITS[self.elem] // 8)
+        needless = fn.and_(fn.cmp("lt", x.k, _TOUCH_DEPTH), fn.cmp("le", nbytes, host.l2_bytes))
+        return fn.select(needless, null, x.touch)
 
-    def _reads_in_place(self, host: HostContext, m: V, row_stride: V, k_stride: V) -> V:
+    def _reads_in_place(self, host: HostContext, x: Operands) -> V:
         """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
         stride that is known and suits every machine leaves no choice, and no code for the other form of A.
         """
-        fn = host.fn
+        fn, m, k, (_, _, row_stride, k_stride) = host.fn, x.m, x.k, x.a_strides
         if True not in self._row_forms:
             return fn.const(0, I1)
         stride = fn.mul(row_stride, BITS[self.elem] // 8)
         g = fn.min(fn.and_(stride, fn.sub(0, stride)), _L1_WAY_BYTES)
         room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
         fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
+        if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
+            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, _HALF_DEPTH))
+            fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:

@@ -17,6 +17,7 @@ __all__ = [
     "emit_microkernel",
     "emit_microkernel_table",
     "emit_pointers",
+    "in_one_set",
     "multiply_add",
     "tile_spec",
     "unit",
@@ -198,7 +199,7 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
 
     tile[mr][columns] = sum_k a[k][mr] * b[k][columns], added to the tile's content if `accumulate` != 0; `k` counts units and may
     be 0, and a[k] is left_parts(elem) times mr. `elem` is f32, f64, bf16 or i8. With `rows`, A is read in place: row r at a + r *
-    lda elements; elements that lie in units have no such variant. Rows of B are panel(elem) apart and those of the tile
+    lda elements, whole units of it; those of bytes have no such variant. Rows of B are panel(elem) apart and those of the tile
     columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
     read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. The function is internal and not
@@ -219,9 +220,10 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
             mr,
             spec,
             rest,
-            lambda kk: [(fn.gep(fn.gep(p, kk, elem), fn.mul(lda, i), elem), 0) for p, i in bases],
+            lambda kk: [(fn.gep(fn.gep(p, kk, unit(elem)), fn.mul(lda, i), elem), 0) for p, i in bases],
             1,
             narrow,
+            in_place=True,
         )
     else:
         step = mr * spec.left_parts(elem)
@@ -315,11 +317,16 @@ def _bytes(fn: Fn, units: V, wide: str, *, unsigned: bool = False) -> list[V]:
     return [fn.shr(fn.shl(x, last - at) if at < last else x, last) for at in range(0, last + 1, 8)]
 
 
+def in_one_set(elem: str, spec: TileSpec) -> int:
+    """From so many rows on the steps of k are summed one after the other: those of panels of products that are split, so that no
+    split changes a sum's order."""
+    return (spec.rows(elem) + 1) // 2
+
+
 def _interleaved_sums(elem: str, mr: int, accumulators: int, spec: TileSpec) -> int:
     """In how many sets of `accumulators` the steps of k are summed: more than one where a single set can't keep the FMA units busy
-    and registers allow. Panels of products that are split have at least half a tile's rows and always one set, so that no split
-    changes a sum's order."""
-    if mr >= (spec.rows(elem) + 1) // 2:
+    and registers allow."""
+    if mr >= in_one_set(elem, spec):
         return 1
     return max(1, min(-(-_MIN_ACCUMULATORS // accumulators), spec.accumulators(elem) // accumulators))
 
@@ -334,9 +341,11 @@ def _emit_body(
     a_step: int,
     narrow: bool,
     column_sums: Sequence[V] = (),
+    *,
+    in_place: bool = False,
 ) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
-    `column_sums`: see `TileSpec.flips`."""
+    `column_sums`: see `TileSpec.flips`; `in_place`: A's units are as they lie in memory, not in parts."""
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
@@ -355,6 +364,9 @@ def _emit_body(
             if i == mr:
                 return fn.const(SIGN_BITS, vec(part, lanes))
             base, offset = a_k[i]
+            if in_place:
+                x = fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
+                return x if parts == 1 else widened_pair(fn, x)[which]
             x = fn.splat(fn.load(fn.gep(base, offset + u * a_step + which * mr, part), part), lanes)
             return fn.bitcast(x, F32) if parts > 1 else x
 

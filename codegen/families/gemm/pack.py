@@ -285,7 +285,7 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
                 def load(kk: V, v: int = v, mask: V | None = mask) -> V:
                     if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
                         later = fn.gep(src, fn.mul(fn.add(kk, rows_ahead), k_stride), elem)
-                        fn.prefetch(fn.gep(later, v * lanes, elem), _PREFETCH_LOCALITY)
+                        fn.prefetch(fn.gep(fn.gep(later, v * lanes, elem), _LINE_BYTES - 1, I8), _PREFETCH_LOCALITY)
                     at = fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem)
                     return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, zero)
 

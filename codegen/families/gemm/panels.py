@@ -8,10 +8,12 @@ from typing import Protocol
 
 from dhlo.codegen.families.gemm.microkernel import TileSpec, depth, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 
 __all__ = ["Chunk", "PackedPanels", "PanelSource", "StridedPanels"]
+
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Chunk:
     """Units [first, first + units) of the panel that begins at column n0, `width` of whose columns are the matrix's.
 
     A whole panel has `steps` units; `k` is the number of elements in the chunk, `scratch` has room for it if the source isn't
-    `in_place`.
+    `in_place`. `turn` panels before this one were asked for in a row.
     """
 
     n0: V
@@ -29,6 +31,7 @@ class Chunk:
     steps: V
     k: V
     scratch: V
+    turn: V
 
 
 class PanelSource(Protocol):
@@ -62,8 +65,8 @@ class PanelSource(Protocol):
         ...
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
-        """What should be prefetched while the chunk is multiplied, for the next panel's: an address, and how many bytes further
-        each unit of k goes. Not asked of a source that is `in_place`."""
+        """What should be prefetched while the chunk is multiplied, for those of the next panels: an address, and how many bytes
+        further each unit of k goes. Not asked of a source that is `in_place`."""
         ...
 
 
@@ -107,9 +110,16 @@ class StridedPanels:
         return c.scratch
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
-        """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects."""
+        """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects.
+
+        A unit's bytes of a panel are pieces of as many rows as it holds elements; as many panels have so many bytes of one row.
+        Each of so many panels in turn fetches one of a unit's rows, for all of the next ones. Where rows aren't multiples of
+        lines, a piece's first line is the last one of the piece before: the lines of last bytes are asked for."""
         b, b_k, b_n, _ = matrix
-        step = fn.mul(b_k, depth(elem))
-        at = fn.add(fn.mul(fn.add(c.n0, spec.panel(elem)), b_n), fn.mul(c.first, step))
-        bytes_apart = fn.select(fn.cmp("eq", b_n, 1), fn.mul(step, BITS[elem] // 8), 0)
-        return fn.gep(b, at, elem), bytes_apart
+        together = depth(elem)
+        turn = fn.remu(c.turn, together)
+        onward = fn.mul(fn.sub(together, turn), spec.panel(elem))
+        at = fn.add(fn.mul(fn.add(c.n0, onward), b_n), fn.mul(fn.add(fn.mul(c.first, together), turn), b_k))
+        by_rows = fn.cmp("eq", b_n, 1)
+        step = fn.select(by_rows, fn.mul(b_k, together * BITS[elem] // 8), 0)
+        return fn.gep(fn.gep(b, at, elem), _LINE_BYTES - 1, I8), step

@@ -63,8 +63,9 @@ def part_items(
     elements = fn.i64(spec.tile_elements(elem) + spec.lanes(elem))
     if not source.in_place:
         elements = fn.add(elements, fn.mul(each, spec.panel(elem)))
-    if not rows:
-        elements = fn.add(elements, fn.mul(fn.mul(height, each), spec.left_parts(elem)))
+    if not rows or depth(elem) > 1:
+        packed = fn.i64(1) if rows else each
+        elements = fn.add(elements, fn.mul(fn.mul(height, packed), spec.left_parts(elem)))
     count = fn.mul(fn.mul(parts, blocks), panels)
     return blocks, each, count, fn.add(fn.divu(wake_cycles(host), cycles), 1), fn.mul(elements, BITS[unit(elem)] // 8)
 

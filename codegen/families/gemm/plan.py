@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dhlo.codegen.families.box import copy_cycles, cycles_from_memory, wake_cycles
-from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, unit
+from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -142,13 +142,14 @@ class Plan:
 
     def scratch_bytes(self, *, rows: bool, copied: bool) -> V:
         """Scratch of a kernel variant: tiles, a chunk of a panel of B that is `copied`, one of a block of A unless its `rows` are
-        read in place, and a vector of padding (see `emit_pack_rows`)."""
+        read in place, of which a last unit may be packed, and a vector of padding (see `emit_pack_rows`)."""
         fn, spec, elem = self.fn, self.spec, self.elem
         elements = fn.add(self.tiles, spec.lanes(elem))
         if copied:
             elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
-        if not rows:
-            elements = fn.add(elements, fn.mul(fn.mul(self.rows, self.kc), spec.left_parts(elem)))
+        if not rows or depth(elem) > 1:
+            packed = fn.i64(1) if rows else self.kc
+            elements = fn.add(elements, fn.mul(fn.mul(self.rows, packed), spec.left_parts(elem)))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 
 

@@ -159,7 +159,7 @@ class _Kernel:
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, _COLUMNS)
             width = fn.min(fn.sub(self.n, n0), _COLUMNS)
-            piece = Chunk(n0, width, first, count, self.units, elements, self.b_scratch)
+            piece = Chunk(n0, width, first, count, self.units, elements, self.b_scratch, fn.sub(p.iv, g0))
             panel = self.source.chunk(fn, elem, self.spec, matrix, piece)
             with fn.when(fn.cmp("ne", rest, 0)):
                 self._copy_b_tail(fn.gep(panel, fn.mul(whole, STEP_BYTES), I8), rest)

@@ -148,7 +148,7 @@ class Plan:
         if copied:
             elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
         if not rows:
-            elements = fn.add(elements, fn.mul(fn.mul(self.rows, self.kc), spec.left_parts(elem)))
+            elements = fn.add(elements, fn.mul(fn.mul(self.rows, spec.left_steps(fn, self.kc)), spec.left_parts(elem)))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 
 

@@ -1,7 +1,7 @@
-"""The inner kernel of products of bytes where the target multiplies small matrices of them: two rows by two columns, eight steps of k.
+"""The inner kernel of products of bytes where the target multiplies matrices of them: two rows by two columns, eight steps of k.
 
-A panel of A holds such rows side by side. B's panels are those of all targets, whose units are of four steps: the units of two steps
-are brought together column by column, once for all rows of the tile, which is the higher for it.
+A panel of A holds such rows side by side. B's panels are those of all targets, whose units are of four steps: two units of each
+column are brought together, once for all rows of the tile, which is the higher for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def emit_matrix_sums(
 
     def step(sums: Sequence[V], at: V, u: int, *, single: bool = False) -> list[V]:
         """Adds the products of two units, the second of which is zeros if `single`."""
-        ys = _columns(fn, spec, fn.gep(fn.gep(b, fn.mul(at, spec.panel(I8)), I32), u * _SIDE * spec.panel(I8), I32), vectors, single)
+        ys = _columns(
+            fn, spec, fn.gep(fn.gep(b, fn.mul(at, spec.panel(I8)), I32), u * _SIDE * spec.panel(I8), I32), vectors, single
+        )
         out = list(sums)
         for p in range(pairs):
             x = _rows(fn, fn.gep(fn.gep(a, fn.mul(at, mr), I32), (u * mr + p * _SIDE) * _SIDE, I32), mr - p * _SIDE)
@@ -64,9 +66,7 @@ def emit_matrix_sums(
 
 def _by_pairs(fn: Fn, sums: Sequence[V], mr: int, vectors: int) -> list[V]:
     """Sums by row and vector, as those of pairs of rows, by vector: a last row alone is its own neighbour."""
-    return [
-        sums[min(i + r, mr - 1) * vectors + v] for i in range(0, mr, _SIDE) for v in range(vectors) for r in range(_SIDE)
-    ]
+    return [sums[min(i + r, mr - 1) * vectors + v] for i in range(0, mr, _SIDE) for v in range(vectors) for r in range(_SIDE)]
 
 
 def _turned(fn: Fn, sums: Sequence[V], vectors: int) -> list[V]:
@@ -109,8 +109,8 @@ def _as(fn: Fn, x: V, elem: str) -> V:
 
 
 def emit_pack_matrix_rows(module: KernelModule) -> str:
-    """Emits `pack_matrix_rows(src, row_stride, k_stride, rows, k, dst)` once: dst[k / 8][rows][k % 8] are the bytes of `rows` rows of
-    `k` elements with any strides, the last eight filled up with zeros."""
+    """Emits `pack_matrix_rows(src, row_stride, k_stride, rows, k, dst)` once: dst[k / 8][rows][k % 8] are the bytes of `rows` rows
+    of `k` elements with any strides, the last eight filled up with zeros."""
     name = "pack_matrix_rows"
     if name in module.functions:
         return name

@@ -77,7 +77,12 @@ class TileSpec:
     def suffix(self) -> str:
         """What tells symbols of kernels apart: for wider panels than a tile, for units that needn't be widened, for ui8."""
         of = "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
-        return of + ("_widened" if self.widen else "") + ("_unsigned" if self.unsigned else "") + ("_matrices" if self.matrices else "")
+        return (
+            of
+            + ("_widened" if self.widen else "")
+            + ("_unsigned" if self.unsigned else "")
+            + ("_matrices" if self.matrices else "")
+        )
 
     @property
     def alone(self) -> TileSpec:
@@ -379,7 +384,8 @@ def _emit_body(
     matrices: V | None = None,
 ) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
-    `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such (one row lies as dot products want it)."""
+    `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such; one row alone lies
+    as dot products want it."""
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes

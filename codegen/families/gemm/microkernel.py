@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
@@ -334,6 +335,8 @@ def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
         return fn.fma(x, y, sum_)
     dot = spec.dot(elem)
     if dot is not None:
+        if spec.target.lane_factors and not (elem == I8 and spec._left == "ui8"):
+            x, y = y, x  # which is what LLVM takes a lane for; of bytes of two kinds it knows both forms
         return fn.intrinsic(dot.intrinsic, sum_.type, sum_, _as_vector_of(fn, elem, x), _as_vector_of(fn, elem, y))
     pairs = spec.target.pair_products
     wide = "i16" if pairs else I32
@@ -396,13 +399,17 @@ def _emit_body(
     parts = spec.left_parts(elem)
     # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
     bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
+    by_lane = fn.target.lane_factors and depth(elem) > 1 and not spec.widens(elem)
 
     def step(rows: int, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
         """Adds the products of unit `u`, or of one of its `parts`."""
+        factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * a_step, part), mr, part, lanes)) if by_lane else []
 
         def row(i: int) -> V:
             if i == mr:
                 return fn.const(SIGN_BITS, vec(part, lanes))
+            if factors:
+                return factors[i]
             base, offset = a_k[i]
             x = fn.splat(fn.load(fn.gep(base, offset + u * a_step + which * mr, part), part), lanes)
             return fn.bitcast(x, F32) if parts > 1 else x

@@ -1,4 +1,4 @@
-"""The table of mixtures of experts: this compiler's grouped products beside the best that others make of any form of the program."""
+"""The table of mixtures of experts: this compiler's grouped products beside the best that others make of any form of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = ("dhlo", "dhlo_int8", "dhlo_int4")
 
 
 def table(results: Path, threads: int) -> list[str]:
-    """Lines of a table of what has been measured with so many threads, as far as it has. A peer that keeps f32 counts beside int8 and
+    """Lines of a table of what has been measured with so many threads, as far as it has. Peers that keep f32 count beside int8 and
     int4, too. Raises FileNotFoundError where nothing of ours has."""
     measured = [json.loads(p.read_text()) for f in FORMS if (p := results / f"{f}_t{threads}.json").exists()]
     if not measured or measured[0]["part"] != FORMS[0]:

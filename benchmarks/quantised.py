@@ -4,9 +4,8 @@ decode   a decoding step of W2, weights as int8 and int4
 rows     linears whose weights lie in each cache level and in memory: one row, and more
 dynamic  linears whose activations are quantised, too
 int_mm   products of int8 matrices
-experts  mixtures of experts as grouped products; experts_bf16: of bf16; experts_loop, experts_dense: as a loop over the experts, and
-         every row times every expert, which other peers can read. `--update` writes what has been measured of all to
-         docs/performance.md
+experts  mixtures of experts as grouped products; experts_bf16: of bf16; experts_loop: as a loop over the experts; experts_dense:
+         every row times every expert. `--update` writes what has been measured of all three of f32 to docs/performance.md
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn, randn
 from torch.export import Dim
 
-from benchmarks import experts, measure, models, report
+from benchmarks import measure, models, report
+from benchmarks.experts import table
 from benchmarks.quantised_peers import GROUP, Several
 from benchmarks.workloads import Workload, registry
 from dhlo.bench.ceilings import Ceilings
@@ -291,7 +291,7 @@ def main() -> int:
         print(_report(result, known[name], ceilings), flush=True)
         failed |= any("error" in f for p, f in result["peers"].items() if p.startswith("dhlo"))
     if a.update:
-        report.insert(DOCUMENT, "\n".join(experts.table(a.results, a.threads)), "experts")
+        report.insert(DOCUMENT, "\n".join(table(a.results, a.threads)), "experts")
     return int(failed)
 
 

@@ -25,7 +25,7 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     has_dots,
 )
 from dhlo.codegen.families.gemm.quantised_outliers import emit_limbs, emit_outliers, list_bytes, most_outliers
-from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_tame_row, emit_widen_row, most_rows
+from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_tame_row, emit_widen_row, most_part_rows, most_rows
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.target import Target
@@ -230,7 +230,7 @@ def _emit_widen(module: KernelModule, elem: str) -> str:
 
 def _most_rows(target: Target, form: Form) -> int:
     """Rows of a pass over a panel."""
-    return dot_rows(target) if has_dots(target, form) else most_rows(target)
+    return dot_rows(target) if has_dots(target, form) else most_part_rows(target)
 
 
 def _emit_table(module: KernelModule, coding: Coding) -> tuple[str, int]:

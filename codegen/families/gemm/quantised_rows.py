@@ -116,14 +116,14 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     while sets < 4 and n * sets < _MIN_SUMS:
         sets *= 2
     zero = fn.const(0.0, vec(F32, lanes))
-    group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
-    starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
 
     def part(vectors: range, *, fetch: bool) -> None:
         """Some vectors of columns, over all k; the first one fetches for all."""
         cells = [fn.gep(tile, r * COLUMNS + v * lanes, F32) for r in range(rows) for v in vectors]
         for p in cells:
             fn.store(zero, p)
+        group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
+        starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
         with fn.loop(0, groups) as g:
             head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
             codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)

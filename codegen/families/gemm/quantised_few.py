@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import emit_pointers
 from dhlo.codegen.families.gemm.plan import RowSplit
@@ -15,7 +16,10 @@ from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelMod
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import Target
 
-__all__ = ["emit_few", "most_pass_rows"]
+__all__ = ["ROW_GAP", "emit_few", "most_pass_rows"]
+
+ROW_GAP: Final = 16
+"""Elements between prepared rows: a line, so that rows of powers of two don't all lie in one set of the first-level cache."""
 
 
 def most_pass_rows(target: Target, form: Form) -> int:
@@ -140,6 +144,11 @@ class _Rows:
         return self.fn.mul(self.groups, self.group)
 
     @cached_property
+    def pitch(self) -> V:
+        """Elements from row to row."""
+        return self.fn.add(self.padded, ROW_GAP)
+
+    @cached_property
     def blocks(self) -> V:
         """Of a group."""
         fn = self.fn
@@ -147,7 +156,7 @@ class _Rows:
 
     @cached_property
     def ups(self) -> V:
-        return self.fn.gep(self.memory, self.fn.mul(self.m, self.padded), F32)
+        return self.fn.gep(self.memory, self.fn.mul(self.m, self.pitch), F32)
 
     @cached_property
     def flags(self) -> V:
@@ -176,7 +185,7 @@ class _Rows:
         return self.fn.gep(self.lists, self.fn.mul(i, self.list_bytes), I8)
 
     def row(self, i: V) -> V:
-        return self.fn.gep(self.memory, self.fn.mul(i, self.padded), F32)
+        return self.fn.gep(self.memory, self.fn.mul(i, self.pitch), F32)
 
     def widen(self, elem: str, a: V, sm: V, sk: V, count: V) -> None:
         """Copies `count` rows at `a`."""
@@ -253,7 +262,7 @@ class _Rows:
         """Of a kernel for some rows."""
         fn = self.fn
         if not dots:
-            return [self.row(first), self.padded, fn.gep(self.ups, first, F32), panel, self.groups, self.units, tile, self.ahead]
+            return [self.row(first), self.pitch, fn.gep(self.ups, first, F32), panel, self.groups, self.units, tile, self.ahead]
         limbs = fn.gep(self.limbs, fn.mul(first, self.ld), I8)
         info = fn.gep(limbs, fn.mul(self.padded, LIMBS), I8)
         return [limbs, info, self.ld, panel, self.groups, self.units, self.block, tile, self.ahead]

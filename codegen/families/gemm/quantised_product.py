@@ -19,7 +19,7 @@ from dhlo.codegen.families.gemm.quantised_dots import (
     block_units,
     has_dots,
 )
-from dhlo.codegen.families.gemm.quantised_few import emit_few, most_pass_rows
+from dhlo.codegen.families.gemm.quantised_few import ROW_GAP, emit_few, most_pass_rows
 from dhlo.codegen.families.gemm.quantised_outliers import list_bytes, most_outliers
 from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, most_rows
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
@@ -172,7 +172,7 @@ class QuantisedMatmul:
         most_out = fn.i64(most_outliers(padded))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), most_out]
         ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
-        row, limbs = fn.i64(4 * padded + 8), LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
+        row, limbs = fn.i64(4 * (padded + ROW_GAP) + 8), LIMBS * padded + INFO_BYTES * matrix.groups * -(-matrix.units // block)
         per, grain = passes, fn.add(fn.divu(wake_cycles(host), max(padded * _STEP_CYCLES, 1)), 1)
         if has_dots(target, form):
             row = fn.add(row, fn.add(list_bytes(fn, most_out), limbs))

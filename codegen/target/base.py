@@ -74,6 +74,7 @@ class Target:
                     of the table that lie where its own 128 bits do
     tiles           matrices in registers; None if it has none, or multiplies nothing in them
     lane_factors    a multiply-add takes a factor from any lane of a register
+    repeats_memory  a multiply-add takes a factor from memory that is repeated in all lanes
     constraint      how inline assembly asks for a vector register
     """
 
@@ -94,6 +95,7 @@ class Target:
     byte_lookup: str = field(default="", repr=False)
     tiles: MatrixTiles | None = field(default=None, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)
+    repeats_memory: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:

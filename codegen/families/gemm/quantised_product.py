@@ -28,8 +28,9 @@ from dhlo.ir.symbols import exact_floors
 
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
-# In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
-# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
+# In so many passes over a panel rows decode it themselves, in one where these are of fewer rows; more are better off with a panel
+# in f32. Dot products of bytes take three quarters of the time of multiply-adds, as long as the rows' limbs stay in the
+# second-level cache; those of bf16 half.
 _FEW_PASSES, _DOT_PASSES = 2, 4
 # Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
 # cycle, and codes once a block. They are made for each chunk of panels, in the time of one panel's products or two: chunks are of
@@ -105,7 +106,8 @@ class QuantisedMatmul:
         target, form = self.spec.target, self.coding.form
         if self._native is not None:
             return most_pass_rows(target, form) if has_dots(target, form) else most_rows(target)
-        return most_pass_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else _FEW_PASSES)
+        f32_passes = _FEW_PASSES if target.repeats_memory else 1
+        return most_pass_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else f32_passes)
 
     @property
     def _always_few(self) -> bool:

@@ -9,7 +9,7 @@ from dhlo.codegen.target import Target
 
 __all__ = ["emit_row_kernel", "emit_tame_row", "emit_widen_row", "most_part_rows", "most_rows"]
 
-# Rows of a pass over a whole panel, and over part of one, at most: each number of rows has a kernel of its own.
+# Rows of a pass, at most, and where factors come from memory as they are multiplied: each number of rows has a kernel of its own.
 _ROWS, _PART_ROWS = 8, 16
 # Sums that cover the latency of multiply-adds.
 _MIN_SUMS = 8
@@ -23,8 +23,9 @@ def most_rows(target: Target) -> int:
 
 
 def most_part_rows(target: Target) -> int:
-    """Rows of a pass over part of a panel: all of them share what decoding a code takes."""
-    return max(most_rows(target), min(_PART_ROWS, _fit(target, 1)))
+    """Rows of a pass over parts of a panel: all of them share what decoding a code takes."""
+    most = _PART_ROWS if target.repeats_memory else _ROWS
+    return max(most_rows(target), min(most, _fit(target, 1)))
 
 
 def _fit(target: Target, vectors: int) -> int:
@@ -33,9 +34,12 @@ def _fit(target: Target, vectors: int) -> int:
 
 
 def _vectors(target: Target, rows: int) -> int:
-    """Vectors of columns of a pass."""
+    """Vectors of columns of a pass: one where factors come from memory as they are multiplied, else as many as there is room for,
+    which share loads of factors."""
     vectors = COLUMNS // target.lanes(F32)
-    while vectors > 1 and rows > (most_rows(target) if vectors == COLUMNS // target.lanes(F32) else _fit(target, vectors)):
+    if target.repeats_memory and rows > 1:
+        return 1
+    while vectors > 1 and rows > _fit(target, vectors):
         vectors //= 2
     return vectors
 
@@ -113,7 +117,7 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     nv = _vectors(fn.target, rows)
     n = rows * nv
     sets = 1
-    while sets < 4 and n * sets < _MIN_SUMS:
+    while sets < 4 and n * sets < _MIN_SUMS and 2 * sets * rows <= _fit(fn.target, nv):
         sets *= 2
     zero = fn.const(0.0, vec(F32, lanes))
 

@@ -52,9 +52,24 @@ class Columns(nn.Linear):
         return super().forward(x.t())
 
 
+class Bytes(nn.Module):
+    """A product of int8 matrices, the right one constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randint(-128, 128, (768, 768), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, self.w)
+
+
 class Attention(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v)
+
+
+def _bytes() -> tuple[nn.Module, tuple[torch.Tensor, ...], Any]:
+    return Bytes(), (torch.randint(-128, 128, (4, 768), dtype=torch.int8),), ({0: D},)
 
 
 PROGRAMS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...], Any]]] = {
@@ -63,7 +78,11 @@ PROGRAMS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...], Any]
     "attention": lambda: (Attention(), (torch.randn(2, 4, 8, 64),) * 3, ({0: D, 2: D},) * 3),
     "convolution": lambda: (nn.Conv2d(64, 64, 3, padding=1), (torch.randn(2, 64, 9, 9),), ({0: D, 2: D, 3: D},)),
     "softmax": lambda: (nn.Softmax(-1), (torch.randn(3, 5),), ({0: D, 1: D},)),
+    "bytes, dotprod": _bytes,
+    "bytes, i8mm": _bytes,
 }
+EXTRAS = {"bytes, dotprod": ["dotprod"], "bytes, i8mm": ["dotprod", "i8mm"]}
+"""What the target of a program has besides."""
 CASES = [
     Case("product, panel of A", r"ukr_f32_(?P<rows>\d+)(_of\d+)?_ahead", "columns"),
     Case("product, rows of A in place", r"ukr_f32_(?P<rows>\d+)_rows(_of\d+)?_ahead", "linear"),
@@ -73,6 +92,8 @@ CASES = [
     Case("attention, few queries: P V", r"attn_acc64_f32_(?P<rows>\d+)", "attention"),
     Case("convolution", r"conv_ukr_\w+_(?P<rows>\d+)", "convolution"),
     Case("softmax: exponentials and sum", r"reduce_\w+", "softmax"),
+    Case("product of bytes, dotprod", r"ukr_i8_(?P<rows>\d+)(_of\d+)?_ahead", "bytes, dotprod"),
+    Case("product of bytes, i8mm", r"ukr_i8_(?P<rows>\d+)(_of\d+)?_matrices_ahead", "bytes, i8mm"),
 ]
 
 
@@ -87,7 +108,7 @@ class Loop:
 
     @property
     def fmas(self) -> int:
-        return self.count(r"fml[as]\b|bfdot\b")
+        return self.count(r"fml[as]\b|bfdot\b|u?s(?:mmla|dot)\b")
 
     @property
     def arithmetic(self) -> int:
@@ -168,7 +189,8 @@ def assemblies(target: str) -> dict[str, dict[str, list[str]]]:
     found = {}
     for name, make in PROGRAMS.items():
         module, args, dims = make()
-        _, artifact = build(export(module.eval(), args, dynamic_shapes=dims), Options(target=target, cache=""))
+        wanted = "+".join([target, *(x for x in EXTRAS.get(name, []) if x not in target)])
+        _, artifact = build(export(module.eval(), args, dynamic_shapes=dims), Options(target=wanted, cache=""))
         found[name] = functions(merged_assembly(artifact))
     return found
 

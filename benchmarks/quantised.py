@@ -4,7 +4,8 @@ decode   a decoding step of W2, weights as int8 and int4
 rows     linears whose weights lie in each cache level and in memory: one row, and more
 dynamic  linears whose activations are quantised, too
 int_mm   products of int8 matrices
-experts  mixtures of experts as grouped products; experts_bf16, experts_loop: of bf16, and as a loop over the experts
+experts  mixtures of experts as grouped products; experts_bf16: of bf16; experts_loop: as a loop over the experts; experts_dense:
+         every row times every expert. `--update` writes what has been measured of all three of f32 to docs/performance.md
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn, randn
 from torch.export import Dim
 
-from benchmarks import measure, models
+from benchmarks import measure, models, report
+from benchmarks.experts import table
 from benchmarks.quantised_peers import GROUP, Several
 from benchmarks.workloads import Workload, registry
 from dhlo.bench.ceilings import Ceilings
@@ -35,6 +37,7 @@ from dhlo.bench.turns import Request, take_turns
 
 __all__ = ["PARTS", "Part", "main", "subject"]
 
+DOCUMENT = measure.ROOT / "docs" / "performance.md"
 _ROWS = Dim("rows", min=1, max=8192)
 _MANY = ("dhlo", "dhlo_int8", "dhlo_int4", "openvino_int8", "openvino_int4", "ort_int8", "ort_int4")
 _FORMATS = ("int8", "int4")
@@ -121,7 +124,9 @@ def _mixture(form: type[models.MixtureOfExperts], dtype: torch.dtype, *sizes: An
     return form(*sizes).to(dtype)
 
 
-def _experts(tiny: bool, form: type[models.MixtureOfExperts], peers: Sequence[str], dtype: torch.dtype = torch.float32) -> Part:
+def _experts(
+    tiny: bool, form: type[models.MixtureOfExperts], peers: Sequence[str], dtype: torch.dtype = torch.float32, *, loop: bool = True
+) -> Part:
     """A few large experts as Mixtral has them, and many small ones as DeepSeek's and Qwen's models."""
     programs, reads = [], {}
     width = 16 if tiny else 1024
@@ -132,10 +137,10 @@ def _experts(tiny: bool, form: type[models.MixtureOfExperts], peers: Sequence[st
             Workload(
                 label,
                 "experts",
-                partial(_mixture, form, dtype, experts, topk, hidden, True, width),
+                partial(_mixture, form, dtype, experts, topk, hidden, loop, width),
                 lambda rows: (randn(rows, width, dtype=dtype),),
                 ({0: _ROWS},),
-                [(rows,) for rows in ((1, 5) if tiny else (1, 8, 64, 512))],
+                [(rows,) for rows in ((1, 5) if tiny else (1, 5, 16, 64, 512))],
                 (33,),
                 dtype,
             )
@@ -164,9 +169,10 @@ def parts(tiny: bool = False) -> dict[str, Part]:
             _weights(deep),
         ),
         "int_mm": Part([_int_mm(k, n, form, (1, *many)) for k, n, form in forms], ("eager", "dhlo")),
-        "experts": _experts(tiny, _GroupedExperts, ("dhlo", "dhlo_int8", "dhlo_int4", "eager")),
+        "experts": _experts(tiny, _GroupedExperts, ("dhlo", "dhlo_int8", "dhlo_int4", "eager", "inductor")),
         "experts_bf16": _experts(tiny, _GroupedExperts, ("dhlo", "eager"), torch.bfloat16),
-        "experts_loop": _experts(tiny, models.MixtureOfExperts, (*_MANY, "openvino", "ort")),
+        "experts_loop": _experts(tiny, models.MixtureOfExperts, (*_MANY, "openvino", "ort", "eager")),
+        "experts_dense": _experts(tiny, models.MixtureOfExperts, (*_MANY, "openvino", "ort", "inductor"), loop=False),
     }
 
 
@@ -262,6 +268,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=30, help="seconds of timing for each part, after compilation")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each peer, as far as the budget goes")
     parser.add_argument("--results", type=Path, default=measure.RESULTS / "quantised", help="where results are kept")
+    parser.add_argument("--update", action="store_true", help="write the table of mixtures of experts to docs/performance.md")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
     return parser.parse_args()
 
@@ -283,6 +290,8 @@ def main() -> int:
         (a.results / f"{name}_t{a.threads}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(_report(result, known[name], ceilings), flush=True)
         failed |= any("error" in f for p, f in result["peers"].items() if p.startswith("dhlo"))
+    if a.update:
+        report.insert(DOCUMENT, "\n".join(table(a.results, a.threads)), "experts")
     return int(failed)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import quantised
+from benchmarks.experts import table
 from benchmarks.quantised_peers import Several, _rounded
 from dhlo.bench.ceilings import Ceilings
 from dhlo.bench.peers import PEERS
@@ -29,6 +33,24 @@ def test_programs_of_every_part(part: str) -> None:
             assert len(got) == len(want)
             for x, y in zip(got, want, strict=True):
                 torch.testing.assert_close(x, y)
+
+
+def test_table_of_mixtures(tmp_path: Path) -> None:
+    """The best of the others counts, whatever form of the program it is of; those with codes beside the same codes only."""
+
+    def keep(part: str, **peers: float) -> None:
+        facts = {p: {"median_ms": [t, 2 * t]} for p, t in peers.items()}
+        labels = ["experts_few 1", "experts_few 5"]
+        result = {"part": part, "labels": labels, "peers": facts | {"inductor": {"error": "no"}}}
+        (tmp_path / f"{part}_t2.json").write_text(json.dumps(result))
+
+    with pytest.raises(FileNotFoundError, match="2 threads"):
+        table(tmp_path, 2)
+    keep("experts", dhlo=4.0, dhlo_int8=1.0, eager=8.0)
+    keep("experts_loop", dhlo=1.0, eager=7.0, ort=9.0, ort_int8=2.0, ort_int4=0.1)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(tmp_path, 2)]
+    assert lines[2] == ["few 1", "4", "7 eager, loop", "1.75", "1", "2 ort_int8, loop", "2.00"]
+    assert lines[3][0] == "few 5" and len(lines) == 4
 
 
 def test_symmetric_codes_of_other_peers() -> None:

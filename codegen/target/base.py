@@ -67,11 +67,14 @@ class Target:
     extras          what some code uses besides, by the features' names
     dots            dot-product instructions by the type of the elements that they multiply: pairs of bf16; four of "i8" or
                     "ui8" (x) with as many i8 (y), in accumulators of i32
+    matrix_dots     instructions that multiply two rows of eight bytes (x) by two columns of as many i8 (y), by the type of x: the
+                    sums of i32 are [row][column]. Each is four of `dots`
     pair_products   LLVM's intrinsic of the baseline that adds products of neighbouring i16: (x, y) -> i32; "" if there is none
     byte_lookup     LLVM's intrinsic of the baseline that looks bytes up: (table, indices below 16) -> bytes, each from the 16 bytes
                     of the table that lie where its own 128 bits do
     tiles           matrices in registers; None if it has none, or multiplies nothing in them
     lane_factors    a multiply-add takes a factor from any lane of a register
+    repeats_memory  a multiply-add takes a factor from memory that is repeated in all lanes
     constraint      how inline assembly asks for a vector register
     """
 
@@ -87,10 +90,12 @@ class Target:
     maxima_choose: bool
     extras: frozenset[str] = field(default=frozenset(), repr=False)
     dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
+    matrix_dots: Mapping[str, DotProduct] = field(default_factory=dict, compare=False, repr=False)
     pair_products: str = field(default="", repr=False)
     byte_lookup: str = field(default="", repr=False)
     tiles: MatrixTiles | None = field(default=None, compare=False, repr=False)
     lane_factors: bool = field(default=False, repr=False)
+    repeats_memory: bool = field(default=False, repr=False)
     constraint: str = field(default="v", repr=False)
 
     def lanes(self, elem: str) -> int:

@@ -72,6 +72,7 @@ def x86(level: str, extras: Iterable[str] = (), tune: str = "") -> Target:
         strides=3,  # base + index * {1, 2, 4, 8}
         mask_registers=wide,
         maxima_choose=True,
+        repeats_memory=wide,
         extras=features,
         dots=dots,
         byte_lookup="llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b",

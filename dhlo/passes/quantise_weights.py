@@ -12,10 +12,13 @@ import torch
 
 from dhlo.errors import CompileError
 from dhlo.ir.coded import takes_codes
-from dhlo.ir.dialect import Kind, attr, build, defining
+from dhlo.ir.dialect import Kind, Op, attr, build, defining
 from dhlo.ir.handles import Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import ArgReduce
+from dhlo.ir.ops.control import Yield
+from dhlo.ir.ops.lookup import Sort, TopK
 from dhlo.ir.ops.movement import Take, Transpose, Weight
 from dhlo.ir.ops.quantised import CODES, E2M1, Dequantize, dequantize
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
@@ -118,7 +121,7 @@ def quantise_weights(module: Module, weights: Weights) -> None:
     for c in found:
         pattern = next((p for p in wanted if fnmatchcase(c.name, p)), None)
         matched |= {p for p in wanted if fnmatchcase(c.name, p)}
-        text = default if pattern is None else wanted[pattern]
+        text = (_PLAIN if c.routes else default) if pattern is None else wanted[pattern]
         rows.append(_rewrite(c, None if text == _PLAIN else Format.parse(text), limit, weights))
     missing = [p for p in wanted if p not in matched]
     if missing and weights:
@@ -133,12 +136,13 @@ def quantise_weights(module: Module, weights: Weights) -> None:
 @dataclass(eq=False)
 class _Constant:
     """A constant right side of products: its value before transposes, and the dim along which products add up; or weights of
-    convolutions, which add up along all dims but the first (None)."""
+    convolutions, which add up along all dims but the first (None). `routes`: a product with it does no more than choose."""
 
     value: Any
     name: str
     data: torch.Tensor
     depth: int | None
+    routes: bool
 
 
 def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
@@ -161,7 +165,35 @@ def _constants(module: Module, weights: Weights) -> Iterator[_Constant]:
                 data = constant_of(v, weights, memo)
                 if data is not None and data.numel():
                     seen.add(v)
-                    yield _Constant(v, name, data, None if sums_all else dim)
+                    yield _Constant(v, name, data, None if sums_all else dim, _routes(op))
+
+
+def _routes(op: Op) -> bool:
+    """Whether an op is a product with fewer columns than it adds up whose results, through elementwise operations and reductions,
+    only decide what is chosen: a router of a mixture of experts. Its weights are few, and an error of them isn't small: it is
+    another expert."""
+    if op.kind is not Kind.MATMUL:
+        return False
+    k, n = from_mlir(op.operands[1]).shape[-2:]
+    if not (k.is_Integer and n.is_Integer and n < k):
+        return False
+    todo, seen, chooses = [op.results[0]], set[Any](), False
+    while todo:
+        v = todo.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        for use in v.uses:
+            user: Any = use.owner.operation.opview
+            if isinstance(user, (TopK, Sort, ArgReduce)):
+                chooses = True
+            elif isinstance(user, Take) and use.operand_number == 0 or isinstance(user, Yield) or not list(user.results):
+                continue  # weights of what has been chosen; an output
+            elif user.kind in (Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.REDUCTION):
+                todo += user.results
+            else:
+                return False
+    return chooses
 
 
 def _walk(block: Any) -> Iterator[Any]:

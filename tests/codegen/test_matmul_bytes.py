@@ -42,7 +42,7 @@ def runs_here(target: Target) -> bool:
     return all(map(_runtime.cpu_supports, (*target.features, *target.extras)))
 
 
-SPECS = [replace(tile_spec(t), unsigned=unsigned) for t in targets() for unsigned in (False, True)]
+SPECS = [tile_spec(t).of_bytes(unsigned=unsigned) for t in targets() for unsigned in (False, True)]
 every_way = pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s}")
 
 
@@ -130,14 +130,14 @@ def test_extremes(spec: TileSpec) -> None:
         ("x86-64-v4", r"vpmaddwd\t\S*, %zmm", 12, 12),
         ("x86-64-v3", r"vpmaddwd\t\S*, %ymm", 4, 4),
         ("aarch64+dotprod", r"\tsdot\t", 6, 5),
-        ("aarch64+dotprod+i8mm", r"\tu?sdot\t", 6, 6),
+        ("aarch64+dotprod+i8mm", r"\tu?smmla\t", 12, 12),
         ("aarch64", r"\tmla\t", 4, 4),
     ],
 )
 def test_the_inner_loop_multiplies_and_does_not_spill(name: str, instruction: str, rows: int, unsigned_rows: int) -> None:
     """The largest tile: panels of the left side that needn't be flipped leave a row more."""
     target = parse_target(name)
-    for spec, height in ((tile_spec(target), rows), (replace(tile_spec(target), unsigned=True), unsigned_rows)):
+    for spec, height in ((tile_spec(target).of_bytes(unsigned=u), rows if not u else unsigned_rows) for u in (False, True)):
         assert spec.rows(I8) == height
         module = KernelModule(target)
         symbol = emit_microkernel(module, I8, height, spec)
@@ -165,7 +165,7 @@ def test_the_inner_loop_multiplies_and_does_not_spill(name: str, instruction: st
 def test_few_rows_are_multiplied_as_the_target_can(name: str, instruction: str) -> None:
     target = parse_target(name)
     for unsigned in (False, True):
-        spec = replace(tile_spec(target), unsigned=unsigned)
+        spec = tile_spec(target).of_bytes(unsigned=unsigned).by_dots
         if not byte_rows.serves(spec):
             assert name == "aarch64+dotprod" and unsigned
             continue
@@ -185,7 +185,7 @@ def test_panels_are_the_same_on_all_targets() -> None:
     for m in (w, w.t().contiguous().t()):
         np.testing.assert_array_equal(pack_matrix(m, 32), want.numpy())
     for name in ("x86-64-v3", "x86-64-v3+vnni", "x86-64-v4", "x86-64-v4+vnni", "aarch64", "aarch64+dotprod+i8mm"):
-        spec: Any = tile_spec(parse_target(name))
+        spec: Any = tile_spec(parse_target(name)).of_bytes(unsigned=False)
         assert spec.panel(I8) == 32 and workspace_bytes(1, 33, 5, I8, spec) == want.numel()
 
 

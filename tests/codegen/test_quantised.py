@@ -19,7 +19,7 @@ from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
 from tests.programs import Module, Part, t
 
-ROWS = (0, 1, 2, 5, 7, 13, 35, 100)
+ROWS = (0, 1, 2, 5, 7, 13, 27, 35, 100)
 # k, n, groups, zero points
 SMALL = ((1, 1, 1, False), (2, 33, 1, True), (31, 32, 1, False), (64, 31, 2, True), (192, 65, 3, False))
 # Several blocks of fixed point a group, and chunks of k that begin within groups.

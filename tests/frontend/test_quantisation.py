@@ -544,6 +544,40 @@ def test_weights_of_experts() -> None:
             close(model(*args), module(*args))
 
 
+def test_routers_stay_as_they_are() -> None:
+    """Unless they are named. What only decides a choice is a router, even if its results are an output, too; a wide head isn't."""
+
+    class Mixture(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = torch.nn.Linear(64, 8)
+            self.scores = torch.nn.Linear(64, 8)
+            self.narrow = torch.nn.Linear(64, 16)
+            self.head = torch.nn.Linear(64, 96)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            p, chosen = self.router(x).softmax(-1).topk(2, -1)
+            scores = self.scores(x).sigmoid()
+            picked = scores.gather(1, (scores + 0.5).topk(2, -1).indices)
+            narrow = self.narrow(x)
+            return p, chosen, picked, narrow, narrow.argmax(-1) + narrow.exp().sum(-1), self.head(x).argmax(-1)
+
+    torch.manual_seed(7)
+    module, x = Mixture().eval(), torch.randn(5, 64)
+    exported = export(module, (x,), ({0: torch.export.Dim("rows", max=99)},))
+
+    def formats(weights: Any) -> dict[str, str]:
+        rows = json.loads(dhlo.compile(exported, weights=weights).metadata)["quantised"]
+        return {r["name"].partition(".")[0]: r["format"] for r in rows}
+
+    plain = {"router": "f32", "scores": "f32", "narrow": "f32", "head": "int8"}
+    assert formats("int8") == plain
+    assert formats({"default": "int8", "router.*": "int8"}) == {**plain, "router": "int8"}
+    model = dhlo.compile(exported, weights="int8")
+    for got, want in zip(model(x)[:3], module(x)[:3], strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_numbers_that_do_not_fit_a_format() -> None:
     """Weights stay as they are rather than become infinite; large and small ones lose no more than others."""
     torch.manual_seed(7)

@@ -62,7 +62,7 @@ def code_features(text: str, target: Target) -> list[str]:
     """
     _, *calls = text.split(f'{_CALL} "')
     called = {call.partition('"')[0] for call in calls}
-    used = {dot.feature for dot in target.dots.values() if dot.intrinsic in called}
+    used = {dot.feature for dot in (*target.dots.values(), *target.matrix_dots.values()) if dot.intrinsic in called}
     of_tiles = target.tiles.features if target.tiles is not None else {}
     used |= {of_tiles[name] for name in called & of_tiles.keys()}
     if "bf16" in target.dots and _has_bf16(text):

@@ -129,7 +129,7 @@ class _Kernel:
             first, size = part
             begins = fn.mul(first, depth(elem))
             elements = fn.min(fn.sub(self.k, begins), fn.mul(size, depth(elem)))
-        a_size = fn.mul(size, spec.left_parts(elem))
+        a_size = fn.mul(spec.left_steps(fn, size), spec.left_parts(elem))
         a_chunk = a_block if chunk is None and part is None else fn.gep(a_block, fn.mul(begins, self.sk), elem)
         if not self.rows:
             with fn.loop(0, split.panels) as i:

@@ -127,6 +127,11 @@ class Matmul:
         return replace(self, spec=replace(self.spec, widen=True)) if self.elem == BF16 and self.spec.bf16_dot else None
 
     @property
+    def _by_dots(self) -> TileSpec:
+        """Of few rows of bytes, which are no matrices."""
+        return self.spec.by_dots
+
+    @property
     def _tiles(self) -> TileProduct | None:
         """The same product in matrices that registers hold, where the target has them."""
         return TileProduct.of(self.elem, self.spec)
@@ -148,9 +153,9 @@ class Matmul:
             emit_join_kernel(module, self.elem, self.spec)
         if not packed:
             emit_pack_b_kernel(module, self.elem, self.spec)
-            if self.elem == I8 and byte_rows.serves(self.spec):
+            if self.elem == I8 and byte_rows.serves(self._by_dots):
                 for form in byte_rows.FORMS:
-                    byte_rows.emit_byte_rows_kernel(module, self.spec, form)
+                    byte_rows.emit_byte_rows_kernel(module, self._by_dots, form)
 
     def emit_kernels_from(self, module: KernelModule, source: PanelSource, *, parts: bool = False) -> None:
         """Emits the kernels that read B from a source, once a module."""
@@ -176,7 +181,7 @@ class Matmul:
             dots_pay = fn.cmp("ge", host.machine("bf16_percent"), DOTS_PAY)
             return fn.if_else(dots_pay, lambda: self._launch_tiled(host, x), lambda: widened._launch_tiled(host, x), [])
 
-        if x.workspace is not None and self.elem == I8 and byte_rows.serves(self.spec):
+        if x.workspace is not None and self.elem == I8 and byte_rows.serves(self._by_dots):
             self._launch_few_bytes(host, x, tiled)
             return
         if x.workspace is None or self.elem not in STREAM_ROWS:
@@ -341,15 +346,15 @@ class Matmul:
         fn, (b0, b1, bk, bn) = host.fn, x.b_strides
 
         def of(form: str, contiguous: V, apart: V, size: V, other: Callable[[], list[V]]) -> list[V]:
-            least = byte_rows.bytes_of_vector(self.spec)
-            few = fn.and_(fn.cmp("le", x.m, byte_rows.most_rows(self.spec, form)), fn.cmp("ge", size, least))
+            least = byte_rows.bytes_of_vector(self._by_dots)
+            few = fn.and_(fn.cmp("le", x.m, byte_rows.most_rows(self._by_dots, form)), fn.cmp("ge", size, least))
             serves = fn.and_(few, fn.cmp("eq", contiguous, 1))
 
             def launch() -> list[V]:
                 chunk, count, grain = self._column_chunks(host, x, least)
                 args = [x.a, *x.a_strides[2:], *x.a_strides[:2], x.b, b0, b1, apart, x.m, x.n, x.k, fn.max(x.batch[1], 1), chunk]
-                kernel = byte_rows.emit_byte_rows_kernel(host.module, self.spec, form)
-                scratch = byte_rows.scratch_bytes(fn, self.spec, x.m, x.k)
+                kernel = byte_rows.emit_byte_rows_kernel(host.module, self._by_dots, form)
+                scratch = byte_rows.scratch_bytes(fn, self._by_dots, x.m, x.k)
                 host.launch(kernel, [*args, x.epilogue, x.epilogue_args], count, grain, scratch)
                 return []
 

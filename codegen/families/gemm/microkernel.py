@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dhlo.codegen.families.broadcast import broadcast_each
+from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
 __all__ = [
     "BF16",
+    "MATRIX",
     "SIGN_BITS",
     "TileSpec",
     "accumulator",
@@ -53,7 +56,8 @@ class TileSpec:
     Without a dot product of pairs, panels of A hold f32 instead, [ceil(k / 2)][2][mr], and those of B are widened in
     registers, one k after the other: a tile then is as large as that of f32. For i8 they hold four:
     [ceil(k / 4)][columns or mr][4], and tiles are i32, whose sums wrap; the left side may be ui8 as well, and lies there
-    as the dot product wants it (`flips`).
+    as the dot product wants it (`flips`). Where the target multiplies matrices of bytes (`matrices`), a panel of A holds two
+    units of a row side by side, [ceil(k / 8)][mr][8].
     """
 
     target: Target
@@ -62,6 +66,7 @@ class TileSpec:
     per_panel: int
     widen: bool = False  # even where the target has a dot product of pairs
     unsigned: bool = False  # the left side of i8 is ui8
+    matrices: bool = False  # bytes are multiplied by `Target.matrix_dots`
 
     def __str__(self) -> str:
         return f"{self.target.name} {self.name}"
@@ -74,12 +79,34 @@ class TileSpec:
     def suffix(self) -> str:
         """What tells symbols of kernels apart: for wider panels than a tile, for units that needn't be widened, for ui8."""
         of = "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
-        return of + ("_widened" if self.widen else "") + ("_unsigned" if self.unsigned else "")
+        return (
+            of
+            + ("_widened" if self.widen else "")
+            + ("_unsigned" if self.unsigned else "")
+            + ("_matrices" if self.matrices else "")
+        )
 
     @property
     def alone(self) -> TileSpec:
         """The same tiles with panels of their own width, for what is packed and read in one place."""
         return replace(self, per_panel=1)
+
+    def of_bytes(self, *, unsigned: bool) -> TileSpec:
+        """Tiles of products of i8, or of ui8 and i8: higher and narrower ones where the target multiplies matrices of them, since
+        the units of B, which lie as all targets read them, are brought to pairs of columns once for all rows."""
+        spec, target = replace(self, unsigned=unsigned), self.target
+        if spec._own not in target.matrix_dots:
+            return spec
+        # Columns of a register of B, and as many sums for each two rows, beside it and two vectors of each side.
+        pairs = _MATRIX_VECTORS * target.lanes(I32) // MATRIX
+        mr = (target.registers - pairs - 4) // pairs * MATRIX
+        per_panel = self.vectors * self.per_panel // _MATRIX_VECTORS
+        return replace(spec, mr=mr, vectors=_MATRIX_VECTORS, per_panel=per_panel, matrices=True)
+
+    @property
+    def by_dots(self) -> TileSpec:
+        """The same without products of matrices."""
+        return replace(self, matrices=False)
 
     @property
     def bf16_dot(self) -> DotProduct | None:
@@ -88,6 +115,16 @@ class TileSpec:
     def dot(self, elem: str) -> DotProduct | None:
         """The target's dot product of the elements of a unit."""
         return self.bf16_dot if elem == BF16 else self.target.dots.get(self._left) if elem == I8 else None
+
+    @property
+    def matrix_dot(self) -> DotProduct | None:
+        """The target's product of matrices of bytes, where it is used."""
+        return self.target.matrix_dots[self._own] if self.matrices else None
+
+    @property
+    def _own(self) -> str:
+        """The type of the left side's bytes."""
+        return "ui8" if self.unsigned else I8
 
     @property
     def _left(self) -> str:
@@ -100,7 +137,7 @@ class TileSpec:
         wants the other kind. The micro-kernels take back what that adds to each sum, a multiple of the sum of B's column, and
         have two arguments more, after A: `sums`, memory for panel(elem) of those in i32, and `turn`, which is 0 in the first
         call for some columns and steps of B. That one computes them, the calls after it read them."""
-        return elem == I8 and self._left != ("ui8" if self.unsigned else I8)
+        return elem == I8 and not self.matrices and self._left != self._own
 
     def lanes(self, elem: str) -> int:
         """Columns of the tile in a vector register."""
@@ -116,11 +153,15 @@ class TileSpec:
 
     def _takes_apart(self, elem: str) -> bool:
         """Whether the parts of units of both sides lie in registers at once."""
-        return elem == I8 and self.widens(elem)
+        return elem == I8 and self.widens(elem) and not self.matrices
 
     def left_parts(self, elem: str) -> int:
         """How many numbers of unit(elem)'s size a panel of A has for one row's unit: the elements of bf16 that is widened, or 1."""
         return depth(elem) if elem == BF16 and self.widens(elem) else 1
+
+    def left_steps(self, fn: Fn, steps: V) -> V:
+        """How many units a panel of A has for one row's `steps`."""
+        return fn.mul(fn.ceildivu(steps, MATRIX), MATRIX) if self.matrices else steps
 
     def products(self, elem: str) -> int:
         """Multiplications for a unit: of each of its elements, of pairs of bytes, or of all by a dot product."""
@@ -159,10 +200,16 @@ class TileSpec:
         for more columns, and B then streams through in one pass."""
         if self.per_panel == 1:
             return 0
+        if self.matrices:
+            return MATRIX
         columns = self.vectors * self.per_panel * (1 + self._takes_apart(elem))
         return self.accumulators(elem) // columns - self.flips(elem)
 
 
+MATRIX = 2
+"""Rows, columns and units of k of a product of matrices."""
+# Vectors of a tile of such products.
+_MATRIX_VECTORS = 2
 # Columns of f32 of a tile, at least, and of a panel of B on every target.
 _LEAST_COLUMNS, _PANEL_COLUMNS = 16, 32
 
@@ -228,7 +275,8 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
     else:
         step = mr * spec.left_parts(elem)
         rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, step), unit(elem)), i) for i in range(mr)]
-        _emit_body(fn, elem, mr, spec, rest, rows_at, step, narrow, fn.args[1 : len(head)])
+        panel = a if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)) else None
+        _emit_body(fn, elem, mr, spec, rest, rows_at, step, narrow, fn.args[1 : len(head)], panel)
     return name
 
 
@@ -289,6 +337,8 @@ def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
         return fn.fma(x, y, sum_)
     dot = spec.dot(elem)
     if dot is not None:
+        if spec.target.lane_factors and not (elem == I8 and spec._left == "ui8"):
+            x, y = y, x  # which is what LLVM takes a lane for; of bytes of two kinds it knows both forms
         return fn.intrinsic(dot.intrinsic, sum_.type, sum_, _as_vector_of(fn, elem, x), _as_vector_of(fn, elem, y))
     pairs = spec.target.pair_products
     wide = "i16" if pairs else I32
@@ -341,11 +391,12 @@ def _emit_body(
     a_step: int,
     narrow: bool,
     column_sums: Sequence[V] = (),
-    *,
+    matrices: V | None = None,
     in_place: bool = False,
 ) -> None:
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
-    `column_sums`: see `TileSpec.flips`; `in_place`: A's units are as they lie in memory, not in parts."""
+    `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such; one row alone lies
+    as dot products want it. `in_place`: A's units are as they lie in memory, not in parts."""
     b, k, tile, accumulate, ahead, ahead_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
@@ -356,13 +407,17 @@ def _emit_body(
     parts = spec.left_parts(elem)
     # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
     bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
+    by_lane = fn.target.lane_factors and depth(elem) > 1 and not in_place and not spec.widens(elem)
 
     def step(rows: int, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
         """Adds the products of unit `u`, or of one of its `parts`."""
+        factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * a_step, part), mr, part, lanes)) if by_lane else []
 
         def row(i: int) -> V:
             if i == mr:
                 return fn.const(SIGN_BITS, vec(part, lanes))
+            if factors:
+                return factors[i]
             base, offset = a_k[i]
             if in_place:
                 x = fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
@@ -420,7 +475,16 @@ def _emit_body(
             tail.yield_(*acc)
         return tail.results
 
-    sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
+    def fetch_units(at: V, count: int) -> None:
+        fetch = fn.gep(ahead, fn.mul(at, ahead_step), I8)
+        for u in range(count):
+            for line in fetched:
+                fn.prefetch(fn.gep(fn.gep(fetch, fn.mul(ahead_step, u), I8), line, I8), _PREFETCH_LOCALITY)
+
+    if matrices is not None:
+        sums = emit_matrix_sums(fn, spec, mr, nv, matrices, b, k, start, fetch_units)
+    else:
+        sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
     for p, x in zip(cells, sums, strict=True):
         fn.store(x, p)
     fn.done()

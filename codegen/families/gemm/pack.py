@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dhlo.codegen.families.gemm.matrix_microkernel import emit_pack_matrix_rows
 from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, depth, unit, widened_pair
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
@@ -206,6 +207,9 @@ def _emit_transposed(
 
 def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:
     """Emits the packing of `rows` rows of A to a panel [k][rows] (see `TileSpec`); up to lanes - 1 units past it are clobbered."""
+    if spec.matrices:
+        fn.call(emit_pack_matrix_rows(fn.module), [src, row_stride, k_stride, rows, k, dst])
+        return
     lanes = spec.lanes(elem)
     pack = emit_pack_rows(fn.module, elem, spec, flip=spec.flips(elem), wide=spec.left_parts(elem) > 1)
     for first in reversed(range(0, spec.rows(elem), lanes)):  # the padding of a group is overwritten by the one before

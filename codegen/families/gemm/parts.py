@@ -64,7 +64,7 @@ def part_items(
     if not source.in_place:
         elements = fn.add(elements, fn.mul(each, spec.panel(elem)))
     if not rows or depth(elem) > 1:
-        packed = fn.i64(1) if rows else each
+        packed = fn.i64(1) if rows else spec.left_steps(fn, each)
         elements = fn.add(elements, fn.mul(fn.mul(height, packed), spec.left_parts(elem)))
     count = fn.mul(fn.mul(parts, blocks), panels)
     return blocks, each, count, fn.add(fn.divu(wake_cycles(host), cycles), 1), fn.mul(elements, BITS[unit(elem)] // 8)

@@ -148,7 +148,7 @@ class Plan:
         if copied:
             elements = fn.add(elements, fn.mul(self.kc, spec.panel(elem)))
         if not rows or depth(elem) > 1:
-            packed = fn.i64(1) if rows else self.kc
+            packed = fn.i64(1) if rows else spec.left_steps(fn, self.kc)
             elements = fn.add(elements, fn.mul(fn.mul(self.rows, packed), spec.left_parts(elem)))
         return fn.mul(elements, BITS[unit(self.elem)] // 8)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -54,21 +54,21 @@ def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int, offset: int
     return [_e2m1(fn, h, offset) for h in halves] if form.name == "f4e2m1fn" else halves
 
 
-def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, nv: int) -> Callable[[int, int], V]:
-    """Loads a unit; gives codes (times the form's factor) at a step of k for a vector of columns, as f32."""
+def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, vectors: Iterable[int]) -> Callable[[int, int], V]:
+    """Loads some vectors of columns of a unit; gives codes (times the form's factor) at a step of k for one of them, as f32."""
     if form.kind == "rows":
         return lambda step, v: _row(fn, form, unit, step * COLUMNS + v * lanes, lanes)
     if form.name == "f4e2m1fn":
-        words = [emit_words(fn, form, unit, v * lanes, lanes) for v in range(nv)]
+        words = {v: emit_words(fn, form, unit, v * lanes, lanes) for v in vectors}
         return lambda step, v: _field(fn, words[v][step // 4], step % 4 * 8, 8, signed=True)
-    raw = [fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in range(nv)]
+    raw = {v: fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in vectors}
     if form.name == "i8":
         return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=True)
     if form.name == "ui8":
-        raw = [fn.xor(x, SIGN_OF_BYTES) for x in raw]
+        raw = {v: fn.xor(x, SIGN_OF_BYTES) for v, x in raw.items()}
         return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=False)
     if form.bias:
-        raw = [fn.xor(x, _SIGN_OF_NIBBLES) for x in raw]
+        raw = {v: fn.xor(x, _SIGN_OF_NIBBLES) for v, x in raw.items()}
     return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
 
 
@@ -157,7 +157,7 @@ def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> 
         whole = fn.divu(steps, form.depth)
 
         def decode(unit: V, steps: V | None) -> None:
-            number = emit_unit(fn, form, fn.gep(codes, fn.mul(unit, form.bytes), I8), lanes, nv)
+            number = emit_unit(fn, form, fn.gep(codes, fn.mul(unit, form.bytes), I8), lanes, range(nv))
             rows = fn.gep(dst, fn.mul(fn.sub(fn.add(k0, fn.mul(unit, form.depth)), first), COLUMNS), elem)
 
             def value(step: int, v: int) -> V:

@@ -7,8 +7,10 @@ from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import Target
 
-__all__ = ["emit_row_kernel", "emit_tame_row", "emit_widen_row", "most_rows"]
+__all__ = ["emit_row_kernel", "emit_tame_row", "emit_widen_row", "most_part_rows", "most_rows"]
 
+# Rows of a pass, at most, and where factors come from memory as they are multiplied: each number of rows has a kernel of its own.
+_ROWS, _PART_ROWS = 8, 16
 # Sums that cover the latency of multiply-adds.
 _MIN_SUMS = 8
 # Elements of 2 to this power and more are divided by as much; the bias of f32's exponent.
@@ -16,9 +18,30 @@ _TAMED, _BIAS = 64, 127
 
 
 def most_rows(target: Target) -> int:
-    """Rows of a pass over a panel: their sums leave registers for a unit of codes and what becomes of it."""
-    nv = COLUMNS // target.lanes(F32)
-    return max(1, min(8, (target.registers - nv - 4) // nv))
+    """Rows whose sums over a whole panel leave registers for a unit of codes and what becomes of it."""
+    return min(_ROWS, _fit(target, COLUMNS // target.lanes(F32)))
+
+
+def most_part_rows(target: Target) -> int:
+    """Rows of a pass over parts of a panel: all of them share what decoding a code takes."""
+    most = _PART_ROWS if target.repeats_memory else _ROWS
+    return max(most_rows(target), min(most, _fit(target, 1)))
+
+
+def _fit(target: Target, vectors: int) -> int:
+    """Rows of as many vectors of columns that registers have room for."""
+    return max(1, (target.registers - vectors - 4) // vectors)
+
+
+def _vectors(target: Target, rows: int) -> int:
+    """Vectors of columns of a pass: one where factors come from memory as they are multiplied, else as many as there is room for,
+    which share loads of factors."""
+    vectors = COLUMNS // target.lanes(F32)
+    if target.repeats_memory and rows > 1:
+        return 1
+    while vectors > 1 and rows > _fit(target, vectors):
+        vectors //= 2
+    return vectors
 
 
 def emit_widen_row(module: KernelModule, elem: str) -> str:
@@ -90,46 +113,54 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     names = (("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR), ("ahead", I64))
     fn = Fn(module, name, names, noinline=True)
     a, lda, ups, panel, groups, units, tile, ahead = fn.args
-    lanes = fn.lanes
-    nv = COLUMNS // lanes
+    lanes, every = fn.lanes, COLUMNS // fn.lanes
+    nv = _vectors(fn.target, rows)
     n = rows * nv
     sets = 1
-    while sets < 4 and n * sets < _MIN_SUMS:
+    while sets < 4 and n * sets < _MIN_SUMS and 2 * sets * rows <= _fit(fn.target, nv):
         sets *= 2
     zero = fn.const(0.0, vec(F32, lanes))
-    cells = [fn.gep(tile, r * COLUMNS + v * lanes, F32) for r in range(rows) for v in range(nv)]
-    for p in cells:
-        fn.store(zero, p)
-    group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
-    starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
-    with fn.loop(0, groups) as g:
-        head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
-        codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
-        from_ = [fn.gep(p, k0, F32) for p in starts]
-        zeros = [parameters(fn, coding, head, v, lanes)[1] for v in range(nv)]
-        for line in range(0, coding.header_bytes, 64):
-            fn.prefetch(fn.gep(fn.gep(head, ahead, I8), line, I8))
-        with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
-            unit = fn.gep(codes, fn.mul(u.iv, form.bytes), I8)
-            for line in range(0, form.bytes, 64):
-                fn.prefetch(fn.gep(fn.gep(unit, ahead, I8), line, I8))
-            number = emit_unit(fn, form, unit, lanes, nv)
-            acc, at = list(u.carried), fn.mul(u.iv, form.depth)
-            for step in range(form.depth):
-                xs = [fn.splat(fn.load(fn.gep(fn.gep(p, at, F32), step, F32), F32), lanes) for p in from_]
-                s = step % sets * n
-                for v in range(nv):
-                    y, of = number(step, v), zeros[v]
-                    y = y if of is None else fn.sub(y, of)
-                    for r, x in enumerate(xs):
-                        acc[s + r * nv + v] = fn.fma(x, y, acc[s + r * nv + v])
-            u.yield_(*acc)
-        total = list(u.results[:n])
-        for s in range(1, sets):
-            total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
-        scales = [parameters(fn, coding, head, v, lanes)[0] for v in range(nv)]  # not before the loop, whose registers they'd take
-        for i, (x, p) in enumerate(zip(total, cells, strict=True)):
-            up = fn.splat(fn.load(fn.gep(ups, i // nv, F32), F32), lanes)
-            fn.store(fn.fma(fn.mul(x, scales[i % nv]), up, fn.load(p, x.type)), p)
+
+    def part(vectors: range, *, fetch: bool) -> None:
+        """Some vectors of columns, over all k; the first one fetches for all."""
+        cells = [fn.gep(tile, r * COLUMNS + v * lanes, F32) for r in range(rows) for v in vectors]
+        for p in cells:
+            fn.store(zero, p)
+        group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
+        starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
+        with fn.loop(0, groups) as g:
+            head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
+            codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
+            from_ = [fn.gep(p, k0, F32) for p in starts]
+            zeros = {v: parameters(fn, coding, head, v, lanes)[1] for v in vectors}
+            for line in range(0, coding.header_bytes, 64) if fetch else ():
+                fn.prefetch(fn.gep(fn.gep(head, ahead, I8), line, I8))
+            with fn.loop(0, units, 1, [zero] * (n * sets)) as u:
+                unit = fn.gep(codes, fn.mul(u.iv, form.bytes), I8)
+                for line in range(0, form.bytes, 64) if fetch else ():
+                    fn.prefetch(fn.gep(fn.gep(unit, ahead, I8), line, I8))
+                number = emit_unit(fn, form, unit, lanes, vectors)
+                acc, at = list(u.carried), fn.mul(u.iv, form.depth)
+                for step in range(form.depth):
+                    xs = [fn.splat(fn.load(fn.gep(fn.gep(p, at, F32), step, F32), F32), lanes) for p in from_]
+                    s = step % sets * n
+                    for c, v in enumerate(vectors):
+                        y, of = number(step, v), zeros[v]
+                        y = y if of is None else fn.sub(y, of)
+                        for r, x in enumerate(xs):
+                            acc[s + r * nv + c] = fn.fma(x, y, acc[s + r * nv + c])
+                u.yield_(*acc)
+            total = list(u.results[:n])
+            for s in range(1, sets):
+                total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
+            scales = [
+                parameters(fn, coding, head, v, lanes)[0] for v in vectors
+            ]  # not before the loop, whose registers they'd take
+            for i, (x, p) in enumerate(zip(total, cells, strict=True)):
+                up = fn.splat(fn.load(fn.gep(ups, i // nv, F32), F32), lanes)
+                fn.store(fn.fma(fn.mul(x, scales[i % nv]), up, fn.load(p, x.type)), p)
+
+    for first in range(0, every, nv):
+        part(range(first, first + nv), fetch=first == 0)
     fn.done()
     return name

@@ -50,7 +50,7 @@ class GemmFamily(ChoiceFamily):
         elem = self.a_type.dtype.name
         if elem not in (F32, F64, BF16, I8, "ui8"):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
-        tiles = replace(low.tiles, unsigned=True) if elem == "ui8" else low.tiles
+        tiles = low.tiles.of_bytes(unsigned=elem == "ui8") if elem in (I8, "ui8") else low.tiles
         elem = self.b_type.dtype.name
         rest = self.b_type.shape[-1] % tiles.nr(elem)
         self.matmul = Matmul(elem, tiles, narrow=not rest.is_Integer or 0 < int(rest) <= tiles.lanes(elem))

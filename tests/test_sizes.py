@@ -12,6 +12,7 @@ import sympy
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.export import Dim, export
 from torch.utils._sympy import functions as tsf
 
@@ -328,3 +329,27 @@ def test_plans_of_shapes_that_raise() -> None:
         model.native.plan([Shape((3,))])
     with pytest.raises(ValueError, match="rank 9 is outside"):
         model.native.plan([(1,) * 9])
+
+
+@pytest.mark.parametrize("kind", ["conv", "transposed", "pool"])
+def test_images_whose_sides_need_more_than_32_bits_are_refused(kind: str) -> None:
+    """Kernels compare rows and columns in 32 bits; sides that ranges bound aren't checked."""
+    layers = {"conv": nn.Conv1d(2, 3, 3, padding=1), "transposed": nn.ConvTranspose1d(2, 3, 4, 2), "pool": nn.AvgPool1d(3, 1)}
+    model = nn.Sequential(layers[kind], nn.ReLU())
+    unbounded, bounded = (
+        dhlo.compile(
+            torch.export.export(model, (torch.randn(2, 2, 40),), dynamic_shapes=({2: Dim("n", min=8, max=most)},)), cache=""
+        )
+        for most in (None, 1 << 20)
+    )
+    x = torch.randn(2, 2, 33)
+    torch.testing.assert_close(unbounded(x), model(x))
+    side = (1 << 31) - 1
+    most = (side - 2) // 2 if kind == "transposed" else side
+    assert unbounded.plan([2, 2, most])["outputs"]
+    with pytest.raises(ContractError, match="sides of at most 2147483647"):
+        unbounded.plan([2, 2, most + 1])
+    with pytest.raises(ContractError, match="sides of at most 2147483647"):
+        unbounded.plan([2, 2, (1 << 32) + 40])
+    assert "sides of at most" in unbounded.native.metadata
+    assert "sides of at most" not in bounded.native.metadata

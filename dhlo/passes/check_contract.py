@@ -11,7 +11,7 @@ from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.function import argument_names, argument_type, bodies, filled_sizes, grown_dims, ranges_of, user_names, walk
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.control import Item
+from dhlo.ir.ops.control import Group, Item
 from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
 from dhlo.ir.symbols import FloorDiv, is_static, show, spell, symbol, symbols_of
 from dhlo.ir.types import from_mlir
@@ -19,6 +19,7 @@ from dhlo.ir.types import from_mlir
 __all__ = ["check_contract"]
 
 At = tuple[int, int]  # number of an argument, dim
+_MOST_SIDE = (1 << 31) - 1
 
 
 def check_contract(module: Any) -> None:
@@ -30,11 +31,14 @@ def check_contract(module: Any) -> None:
         if any(isinstance(op, CheckType) for op in block.operations):
             continue  # written out before
         contract = _Contract(module, block)
-        with ir.InsertionPoint(next(iter(block.operations))), ir.Location.unknown():
+        first = next(iter(block.operations))
+        with ir.InsertionPoint(first), ir.Location.unknown():
             contract.arguments()
+        contract.first = first
         for op in list(walk(block)):
             if isinstance(op, Item):
                 contract.number(op)
+            contract.images(op)
 
 
 class _Contract:
@@ -43,6 +47,8 @@ class _Contract:
     def __init__(self, module: Any, block: Any) -> None:
         self.block, self.names, self.ranges, self.user_names = block, argument_names(block), ranges_of(module), user_names(module)
         self.types = [argument_type(block, k) for k in range(len(block.arguments))]
+        self.bounded: set[sympy.Expr] = set()  # sides of images that are checked with the arguments
+        self.first: Any = None  # the op before which arguments are checked
         self.source: dict[str, At] = {}  # symbols that have a value, and where it comes from
         taken = {s for t in self.types for e in t.shape for s in symbols_of(e)}
         self.sizes: dict[At, sympy.Symbol] = {}  # the symbol of each dim's size as given
@@ -142,6 +148,39 @@ class _Contract:
         build(Solve, [], {"unknown": capacity.name, "value": f"room{k}"})
         text = f"'{self.names[k]}' must be the first part, along dim {d}, of a dense buffer"
         build(CheckBuffer, [arg], {"dim": d, "input": k, "text": text})
+
+    def images(self, op: Any) -> None:
+        """Kernels of windows compare rows and columns in 32 bits: larger images are refused, if possible with the arguments."""
+        inner = op.regions[0].blocks[0].operations if isinstance(op, Group) else [op]
+        windows = [x for x in inner if getattr(x, "kind", None) in (Kind.CONVOLUTION, Kind.WINDOW)]
+        sides = {s for x in windows for v in (x.operands[0], x.results[0]) for s in from_mlir(v).shape[2:]} - self.bounded
+        for size in sorted(sides, key=str):
+            most = self._most(size)
+            if most is not None and most <= _MOST_SIDE:
+                continue
+            known = symbols_of(size) <= set(self.source)
+            with ir.InsertionPoint(self.first if known else op.operation), ir.Location.unknown():
+                text = f"images have sides of at most {_MOST_SIDE} here, not {spell(size, self.user_names)}"
+                self._check("max", -1, text, sympy.Integer(_MOST_SIDE), size)
+            self.bounded.update([size] if known else [])
+
+    def _most(self, e: sympy.Expr) -> int | None:
+        """A bound of a sum of sizes, where ranges give one at once. The host program leaves out checks that its intervals prove."""
+        if is_static(e):
+            return int(e)
+        if e.is_Symbol:
+            return self.ranges.get(e.name, (0, None))[1]
+        factor, rest = e.as_coeff_Mul()
+        if e.is_Add:
+            parts = [self._most(x) for x in e.args]
+            return None if None in parts else sum(x for x in parts if x is not None)
+        if isinstance(e, FloorDiv) and e.args[1].is_Integer and e.args[1] > 0:
+            most = self._most(e.args[0])
+            return None if most is None else most // int(e.args[1])
+        if e.is_Mul and factor.is_Integer and factor > 0 and not rest.is_Mul:
+            most = self._most(rest)
+            return None if most is None else int(factor) * most
+        return None
 
     def number(self, op: Any) -> None:
         """The range of the symbol that a number gives, an argument or from elsewhere. Bounds of run-time symbols are assertions,

@@ -104,14 +104,19 @@ def _log_sigmoid(b: OpBuilder, x: Value) -> Value:
     return b.in_f32(f, x)
 
 
+def _hard_gate(b: OpBuilder, x: Value) -> Value:
+    """min(max(x + 3, 0), 6) / 6: exactly 0 and 1 at the ends also by multiplication, which takes a fraction of a division."""
+    return b.mul(b.minimum(b.maximum(b.add(x, 3), 0), 6), 1.0 / 6.0)
+
+
 @lowers(A.hardsigmoid.default)
 def _hardsigmoid(b: OpBuilder, x: Value) -> Value:
-    return b.in_f32(lambda v: b.div(b.minimum(b.maximum(b.add(v, 3), 0), 6), 6.0), x)
+    return b.in_f32(lambda v: _hard_gate(b, v), x)
 
 
 @lowers(A.hardswish.default)
 def _hardswish(b: OpBuilder, x: Value) -> Value:
-    return b.in_f32(lambda v: b.div(b.mul(v, b.minimum(b.maximum(b.add(v, 3), 0), 6)), 6.0), x)
+    return b.in_f32(lambda v: b.mul(v, _hard_gate(b, v)), x)
 
 
 @lowers(A.threshold.default)

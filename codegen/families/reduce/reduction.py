@@ -9,7 +9,7 @@ Few long items would leave threads idle: where one pass does, they can be reduce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.elementwise.rules import wrap
 from dhlo.codegen.families.combine import across, combine, identity_of
 from dhlo.codegen.families.kernel import Checks, GroupKernel, Launch, finish, rows
+from dhlo.codegen.families.reduce.turned import Turn, TurnedStores
 from dhlo.codegen.kernel_ir.builder import BITS, I64, KernelModule, V
 from dhlo.ir.dialect import Kind, attr
 from dhlo.ir.handles import Value
@@ -31,7 +32,7 @@ from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.axes import reduction_axes
 from dhlo.shape_infer.cost import element_work
 
-__all__ = ["MAX_SPLIT", "Split", "lower_reduction"]
+__all__ = ["MAX_SPLIT", "Kernels", "Turned", "lower_reduction"]
 
 MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
 
@@ -44,9 +45,10 @@ KEEP_COST = 6  # values cheaper than this are computed again in every pass
 
 
 class _Reduction:
-    """One kernel: the whole reduction, or (`part`) sums of parts to the workspace, or what brings the parts together."""
+    """One kernel: the whole reduction, `turned` if asked for and possible, or (`part`) sums of parts to the workspace, or what
+    brings the parts together."""
 
-    def __init__(self, module: KernelModule, group: Group, checks: Checks, part: str = "") -> None:
+    def __init__(self, module: KernelModule, group: Group, checks: Checks, part: str = "", *, turned: bool = False) -> None:
         self.part = part
         self.k = GroupKernel(module, group, checks, first_arg=1 if part else 0)
         self.fn, self.em = self.k.fn, self.k.em
@@ -61,7 +63,20 @@ class _Reduction:
         self._axes()
         self._levels()
         self._plan_cache()
+        self.run: tuple[int, ...] = (self.lane,)
+        self.turn = None if self.part or self.lane_kept or self.can_split else Turn.of(self.k, self.shape, self.dims, self.lane)
+        self.stores: TurnedStores | None = None
+        if turned and self.turn is not None:
+            self._turn(self.turn)
+        self._way = 0  # of the vectors of positions side by side, the one whose values are computed
         self.bounds: dict[int, tuple[V, V]] = {}  # of reduced dims, where a kernel covers a part of one
+
+    def _turn(self, turn: Turn) -> None:
+        """Vectors along the dims in which operands are contiguous."""
+        self.run, self.lane, self.lane_kept = turn.run, turn.run[-1], True
+        self.kept = [d for d in self.kept if d not in turn.run]
+        self.reduced.append(turn.across)
+        self.stores = TurnedStores(self.k, turn, self.shape, self.fn.lanes * COLUMNS)
 
     # ------------------------------------------------------------------ analysis
     def _axes(self) -> None:
@@ -128,6 +143,10 @@ class _Reduction:
         slot_bytes = ceil_div(row_elems, 64) * 64 * 8
         self.slot = {v: n for n, v in enumerate(self.cached)}
         self.slot_bytes = slot_bytes
+        scratch = slot_bytes * len(self.cached)
+        if self.stores is not None:
+            self.stores.at = scratch
+            scratch += self.stores.value_bytes * len(self.k.yields)
         sizes = self.items
         with rows(em, fn.args[1], fn.args[2], [self.parts, *sizes] if self.part == "partial" else sizes) as item:
             if self.part:
@@ -139,17 +158,21 @@ class _Reduction:
                 self._item([at])
         cost = element_work(k.ops)
         work = row_elems * cost
-        scratch = slot_bytes * len(self.cached)
         if self.part:
             count = product(sizes) * (self.parts if self.part == "partial" else 1)
             return Launch(finish(k, f"reduce_{self.part}"), k.args.slots, count, _PART_WORK, lookups=k.lookups)
         return Launch(finish(k, "reduce"), k.args.slots, product(sizes), work, scratch, k.lookups)
 
+    @property
+    def run_size(self) -> sympy.Expr:
+        """Positions that vectors run along, of an item's other dims."""
+        return product(self.shape[d] for d in self.run)
+
     # ------------------------------------------------------------------ splitting
     @property
     def items(self) -> list[sympy.Expr]:
         """Sizes of the space of items, each of which reduces on its own."""
-        columns = [ceil_div(self.shape[self.lane], self.fn.lanes * COLUMNS)] if self.lane_kept else []
+        columns = [ceil_div(self.run_size, self.fn.lanes * COLUMNS)] if self.lane_kept else []
         return [*(self.shape[d] for d in self.kept), *columns]
 
     @property
@@ -219,17 +242,21 @@ class _Reduction:
     def _columns(self, at: dict[int, Index], block: Index) -> None:
         """A block of columns: COLUMNS vectors side by side, or one at a time under a mask at the edge."""
         fn, em = self.fn, self.em
-        n = fn.i64(em.size(self.shape[self.lane]))
+        n = fn.i64(em.size(self.run_size))
         c = fn.mul(em.position(block), fn.lanes * COLUMNS)
+
+        def place(first: V) -> dict[int, Index]:
+            flat = Index(first, 1, multiple=fn.lanes)
+            return {**at, **dict(zip(self.run, em.split(flat, [self.shape[d] for d in self.run]), strict=True))}
 
         def whole() -> list[V]:
             with em.scope():
-                self._item([{**at, self.lane: Index(fn.add(c, w * fn.lanes), 1, multiple=fn.lanes)} for w in range(COLUMNS)])
+                self._item([place(fn.add(c, w * fn.lanes)) for w in range(COLUMNS)], c)
             return []
 
         def edge() -> list[V]:
             with fn.loop(c, n, fn.lanes) as lp, em.scope(fn.tail_mask(fn.sub(n, lp.iv))):
-                self._item([{**at, self.lane: Index(lp.iv, 1, multiple=fn.lanes)}])
+                self._item([place(lp.iv)], lp.iv)
             return []
 
         fn.if_else(fn.cmp("le", fn.add(c, fn.lanes * COLUMNS), n), whole, edge, [])
@@ -237,10 +264,10 @@ class _Reduction:
     def _index(self, at: dict[int, Index]) -> list[Index]:
         return [at.get(d, self.em.zero) for d in range(len(self.shape))]
 
-    def _item(self, ats: list[dict[int, Index]]) -> None:
-        """One position of the kept dims; or a few, which differ in the last one by a vector each."""
+    def _item(self, ats: list[dict[int, Index]], first: V | None = None) -> None:
+        """One position of the kept dims; or a few, which differ in the last ones by a vector each, from position `first` on."""
         em = self.em
-        self._way = {at[self.lane].key: w for w, at in enumerate(ats)} if self.lane_kept else {}
+        self._first = first
         saved = dict(em.leaves)
         for stage in range(self.last + 1):
             done = [r for r in self.reduces if self.level.get(r.operands[0], 0) == stage]
@@ -255,25 +282,27 @@ class _Reduction:
                 values = self._gathered(done, ats) if self.part else self._pass(stage, done, stores, keeps, ats)
                 for r, xs in zip(done, values, strict=True):
                     dtype = from_mlir(r.results[0]).dtype.name
-                    em.leaves[r.results[0]] = self._finished(r.results[0], [wrap(self.fn, x, dtype) for x in xs])
+                    em.leaves[r.results[0]] = self._finished([wrap(self.fn, x, dtype) for x in xs])
             for v in keeps:
                 em.leaves[v] = self._reload(v)
-            for at in ats:
+            for at in self._each(ats):
                 self._small(stage + 1, at)
         for i, v in enumerate(self.k.yields):
             if not self.whole(v):
-                for at in ats:
+                for at in self._each(ats):
                     idx = self._small_index(v, at)
                     em.store(em.value(v, idx), self.k.result_pointer(i), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
         em.leaves.clear()
         em.leaves.update(saved)
 
-    def _finished(self, v: Value, xs: list[V]) -> Callable[[Any, Sequence[Index]], V]:
+    def _each(self, ats: list[dict[int, Index]]) -> Iterator[dict[int, Index]]:
+        """The vectors of positions, one after another."""
+        for self._way, at in enumerate(ats):
+            yield at
+
+    def _finished(self, xs: list[V]) -> Callable[[Any, Sequence[Index]], V]:
         """Gives a reduction's value: one for the item, or one for each vector of columns."""
-        if not self.lane_kept:
-            return lambda _em, _idx: xs[0]
-        position, way = self.axes[v].index(self.lane), self._way
-        return lambda _em, idx: xs[way[idx[position].key]]
+        return lambda _em, _idx: xs[self._way if self.lane_kept else 0]
 
     def _small_index(self, v: Value, at: dict[int, Index]) -> list[Index]:
         return [self.em.zero if d is None else at.get(d, self.em.zero) for d in self.axes[v]]
@@ -296,7 +325,7 @@ class _Reduction:
         flat = em.flatten([idx[d] for d in dims], self.inner_sizes)
         if not self.lane_kept:
             return flat
-        at = em.offset(em.times(flat, lanes * COLUMNS), self._way[idx[self.lane].key] * lanes)
+        at = em.offset(em.times(flat, lanes * COLUMNS), self._way * lanes)
         return em.plus(at, Index(0, 1, multiple=lanes))
 
     def _reload(self, v: Value) -> Callable[[Any, Sequence[Index]], V]:
@@ -310,7 +339,7 @@ class _Reduction:
     def _fetched(self) -> dict[int, list[tuple[Slot, DType, bool]]]:
         """What is prefetched while a pass computes: in the second what the next item reads first, before the last what this one
         writes. Only where an item is a run of memory."""
-        if self.part or self.dims != list(range(len(self.shape) - len(self.dims), len(self.shape))):
+        if self.part or self.stores is not None or self.dims != list(range(len(self.shape) - len(self.dims), len(self.shape))):
             return {}
         inside = {v for op in self.k.ops for v in op.results}
         read = dict.fromkeys(v for op in self.k.ops for v in op.operands if v not in inside and self.whole(v))
@@ -340,6 +369,7 @@ class _Reduction:
 
         def element(i: dict[int, Index], accs: list[V], way: int) -> list[V]:
             idx = self._index(i)
+            self._way = way if self.lane_kept else 0
             out = list(accs)
             for n, r in enumerate(done):
                 x = em.value(r.operands[0], idx)
@@ -348,7 +378,10 @@ class _Reduction:
                 if em.mask is not None and not self.lane_kept:
                     x = fn.select(em.mask, x, fn.const(identity_of(hows[n], types[n]), x.type))
                 out[slot] = combine(fn, hows[n], accs[slot], x)
-            for v in stores:
+            for n, v in enumerate(stores):
+                if self.stores is not None:
+                    self.stores.keep(n, em.value(v, idx), way)
+                    continue
                 p = self.k.result_pointer(self.k.yields.index(v))
                 em.store(em.value(v, idx), p, from_mlir(v).dtype, em.flatten(idx, self.shape))
             for v in keeps:
@@ -356,7 +389,7 @@ class _Reduction:
             self._fetch(stage, idx, way)
             return out
 
-        accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element)
+        accs = self._sweep(self.reduced, [dict(at) for at in ats], init, ways, element, stores)
         results = []
         for n, how in enumerate(hows):
             parts = accs[n * ways : (n + 1) * ways]
@@ -376,8 +409,11 @@ class _Reduction:
         accs: list[V],
         ways: int,
         element: Callable[[dict[int, Index], list[V], int], list[V]],
+        stores: Sequence[Value] = (),
     ) -> list[V]:
         fn, em = self.fn, self.em
+        if dims and self.stores is not None and stores and dims[0] == self.stores.turn.across:
+            return self._turned_blocks(self.stores, stores, ats, accs, element)
         if dims:
             start, end = self._range(dims[0])
             inner = [self.shape[d] for d in (*dims[1:], *([] if self.lane_kept else [self.lane]))]
@@ -385,7 +421,7 @@ class _Reduction:
                 if not is_static(size):  # many rows of nothing would take their time
                     end = fn.select(fn.cmp("eq", fn.i64(em.size(size)), 0), start, end)
             with fn.loop(start, end, 1, accs) as lp, em.scope():
-                new = self._sweep(dims[1:], [{**at, dims[0]: Index(lp.iv)} for at in ats], lp.carried, ways, element)
+                new = self._sweep(dims[1:], [{**at, dims[0]: Index(lp.iv)} for at in ats], lp.carried, ways, element, stores)
                 lp.yield_(*new)
             return lp.results
         if self.lane_kept:
@@ -411,6 +447,28 @@ class _Reduction:
 
         return fn.if_else(fn.cmp("lt", full, n), tail, lambda: accs, [a.type for a in accs])
 
+    def _turned_blocks(
+        self,
+        kept: TurnedStores,
+        stores: Sequence[Value],
+        ats: list[dict[int, Index]],
+        accs: list[V],
+        element: Callable[[dict[int, Index], list[V], int], list[V]],
+    ) -> list[V]:
+        """The last reduced dim where results are stored: a vector's length of it, then what is stored of that."""
+        fn, em, across = self.fn, self.em, kept.turn.across
+        n, first = fn.i64(em.size(self.shape[across])), self._first
+        assert first is not None
+        with fn.loop(0, n, fn.lanes, accs) as block, em.scope():
+            with fn.loop(0, fn.min(fn.sub(n, block.iv), fn.lanes), 1, block.carried) as lp, em.scope():
+                kept.row, cur = lp.iv, lp.carried
+                for w, at in enumerate(ats):
+                    cur = element({**at, across: Index(fn.add(block.iv, lp.iv))}, cur, w)
+                lp.yield_(*cur)
+            kept.write(stores, ats[0], first, len(ats), block.iv)
+            block.yield_(*lp.results)
+        return block.results
+
 
 def _scratch_type(v: Value) -> DType:
     """Kept values stay in register precision."""
@@ -429,12 +487,34 @@ class Split:
     gather: Launch
 
 
-def lower_reduction(module: KernelModule, group: Group, checks: Checks) -> tuple[Launch, Split | None]:
-    """The kernel of a group that holds reductions over the same dims of one domain, and how the group is split where it has few
-    items; None where it never is."""
+@dataclass(frozen=True)
+class Turned:
+    """A group's kernel whose vectors run along `positions` of its kept dims, as operands lie, and how many it needs to be faster
+    than the other."""
+
+    launch: Launch
+    positions: sympy.Expr
+    least: int
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernel of a group; how it is split where it has few items, and what is launched instead where operands' memory runs along
+    other dims: None where that never pays."""
+
+    whole: Launch
+    split: Split | None = None
+    turned: Turned | None = None
+
+
+def lower_reduction(module: KernelModule, group: Group, checks: Checks) -> Kernels:
+    """The kernels of a group that holds reductions over the same dims of one domain."""
     r = _Reduction(module, group, checks)
     whole = r.lower()
+    if r.turn is not None:
+        turned = _Reduction(module, group, checks, turned=True)
+        return Kernels(whole, turned=Turned(turned.lower(), turned.run_size, turned.fn.lanes // 2))
     if not r.can_split or r.parts == 1:
-        return whole, None
+        return Kernels(whole)
     partial, gather = (_Reduction(module, group, checks, part).lower() for part in ("partial", "gather"))
-    return whole, Split(r.parts, r.cell_bytes, partial, gather)
+    return Kernels(whole, Split(r.parts, r.cell_bytes, partial, gather))

@@ -79,6 +79,26 @@ def test_matches_pytorch_at_all_sizes(channels: int, hidden: int, k: int, stride
         assert (got - want).abs().max() <= 5e-6 * want.abs().max()
 
 
+@pytest.mark.parametrize("dtype,tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("channels,hidden,k,stride", [(16, 96, 3, 1), (17, 33, 5, 2), (3, 5, 3, 1)])
+def test_of_reduced_floats_at_all_sizes(
+    dtype: torch.dtype, tolerance: float, channels: int, hidden: int, k: int, stride: int
+) -> None:
+    """Weights of the first convolution are kept as they are, and decoded in scratch."""
+    torch.manual_seed(0)
+    model = Chain(channels, hidden, k, stride).to(dtype).eval()
+    least = 2 * stride - 1
+    ours = compiled(model, channels, dtype, least)
+    wide = copy.deepcopy(model).double()
+    assert chains(ours) == 1
+    for b, h, w in (s for s in SIZES if min(s[1:]) >= least):
+        x = torch.randn(b, channels, h, w).to(dtype)
+        want = wide(x.double())
+        got = ours(x)
+        assert got.dtype == dtype and got.shape == want.shape
+        assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
 @pytest.mark.parametrize(
     "channels,hidden,k,stride,padding,dilation,act",
     [

@@ -14,7 +14,7 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Conv, Reduce
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
 from dhlo.ir.symbols import parse
-from dhlo.ir.types import from_mlir
+from dhlo.ir.types import DType, from_mlir
 
 __all__ = ["simplify"]
 
@@ -225,7 +225,29 @@ def _convert(op: Any) -> Any:
             exact = exact.float()
         result = exact.to(out.dtype.torch).item()  # rounded, or truncated
         return build(Full, [], {"value": str(result).lower()}, results=[out]).results[0]
-    return None
+    narrow = _producer(x, ew.Convert)
+    if narrow is None or from_mlir(narrow.operands[0]) != out or not (out.dtype.is_float and from_mlir(x).dtype.is_float):
+        return None
+    return narrow.operands[0] if _is_rounded(narrow.operands[0], from_mlir(x).dtype) else None
+
+
+# Operations that only choose among their operands' elements, up to their signs and places; and how many of them, one after another,
+# are looked through for what was rounded before.
+_CHOICES, _MOST_CHOICES = (ew.Maximum, ew.Minimum, ew.Neg, ew.Abs, ew.Select, Broadcast, Reshape, Slice, Transpose), 8
+
+
+def _is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
+    """Whether every element of a tensor of floats is a number of the float type `to`, so that rounding to it changes none."""
+    op = defining(v)
+    if isinstance(op, ew.Convert):
+        return from_mlir(op.operands[0]).dtype == to
+    if isinstance(op, Full):
+        value = number(attr(op, "value"))
+        return value is not None and torch.tensor(value, dtype=torch.float64).to(to.torch).item() == value
+    if left == 0 or not isinstance(op, _CHOICES):
+        return False
+    chosen = list(op.operands)[1:] if isinstance(op, ew.Select) else op.operands
+    return all(_is_rounded(x, to, left - 1) for x in chosen)
 
 
 def _take(op: Any) -> Any:

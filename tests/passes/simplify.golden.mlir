@@ -19,4 +19,18 @@ module {
     %5 = "dhlo.conv"(%4, %arg1) {dilation = [1, 1], groups = 1 : i64, output_padding = [0, 0], padding = [1, 1], stride = [1, 1], transposed = false} : (tensor<?x3x?x?xf32, #dhlo.shape<["n", "3", "h", "h + w"]>>, tensor<4x3x3x3xf32>) -> tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "h + w"]>>
     return %0, %1, %3, %5 : tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "floordiv(h, 2)", "floordiv(w, 2)"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "w"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "w"]>>, tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "h + w"]>>
   }
+  func.func @rounded(%arg0: tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>, %arg1: tensor<?x?xi1, #dhlo.shape<["n", "m"]>>) -> (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) {
+    %0 = "dhlo.convert"(%arg0) : (tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %1 = "dhlo.full"() {value = "6.0"} : () -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %2 = "dhlo.minimum"(%0, %1) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %3 = "dhlo.select"(%arg1, %2, %0) : (tensor<?x?xi1, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %4 = "dhlo.add"(%0, %1) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %5 = "dhlo.convert"(%4) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>
+    %6 = "dhlo.convert"(%5) : (tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %7 = "dhlo.full"() {value = "0.1"} : () -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %8 = "dhlo.maximum"(%0, %7) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %9 = "dhlo.convert"(%8) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>
+    %10 = "dhlo.convert"(%9) : (tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    return %3, %6, %10 : tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+  }
 }

@@ -12,6 +12,7 @@
 !strided = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "floordiv(h, 2)", "floordiv(w, 2)"]>>
 !same = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "w"]>>
 !grown = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "h + w"]>>
+!half = tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>
 module {
   // Views of views become one view, or none.
   func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t) {
@@ -52,5 +53,22 @@ module {
     %varying = "dhlo.pad"(%x) {low = ["0", "0", "0", "h"], value = 0.0 : f64} : (!image) -> !morew
     %d = "dhlo.conv"(%varying, %w) {stride = [1, 1], padding = [1, 1], dilation = [1, 1], transposed = false, output_padding = [0, 0], groups = 1 : i64} : (!morew, tensor<4x3x3x3xf32>) -> !grown
     return %a, %b, %c, %d : !strided, !same, !same, !grown
+  }
+  // What only chooses among numbers of a narrow type needs no rounding to it; sums do, and so do constants that it hasn't.
+  func.func @rounded(%x: !half, %b: tensor<?x?xi1, #dhlo.shape<["n", "m"]>>) -> (!t, !t, !t) {
+    %wide = "dhlo.convert"(%x) : (!half) -> !t
+    %six = "dhlo.full"() {value = "6.0"} : () -> !t
+    %least = "dhlo.minimum"(%wide, %six) : (!t, !t) -> !t
+    %same = "dhlo.select"(%b, %least, %wide) : (tensor<?x?xi1, #dhlo.shape<["n", "m"]>>, !t, !t) -> !t
+    %n0 = "dhlo.convert"(%same) : (!t) -> !half
+    %w0 = "dhlo.convert"(%n0) : (!half) -> !t
+    %sum = "dhlo.add"(%wide, %six) : (!t, !t) -> !t
+    %n1 = "dhlo.convert"(%sum) : (!t) -> !half
+    %w1 = "dhlo.convert"(%n1) : (!half) -> !t
+    %tenth = "dhlo.full"() {value = "0.1"} : () -> !t
+    %most = "dhlo.maximum"(%wide, %tenth) : (!t, !t) -> !t
+    %n2 = "dhlo.convert"(%most) : (!t) -> !half
+    %w2 = "dhlo.convert"(%n2) : (!half) -> !t
+    return %w0, %w1, %w2 : !t, !t, !t
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
+import torch
 
 from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
@@ -14,6 +15,7 @@ from dhlo.codegen.families.conv.chain_kernel import emit_chain_kernel, scratch_b
 from dhlo.codegen.families.conv.chain_window import First, Window
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
+from dhlo.codegen.families.conv.quantised_weights import code_of, coded_bytes, pack_codes
 from dhlo.codegen.families.conv.step import parameters
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
@@ -54,17 +56,20 @@ class ConvChainFamily(ChoiceFamily):
         self.expanded = from_mlir(self.first.results[0])
         self.view = low.view(group, self.first.operands[0])
         convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
-        weights = [w for op in (self.first, self.second) if (w := low.constant_value(op.operands[1])) is not None]
-        if len(convolutions) != 2 or len(weights) != 2:
+        kept = low.kept_codes(self.first.operands[1]) if self.x.dtype.name == "f32" else None
+        code = "" if kept is None else code_of(*kept)
+        expanding = kept[1] if kept is not None and code else low.constant_value(self.first.operands[1])
+        mixing = low.constant_value(self.second.operands[1])
+        if len(convolutions) != 2 or expanding is None or mixing is None:
             raise InternalError("a chain of convolutions that has no kernel")
         self.expansion, d = convolutions
         self.depthwise = d
-        self.weights = [w.detach().contiguous().numpy() for w in weights]
+        self.weights = expanding.detach().contiguous(), mixing.detach().contiguous()
         e = self.expansion
         # In panels even of one input channel, which elsewhere is a depthwise convolution.
         self.layout = WeightLayout(1, e.in_channels, e.out_channels, e.kernel, d.spec.panel(d.elem))
         first = First(*_of_images(self.expansion))
-        self.window = Window(*_of_images(d), d.elem, d.spec, first)
+        self.window = Window(*_of_images(d), d.elem, d.spec, first, code)
 
     def emit_kernels(self) -> None:
         low, w, group = self.low, self.window, self.group
@@ -75,12 +80,16 @@ class ConvChainFamily(ChoiceFamily):
             group, "epilogue", lambda: lower_epilogue(low.module, group, self.second, low.checks, self._place)
         )
         first, second = self.weights
-        expanding = ("packed_conv", self.layout, low.constant_key(self.first.operands[1]))
-        self.w1 = low.constants.add(expanding, prod(self.layout.shape) * w.bytes, lambda: self.layout.pack(first))
+        expanding = ("packed_conv", self.layout, low.constant_key(self.first.operands[1]), w.code)
+        held = coded_bytes(w.code, self.layout) if w.code else prod(self.layout.shape) * w.bytes
+        self.w1 = low.constants.add(expanding, held, lambda: self._pack_first(first))
         mixing = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
         panels, points = -(-self.depthwise.out_channels // w.panel), w.kernel[0] * w.kernel[1]
         nbytes = panels * points * w.panel * BITS[w.elem] // 8
-        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(second, w.panel))
+        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(second.numpy(), w.panel))
+
+    def _pack_first(self, weight: torch.Tensor) -> Array:
+        return pack_codes(self.window.code, self.layout, weight) if self.window.code else self.layout.pack(weight.numpy())
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere

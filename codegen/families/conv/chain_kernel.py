@@ -6,6 +6,7 @@ panel keeps in its scratch, channels innermost so that they fill vectors at any 
     windows    [expanded row][part of the row][kernel point][input channel][rows of a register tile]
     expanded   [expanded row][padding | width | padding][panel]  zeros where the image ends
     sums       [output position][panel]                          of some rows, transposed for the epilogue
+    decoded    [depth of the first sum][panel]                   where its weights are kept as codes
 
 Neighbouring bands both compute the rows that their windows share. A kernel serves all convolutions of a window: channels and image
 sizes are arguments.
@@ -19,8 +20,9 @@ from typing import Any
 from dhlo.codegen.families.conv.chain_expand import emit_pack
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
 from dhlo.codegen.families.conv.microkernel import emit_transpose
+from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
 from dhlo.codegen.families.gemm.microkernel import emit_pointers
-from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["emit_chain_kernel", "scratch_bytes"]
@@ -44,7 +46,8 @@ def _fixed_elements(w: Window) -> int:
 def scratch_bytes(w: Window, f: Fn, depth: int, width: V, out_width: V, rows: V) -> V:
     """Scratch of a worker for bands of up to `rows` expanded rows."""
     sums = f.mul(f.add(f.max(out_width, _POSITIONS), w.lanes), w.panel)
-    return f.mul(f.add(f.add(sums, _fixed_elements(w)), f.mul(rows, w.row_elements(f, depth, width))), w.bytes)
+    fixed = _fixed_elements(w) + (depth * w.panel if w.code else 0)
+    return f.mul(f.add(f.add(sums, fixed), f.mul(rows, w.row_elements(f, depth, width))), w.bytes)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class _Kernel:
         self.expanded = f.gep(self.sums, f.mul(f.add(f.max(a.ow, _POSITIONS), w.lanes), w.panel), w.elem)
         self.packed = f.gep(self.expanded, f.mul(a.held, self.row), w.elem)
         self.packed_row = f.mul(f.ceildivu(a.w, w.spec.mr), self.slot)
+        self.decoded = f.gep(self.packed, f.mul(a.held, self.packed_row), w.elem) if w.code else None
 
     def emit(self) -> str:
         """Walks the bands touched by [begin, end); the panels of a band share its packed input."""
@@ -162,7 +166,7 @@ class _Kernel:
         f, a, w = self.f, self.a, self.window
         row = f.gep(self.expanded, f.add(f.mul(held, self.row), w.padding[1][0] * w.panel), w.elem)
         packed = f.gep(self.packed, f.mul(held, self.packed_row), w.elem)
-        weights = f.gep(a.w1, f.mul(c0, a.depth), w.elem)
+        weights = self.decoded or f.gep(a.w1, f.mul(c0, a.depth), w.elem)
         places = [image, c0, f.mul(y, a.w), a.w, channels]
         f.call_ptr(a.inner, [a.inner_args, packed, self.slot, weights, a.depth, row, *places])
 
@@ -170,6 +174,9 @@ class _Kernel:
         """A panel of a band to the epilogue: some output rows at a time, after the rows of the first convolution that they need."""
         f, a, w = self.f, self.a, self.window
         weights = f.gep(a.w2, f.mul(c0, w.kernel[0] * w.kernel[1]), w.elem)
+        if self.decoded is not None:
+            codes = f.gep(a.w1, f.mul(f.divu(c0, w.panel), f.mul(a.depth, row_bytes(w.code, w.panel))), I8)
+            f.call(emit_decode(f.module, w.code, w.spec), [codes, a.depth, self.decoded])
         together = f.max(f.divu(f.i64(_POSITIONS), f.max(a.ow, 1)), 1)
         with f.loop(r0, r1, together, [f.i64(0)]) as lp:
             last = f.min(f.add(lp.iv, together), r1)

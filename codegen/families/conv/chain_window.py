@@ -42,13 +42,15 @@ class Window(_OfImages, Tiled):
     elem: str
     spec: TileSpec
     first: First
+    code: str = ""  # the form in which the first convolution's weights are kept, where it isn't `elem`; see quantised_weights
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
         key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name, self.first)
         size = "x".join(map(str, self.kernel))
-        return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+        coded = f"_{self.code}" if self.code else ""
+        return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}{coded}"
 
     @property
     def outputs(self) -> int:

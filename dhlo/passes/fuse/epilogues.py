@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import is_constant
+from dhlo.ir.coded import coded, is_constant
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.ops.movement import Broadcast, Full, Transpose
 from dhlo.ir.symbols import is_static
@@ -69,8 +69,14 @@ def _is_depthwise(op: Any) -> bool:
 def _is_static_image(op: Any) -> bool:
     """Two spatial dims, constant weights, floats that convolutions have kernels for."""
     x, w = (from_mlir(v) for v in op.operands)
-    known = x.rank == 4 and is_static(x.shape[1]) and is_constant(op.operands[1]) and x.dtype.name in ("f32", "f64")
+    known = x.rank == 4 and is_static(x.shape[1]) and _is_known(op.operands[1]) and x.dtype.name in ("f32", "f64")
     return bool(known and w.is_static and not attr(op, "transposed"))
+
+
+def _is_known(weight: Any) -> bool:
+    """Constant, or codes without scales."""
+    kept = coded(weight)
+    return is_constant(weight) or (kept is not None and len(kept.op.operands) == 1)
 
 
 def _takes_channels(g: Graph, v: Any, unit: Unit) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from typing import Any
@@ -17,7 +18,7 @@ def main() -> None:
     parser.add_argument("--op", help="names, as op or op.variant, separated by commas; a trailing * matches any ending")
     parser.add_argument("--dtype", default=",".join(DTYPES), help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--resume", action="store_true", help="keep the results that the last run left")
+    parser.add_argument("--resume", action="store_true", help="keep the results that the last run left, of no fewer structures")
     parser.add_argument("--again", action="store_true", help="run what didn't pass in the last run")
     parser.add_argument(
         "--structures", type=int, help="of each operator and dtype, check so many structures of samples, drawn by chance"
@@ -34,7 +35,8 @@ def main() -> None:
         results = {}
         report.CACHE.unlink(missing_ok=True)
     bad = {k for k, x in results.items() if report.counts([x]).keys() & {"refused", "wrong", "failed"}}
-    todo = [j for j in jobs if ("|".join(j) in bad if a.again else not (a.resume and "|".join(j) in results))]
+    have = {k for k, x in results.items() if a.resume and _structures(x.get("structures")) >= _structures(a.structures)}
+    todo = [j for j in jobs if ("|".join(j) in bad if a.again else "|".join(j) not in have)]
     until = time.monotonic() + a.limit if a.limit else None
 
     def done(job: Job, answer: dict[str, Any]) -> None:
@@ -60,6 +62,11 @@ def main() -> None:
         path.write_text(report.document(results, _note(kept), every, kept))
 
 
+def _structures(n: int | None) -> float:
+    """To compare by; the usual number, None, is the largest."""
+    return math.inf if n is None else n
+
+
 def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
     ops = operators()
     wanted = None if names is None else names.split(",")
@@ -77,7 +84,7 @@ def _note(kept: dict[str, report.Column]) -> str:
 
     usual = f"{STRUCTURES['f32']} of f32, {STRUCTURES_OTHER} of others"
     return (
-        f"PyTorch {torch.__version__}. At most {EACH} samples of a structure; structures drawn by chance, or evenly where "
+        f"PyTorch {torch.__version__}. At most {EACH} samples of a structure; structures drawn by chance, or evenly where\n"
         f"the usual number of them is run ({usual}), from the first {LOOK_AT} samples of an operator."
         + (f" What is said of {', '.join(kept)} is from an earlier run." if kept else "")
     )

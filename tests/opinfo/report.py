@@ -27,8 +27,8 @@ torch.export can't do that), compiles it, and compares with eager PyTorch; then 
 the exported program accepts them (grown, larger, 1, 0). Integers and bools must be equal; floats within the tolerances stated in
 `tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions, running
 sums and differences of distances: as PyTorch's worst element). Random operators are compared by dtype and shape. Left at the
-sample's own sizes are operators whose inputs have to fit together (sorted bounds, segments, regular matrices), in f64 those of which
-rounding decides the digits (condition numbers, eigenvalues in general, pseudo-inverses), and sizes that need over 1 GiB.
+sample's own sizes are operators whose inputs have to fit together (sorted bounds, segments, regular matrices), in f64 those whose
+digits rounding decides (condition numbers, eigenvalues in general, pseudo-inverses), and sizes that need over 1 GiB.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts; an empty cell wasn't run. What doesn't match is named in the last column, in full, after

@@ -282,6 +282,16 @@ def test_hypotenuses_whose_squares_overflow_or_vanish(dtype: torch.dtype) -> Non
     torch.testing.assert_close(got, torch.hypot(x, y), equal_nan=True)
 
 
+def test_averages_of_a_negative_divisor() -> None:
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.avg_pool3d(x, 2, 2, divisor_override=-2), F.avg_pool2d(x[0], 3, 1, 1, divisor_override=-5)]
+
+    model = dhlo.compile(export(f, [rn(2, 2, 4, 6, 5)]))
+    for shape in ((2, 2, 4, 6, 5), (3, 4, 5, 7, 9)):
+        x = rn(*shape)
+        torch.testing.assert_close(model(x), f(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_exponentials_of_reduced_matrices(dtype: torch.dtype) -> None:
     """Where PyTorch's own steps overflow, the result needn't."""

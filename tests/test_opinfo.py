@@ -54,6 +54,7 @@ def test_what_is_as_good_as_pytorchs_result() -> None:
         torch.tensor([z], dtype=torch.complex64) for z in (complex(inf, nan), complex(inf, inf), complex(nan, nan))
     )
     assert as_good(ours, theirs, large, False) and not as_good(none, theirs, large, False)
+    assert as_good(theirs, none, large, False)
     assert not as_good(ours, theirs, torch.ones(1, dtype=torch.complex128), False)
 
 
@@ -67,11 +68,14 @@ def test_a_document_keeps_dtypes_that_were_not_run() -> None:
         return {"samples": [{"outcome": outcome, "reason": reason, "sizes": 4}], "seconds": 2.0}
 
     every = [("add", "f32"), ("add", "i64"), ("exp", "f32"), ("neg", "i64")]
-    old = {"add|f32": answer("pass"), "add|i64": answer("wrong", "1 | 2"), "neg|i64": answer("pass")}
-    whole = document(old, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, {})
+    long = "1 | 2; " + 99 * " long"
+    old = {"add|f32": answer("pass"), "add|i64": answer("wrong", long), "neg|i64": answer("no export", "PyTorch: not {u1, u2}")}
+    whole = document(old, "", every, {})
+    assert f"i64: wrong: {long.replace('|', chr(92) + '|')} |" in whole and "i64: (eager PyTorch: not {u…})" in whole
+    assert "- f32: 1 of 2 operators" in whole and "- i64: 2 of 2 operators" in whole
     kept = columns(whole, {"f32"})
-    assert list(kept) == ["i64"] and kept["i64"].operators == 2
-    assert document({"add|f32": old["add|f32"]}, "f32: 1 of 2 operators, i64: 2 of 2 operators.", every, kept) == whole
+    assert list(kept) == ["i64"] and kept["i64"].cells == {"add": "0/1", "neg": "-"}
+    assert document({"add|f32": old["add|f32"]}, "", every, kept) == whole
 
 
 @pytest.mark.slow

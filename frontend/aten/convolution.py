@@ -273,7 +273,10 @@ def _register_pools() -> None:
             divisor: int | None = None,
         ) -> Value:
             whole = b.dtype(x).is_int
-            y = pool(b, b.convert(x, "f64") if whole else x, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, divisor)
+            wide, by = b.convert(x, "f64") if whole else x, None if divisor is None else abs(divisor)
+            y = pool(b, wide, "avg", n, window, stride, padding, 1, ceil_mode, count_pad, by)
+            if divisor is not None and divisor < 0:
+                y = b.op(ew.Neg, [y])
             return b.convert(y, b.dtype(x)) if whole else y  # integers are divided towards 0
 
         return rule

@@ -155,19 +155,30 @@ def _scaled(b: OpBuilder, y: Operand, alpha: Any) -> Operand:
     return b.mul(y, alpha) if b.is_tensor(y) else y * alpha
 
 
+def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Operand) -> Value:
+    """A composite, of reduced floats computed in f32."""
+    dtype = b.result_type(*xs)
+    return b.convert(b.in_f32(f, *xs), dtype) if dtype.name in ("f16", "bf16") else f(*xs)
+
+
+def _with_multiple(b: OpBuilder, f: Callable[..., Value], x: Operand, y: Operand, alpha: Any) -> Value:
+    """f(x, alpha * y)."""
+    return f(x, y) if alpha == 1 else _rounded_once(b, lambda x, y: f(x, _scaled(b, y, alpha)), x, y)
+
+
 @lowers(*_overloads("add"))
 def _add(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
-    return b.add(x, _scaled(b, y, alpha))
+    return _with_multiple(b, b.add, x, y, alpha)
 
 
 @lowers(*_overloads("sub", "subtract"))
 def _sub(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
-    return b.sub(x, _scaled(b, y, alpha))
+    return _with_multiple(b, b.sub, x, y, alpha)
 
 
 @lowers(*_overloads("rsub"))
 def _rsub(b: OpBuilder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
-    return b.sub(y, _scaled(b, x, alpha))
+    return _with_multiple(b, b.sub, y, x, alpha)
 
 
 @lowers(*_overloads("mul", "multiply"))
@@ -295,21 +306,37 @@ def _known_power(b: OpBuilder, x: Value, y: float) -> Value | None:
 
 @lowers(A.xlogy.Tensor)
 def _xlogy(b: OpBuilder, x: Value, y: Value) -> Value:
-    z = b.mul(x, b.unary(ew.Log, y))
-    return b.select(b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z))
+    def f(x: Value, y: Value) -> Value:
+        z = b.mul(x, b.unary(ew.Log, y))
+        return b.select(b.op(ew.IsNan, [b.expand(b.floating(y), b.shape(z))]), math.nan, b.select(b.ew(ew.Eq, x, 0), 0.0, z))
+
+    return _rounded_once(b, f, x, y)
 
 
 @lowers(A.hypot.default)
 def _hypot(b: OpBuilder, x: Value, y: Value) -> Value:
-    return b.unary(ew.Sqrt, b.add(b.mul(x, x), b.mul(y, y)))
+    """The larger times a root of at most 2, as squares overflow and vanish where their root doesn't."""
+
+    def f(x: Value, y: Value) -> Value:
+        x, y = (b.op(ew.Abs, [v]) for v in (x, y))
+        top = b.maximum(x, y)
+        ratio = b.div(b.minimum(x, y), top)
+        z = b.mul(top, b.unary(ew.Sqrt, b.add(b.mul(ratio, ratio), 1.0)))
+        z = b.select(b.ew(ew.Eq, top, 0), top, z)
+        return b.select(b.op(ew.IsInf, [y]), y, b.select(b.op(ew.IsInf, [x]), x, z))
+
+    return _rounded_once(b, f, x, y)
 
 
 @lowers(A.logaddexp.default)
 def _logaddexp(b: OpBuilder, x: Value, y: Value) -> Value:
-    top = b.maximum(x, y)
-    gap = b.op(ew.Neg, [b.op(ew.Abs, [b.sub(x, y)])])
-    y = b.add(top, b.unary(ew.Log1p, b.unary(ew.Exp, gap)))
-    return b.select(b.op(ew.IsInf, [top]), top, y)
+    def f(x: Value, y: Value) -> Value:
+        top = b.maximum(x, y)
+        gap = b.op(ew.Neg, [b.op(ew.Abs, [b.sub(x, y)])])
+        y = b.add(top, b.unary(ew.Log1p, b.unary(ew.Exp, gap)))
+        return b.select(b.op(ew.IsInf, [top]), top, y)
+
+    return _rounded_once(b, f, x, y)
 
 
 @lowers(A.lerp.Scalar, A.lerp.Tensor)
@@ -324,11 +351,6 @@ def _lerp(b: OpBuilder, x: Value, y: Value, weight: Operand) -> Value:
         return b.sub(y, b.mul(b.sub(y, x), 1 - weight))
 
     return b.in_f32(f, x, y, weight)
-
-
-def _rounded_once(b: OpBuilder, f: Callable[..., Value], *xs: Value) -> Value:
-    dtype = b.result_type(*xs)
-    return b.convert(b.in_f32(f, *xs), dtype) if dtype.name in ("f16", "bf16") else f(*xs)
 
 
 @lowers(A.addcmul.default)

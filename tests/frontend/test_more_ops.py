@@ -258,6 +258,8 @@ def test_operators_that_round_once(dtype: torch.dtype) -> None:
     def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, mu: torch.Tensor, var: torch.Tensor) -> list[torch.Tensor]:
         blends = [torch.lerp(x, y, 0.4), torch.lerp(x, y, 0.7), torch.lerp(x, y, z)]
         blends += [torch.addcmul(x, y, z, value=0.25), torch.addcdiv(x, y, z, value=0.25), F.batch_norm(x, mu, var, mu, var)]
+        blends += [torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=1.7), torch.rsub(x, y, alpha=0.3)]
+        blends += [torch.xlogy(x, z), torch.hypot(x, y), torch.logaddexp(x, y)]
         return [*blends, F.linear(x, y, mu), torch.addmm(mu, x, y, beta=0.75, alpha=1.25)] if exact else blends
 
     def inputs(n: int) -> list[torch.Tensor]:
@@ -269,6 +271,25 @@ def test_operators_that_round_once(dtype: torch.dtype) -> None:
         for k, (got, want) in enumerate(zip(model(*args), f(*[a.double() for a in args]), strict=True)):
             unit = torch.finfo(dtype).eps
             assert ((got.double() - want).abs() <= 0.51 * unit * want.abs() + 1e-5).all(), k
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_hypotenuses_whose_squares_overflow_or_vanish(dtype: torch.dtype) -> None:
+    most, least = (v**0.5 for v in (torch.finfo(dtype).max, torch.finfo(dtype).tiny))
+    x = torch.tensor([3 * most, 3 * least, 0, math.inf, 1, math.nan, -3], dtype=dtype)
+    y = torch.tensor([4 * most, 4 * least, 0, 1, math.nan, -math.inf, 4], dtype=dtype)
+    got = dhlo.compile(export(torch.hypot, [x, y]))(x, y)
+    torch.testing.assert_close(got, torch.hypot(x, y), equal_nan=True)
+
+
+def test_averages_of_a_negative_divisor() -> None:
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.avg_pool3d(x, 2, 2, divisor_override=-2), F.avg_pool2d(x[0], 3, 1, 1, divisor_override=-5)]
+
+    model = dhlo.compile(export(f, [rn(2, 2, 4, 6, 5)]))
+    for shape in ((2, 2, 4, 6, 5), (3, 4, 5, 7, 9)):
+        x = rn(*shape)
+        torch.testing.assert_close(model(x), f(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
-from collections import Counter
 from typing import Any
 
 from tests.opinfo import report
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--op", help="names, as op or op.variant, separated by commas; a trailing * matches any ending")
     parser.add_argument("--dtype", default=",".join(DTYPES), help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--resume", action="store_true", help="keep the results that the last run left")
+    parser.add_argument("--resume", action="store_true", help="keep the results that the last run left, of no fewer structures")
     parser.add_argument("--again", action="store_true", help="run what didn't pass in the last run")
     parser.add_argument(
         "--structures", type=int, help="of each operator and dtype, check so many structures of samples, drawn by chance"
@@ -35,10 +35,12 @@ def main() -> None:
         results = {}
         report.CACHE.unlink(missing_ok=True)
     bad = {k for k, x in results.items() if report.counts([x]).keys() & {"refused", "wrong", "failed"}}
-    todo = [j for j in jobs if ("|".join(j) in bad if a.again else not (a.resume and "|".join(j) in results))]
+    have = {k for k, x in results.items() if a.resume and _structures(x.get("structures")) >= _structures(a.structures)}
+    todo = [j for j in jobs if ("|".join(j) in bad if a.again else "|".join(j) not in have)]
     until = time.monotonic() + a.limit if a.limit else None
 
     def done(job: Job, answer: dict[str, Any]) -> None:
+        answer["structures"] = a.structures
         results["|".join(job)] = answer
         c = report.counts([answer])
         print(f"{job[0]:44} {job[1]:5} {answer['seconds']:6.1f} s  {', '.join(f'{n} {k}' for k, n in c.items())}", flush=True)
@@ -57,7 +59,12 @@ def main() -> None:
         every = _jobs(None, list(DTYPES))
         path = ROOT / "docs" / "coverage.md"
         kept = report.columns(path.read_text(), {k.split("|")[1] for k in results}) if path.exists() else {}
-        path.write_text(report.document(results, _note(results, every, a.structures, kept), every, kept))
+        path.write_text(report.document(results, _note(kept), every, kept))
+
+
+def _structures(n: int | None) -> float:
+    """To compare by; the usual number, None, is the largest."""
+    return math.inf if n is None else n
 
 
 def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
@@ -70,19 +77,17 @@ def _jobs(names: str | None, dtypes: list[str]) -> list[Job]:
     return [(n, d) for n, o in ops.items() if chosen(n) for d in dtypes if DTYPES[d] in o.dtypes]
 
 
-def _note(results: report.Results, every: list[Job], structures: int | None, kept: dict[str, report.Column]) -> str:
+def _note(kept: dict[str, report.Column]) -> str:
     import torch
 
-    from tests.opinfo.samples import EACH, STRUCTURES, STRUCTURES_OTHER
+    from tests.opinfo.samples import EACH, LOOK_AT, STRUCTURES, STRUCTURES_OTHER
 
-    known, drawn = (Counter(dtype for _, dtype in jobs) for jobs in (every, [tuple(k.split("|")) for k in results]))
-    drawn.update({dtype: column.operators for dtype, column in kept.items()})
-    shares = ", ".join(f"{dtype}: {drawn[dtype]} of {n} operators" for dtype, n in known.items())
-    most = f"{STRUCTURES['f32']} structures of samples in f32 and {STRUCTURES_OTHER} in other dtypes, {EACH} samples of each"
-    if structures is not None:
-        most = f"{structures} structure(s) of samples of an operator in a dtype, drawn by chance, {EACH} samples of each"
-    before = f" What is said of {', '.join(kept)} is from an earlier run." if kept else ""
-    return f"PyTorch {torch.__version__}. At most {most}. {shares}.{before}"
+    usual = f"{STRUCTURES['f32']} of f32, {STRUCTURES_OTHER} of others"
+    return (
+        f"PyTorch {torch.__version__}. At most {EACH} samples of a structure; structures drawn by chance, or evenly where\n"
+        f"the usual number of them is run ({usual}), from the first {LOOK_AT} samples of an operator."
+        + (f" What is said of {', '.join(kept)} is from an earlier run." if kept else "")
+    )
 
 
 if __name__ == "__main__":

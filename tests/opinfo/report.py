@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.opinfo.pool import ROOT, Job
+from tests.opinfo.samples import DTYPES
 from tests.opinfo.scope import out_of_scope
 
 __all__ = ["CACHE", "Column", "causes", "columns", "counts", "document", "keep", "load", "summary"]
 
 CACHE = ROOT / "build" / "opinfo.json"
+_BREAK = "<br>"  # between reasons, each after its dtypes
 Results = dict[str, dict[str, Any]]  # "operator|dtype" -> {"samples": [...], "seconds": ...}
 _NOTE = """# Operators, as measured by PyTorch's own database
 
@@ -23,14 +25,15 @@ PyTorch keeps sample inputs of its operators for its own tests (OpInfo). `python
 differently structured samples of every operator and dtype, exports each with every size of 2 or more dynamic (static where
 torch.export can't do that), compiles it, and compares with eager PyTorch; then again at other sizes from the same binary, as far as
 the exported program accepts them (grown, larger, 1, 0). Integers and bools must be equal; floats within the tolerances stated in
-`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions and
-running sums: as PyTorch's worst element). Random operators are compared by dtype and shape. Left at the sample's own sizes are
-operators whose inputs have to fit together (sorted bounds, segments, regular matrices), and sizes that need over 1 GiB.
+`tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions, running
+sums and differences of distances: as PyTorch's worst element). Random operators are compared by dtype and shape. Left at the
+sample's own sizes are operators whose inputs have to fit together (sorted bounds, segments, regular matrices), in f64 those whose
+digits rounding decides (condition numbers, eigenvalues in general, pseudo-inverses), and sizes that need over 1 GiB.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
-take the dtype, `-` that no sample counts; an empty cell wasn't drawn for this run. What is left out on purpose is named in the last
-column, in parentheses, and what torch.export can't trace, such as a result that is a Python value of the data (`allclose`,
-`equal`), `linalg.lstsq`, and `combinations` of two and more.
+take the dtype, `-` that no sample counts; an empty cell wasn't run. What doesn't match is named in the last column, in full, after
+its dtypes; in parentheses what is left out on purpose, and what torch.export can't trace or PyTorch itself doesn't run, such as a
+result that is a Python value of the data (`allclose`, `equal`), `linalg.lstsq`, and `combinations` of two and more.
 """
 
 
@@ -66,7 +69,8 @@ def _left_out(reason: str) -> str:
 def _not_exported(reason: str) -> str:
     """What torch.export, or PyTorch's own run, stops at, in short."""
     own = reason.startswith("PyTorch: ")
-    return f"{'eager ' if own else 'torch.export: '}{reason[:70].rsplit(' ', 1)[0] if len(reason) > 70 else reason}"
+    reason = re.sub(r"\{u\d+(, u\d+)*\}", "{u…}", reason)
+    return f"{'eager ' if own else 'torch.export: '}{reason[:100].rsplit(' ', 1)[0] + ' …' if len(reason) > 100 else reason}"
 
 
 def counts(answers: Iterable[dict[str, Any]]) -> Counter[str]:
@@ -78,9 +82,9 @@ class Column:
     """What an earlier document says of a dtype: the numbers of its summary, a cell of each operator, and what doesn't match."""
 
     numbers: list[int]
-    operators: int
+    share: str
     cells: dict[str, str]
-    reasons: dict[str, str]
+    reasons: dict[str, list[str]]
 
 
 def columns(text: str, without: Iterable[str]) -> dict[str, Column]:
@@ -89,13 +93,16 @@ def columns(text: str, without: Iterable[str]) -> dict[str, Column]:
     found = {}
     for k, dtype in enumerate(rows[0][1:-1] if rows else [], start=1):
         numbers = re.search(rf"^{dtype} +(\d.*)$", text, re.MULTILINE)
-        share = re.search(rf"\b{dtype}: (\d+) of", text)
+        share = re.search(rf"^- {dtype}: (.*)$", text, re.MULTILINE)
         if dtype not in without and numbers and share:
             n = numbers.group(1).split()
             cells = {r[0]: r[k] for r in rows[2:]}
-            whole = [f"{i}/{i}" for i in range(9)] + ["", "·"]
-            reasons = {r[0]: r[-1].replace("\\|", "|") for r in rows[2:] if r[k] not in whole}
-            found[dtype] = Column([int(x) for x in n[:2] + n[3:]], int(share.group(1)), cells, reasons)
+            reasons: dict[str, list[str]] = {}
+            for r in rows[2:]:
+                for named, reason in (x.split(": ", 1) for x in r[-1].split(_BREAK) if x):
+                    if dtype in named.split(", "):
+                        reasons.setdefault(r[0], []).append(reason.replace("\\|", "|"))
+            found[dtype] = Column([int(x) for x in n[:2] + n[3:]], share.group(1), cells, reasons)
     return found
 
 
@@ -103,7 +110,7 @@ def summary(results: Results, kept: Mapping[str, Column] | None = None) -> str:
     """Totals by dtype, of the results and of what is kept of an earlier document."""
     lines = [f"{'':6}{'pass':>7}{'of':>7}{'%':>7}  refused  wrong  failed  left out  no export  other sizes  seconds"]
     rows = {}
-    for dtype in dict.fromkeys(k.split("|")[1] for k in results):
+    for dtype in {k.split("|")[1] for k in results}:
         answers = [a for k, a in results.items() if dtype == k.split("|")[1]]
         c = counts(answers)
         total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
@@ -112,6 +119,7 @@ def summary(results: Results, kept: Mapping[str, Column] | None = None) -> str:
         rest = [c[k] for k in ("refused", "wrong", "failed", "left out", "no export")]
         rows[dtype] = [c["pass"], total, *rest, sizes, seconds]
     rows |= {dtype: column.numbers for dtype, column in (kept or {}).items()}
+    rows = {dtype: rows[dtype] for dtype in DTYPES if dtype in rows}
     rows["all"] = [sum(n) for n in zip(*rows.values(), strict=True)] or [0] * 9
     for dtype, (passed, total, refused, wrong, failed, left, none, sizes, seconds) in rows.items():
         lines.append(
@@ -137,30 +145,50 @@ def causes(results: Results) -> str:
 def document(results: Results, note: str, every: Iterable[Job], kept: Mapping[str, Column]) -> str:
     """The text of docs/coverage.md; `every` job there is, and what is kept of the document before."""
     known = {"|".join(job) for job in every}
-    dtypes = [*dict.fromkeys(k.split("|")[1] for k in results), *kept]
+    dtypes = sorted({k.split("|")[1] for k in results} | set(kept), key=list(DTYPES).index)
     rows = [f"| operator | {' | '.join(dtypes)} | what doesn't match, and why |", f"| --- |{' --- |' * len(dtypes)} --- |"]
     names = {k.split("|")[0] for k in results}.union(*(c.cells for c in kept.values()))
     for name in sorted(names, key=str.lower):
-        cells, reasons = [], []
+        cells, reasons = [], {}
         for dtype in dtypes:
-            if dtype in kept:
-                cells.append(kept[dtype].cells.get(name, "" if f"{name}|{dtype}" in known else "·"))
-                reasons += [kept[dtype].reasons[name]] if name in kept[dtype].reasons else []
-                continue
             answer = results.get(f"{name}|{dtype}")
-            if answer is None:
-                cells.append("" if f"{name}|{dtype}" in known else "·")
-                continue
-            c = counts([answer])
-            total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
-            cells.append(f"{c['pass']}/{total}" if total else "-")
-            for s in answer["samples"]:
-                if outcome(s) == "left out":
-                    reasons.append(f"({_left_out(s['reason'])})")
-                elif outcome(s) == "no export":
-                    reasons.append(f"({_not_exported(s['reason'])})")
-                elif outcome(s) != "pass":
-                    reasons.append(f"{outcome(s)}: {s['reason']}")
-        why = "; ".join(dict.fromkeys(r[:140].replace("|", "\\|") for r in reasons))
+            if dtype in kept:
+                cell, found = kept[dtype].cells.get(name), kept[dtype].reasons.get(name, [])
+            else:
+                cell, found = (_cell(answer), _reasons(answer)) if answer is not None else (None, [])
+            cells.append(cell if cell is not None else "" if f"{name}|{dtype}" in known else "·")
+            for reason in found:
+                reasons.setdefault(reason, []).append(dtype)
+        why = _BREAK.join(f"{', '.join(which)}: {reason}" for reason, which in reasons.items()).replace("|", "\\|")
         rows.append(f"| {name} | {' | '.join(cells)} | {why} |")
-    return "\n".join([_NOTE, note, "", "```", summary(results, kept), "```", "", *rows, ""])
+    shares = [f"- {dtype}: {_share(results, dtype, known) if dtype not in kept else kept[dtype].share}" for dtype in dtypes]
+    return "\n".join([_NOTE, note, "", *shares, "", "```", summary(results, kept), "```", "", *rows, ""])
+
+
+def _share(results: Results, dtype: str, known: Iterable[str]) -> str:
+    """How many operators of a dtype there are results of, and of how many structures of samples at most."""
+    own = [a for k, a in results.items() if k.endswith(f"|{dtype}")]
+    total = sum(k.endswith(f"|{dtype}") for k in known)
+    most = Counter(a.get("structures") or "the usual number" for a in own)
+    of = ", ".join(f"{n} of {m}" if len(most) > 1 else f"{m}" for m, n in sorted(most.items(), key=str))
+    return f"{len(own)} of {total} operators, structures each: {of}"
+
+
+def _cell(answer: dict[str, Any]) -> str:
+    c = counts([answer])
+    total = c["pass"] + c["refused"] + c["wrong"] + c["failed"]
+    return f"{c['pass']}/{total}" if total else "-"
+
+
+def _reasons(answer: dict[str, Any]) -> list[str]:
+    """Why samples don't match, in full; in parentheses, why others don't count."""
+    found = []
+    for s in answer["samples"]:
+        what, reason = outcome(s), s["reason"].replace(_BREAK, " ")
+        if what == "left out":
+            found.append(f"({_left_out(reason)})")
+        elif what == "no export":
+            found.append(f"({_not_exported(reason)})")
+        elif what != "pass":
+            found.append(f"{what}: {reason}")
+    return list(dict.fromkeys(found))

@@ -39,6 +39,7 @@ class Conv:
     `winograd`: sides of input tiles for which calls may choose Winograd's algorithm where it is faster; results are then off by up
     to 5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
     `code`: the form of weights that are kept as codes (`quantised_weights`), if they are; not of those of depthwise convolutions.
+    `gated`: kernels of 1 x 1 multiply the input by a number for each image and channel.
     """
 
     in_channels: int
@@ -52,6 +53,7 @@ class Conv:
     spec: TileSpec = field(kw_only=True)
     winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
     code: str = field(default="", kw_only=True, repr=False)
+    gated: bool = field(default=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
@@ -67,7 +69,7 @@ class Conv:
         """Prefix of the kernels' symbols; equal parameters give equal names."""
         key = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         size = "x".join(map(str, self.kernel))
-        coded = f"_{self.code}" if self.code else ""
+        coded = (f"_{self.code}" if self.code else "") + ("_gated" if self.gated else "")
         return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}{coded}"
 
     @property
@@ -101,6 +103,7 @@ class Conv:
             triple(self.dilation),
             self.spec,
             code=self.code,
+            gated=self.gated,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:
@@ -163,6 +166,7 @@ class Conv:
         epilogue_args: V,
         x_strides: Sequence[V] | None = None,
         out_sizes: Sequence[V] | None = None,
+        gates: Sequence[V] = (),
     ) -> None:
         """Emits size arithmetic, variant choice and launches. `sizes` = (batch, *spatial), i64, of the input.
 
@@ -170,7 +174,8 @@ class Conv:
         last must be 1; None means dense. `epilogue(eargs, tile, ld, batch, m0, n0, mr, nr)` is called once for every
         tile of finished sums: rows are output channels m0.., columns flattened output positions n0.. of image
         `batch`; mr <= 32, nr <= 64 (depthwise: mr = 1, any nr). `out_sizes` overrides the output's spatial sizes:
-        windows beyond the padded input read zeros. Nothing is launched if the output is empty.
+        windows beyond the padded input read zeros. `gates`: the address of [batch, channel], if the convolution is gated.
+        Nothing is launched if the output is empty.
         """
         f, p = host.fn, self.params(host.module)
         one = f.i64(1)
@@ -212,7 +217,7 @@ class Conv:
             some = self._launch_winograd(host, variants, shared, batch, out, f.min(normal, swapped), some)
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):
-                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions)
+                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions, gates)
 
     def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
         """Input strides of batch, channel, plane and row."""
@@ -248,7 +253,15 @@ class Conv:
         return left
 
     def _launch_gemm(
-        self, host: HostContext, p: ConvParams, swapped: bool, shared: Sequence[V], flat: V, batch: V, positions: V
+        self,
+        host: HostContext,
+        p: ConvParams,
+        swapped: bool,
+        shared: Sequence[V],
+        flat: V,
+        batch: V,
+        positions: V,
+        gates: Sequence[V],
     ) -> None:
         f = host.fn
         panels = f.ceildivu(positions, p.spec.mr if swapped else p.nr)
@@ -265,7 +278,7 @@ class Conv:
         adds = f.max(adds, cycles_from_memory(host, self.workspace_bytes // (p.groups * p.channel_panels)))
         grain = f.add(f.divu(wake_cycles(host), f.max(adds, 1)), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
-        host.launch(kernel, [*shared, panels, blocks, flat], count, grain, scratch_bytes(p, swapped))
+        host.launch(kernel, [*shared, panels, blocks, flat, *gates], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
         self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits
-from dhlo.codegen.families.conv.pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_geometry
+from dhlo.codegen.families.conv.pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_gates, load_geometry
 from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
 from dhlo.codegen.kernel_ir.builder import I1, PTR, Fn, V
@@ -51,6 +51,7 @@ class ConvKernel:
         self.f: Fn = kernel_fn(p.module, self.name)
         self.args, self.begin, self.end, _, self.scratch = self.f.args
         self.geo: Geometry = load_geometry(self.f, self.args)
+        self.gates = load_gates(self.f, self.args) if p.gated else None
         self.plain = self.f.const(0, I1)  # the input's positions are the output's
         if p.pointwise and not swapped:
             f, geo = self.f, self.geo
@@ -114,7 +115,11 @@ class ConvKernel:
             channels = f.min(f.sub(p.group_in, c0), p.block_channels)
             k = f.mul(channels, p.points)
             xc = f.gep(x, f.mul(c0, geo.sxc), p.elem)
-            self.pack_block(xc, channels, panel0, count)
+            gates: list[V] = []
+            if self.gates is not None:
+                first = f.add(f.mul(f.add(f.mul(image, p.groups), group), p.group_in), c0)
+                gates = [f.gep(self.gates, first, p.elem)]
+            self.pack_block(xc, channels, panel0, count, gates)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
                 at = f.add(f.mul(index, p.panel_elements), f.mul(c0, p.points * p.panel))
@@ -140,8 +145,8 @@ class ConvKernel:
         f.call(emit_decode(p.module, p.code, p.spec), [codes, rows, to])
         return to
 
-    def pack_block(self, x: V, channels: V, panel0: V, count: V) -> None:
-        """Packs the block's positions of `channels` channels from `x` on."""
+    def pack_block(self, x: V, channels: V, panel0: V, count: V, gates: list[V]) -> None:
+        """Packs the block's positions of `channels` channels from `x` on; `gates` is empty, or where theirs begin."""
         f, p = self.f, self.p
 
         def plain() -> list[V]:
@@ -149,7 +154,7 @@ class ConvKernel:
             n = f.sub(self.start(f.add(panel0, count)), p0)
             stride = f.i64(self.layout.panel // p.bytes)
             pack = emit_pack_pointwise(p, self.width)
-            f.call(pack, [f.gep(x, p0, p.elem), self.at(0), self.geo.sxc, channels, stride, n])
+            f.call(pack, [f.gep(x, p0, p.elem), self.at(0), self.geo.sxc, channels, stride, n, *gates])
             return []
 
         def windows() -> list[V]:
@@ -157,7 +162,7 @@ class ConvKernel:
                 p0 = self.start(f.add(panel0, lp.iv))
                 n = f.sub(self.start(f.add(f.add(panel0, lp.iv), 1)), p0)
                 coords = self.at(self.layout.coords, lp.iv, self.layout.coord)
-                f.call(self.pack, [self.args, x, channels, self.at(0, lp.iv, self.layout.panel), p0, n, coords])
+                f.call(self.pack, [self.args, x, channels, self.at(0, lp.iv, self.layout.panel), p0, n, coords, *gates])
             return []
 
         if p.pointwise and not self.swapped:

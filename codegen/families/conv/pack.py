@@ -16,6 +16,7 @@ __all__ = [
     "emit_coords",
     "emit_pack",
     "emit_pack_pointwise",
+    "load_gates",
     "load_geometry",
     "load_strided",
 ]
@@ -89,6 +90,11 @@ def load_geometry(f: Fn, args: V) -> Geometry:
     return Geometry(*values)
 
 
+def load_gates(f: Fn, args: V) -> V:
+    """Address of the gates [image][channel] of a launch that has them: its last argument."""
+    return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES), I64), I64))
+
+
 def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:
     """Output plane and row within it of a flattened row number."""
     od = f.divu(row, geo.oh)
@@ -116,24 +122,25 @@ def emit_coords(p: ConvParams, f: Fn, geo: Geometry, p0: V, n: V, width: int, co
 
 
 def emit_pack(p: ConvParams, width: int) -> str:
-    """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on.
+    """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on. If the
+    convolution is gated, another argument has the gates of these channels.
 
     Lanes outside of the image are `fill`; lanes n and above hold anything finite in memory and must not be used.
     """
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
     key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width, *([p.fill] if p.fill else [])))
-    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + ("_gated" if p.gated else "")
     if name in p.module.functions:
         return name
     f = Fn(
         p.module,
         name,
-        [("args", PTR), ("x", PTR), ("channels", I64), ("panel", PTR), ("p0", I64), ("n", I64), ("coords", PTR)],
+        [("args", PTR), ("x", PTR), ("channels", I64), ("panel", PTR), ("p0", I64), ("n", I64), ("coords", PTR), *_gate_args(p)],
         noinline=True,
     )
     geo = load_geometry(f, f.args[0])
-    _, x, channels, panel, p0, n, coords = f.args
+    _, x, channels, panel, p0, n, coords, *_ = f.args
     if all(s == 1 for s in p.stride):
         is_flat = f.cmp("ne", geo.flat, 0)
         with f.when(is_flat):
@@ -147,17 +154,18 @@ def emit_pack(p: ConvParams, width: int) -> str:
 
 
 def emit_pack_pointwise(p: ConvParams, width: int) -> str:
-    """`pack(x, channel_stride, channels, panels, panel_stride, n)`: panels[i][channel][width] of consecutive positions.
+    """`pack(x, panels, channel_stride, channels, panel_stride, n)`: panels[i][channel][width] of consecutive positions. If the
+    convolution is gated, another argument has the gates of these channels.
 
     Positions 0 .. n of each channel, contiguous, are cut in panels `panel_stride` elements apart; lanes beyond the last are 0.
     Prefetches the n positions after them.
     """
-    name = f"conv_pack_pointwise_{p.elem}_{width}"
+    name = f"conv_pack_pointwise_{p.elem}_{width}" + ("_gated" if p.gated else "")
     if name in p.module.functions:
         return name
     numbers = ("channel_stride", "channels", "panel_stride", "n")
-    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers)], noinline=True)
-    x, panels, channel_stride, channels, panel_stride, n = f.args
+    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers), *_gate_args(p)], noinline=True)
+    x, panels, channel_stride, channels, panel_stride, n, *_ = f.args
     starts = range(0, width, p.lanes)
     zero = f.const(0.0, vec(p.elem, p.lanes))
     full = f.divu(n, width)
@@ -166,18 +174,32 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
     with f.loop(0, channels) as channel:
         row = f.gep(x, f.mul(channel.iv, channel_stride), p.elem)
         out = f.gep(panels, f.mul(channel.iv, width), p.elem)
+        gate = _gate(p, f, channel.iv)
         with f.loop(0, full) as lp:
             src, dst = f.gep(row, f.mul(lp.iv, width), p.elem), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
             for at in range(0, width * p.bytes, CACHE_LINE):
                 f.prefetch(f.gep(f.gep(src, n, p.elem), at, "i8"), 2)
             for s in starts:
-                f.store(f.load(f.gep(src, s, p.elem), vec(p.elem, p.lanes)), f.gep(dst, s, p.elem))
+                f.store(_gated(f, f.load(f.gep(src, s, p.elem), vec(p.elem, p.lanes)), gate), f.gep(dst, s, p.elem))
         with f.when(f.cmp("gt", rest, 0)):
             src, dst = f.gep(row, f.mul(full, width), p.elem), f.gep(out, f.mul(full, panel_stride), p.elem)
             for s, mask in zip(starts, masks, strict=True):
-                f.store(f.masked_load(f.gep(src, s, p.elem), mask, zero), f.gep(dst, s, p.elem))
+                f.store(_gated(f, f.masked_load(f.gep(src, s, p.elem), mask, zero), gate), f.gep(dst, s, p.elem))
     f.done()
     return name
+
+
+def _gate_args(p: ConvParams) -> list[tuple[str, str]]:
+    return [("gates", PTR)] if p.gated else []
+
+
+def _gate(p: ConvParams, f: Fn, channel: V | int) -> V | None:
+    """The gate of a channel in all lanes; None where there is none. Gates are a function's last argument."""
+    return f.splat(f.load(f.gep(f.args[-1], channel, p.elem), p.elem), p.lanes) if p.gated else None
+
+
+def _gated(f: Fn, x: V, gate: V | None) -> V:
+    return x if gate is None else f.mul(x, gate)
 
 
 def _unrolls(p: ConvParams) -> bool:
@@ -200,11 +222,13 @@ def _copy_channels(
     lanes = p.lanes
     zero = f.const(p.fill, vec(p.elem, lanes))
 
-    def move(s: V, d: V) -> None:
+    def move(s: V, d: V, channel: V | int) -> None:
+        gate = _gate(p, f, channel)
         for at, mask, store_mask in moves:
             value = (
                 load_strided(f, p.elem, p.stride[2], s, mask, zero) if strided else f.masked_load(f.gep(s, at, p.elem), mask, zero)
             )
+            value = _gated(f, value, gate)
             if store_mask is None:
                 f.store(value, f.gep(d, at, p.elem))
             else:
@@ -212,11 +236,11 @@ def _copy_channels(
 
     if _unrolls(p):
         for c in range(p.group_in):
-            move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem))
+            move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem), c)
         return
     with f.loop(0, channels, 1, [src, dst]) as lp:
         s, d = lp.carried
-        move(s, d)
+        move(s, d, lp.iv)
         lp.yield_(f.gep(s, geo.sxc, p.elem), f.gep(d, width, p.elem))
 
 

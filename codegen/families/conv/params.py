@@ -60,6 +60,7 @@ class ConvParams(Tiled):
     heads: int = 0  # rows of a weight panel before those of the reduction
     fill: int = 0  # what lies outside of the image
     code: str = ""  # the form in which weights are kept, where it isn't `elem`; see quantised_weights
+    gated: bool = False  # pointwise: a number for each image and channel, by which the input is multiplied as it is packed
 
     @property
     def nr(self) -> int:

@@ -22,8 +22,11 @@ from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
 from dhlo.ir.coded import takes_codes
-from dhlo.ir.dialect import Kind, attr
+from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.gates import gate_of
+from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.elementwise import Mul
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
@@ -41,6 +44,8 @@ class ConvFamily(ChoiceFamily):
         super().__init__(low, group)
         self.op = op = anchor_of(group, Kind.CONVOLUTION)
         self.x, w = (from_mlir(v) for v in op.operands)
+        found = gate_of(op) if self._makes(op.operands[0]) else None
+        self.gates = None if found is None else low.view(group, found[1])
         self.out = from_mlir(op.results[0])
         if self.x.dtype.name not in ("f32", "f64") or not w.is_static or not is_static(self.x.shape[1]):
             raise CompileError(
@@ -48,12 +53,13 @@ class ConvFamily(ChoiceFamily):
                 where=where(op),
                 hint="channels and kernel must be static, elements f32 or f64",
             )
-        self.view = low.view(group, op.operands[0])
+        self.view = low.view(group, op.operands[0] if found is None else found[0])
         kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_codes(op, 1) else None
         code = "" if kept is None else code_of(*kept)
         self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
-        self.conv = parameters(op, low.tiles if self.weight is not None else low.tiles.alone, SIDES if low.winograd else (), code)
+        tiles = low.tiles if self.weight is not None else low.tiles.alone
+        self.conv = parameters(op, tiles, SIDES if low.winograd else (), code, found is not None)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -97,7 +103,13 @@ class ConvFamily(ChoiceFamily):
             memory = host.workspace() if self.phases != 0 else x
             self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs, workspace=memory)
         else:
-            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs)
+            gates = [] if self.gates is None else [view_pointer(host, self.gates)]
+            self.conv.emit_launch(host, x=x, w=w, sizes=sizes, epilogue=epilogue, epilogue_args=eargs, gates=gates)
+
+    def _makes(self, v: Value) -> bool:
+        """Whether the group computes a value, other than by looking at others."""
+        op = defining(v)
+        return isinstance(op, Mul) and op.operation.block == self.group.operation.regions[0].blocks[0]
 
     def _weights(self, host: GroupHost) -> V:
         """Address of the packed weights."""
@@ -109,15 +121,16 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "") -> Conv | ConvTranspose:
+def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "", gated: bool = False) -> Conv | ConvTranspose:
     """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from, `code` is the form of
-    weights that are kept as codes."""
+    weights that are kept as codes; `gated`: its kernels multiply its image by gates."""
     x, w = (from_mlir(v) for v in op.operands)
     groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))
     channels, kernel, elem = int(x.shape[1]), tuple(int(s) for s in w.shape[2:]), x.dtype.name
     if not attr(op, "transposed"):
         pads, outs = tuple(op.pads), int(w.shape[0])
-        return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, spec=spec, winograd=winograd, code=code)
+        form: Any = {"spec": spec, "winograd": winograd, "code": code, "gated": gated}
+        return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, **form)
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
     pads = (padding, output_padding)

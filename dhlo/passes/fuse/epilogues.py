@@ -6,6 +6,7 @@ from typing import Any
 
 from dhlo.ir.coded import coded, is_constant
 from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.gates import gate_of
 from dhlo.ir.ops.movement import Broadcast, Full, Transpose
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
@@ -32,6 +33,7 @@ def grow_epilogues(g: Graph) -> None:
             _absorb_output_transpose(g, unit)
         if kind is Kind.CONVOLUTION:
             _join_expansion(g, unit, op)
+            _join_gate(g, unit, op)
         g.merge(unit)
 
 
@@ -42,10 +44,23 @@ def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
     before = None if p is None else g.unit.get(p)
     if before is None or before.anchor is not Kind.CONVOLUTION or before.outputs != [op.operands[0]]:
         return
-    if len(g.users(before.outputs[0])) > 1 or not _expands(g.ops[before.ops[0]]) or not _is_depthwise(op):
+    first = g.ops[before.ops[0]]  # or the gates of its image
+    if kind_of(first) is not Kind.CONVOLUTION or not _expands(first):
+        return
+    if len(g.users(before.outputs[0])) > 1 or not _is_depthwise(op):
         return
     if all(_takes_channels(g, v, before) for n in before.ops[1:] for v in g.operands[n]):
         unit.ops = [*before.ops, *unit.ops]
+
+
+def _join_gate(g: Graph, unit: Unit, op: Any) -> None:
+    """A convolution multiplies the channels of its image by their gates as it packs them, where nothing else reads the product."""
+    n, found = g.producer(op.operands[0]), gate_of(op)
+    if n is None or n in g.unit or found is None or len(g.users(op.operands[0])) > 1:
+        return
+    units = [None if (p := g.producer(v)) is None else g.unit.get(p) for v in found]
+    if all(u is not None and v in u.outputs for u, v in zip(units, found, strict=True)):  # they lie in memory, and densely
+        unit.ops = [n, *unit.ops]
 
 
 def _expands(op: Any) -> bool:

@@ -1,0 +1,34 @@
+"""Images whose channels are each multiplied by a number before a convolution, as squeeze-and-excitation does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dhlo.ir.dialect import attr, defining
+from dhlo.ir.handles import Value
+from dhlo.ir.ops.compute import Conv
+from dhlo.ir.ops.elementwise import Mul
+from dhlo.ir.ops.movement import Broadcast
+from dhlo.ir.types import from_mlir
+
+__all__ = ["gate_of"]
+
+
+def gate_of(op: Any) -> tuple[Value, Value] | None:
+    """The image [B, C, *sizes] and the numbers [B, C, 1, ...] whose product a convolution reads, where its kernels multiply them
+    themselves: each position is a product over channels. None elsewhere (Hu et al., Squeeze-and-Excitation Networks, 2018)."""
+    product = defining(op.operands[0])
+    if not isinstance(op, Conv) or not isinstance(product, Mul):
+        return None
+    x, w = (from_mlir(v) for v in op.operands)
+    ones = all(s == 1 for s in (*w.shape[2:], *attr(op, "stride"))) and not any(map(any, op.pads))
+    if attr(op, "transposed") or attr(op, "groups") != 1 or not ones or x.shape[1] == 1 or x.dtype.name not in ("f32", "f64"):
+        return None
+    for image, gate in (tuple(product.operands), tuple(reversed(product.operands))):
+        wide = defining(gate)
+        if not isinstance(wide, Broadcast) or isinstance(defining(image), Broadcast) or attr(wide, "dims") != list(range(x.rank)):
+            continue
+        numbers = wide.operands[0]
+        if from_mlir(numbers).shape == (*x.shape[:2], *[1] * (x.rank - 2)):
+            return image, numbers
+    return None

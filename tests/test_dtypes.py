@@ -154,3 +154,15 @@ def test_unsigned_64_bits_as_inputs_and_constants() -> None:
         want = [x.view(torch.int64) * 2, x[i], ~x.view(torch.int64), (~c.view(torch.int64))[i], x[i] == c[i]]
         for got, w in zip(model(x, i), want, strict=True):
             assert got.dtype == w.dtype and torch.equal(got, w)
+
+
+def test_numbers_too_large_for_a_type_on_the_way_overflow() -> None:
+    """The largest f16 is rounded up to bf16, and then is no f16 any more."""
+
+    class Casts(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return [x.bfloat16().half().bfloat16(), x.bfloat16().float().bfloat16(), x.float().bfloat16().half().bfloat16().float()]
+
+    x = torch.tensor([65504.0, -65504.0, 3.0, 1e-7, torch.nan], dtype=torch.float16)
+    for got, want in zip(dhlo.compile(torch.export.export(Casts(), (x,)))(x), Casts()(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

@@ -240,7 +240,7 @@ def _is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
     """Whether every element of a tensor of floats is a number of the float type `to`, so that rounding to it changes none."""
     op = defining(v)
     if isinstance(op, ew.Convert):
-        return from_mlir(op.operands[0]).dtype == to
+        return from_mlir(op.operands[0]).dtype == to and _nested(to, from_mlir(v).dtype)
     if isinstance(op, Full):
         value = number(attr(op, "value"))
         return value is not None and torch.tensor(value, dtype=torch.float64).to(to.torch).item() == value
@@ -248,6 +248,19 @@ def _is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
         return False
     chosen = list(op.operands)[1:] if isinstance(op, ew.Select) else op.operands
     return all(_is_rounded(x, to, left - 1) for x in chosen)
+
+
+def _nested(x: DType, y: DType) -> bool:
+    """Whether one of two float types has all numbers of the other: not so f16 and bf16, of which rounding to the second makes
+    numbers that are too large for the first."""
+
+    def holds(a: torch.finfo, b: torch.finfo) -> bool:
+        return bool(a.eps <= b.eps and a.max >= b.max and a.smallest_normal * a.eps <= b.smallest_normal * b.eps)
+
+    if not (x.is_float and y.is_float):
+        return False
+    a, b = torch.finfo(x.torch), torch.finfo(y.torch)
+    return holds(a, b) or holds(b, a)
 
 
 def _take(op: Any) -> Any:

@@ -163,3 +163,17 @@ def test_sizes_known_to_the_compiler() -> None:
     f = dhlo.compile(torch.export.export(model, (torch.randn(2, 48, 7, 9),)), cache="")
     x = torch.randn(2, 48, 7, 9)
     close(f(x), model(x))
+
+
+@pytest.mark.parametrize("channels", [5, 33])
+def test_values_of_a_square_are_kept_where_they_are(channels: int) -> None:
+    """What is computed before a square is turned has its shape too, but other places."""
+
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.tanh(x) * 2 + x.abs()
+            z = y.transpose(1, 2)
+            return torch.softmax(z, -1), torch.softmax(y + z, -1)
+
+    x, model = torch.randn(3, channels, channels), Turned()
+    close(dhlo.compile(torch.export.export(model, (x,)), cache="")(x), model(x))

@@ -109,12 +109,21 @@ class _Reduction:
             v for v in self.k.yields if self.whole(v) and self.level.get(v, 0) == stage
         ]
 
+    def _moved(self) -> set[Any]:
+        """Values that aren't read where the domain is, but through views: of a square that is transposed, they have its shape."""
+        moved = set[Any]()
+        for op in reversed(self.k.ops):
+            if not isinstance(op, Reduce) and (op.kind is not Kind.ELEMENTWISE or any(v in moved for v in op.results)):
+                moved.update(op.operands)
+        return moved
+
     def _plan_cache(self) -> None:
         """Values that a later pass needs again and that are dear: first pass -> kept in scratch (or read back from a result)."""
         first: dict[Any, int] = {}
         self.cached: dict[Any, int] = {}
         inside = {v: op for op in self.k.ops for v in op.results}
 
+        moved = self._moved()
         costs: dict[Any, int] = {}
         for op in self.k.ops:  # operands first
             parts = [costs.get(x, 1) for x in op.operands] if op.kind is Kind.ELEMENTWISE else [1]
@@ -129,7 +138,8 @@ class _Reduction:
                     continue
                 seen.add(v)
                 again = first.setdefault(v, stage) < stage
-                if again and self.whole(v) and op.kind is Kind.ELEMENTWISE and costs[v] >= KEEP_COST:
+                dear = op.kind is Kind.ELEMENTWISE and costs[v] >= KEEP_COST
+                if again and dear and self.whole(v) and v not in moved:
                     self.cached[v] = first[v]
                 else:
                     todo += reversed(op.operands)

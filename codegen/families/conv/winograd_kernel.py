@@ -1,14 +1,15 @@
 """Kernels of Winograd's convolution: input tiles, weights and output tiles mapped in vectors of channels, products in between.
 
-A kernel serves all convolutions of an input tile's side and a window's; channels, sizes and padding are arguments. Its items are
+A kernel serves all convolutions of a kind of tile; channels, sizes and padding are arguments. Its items are
 (group of tiles, panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of
 it, in its scratch:
 
     inputs     [depth block][point][tile][DEPTH]   mapped once a group
-    weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
+    weights    [factor][DEPTH][panel]              of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
-Of windows in three dims, rows and columns are mapped; their planes are summed over, as channels are. A depth block is some channels
+Rows and columns are mapped, each as its `Filter` says: of windows in one dim one of them. Planes of windows in three dims are summed
+over, as channels are. A depth block is some channels
 of one plane of the window, or all channels of some planes.
 
 Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for 36 multiply-adds a
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
-from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
+from dhlo.codegen.families.conv.winograd_transforms import Filter, in_two_dims
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
@@ -30,12 +31,12 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
-# Input channels of a depth block by the sides of the input tile and the window, no fewer than a block of packed weights has: mapped
-# weights of a panel then take 256 to 360 KiB. Code and layout rest on it; on a machine whose second cache is smaller they come from
-# the third, once a group.
-_DEPTH = {(6, 3): 64, (6, 2): 80, (4, 3): 128, (4, 2): 128}
-# Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
-_MOST_TILES = {6: 56, 4: 126}
+# Input channels of a depth block by n and the window's taps, no fewer than a block of packed weights has: mapped weights of a panel
+# then take 256 to 360 KiB, those of one dim less: beyond these depths a point's outgrow the first cache. Code and layout rest on it;
+# on a machine whose second cache is smaller they come from the third, once a group.
+_DEPTH = {(6, 9): 64, (6, 4): 80, (4, 9): 128, (4, 4): 128, (6, 3): 96, (6, 2): 144, (4, 3): 96, (4, 2): 144}
+# Points of all tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
+_MOST_POINTS = 2016
 # Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
 _STRIP = 64
 # Output positions of whole rows that are handed to the epilogue together.
@@ -83,32 +84,53 @@ _POINTERS = {"x", "w", "epilogue", "eargs"}
 
 @dataclass(frozen=True)
 class Blocking:
-    """Sizes that follow from the sides of an input tile and of the window, and from the register tiles."""
+    """Sizes that follow from what a tile is down and across, and from the register tiles."""
 
-    side: int
-    window: int
+    down: Filter
+    across: Filter
     spec: TileSpec
     code: str = ""  # the form of weights that are kept as codes
 
     @property
-    def m(self) -> int:
-        """Side of an output tile."""
-        return self.side - self.window + 1
-
-    @property
     def taps(self) -> int:
         """Kernel points of a plane of the window."""
-        return self.window**2
+        return self.down.window * self.across.window
+
+    @property
+    def name(self) -> str:
+        """The kernel's, without its register tiles."""
+        window = max(self.down.window, self.across.window)
+        return f"winograd{window if window != 3 else ''}_{self.down.name}x{self.across.name}"
 
     @property
     def prefix(self) -> str:
         """Of the names of functions."""
-        return f"winograd{self.window if self.window != 3 else ''}_{self.m}"
+        return self.name.partition("x")[0] if self.down == self.across else self.name
+
+    @property
+    def products(self) -> str:
+        """The same of those that multiply points, which depend on `depth` alone."""
+        return self.prefix if self.down == self.across else f"winograd_deep{self.depth}"
 
     @property
     def points(self) -> int:
         """Products of a tile."""
-        return self.side**2
+        return self.down.points * self.across.points
+
+    @property
+    def factors(self) -> int:
+        """Mapped weights of a channel."""
+        return self.down.factors * self.across.factors
+
+    @property
+    def outputs(self) -> int:
+        """Of a tile."""
+        return self.down.m * self.across.m
+
+    @property
+    def most_tiles_of_sums(self) -> int:
+        """Tiles of a group whose sums are kept."""
+        return max(_MOST_POINTS // self.points, 2 * self.spec.mr)
 
     @property
     def lanes(self) -> int:
@@ -121,7 +143,7 @@ class Blocking:
     @property
     def depth(self) -> int:
         """Channels that a depth block has room for."""
-        return _DEPTH[self.side, self.window]
+        return _DEPTH[max(self.down.side, self.across.side), self.taps]
 
     @property
     def packed_row(self) -> tuple[int, str]:
@@ -131,7 +153,7 @@ class Blocking:
     @property
     def strip_tiles(self) -> int:
         """Tiles of a row that are brought into vectors of channels together."""
-        return (_STRIP - self.window + 1) // self.m
+        return (_STRIP - self.across.overlap) // self.across.step
 
     # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
     @property
@@ -152,13 +174,13 @@ class Blocking:
         """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
         take all of it: they are read once for each panel, in order."""
         fn = host.fn
-        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.side])
+        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_POINTS // self.points)
         return fn.max(fit, 2 * self.spec.mr)
 
     @property
     def row_elements(self) -> int:
         """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
-        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.side], 2 * self.spec.mr)) + self.m + 2 * self.lanes
+        return max(_POSITIONS, self.outputs * self.most_tiles_of_sums) + self.across.m + 2 * self.lanes
 
     def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
         """Scratch of a worker."""
@@ -170,10 +192,9 @@ class _Scratch:
     """Offsets in bytes of a worker's scratch."""
 
     def __init__(self, b: Blocking) -> None:
-        most = max(_MOST_TILES[b.side], 2 * b.spec.mr)
-        self.sums = b.points * b.weight_stride * 4
-        self.strip = self.sums + b.points * (most * b.panel + b.lanes) * 4
-        self.stage = self.strip + b.side * _STRIP * b.lanes * 4
+        self.sums = b.factors * b.weight_stride * 4
+        self.strip = self.sums + b.points * (b.most_tiles_of_sums * b.panel + b.lanes) * 4
+        self.stage = self.strip + b.down.inputs * _STRIP * b.lanes * 4
         self.tile = self.stage + b.row_elements * b.panel * 4
         self.inputs = self.tile + b.row_elements * b.panel * 4
 
@@ -245,10 +266,10 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     lanes, ty = b.lanes, vec(F32, b.lanes)
     zero = f.const(0.0, ty)
     offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
-    with f.loop(0, f.add(f.mul(tiles, b.m), b.window - 1), lanes) as c:
+    with f.loop(0, f.add(f.mul(tiles, b.across.step), b.across.overlap), lanes) as c:
         column = f.add(x0, c.iv)
         mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
-        with f.loop(0, b.side) as r:
+        with f.loop(0, b.down.inputs) as r:
             y = f.add(y0, r.iv)
             out = f.gep(strip, f.mul(f.add(f.mul(r.iv, _STRIP), c.iv), lanes), F32)
 
@@ -262,10 +283,11 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
             for j, v in enumerate(f.if_else(f.cmp("ult", y, height), rows, nothing, [ty] * lanes)):
                 f.store(v, f.gep(out, j * lanes, F32))
     with f.loop(0, tiles) as t:
-        start = f.gep(strip, f.mul(t.iv, b.m * lanes), F32)
+        start = f.gep(strip, f.mul(t.iv, b.across.step * lanes), F32)
         out = f.gep(to, f.mul(t.iv, b.depth), F32)
-        square = [[f.load(f.gep(start, (i * _STRIP + j) * lanes, F32), ty) for j in range(b.side)] for i in range(b.side)]
-        mapped = in_two_dims(square, lambda d: inputs(f, d))
+        rows_ = range(b.down.inputs)
+        block = [[f.load(f.gep(start, (i * _STRIP + j) * lanes, F32), ty) for j in range(b.across.inputs)] for i in rows_]
+        mapped = in_two_dims(block, lambda d: b.down.map_inputs(f, d), lambda d: b.across.map_inputs(f, d))
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(out, f.mul(stride, p), F32))
     f.done()
@@ -281,8 +303,8 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
     w, channels, to = f.args
     point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
 
-    def map_column(square: list[list[V]], dst: V) -> None:
-        mapped = in_two_dims(square, lambda g: weights(f, g, b.side))
+    def map_column(block: list[list[V]], dst: V) -> None:
+        mapped = in_two_dims(block, lambda g: b.down.map_weights(f, g), lambda g: b.across.map_weights(f, g))
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
 
@@ -293,16 +315,15 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
             for column in range(0, b.panel, b.lanes):
                 taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
                 map_column(
-                    [taps[i : i + b.window] for i in range(0, b.taps, b.window)],
+                    [taps[i : i + b.across.window] for i in range(0, b.taps, b.across.window)],
                     f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32),
                 )
         f.done()
         return name
     with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
         src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        r = range(b.window)
-        square = [[f.load(f.gep(src, f.mul(point, b.window * i + j), F32), ty) for j in r] for i in r]
-        map_column(square, dst)
+        rows, columns = range(b.down.window), range(b.across.window)
+        map_column([[f.load(f.gep(src, f.mul(point, len(columns) * i + j), F32), ty) for j in columns] for i in rows], dst)
     f.done()
     return name
 
@@ -323,9 +344,11 @@ def _emit_outputs(module: KernelModule, b: Blocking) -> str:
         t = f.sub(f.sub(tiles, 1), lp.iv)
         with f.loop(0, b.panel, b.lanes) as part:
             src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
-            dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
-            square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
-            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s, b.m))):
+            dst = f.gep(to, f.add(f.mul(t, b.across.m * b.panel), part.iv), F32)
+            rows, points = range(b.down.points), range(b.across.points)
+            block = [[f.load(f.gep(src, f.mul(stride, i * len(points) + j), F32), ty) for j in points] for i in rows]
+            mapped = in_two_dims(block, lambda s: b.down.map_outputs(f, s), lambda s: b.across.map_outputs(f, s))
+            for i, row in enumerate(mapped):
                 line = f.gep(dst, f.mul(columns, i * b.panel), F32)
                 for j, v in enumerate(row):
                     f.store(v, f.gep(line, j * b.panel, F32))
@@ -340,7 +363,7 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
     of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
     """
-    name = f"{b.prefix}_ukr_{b.spec.name}_{rows}"
+    name = f"{b.products}_ukr_{b.spec.name}_{rows}"
     if name in module.functions:
         return name
     args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
@@ -368,6 +391,22 @@ def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
     return name
 
 
+def _emit_table(module: KernelModule, b: Blocking) -> str:
+    """Emits the register tiles of 1 row and more, and a table of their addresses, once; returns its symbol."""
+    table = f"{b.products}_table_{b.spec.name}"
+    if f"{b.products}_ukr_{b.spec.name}_1" not in module.functions:
+        emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
+    return table
+
+
+def _factor(f: Fn, b: Blocking, point: V) -> V:
+    """The number of a point's mapped weights."""
+    if b.factors == b.points:
+        return point
+    row, column = f.divu(point, b.across.points), f.remu(point, b.across.points)
+    return f.add(f.mul(f.min(row, b.down.factors - 1), b.across.factors), f.min(column, b.across.factors - 1))
+
+
 def _emit_products(module: KernelModule, b: Blocking) -> str:
     """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
     panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
@@ -375,8 +414,7 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
     name = f"{b.prefix}_products_{b.spec.name}"
     if name in module.functions:
         return name
-    table = f"{b.prefix}_table_{b.spec.name}"
-    emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
+    table = _emit_table(module, b)
     args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
     f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
     a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
@@ -384,7 +422,7 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
     parts = f.ceildivu(tiles, b.spec.mr)
     kernels = f.address_of(table)
     with f.loop(0, b.points) as p:
-        pa, pw = f.gep(a, f.mul(p.iv, a_stride), F32), f.gep(w, f.mul(p.iv, b.weight_stride), F32)
+        pa, pw = f.gep(a, f.mul(p.iv, a_stride), F32), f.gep(w, f.mul(_factor(f, b, p.iv), b.weight_stride), F32)
         ps = f.gep(sums, f.mul(p.iv, sum_stride), F32)
         with f.loop(0, columns, b.spec.nr(F32)) as column, f.loop(0, parts) as part:
             t0 = f.divu(f.mul(part.iv, tiles), parts)
@@ -400,7 +438,7 @@ def _emit_products(module: KernelModule, b: Blocking) -> str:
 
 
 class _Kernel:
-    """Emits the kernel of a tile's side."""
+    """Emits the kernel of a kind of tile."""
 
     def __init__(self, module: KernelModule, b: Blocking) -> None:
         self.b, self.layout = b, _Scratch(b)
@@ -462,13 +500,13 @@ class _Kernel:
         with f.loop(g.row0, g.row1) as row:
             plane, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
             image, z0 = f.divu(plane, geo.od), f.sub(f.mul(f.remu(plane, geo.od), geo.plane_stride), geo.front)
-            y0 = f.sub(f.mul(line, b.m), geo.top)
+            y0 = f.sub(f.mul(line, b.down.step), geo.top)
             tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
             parts = f.ceildivu(g.across, b.strip_tiles)
             with f.loop(0, parts) as part, f.loop(0, self.blocks) as block:
                 t0 = f.divu(f.mul(part.iv, g.across), parts)
                 tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
-                x0 = f.sub(f.mul(f.add(g.first, t0), b.m), geo.left)
+                x0 = f.sub(f.mul(f.add(g.first, t0), b.across.step), geo.left)
                 c0, channels, first, end = self.block(block.iv)
                 to = f.mul(f.mul(block.iv, b.points), g.input_stride)
                 to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
@@ -508,9 +546,9 @@ class _Kernel:
     def finish(self, g: _Group, panel: V) -> None:
         """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""
         f, geo, b = self.f, self.geo, self.b
-        columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.m), geo.ow), f.mul(g.first, b.m))
+        columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.across.m), geo.ow), f.mul(g.first, b.across.m))
         whole = f.cmp("eq", geo.column_groups, 1)
-        together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.m)), 1), 1)
+        together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.down.m)), 1), 1)
         with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
             above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
@@ -525,10 +563,10 @@ class _Kernel:
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
         with f.loop(0, lines) as line:
             source = f.gep(sums, f.mul(f.add(tile0, f.mul(line.iv, g.across)), b.panel), F32)
-            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.m * b.panel), F32)
+            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.down.m * b.panel), F32)
             f.call(self.outputs, [source, g.sum_stride, g.across, columns, to])
-        y0 = f.mul(row, b.m)
-        height = f.sub(f.min(f.mul(f.add(row, lines), b.m), geo.oh), y0)
+        y0 = f.mul(row, b.down.m)
+        height = f.sub(f.min(f.mul(f.add(row, lines), b.down.m), geo.oh), y0)
         positions = f.mul(height, columns)
         ld = f.mul(f.add(f.ceildivu(positions, b.lanes), 1), b.lanes)  # not a power of two
         with f.loop(0, positions, b.lanes) as p:
@@ -536,7 +574,7 @@ class _Kernel:
         m0 = f.mul(panel, b.panel)
         channels = f.min(f.sub(geo.out_channels, m0), b.panel)
         image, z = f.divu(plane, geo.od), f.remu(plane, geo.od)
-        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.m))
+        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.across.m))
         calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
         with f.loop(0, calls) as c:
             at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))
@@ -545,7 +583,7 @@ class _Kernel:
 
 def kernel_name(b: Blocking) -> str:
     """The symbol of a kernel."""
-    return f"{b.prefix}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    return f"{b.name}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
 
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:

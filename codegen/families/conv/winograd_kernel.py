@@ -8,9 +8,8 @@ it, in its scratch:
     weights    [factor][DEPTH][panel]              of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
-Rows and columns are mapped, each as its `Filter` says: of windows in one dim one of them. Planes of windows in three dims are summed
-over, as channels are. A depth block is some channels
-of one plane of the window, or all channels of some planes.
+Rows and columns are mapped, each as its `Filter` says: of windows in one dim only one of them. Planes of windows in three dims are
+summed over, as channels are. A depth block is some channels of one plane of the window, or all channels of some planes.
 
 Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for 36 multiply-adds a
 tile, where mapped weights would be 4 times as many bytes in files, memory and caches, and small images are bound by bytes.
@@ -32,8 +31,8 @@ from dhlo.codegen.kernel_ir.transpose import transpose_block
 __all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
 
 # Input channels of a depth block by n and the window's taps, no fewer than a block of packed weights has: mapped weights of a panel
-# then take 256 to 360 KiB, those of one dim less: beyond these depths a point's outgrow the first cache. Code and layout rest on it;
-# on a machine whose second cache is smaller they come from the third, once a group.
+# then take 256 to 360 KiB, those of one dim less, lest a point's outgrow the first cache. Code and layout rest on it; on a machine
+# whose second cache is smaller they come from the third, once a group.
 _DEPTH = {(6, 9): 64, (6, 4): 80, (4, 9): 128, (4, 4): 128, (6, 3): 96, (6, 2): 144, (4, 3): 96, (4, 2): 144}
 # Points of all tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
 _MOST_POINTS = 2016

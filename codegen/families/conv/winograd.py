@@ -9,7 +9,8 @@ import sympy
 
 from dhlo.codegen.families.box import update_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
+from dhlo.codegen.families.conv.winograd_blocking import Blocking
+from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
 from dhlo.codegen.families.conv.winograd_transforms import Filter
 from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
@@ -79,7 +80,7 @@ class Winograd:
     @property
     def kernel(self) -> str:
         """The symbol of the kernel."""
-        return kernel_name(self.blocking)
+        return self.blocking.kernel
 
     @property
     def share(self) -> sympy.Rational:

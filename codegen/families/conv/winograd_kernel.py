@@ -20,26 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_transpose
-from dhlo.codegen.families.conv.pack import CACHE_LINE
-from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
-from dhlo.codegen.families.conv.winograd_transforms import Filter, in_two_dims
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
-from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
-from dhlo.codegen.kernel_ir.transpose import transpose_block
+from dhlo.codegen.families.conv.winograd_blocking import POSITIONS, Blocking, Scratch
+from dhlo.codegen.families.conv.winograd_tiles import emit_inputs, emit_outputs, emit_products, emit_weights
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
-
-# Input channels of a depth block by n and the window's taps, no fewer than a block of packed weights has: mapped weights of a panel
-# then take 256 to 360 KiB, those of one dim less, lest a point's outgrow the first cache. Code and layout rest on it; on a machine
-# whose second cache is smaller they come from the third, once a group.
-_DEPTH = {(6, 9): 64, (6, 4): 80, (4, 9): 128, (4, 4): 128, (6, 3): 96, (6, 2): 144, (4, 3): 96, (4, 2): 144}
-# Points of all tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
-_MOST_POINTS = 2016
-# Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
-_STRIP = 64
-# Output positions of whole rows that are handed to the epilogue together.
-_POSITIONS = 256
+__all__ = ["FIELDS", "emit_winograd_kernel"]
 
 FIELDS = (
     "x",
@@ -79,123 +65,6 @@ those of a depth block of the packed weights, of which `span` are one of this ke
 th, tw: tiles down and across a plane; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are
 cut."""
 _POINTERS = {"x", "w", "epilogue", "eargs"}
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """Sizes that follow from what a tile is down and across, and from the register tiles."""
-
-    down: Filter
-    across: Filter
-    spec: TileSpec
-    code: str = ""  # the form of weights that are kept as codes
-
-    @property
-    def taps(self) -> int:
-        """Kernel points of a plane of the window."""
-        return self.down.window * self.across.window
-
-    @property
-    def name(self) -> str:
-        """The kernel's, without its register tiles."""
-        window = max(self.down.window, self.across.window)
-        return f"winograd{window if window != 3 else ''}_{self.down.name}x{self.across.name}"
-
-    @property
-    def prefix(self) -> str:
-        """Of the names of functions."""
-        return self.name.partition("x")[0] if self.down == self.across else self.name
-
-    @property
-    def products(self) -> str:
-        """The same of those that multiply points, which depend on `depth` alone."""
-        return self.prefix if self.down == self.across else f"winograd_deep{self.depth}"
-
-    @property
-    def points(self) -> int:
-        """Products of a tile."""
-        return self.down.points * self.across.points
-
-    @property
-    def factors(self) -> int:
-        """Mapped weights of a channel."""
-        return self.down.factors * self.across.factors
-
-    @property
-    def outputs(self) -> int:
-        """Of a tile."""
-        return self.down.m * self.across.m
-
-    @property
-    def most_tiles_of_sums(self) -> int:
-        """Tiles of a group whose sums are kept."""
-        return max(_MOST_POINTS // self.points, 2 * self.spec.mr)
-
-    @property
-    def lanes(self) -> int:
-        return self.spec.lanes(F32)
-
-    @property
-    def panel(self) -> int:
-        return self.spec.panel(F32)
-
-    @property
-    def depth(self) -> int:
-        """Channels that a depth block has room for."""
-        return _DEPTH[max(self.down.side, self.across.side), self.taps]
-
-    @property
-    def packed_row(self) -> tuple[int, str]:
-        """Elements, and of what type, of a row of a panel of packed weights."""
-        return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
-
-    @property
-    def strip_tiles(self) -> int:
-        """Tiles of a row that are brought into vectors of channels together."""
-        return (_STRIP - self.across.overlap) // self.across.step
-
-    # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
-    @property
-    def weight_stride(self) -> int:
-        """Elements between points of mapped weights."""
-        return self.depth * self.panel + self.panel
-
-    def span(self, block_channels: int, blocks: int) -> int:
-        """Depth blocks of packed weights that are one of these kernels, balanced."""
-        most = max(1, self.depth // block_channels)
-        return -(-blocks // -(-blocks // most))
-
-    def tile_bytes(self, depth_blocks: int) -> int:
-        """Bytes of a tile's mapped inputs."""
-        return depth_blocks * self.points * self.depth * 4
-
-    def most_tiles(self, host: HostContext, depth_blocks: int) -> V:
-        """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
-        take all of it: they are read once for each panel, in order."""
-        fn = host.fn
-        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_POINTS // self.points)
-        return fn.max(fit, 2 * self.spec.mr)
-
-    @property
-    def row_elements(self) -> int:
-        """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
-        return max(_POSITIONS, self.outputs * self.most_tiles_of_sums) + self.across.m + 2 * self.lanes
-
-    def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
-        """Scratch of a worker."""
-        inputs = host.fn.mul(self.most_tiles(host, depth_blocks), self.tile_bytes(depth_blocks))
-        return host.fn.add(inputs, _Scratch(self).inputs + depth_blocks * self.points * self.lanes * 4)
-
-
-class _Scratch:
-    """Offsets in bytes of a worker's scratch."""
-
-    def __init__(self, b: Blocking) -> None:
-        self.sums = b.factors * b.weight_stride * 4
-        self.strip = self.sums + b.points * (b.most_tiles_of_sums * b.panel + b.lanes) * 4
-        self.stage = self.strip + b.down.inputs * _STRIP * b.lanes * 4
-        self.tile = self.stage + b.row_elements * b.panel * 4
-        self.inputs = self.tile + b.row_elements * b.panel * 4
 
 
 @dataclass(frozen=True)
@@ -247,204 +116,15 @@ class _Group:
     sum_stride: V  # elements between points of sums
 
 
-def _in_range(f: Fn, c: V, size: V) -> V:
-    """0 <= c < size for i32 vectors."""
-    return f.cmp("ult", c, f.splat(f.cast(size, I32), c.lanes))
-
-
-def _emit_inputs(module: KernelModule, b: Blocking) -> str:
-    """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
-    the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
-    `stride` elements apart."""
-    name = f"{b.prefix}_inputs_{b.spec.name}"
-    if name in module.functions:
-        return name
-    numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("strip", PTR), ("to", PTR), ("stride", I64)], noinline=True)
-    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride = f.args
-    lanes, ty = b.lanes, vec(F32, b.lanes)
-    zero = f.const(0.0, ty)
-    offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
-    with f.loop(0, f.add(f.mul(tiles, b.across.step), b.across.overlap), lanes) as c:
-        column = f.add(x0, c.iv)
-        mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
-        with f.loop(0, b.down.inputs) as r:
-            y = f.add(y0, r.iv)
-            out = f.gep(strip, f.mul(f.add(f.mul(r.iv, _STRIP), c.iv), lanes), F32)
-
-            def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
-                start = f.gep(x, f.add(f.mul(y, sxh), column), F32)
-                return transpose_block(f, [f.masked_load(f.gep(start, o, F32), mask, zero) for o in offsets])
-
-            def nothing() -> list[V]:
-                return [zero] * lanes
-
-            for j, v in enumerate(f.if_else(f.cmp("ult", y, height), rows, nothing, [ty] * lanes)):
-                f.store(v, f.gep(out, j * lanes, F32))
-    with f.loop(0, tiles) as t:
-        start = f.gep(strip, f.mul(t.iv, b.across.step * lanes), F32)
-        out = f.gep(to, f.mul(t.iv, b.depth), F32)
-        rows_ = range(b.down.inputs)
-        block = [[f.load(f.gep(start, (i * _STRIP + j) * lanes, F32), ty) for j in range(b.across.inputs)] for i in rows_]
-        mapped = in_two_dims(block, lambda d: b.down.map_inputs(f, d), lambda d: b.across.map_inputs(f, d))
-        for p, v in enumerate(v for row in mapped for v in row):
-            f.store(v, f.gep(out, f.mul(stride, p), F32))
-    f.done()
-    return name
-
-
-def _emit_weights(module: KernelModule, b: Blocking) -> str:
-    """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
-    if name in module.functions:
-        return name
-    f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
-    w, channels, to = f.args
-    point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
-
-    def map_column(block: list[list[V]], dst: V) -> None:
-        mapped = in_two_dims(block, lambda g: b.down.map_weights(f, g), lambda g: b.across.map_weights(f, g))
-        for p, v in enumerate(v for row in mapped for v in row):
-            f.store(v, f.gep(dst, p * b.weight_stride, F32))
-
-    if b.code:
-        row, _ = b.packed_row
-        with f.loop(0, channels) as lp:
-            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
-            for column in range(0, b.panel, b.lanes):
-                taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
-                map_column(
-                    [taps[i : i + b.across.window] for i in range(0, b.taps, b.across.window)],
-                    f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32),
-                )
-        f.done()
-        return name
-    with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
-        src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        rows, columns = range(b.down.window), range(b.across.window)
-        map_column([[f.load(f.gep(src, f.mul(point, len(columns) * i + j), F32), ty) for j in columns] for i in rows], dst)
-    f.done()
-    return name
-
-
-def _emit_outputs(module: KernelModule, b: Blocking) -> str:
-    """`outputs(sums, stride, tiles, columns, to)`: maps the sums of a row of tiles to [output row][columns][panel].
-
-    Tiles go from the last to the first, rows of a tile from the first to the last: what a tile that overhangs writes beyond
-    `columns` is then overwritten by what belongs there."""
-    name = f"{b.prefix}_outputs_{b.spec.name}"
-    if name in module.functions:
-        return name
-    numbers = ("stride", "tiles", "columns")
-    f = Fn(module, name, [("sums", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
-    sums, stride, tiles, columns, to = f.args
-    ty = vec(F32, b.lanes)
-    with f.loop(0, tiles) as lp:
-        t = f.sub(f.sub(tiles, 1), lp.iv)
-        with f.loop(0, b.panel, b.lanes) as part:
-            src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
-            dst = f.gep(to, f.add(f.mul(t, b.across.m * b.panel), part.iv), F32)
-            rows, points = range(b.down.points), range(b.across.points)
-            block = [[f.load(f.gep(src, f.mul(stride, i * len(points) + j), F32), ty) for j in points] for i in rows]
-            mapped = in_two_dims(block, lambda s: b.down.map_outputs(f, s), lambda s: b.across.map_outputs(f, s))
-            for i, row in enumerate(mapped):
-                line = f.gep(dst, f.mul(columns, i * b.panel), F32)
-                for j, v in enumerate(row):
-                    f.store(v, f.gep(line, j * b.panel, F32))
-    f.done()
-    return name
-
-
-def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
-    """`ukr(a, b, k, sums, accumulate, ahead, weights, step)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of
-    B and sums `panel`.
-
-    One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
-    of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
-    """
-    name = f"{b.products}_ukr_{b.spec.name}_{rows}"
-    if name in module.functions:
-        return name
-    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
-    f = Fn(module, name, args, noinline=True)
-    a, w, k, sums, accumulate, ahead, later, step = f.args
-    ty, vectors = vec(F32, b.lanes), range(b.spec.vectors)
-    cells = [f.gep(sums, i * b.panel + v * b.lanes, F32) for i in range(rows) for v in vectors]
-    zero = f.const(0.0, ty)
-    start = f.if_else(
-        f.cmp("ne", accumulate, 0), lambda: [f.load(c, ty) for c in cells], lambda: [zero] * len(cells), [ty] * len(cells)
-    )
-    with f.loop(0, k, 1, [a, w, *start]) as lp:
-        pa, pw, *acc = lp.carried
-        f.prefetch(f.gep(ahead, f.mul(lp.iv, CACHE_LINE), "i8"), 2)
-        f.prefetch(f.gep(later, f.mul(lp.iv, step), "i8"), 2)
-        ys = [f.load(f.gep(pw, v * b.lanes, F32), ty) for v in vectors]
-        for i in range(rows):
-            x = f.splat(f.load(f.gep(pa, i * b.depth, F32), F32), b.lanes)
-            for v in vectors:
-                acc[i * len(ys) + v] = f.fma(x, ys[v], acc[i * len(ys) + v])
-        lp.yield_(f.gep(pa, 1, F32), f.gep(pw, b.panel, F32), *acc)
-    for cell, value in zip(cells, lp.results[2:], strict=True):
-        f.store(value, cell)
-    f.done()
-    return name
-
-
-def _emit_table(module: KernelModule, b: Blocking) -> str:
-    """Emits the register tiles of 1 row and more, and a table of their addresses, once; returns its symbol."""
-    table = f"{b.products}_table_{b.spec.name}"
-    if f"{b.products}_ukr_{b.spec.name}_1" not in module.functions:
-        emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
-    return table
-
-
-def _factor(f: Fn, b: Blocking, point: V) -> V:
-    """The number of a point's mapped weights."""
-    if b.factors == b.points:
-        return point
-    row, column = f.divu(point, b.across.points), f.remu(point, b.across.points)
-    return f.add(f.mul(f.min(row, b.down.factors - 1), b.across.factors), f.min(column, b.across.factors - 1))
-
-
-def _emit_products(module: KernelModule, b: Blocking) -> str:
-    """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
-    panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
-    on."""
-    name = f"{b.prefix}_products_{b.spec.name}"
-    if name in module.functions:
-        return name
-    table = _emit_table(module, b)
-    args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
-    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
-    a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
-    step = -(-b.taps * b.panel * 4 // b.points)  # bytes of weights of a channel and point
-    parts = f.ceildivu(tiles, b.spec.mr)
-    kernels = f.address_of(table)
-    with f.loop(0, b.points) as p:
-        pa, pw = f.gep(a, f.mul(p.iv, a_stride), F32), f.gep(w, f.mul(_factor(f, b, p.iv), b.weight_stride), F32)
-        ps = f.gep(sums, f.mul(p.iv, sum_stride), F32)
-        with f.loop(0, columns, b.spec.nr(F32)) as column, f.loop(0, parts) as part:
-            t0 = f.divu(f.mul(part.iv, tiles), parts)
-            n = f.sub(f.divu(f.mul(f.add(part.iv, 1), tiles), parts), t0)
-            ukr = f.load(f.gep(kernels, f.sub(n, 1), PTR), PTR)
-            at = f.gep(ps, f.add(f.mul(t0, b.panel), column.iv), F32)
-            rows = f.gep(pa, f.mul(t0, b.depth), F32)
-            fetch = [f.gep(rows, a_stride, F32), f.gep(later, f.mul(f.mul(p.iv, k), step), "i8")]
-            fetch.append(f.select(f.cmp("eq", f.add(part.iv, column.iv), 0), f.i64(step), 0))
-            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, *fetch])
-    f.done()
-    return name
-
-
 class _Kernel:
     """Emits the kernel of a kind of tile."""
 
     def __init__(self, module: KernelModule, b: Blocking) -> None:
-        self.b, self.layout = b, _Scratch(b)
-        self.inputs, self.weights = _emit_inputs(module, b), _emit_weights(module, b)
-        self.products, self.outputs = _emit_products(module, b), _emit_outputs(module, b)
+        self.b, self.layout = b, Scratch(b)
+        self.inputs, self.weights = emit_inputs(module, b), emit_weights(module, b)
+        self.products, self.outputs = emit_products(module, b), emit_outputs(module, b)
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
-        self.f = kernel_fn(module, kernel_name(b))
+        self.f = kernel_fn(module, b.kernel)
         _, self.begin, self.end, _, self.scratch = self.f.args
         self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
         f, geo = self.f, self.geo
@@ -547,7 +227,7 @@ class _Kernel:
         f, geo, b = self.f, self.geo, self.b
         columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.across.m), geo.ow), f.mul(g.first, b.across.m))
         whole = f.cmp("eq", geo.column_groups, 1)
-        together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.down.m)), 1), 1)
+        together = f.select(whole, f.max(f.divu(f.i64(POSITIONS), f.mul(geo.ow, b.down.m)), 1), 1)
         with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
             above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
@@ -580,12 +260,6 @@ class _Kernel:
             f.call_ptr(geo.epilogue, [geo.eargs, at, ld, image, m0, n, channels, step])
 
 
-def kernel_name(b: Blocking) -> str:
-    """The symbol of a kernel."""
-    return f"{b.name}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
-
-
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:
     """Emits the kernel once and returns its symbol."""
-    name = kernel_name(b)
-    return name if name in module.functions else _Kernel(module, b).emit()
+    return b.kernel if b.kernel in module.functions else _Kernel(module, b).emit()

@@ -13,28 +13,18 @@ from pathlib import Path
 
 from benchmarks import measure, report
 from benchmarks.workloads import Workload, registry, select
-from dhlo.bench.peers import PEERS, installed
+from dhlo.bench.peers import PEERS
 
 _DOCUMENTS = (measure.ROOT / "README.md", measure.ROOT / "docs" / "performance.md")
 _DEFAULT_PEERS = ("eager", "inductor", "ort", "openvino", "dhlo")
 
 
 def _arguments() -> argparse.Namespace:
-    here = [p for p in _DEFAULT_PEERS if p in installed()]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = measure.options("benchmarks", __doc__, "workload", 45, _DEFAULT_PEERS, limited=True)
     parser.add_argument("--workload", help="names or first parts of names: w1,w4_rope; by default all")
-    parser.add_argument("--peer", default=",".join(here), help=f"of {','.join(PEERS)}; by default {','.join(here)}")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=45, help="seconds of timing for each workload, after compilation")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each peer, as far as the budget goes")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a peer may take to compile")
-    parser.add_argument("--results", type=Path, help="where results are kept; by default a folder here, for each target one")
-    parser.add_argument(
-        "--target",
-        choices=sorted(measure.LIMITS),
-        help="compile for this target, and limit the peers to the same instructions; those that can't be limited are left out",
-    )
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    parser.set_defaults(results=None)  # a folder for each target
     parser.add_argument(
         "--update-readme",
         action="store_true",

@@ -6,7 +6,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.export import Dim
 from benchmarks import convnet_models as nets
 from benchmarks import measure, models, report
 from benchmarks.workloads import Shape, Workload, select
-from dhlo.bench.peers import installed
 from dhlo.bench.subject import Subject
 
 __all__ = ["main", "networks", "subject"]
@@ -90,15 +88,9 @@ def subject(name: str, tiny: bool) -> Subject:
 
 
 def _arguments() -> argparse.Namespace:
-    here = [p for p in _PEERS if p in installed()]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.convnets", description=__doc__)
+    parser = measure.options("benchmarks.convnets", __doc__, "network", 15, _PEERS, "convnets")
     parser.add_argument("--network", help="names, separated by commas; by default all")
-    parser.add_argument("--peer", default=",".join(here), help=f"by default {','.join(here)}")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=15, help="seconds of timing for each network, after compilation")
-    parser.add_argument("--results", type=Path, default=measure.RESULTS / "convnets", help="where results are kept")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
-    parser.add_argument("--tiny", action="store_true", help="small inputs, to try the machinery")
     return parser.parse_args()
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dhlo.codegen.families.conv.conv import Conv
+from dhlo.codegen.families.conv.winograd import Winograd
+from dhlo.codegen.families.conv.winograd_transforms import SIDES
 from tests.codegen.conv_host import build_conv, conv_params
 from tests.codegen.harness import Launch, aligned
 from tests.targets import TILES
@@ -117,18 +121,29 @@ OTHERS = [
     Layer(square(96, 96, 7, 1, 96), (1, 96, 56, 56)),
     Layer(square(128, 128, 3, 1, 32), (1, 128, 56, 56)),
     Layer(Conv(3, 768, (16, 16), (16, 16), ((0, 0),) * 2, (1, 1), spec=TILES), (1, 3, 224, 224)),
-    Layer(Conv(80, 512, (3,), (1,), ((1, 1),), (1,), spec=TILES), (1, 80, 3000)),
+    Layer(Conv(80, 384, (3,), (1,), ((1, 1),), (1,), spec=TILES), (1, 80, 3000)),
+    Layer(Conv(384, 384, (3,), (2,), ((1, 1),), (1,), spec=TILES), (1, 384, 3000)),
 ]
 
 
-def measure(layer: Layer) -> tuple[float, list[float], list[float]]:
+def with_algorithm(layer: Layer, algorithm: str) -> Layer:
+    """The layer computed so: in order, by Winograd's algorithm of so many points, or by what the cost model chooses."""
+    sides = {"direct": (), "chosen": SIDES}.get(algorithm) if not algorithm.isdigit() else (int(algorithm),)
+    return replace(layer, conv=replace(layer.conv, winograd=sides))
+
+
+def measure(layer: Layer, algorithm: str = "chosen") -> tuple[float, list[float], list[float]]:
     """Flops, our seconds with 1 and 2 threads, PyTorch's."""
-    rng, conv = np.random.default_rng(0), layer.conv
+    rng, conv = np.random.default_rng(0), with_algorithm(layer, algorithm).conv
     x = aligned(4 * int(np.prod(layer.shape)), 0).view(np.float32).reshape(layer.shape)
     x[...] = rng.standard_normal(layer.shape, np.float32)
     weight = rng.standard_normal((conv.out_channels, conv.in_channels // conv.groups, *conv.kernel), np.float32)
     params, out = conv_params(conv, x, weight)
-    program = build_conv(conv)
+    if algorithm.isdigit():
+        with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
+            program = build_conv(conv)
+    else:
+        program = build_conv(conv)
     launches = program.record(num_threads=2, **params)
     ours = [best_parallel(launches, n) for n in (1, 2)]
     tx, tw = torch.from_numpy(x), torch.from_numpy(weight)
@@ -146,15 +161,19 @@ def measure(layer: Layer) -> tuple[float, list[float], list[float]]:
 
 
 def main() -> None:
-    """Prints one line a layer, then the sums over the network. Arguments: substrings of the layers wanted."""
-    only = sys.argv[1:]
+    """Prints one line a layer, then the sums over the network."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="parts of the labels of the layers wanted; by default all")
+    algorithms = ("chosen", "direct", *map(str, SIDES))
+    parser.add_argument("--algorithm", choices=algorithms, default="chosen", help="a number: Winograd's of so many points")
+    a = parser.parse_args()
     sets: list[tuple[str, list[Layer]]] = [(f"ResNet-18 on {i}", resnet(i)) for i in IMAGES] + [("others", OTHERS)]
     for title, layers in sets:
         total = np.zeros(5)
         for layer in layers:
-            if only and not any(o in layer.label for o in only):
+            if a.only and not any(o in layer.label for o in a.only):
                 continue
-            flops, ours, theirs = measure(layer)
+            flops, ours, theirs = measure(layer, a.algorithm)
             total += layer.times * np.array([flops, *ours, *theirs])
             cells = [
                 f"{t * 1e3:8.3f} ms {flops / t / 1e9:5.0f} GFLOP/s {flops / t / 1e9 / CEILING / n * 100:4.0f}%"

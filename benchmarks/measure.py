@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.workloads import Workload
 from dhlo.bench.ceilings import Ceilings, machine, measure
+from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, take_turns
 
-__all__ = ["LIMITS", "RESULTS", "UNLIMITED", "Work", "load", "measure_workload", "save", "versions", "work_of"]
+__all__ = ["LIMITS", "RESULTS", "UNLIMITED", "Work", "load", "measure_workload", "options", "save", "versions", "work_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,6 +32,25 @@ UNLIMITED = ("ort", "openvino", "openvino_static")
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
 _DEFAULT_TOLERANCE = 1e-3
 _PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
+
+
+def options(
+    module: str, about: str | None, unit: str, budget: float, peers: Sequence[str] = (), folder: str = "", limited: bool = False
+) -> argparse.ArgumentParser:
+    """A parser of what benchmarks share. `unit`: what is measured for `budget` seconds; `peers`: those that are, where they are
+    installed; `folder`: of results; `limited`: for another target, to which peers are limited, on request."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    if peers:
+        here = ",".join(p for p in peers if p in installed())
+        parser.add_argument("--peer", default=here, help=f"of {','.join(PEERS)}; by default {here}")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=budget, help=f"seconds of timing for each {unit}, after compilation")
+    parser.add_argument("--results", type=Path, default=RESULTS / folder, help="where results are kept")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    if limited:
+        told = "compile for this target, and limit the peers to the same instructions; those that can't be limited are left out"
+        parser.add_argument("--target", choices=sorted(LIMITS), help=told)
+    return parser
 
 
 @dataclass

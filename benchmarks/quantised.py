@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -261,15 +260,11 @@ def _report(result: Mapping[str, Any], part: Part, ceilings: Ceilings) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantised", description=__doc__)
+    parser = measure.options("benchmarks.quantised", __doc__, "part", 30, folder="quantised")
     parser.add_argument("--part", default=",".join(PARTS), help=f"of {','.join(PARTS)}")
     parser.add_argument("--peer", default="", help="only these peers of each part")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=30, help="seconds of timing for each part, after compilation")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each peer, as far as the budget goes")
-    parser.add_argument("--results", type=Path, default=measure.RESULTS / "quantised", help="where results are kept")
     parser.add_argument("--update", action="store_true", help="write the table of mixtures of experts to docs/performance.md")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
     return parser.parse_args()
 
 

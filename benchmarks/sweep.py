@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch.export import Dim
 
 from benchmarks import measure, models
 from benchmarks.workloads import Shape, Workload
-from dhlo.bench.peers import PEERS, installed
+from dhlo.bench.peers import PEERS
 from dhlo.bench.subject import Subject
 
 __all__ = ["Summary", "compare_types", "main", "sample", "subject", "summarise"]
@@ -205,23 +204,12 @@ def _depths(name: str) -> tuple[int, int]:
 
 
 def _arguments() -> argparse.Namespace:
-    here = [p for p in _PEERS if p in installed()]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
-    parser.add_argument("--peer", default=",".join(here), help=f"by default {','.join(here)}")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = measure.options("benchmarks.sweep", __doc__, "program", 15, _PEERS, "sweep", limited=True)
     parser.add_argument("--samples", type=int, default=60, help="products of each kind of B and dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="first part of the programs' names: f32, bf16_constant, f32_argument …")
-    parser.add_argument("--budget", type=float, default=15, help="seconds of timing for each program, after compilation")
-    parser.add_argument("--results", type=Path, default=measure.RESULTS / "sweep", help="where results are kept")
-    parser.add_argument("--types", action="store_true", help="compare products of bf16 and of f32 by this compiler alone")
-    parser.add_argument(
-        "--target",
-        choices=sorted(measure.LIMITS),
-        help="compile for this target, and limit the peers to the same instructions; those that can't be limited are left out",
-    )
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    parser.add_argument("--types", action="store_true", help="compare products of bf16 and of f32 by this compiler alone")
     return parser.parse_args()
 
 

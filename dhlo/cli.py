@@ -151,8 +151,8 @@ def compile_command(
     winograd: Annotated[
         bool,
         typer.Option(
-            help="Compute convolutions of 2 x 2 and 3 x 3 by Winograd's algorithm where that is faster, with errors of up to 5e-5 "
-            "of the results' scale; without, 5e-6."
+            help="Compute convolutions of 2 x 2 and 3 x 3, and of 2 and 3 in one dim, by Winograd's algorithm where that is "
+            "faster, with errors of up to 5e-5 of the results' scale; without, 5e-6."
         ),
     ] = True,
     locations: Locations = False,

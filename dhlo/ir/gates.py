@@ -20,9 +20,10 @@ def gate_of(op: Any) -> tuple[Value, Value] | None:
     product = defining(op.operands[0])
     if not isinstance(op, Conv) or not isinstance(product, Mul):
         return None
-    x, w = (from_mlir(v) for v in op.operands)
-    ones = all(s == 1 for s in (*w.shape[2:], *attr(op, "stride"))) and not any(map(any, op.pads))
-    if attr(op, "transposed") or attr(op, "groups") != 1 or not ones or x.shape[1] == 1 or x.dtype.name not in ("f32", "f64"):
+    x = from_mlir(op.operands[0])
+    if attr(op, "transposed") or attr(op, "groups") != 1 or x.shape[1] == 1 or x.dtype.name not in ("f32", "f64"):
+        return None
+    if not op.pointwise:
         return None
     for image, gate in (tuple(product.operands), tuple(reversed(product.operands))):
         wide = defining(gate)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd, prod
 from typing import Any
 
+from torch.utils._sympy.functions import FloorDiv
+
 from dhlo.frontend.aten.control import loop
-from dhlo.frontend.builder import OpBuilder, Value
+from dhlo.frontend.builder import OpBuilder, Operand, Value
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.symbols import is_static, product
 from dhlo.ir.types import TensorType
@@ -49,35 +52,61 @@ def conv_by_columns(
 def transposed_by_columns(
     b: OpBuilder, x: Value, w: Value, stride: list[int], padding: list[int], dilation: list[int], out: list[Any], groups: int
 ) -> Value:
-    """A transposed convolution as products of the kernel's rows with all places of the input, which are then summed where they
-    overlap; for what its kernels don't take."""
-    (batch, channels, *spatial), (_, per_group, *kernel) = b.shape(x), b.shape(w)
-    depth, last = b.size(channels / groups), len(out) + 2
-    flat = b.reshape(x, [batch, groups, depth, product(spatial)])
+    """A transposed convolution as products with what the outputs read of the input, for what its kernels don't take.
 
-    def source(d: int, place: Value, tap: Value) -> tuple[Value, Value]:
-        """Which place of the input meets an element of the kernel at a place of the output, and whether there is one."""
-        far = b.sub(b.add(place, padding[d]), b.mul(tap, dilation[d]))
-        at = b.floordiv(far, stride[d])
-        return at, b.ew(ew.Eq, b.mul(at, stride[d]), far)
+    Outputs that are congruent modulo the stride, a phase, meet the same elements of the kernel: every so many from a first one on.
+    Phases are a dim of the product, so that none is made with zeros between the elements of the input."""
+    (batch, channels), (_, per_group, *kernel) = b.shape(x)[:2], b.shape(w)
+    depth, dims = b.size(channels / groups), range(len(out))
+    common = [gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
+    steps = [s // g for s, g in zip(stride, common, strict=True)]
+    counts = [FloorDiv(k + n - 1, n) for k, n in zip(kernel, steps, strict=True)]  # elements that a phase meets, at most
+    across = [FloorDiv(o + s - 1, s) for o, s in zip(out, stride, strict=True)]  # outputs of a phase
 
-    def one(taps: list[Value]) -> Value:
-        rows = b.swap(b.reshape(_row(b, w, taps), [groups, depth, per_group * kernel[-1]]), 1, 2)
-        y = b.matmul(b.expand(rows, [batch, *b.shape(rows)]), flat)
-        y = b.reshape(y, [batch, groups * per_group, kernel[-1], *spatial])
-        for d, tap in enumerate(taps):
-            at, fits = source(d, b.iota([out[d]], 0, "i64"), tap)
-            y = _look_up(b, y, [at], [d + 3], d + 3, fits)
-        grid = [kernel[-1], out[-1]]
-        tap = b.iota(grid, 0, "i64")
-        at, fits = source(-1, b.iota(grid, 1, "i64"), tap)
-        return b.reduce(_look_up(b, y, [tap, at], [2, last], last - 1, fits), "sum", [last - 1])
+    def met(d: int, grid: list[Any], number: Operand) -> tuple[Value, Value, Value]:
+        """Along a dim, of each phase, the first of `grid`: the position it has in the padded input, the numbered element of the
+        kernel that it meets, and whether there is one."""
+        far = b.iota(grid, 0, "i64", padding[d])
+        first = b.mul(b.floordiv(far, common[d]), pow(dilation[d] // common[d], -1, steps[d]))
+        tap = b.add(b.remainder(first, steps[d]), b.mul(number, steps[d]))
+        fits = b.ew(ew.And, b.ew(ew.Eq, b.remainder(far, common[d]), 0), b.ew(ew.Lt, tap, kernel[d]))
+        return far, tap, fits
 
-    return _sum_over_rows(b, kernel, TensorType.of(b.dtype(x), [batch, groups * per_group, *out]), one)
+    def read(d: int, grid: list[Any], number: Operand) -> tuple[Value, Value]:
+        """Which place of the input an output reads for it, by its number in the phase, the last of `grid`, and whether it does."""
+        far, tap, fits = met(d, grid, number)
+        at = b.floordiv(b.sub(far, b.mul(tap, dilation[d])), stride[d])  # exact where there is one
+        return b.add(at, b.iota(grid, len(grid) - 1, "i64")), fits
+
+    def one(numbers: list[Value]) -> Value:
+        y, v = x, w
+        for d in dims:
+            grid, last = [stride[d], across[d]], d == dims[-1]
+            if last:
+                grid.insert(1, counts[d])
+            at, fits = read(d, grid, b.iota(grid, 1, "i64") if last else numbers[d])
+            y = _look_up(b, y, [at], [2 + 2 * d], 2 + 2 * d, fits)
+            _, tap, fits = met(d, grid[:-1], b.iota(grid[:-1], 1, "i64") if last else numbers[d])
+            v = _look_up(b, v, [tap], [2 + d], 2 + d, fits)
+        end = 2 * len(dims) + 1  # y is [batch, channels, phases, outputs of a phase, .., phases, elements, outputs of a phase]
+        y = b.transpose(y, [0, *range(2, end, 2), 1, end, *range(3, end, 2), end + 1])
+        y = b.reshape(y, [batch, prod(stride), groups, depth * counts[-1], product(across)])
+        v = b.reshape(v, [groups, depth, per_group, prod(stride), counts[-1]])
+        v = b.reshape(b.transpose(v, [3, 0, 2, 1, 4]), [prod(stride), groups, per_group, depth * counts[-1]])
+        return b.matmul(b.expand(v, [batch, *b.shape(v)]), y)
+
+    result = TensorType.of(b.dtype(x), [batch, prod(stride), groups, per_group, product(across)])
+    y = b.reshape(_sum_over_rows(b, counts, result, one), [batch, *stride, groups * per_group, *across])
+    first = len(dims) + 1
+    y = b.transpose(y, [0, first, *(k for d in dims for k in (first + 1 + d, 1 + d))])
+    y = b.reshape(y, [batch, groups * per_group, *(n * s for n, s in zip(across, stride, strict=True))])
+    for d, size in enumerate(out, 2):
+        y = b.slice(y, d, 0, size)
+    return y
 
 
 def _sum_over_rows(b: OpBuilder, kernel: Sequence[Any], result: TensorType, one: Callable[[list[Value]], Value]) -> Value:
-    """The sum of `one(positions)` over all positions in the kernel's dims but the last, in a loop: what one row of the kernel needs
+    """The sum of `one(positions)` over all positions in a kernel's dims but the last, in a loop: what one row of the kernel needs
     is in memory at a time."""
     if len(kernel) == 1:
         return one([])

@@ -81,6 +81,21 @@ class _Number:
         self.value = Fraction(value)
 
 
+@pytest.mark.parametrize("n", maps.SIDES)
+def test_windows_two_inputs_apart(n: int) -> None:
+    """A filter of three taps as one of two and one in order, exactly."""
+    kind = maps.Filter(n, 3, 2)
+    assert (kind.points, kind.inputs, kind.step, kind.overlap) == (2 * kind.m + 1, 2 * kind.m + 1, 2 * kind.m, 1)
+    f: Any = _Numbers()
+    data, taps = [Fraction(3 * i * i - 7, 5) for i in range(kind.inputs)], [Fraction(2), Fraction(-3, 7), Fraction(11)]
+    d: Any = kind.map_inputs(f, [_Number(x) for x in data])  # type: ignore[misc]
+    g: Any = kind.map_weights(f, [_Number(x) for x in taps])  # type: ignore[misc]
+    assert (len(d), len(g)) == (kind.points, kind.factors)
+    products: Any = [_Number(x.value * g[min(i, len(g) - 1)].value) for i, x in enumerate(d)]
+    out: Any = kind.map_outputs(f, products)
+    assert [y.value for y in out] == [sum(taps[k] * data[2 * i + k] for k in range(3)) for i in range(kind.m)]
+
+
 @pytest.mark.parametrize("r", maps.TAPS)
 @pytest.mark.parametrize("n", maps.SIDES)
 def test_the_maps_are_those_of_the_points(n: int, r: int) -> None:
@@ -167,6 +182,79 @@ def test_windows_of_2_x_2(side: int) -> None:
             assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=1, threads=3) == out).all()
 
 
+def row(ins: int, outs: int, window: int = 3, stride: int = 1, pads: tuple[int, int] = (1, 1), **options: Any) -> Conv:
+    """Windows in one dim."""
+    spec = options.pop("spec", TILES)
+    return Conv(ins, outs, (window,), (stride,), (pads,), (1,), spec=spec, winograd=maps.SIDES, **options)
+
+
+def strip(kernel: tuple[int, ...], stride: tuple[int, ...], pads: Any, ins: int = 40, outs: int = 33) -> Conv:
+    """Windows in one of several dims, or in planes and one dim."""
+    return Conv(ins, outs, kernel, stride, pads, (1,) * len(kernel), spec=TILES, winograd=maps.SIDES)
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        row(32, 40),
+        row(100, 17, pads=(0, 2)),
+        row(150, 33, 2, pads=(1, 0)),
+        row(100, 33, stride=2),
+        row(200, 40, stride=2, pads=(0, 3)),
+        strip((3, 1), (1, 1), ((1, 1), (0, 0))),
+        strip((1, 3), (1, 1), ((0, 1), (1, 1))),
+        strip((3, 1), (2, 1), ((0, 1), (0, 0))),
+        strip((1, 3), (1, 2), ((0, 0), (1, 1))),
+        strip((3, 3, 1), (2, 2, 1), ((1, 1), (1, 0), (0, 0))),
+    ],
+    ids=lambda c: f"{c.name}_{c.stride[-1]}",
+)
+def test_windows_in_one_dim(conv: Conv, side: int) -> None:
+    """All widths around tiles and vectors, and rows of several groups; no bit depends on the splits."""
+    rank = len(conv.kernel)
+    for n in (1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 200, 1501):
+        sizes = [(2, n)] if rank == 1 else [(2, n, 3), (1, 4, n)] if rank == 2 else [(1, 4, n, 3), (2, 3, 5, n)]
+        for size in ((0, *sizes[0][1:]), *sizes):
+            if min(conv.output_size(size[1:])) < 1:
+                continue
+            x, weight = operands(conv, size)
+            out = run_conv(conv, forced(conv, (side,)), x, weight)
+            assert error(out, reference(conv, x, weight)) < 1e-5
+            for seed, threads in ((1, 2), (None, 3)):
+                assert (run_conv(conv, forced(conv, (side,)), x, weight, seed=seed, threads=threads) == out).all()
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rows_of_numbers_that_are_none(stride: int, side: int) -> None:
+    """NaN and infinity reach all of their windows and no other image; those around a slice reach nothing."""
+    conv = row(20, 20, stride=stride)
+    x, weight = operands(conv, (3, 70))
+    big = np.full((6, 20, 170), np.nan, np.float32)
+    view = big[::2, :, 50:120]
+    view[...] = x
+    out = run_conv(conv, forced(conv, (side,), strided=True), view, weight, strided=True)
+    assert error(out, reference(conv, x, weight)) < 1e-5
+    x[1, 2, 6], x[1, 3, 40] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        out, expected = run_conv(conv, forced(conv, (side,)), x, weight), reference(conv, x, weight)
+    assert not np.isfinite(out[~np.isfinite(expected)]).any()
+    assert np.isfinite(out[[0, 2]]).all()
+    assert np.isfinite(out[1]).any()
+
+
+@pytest.mark.parametrize("side", maps.SIDES)
+def test_rows_with_bias(side: int) -> None:
+    """The epilogue sees every element once."""
+    for conv in (row(24, 45), row(24, 45, stride=2)):
+        for sizes in ((2, 19), (1, 1999)):
+            x, weight = operands(conv, sizes)
+            bias = np.linspace(-9, 9, 45, dtype=np.float32)
+            out = run_conv(conv, forced(conv, (side,), bias_relu=True), x, weight, bias)
+            assert error(out, np.maximum(reference(conv, x, weight) + bias[None, :, None], 0)) < 1e-5
+
+
 @pytest.mark.parametrize("side", maps.SIDES)
 def test_rows_wider_than_a_group(side: int) -> None:
     """Rows of tiles in several groups, whose outputs are handed on row by row."""
@@ -225,6 +313,10 @@ def test_avx2_and_weights_shared_between_targets(side: int) -> None:
         for sizes in ((2, 7, 9), (1, 3, 290), (1, 28, 28)):
             x, weight = operands(conv, sizes)
             assert error(run_conv(conv, forced(conv, (side,)), x, weight, seed=1), reference(conv, x, weight)) < 1e-5
+        for stride in (1, 2):
+            conv = row(44, 52, stride=stride, spec=spec)
+            x, weight = operands(conv, (2, 290))
+            assert error(run_conv(conv, forced(conv, (side,)), x, weight, seed=1), reference(conv, x, weight)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -239,9 +331,17 @@ def test_avx2_and_weights_shared_between_targets(side: int) -> None:
         (replace(square(64, 64), kernel=(2, 2)), True),
         (cube(64, 64, planes=2, stride=2, dilation=3), True),
         (replace(cube(64, 64), stride=(1, 2, 2)), False),
-        (replace(cube(64, 64), kernel=(3, 1, 3)), False),
+        (replace(cube(64, 64), kernel=(3, 1, 3)), True),
         (replace(square(64, 64), elem="f64"), False),
-        (Conv(64, 64, (3,), (1,), ((1, 1),), (1,), spec=TILES, winograd=maps.SIDES), False),
+        (replace(cube(64, 64), kernel=(3, 1, 3), stride=(1, 2, 1)), False),
+        (replace(cube(64, 64), kernel=(3, 3, 1), stride=(3, 2, 1)), True),
+        (row(64, 64), True),
+        (row(64, 64, stride=2), True),
+        (row(64, 64, stride=3), False),
+        (row(64, 64, 2, stride=2), False),
+        (replace(row(64, 64), dilation=(2,)), False),
+        (row(64, 64, 5), False),
+        (row(64, 64, 1), False),
     ],
 )
 def test_which_convolutions_it_is_for(conv: Conv, applies: bool) -> None:
@@ -251,15 +351,15 @@ def test_which_convolutions_it_is_for(conv: Conv, applies: bool) -> None:
 
 
 def launched(conv: Conv, sizes: tuple[int, ...], threads: int = 2) -> str:
-    """What a call chooses: the side of its tiles, or "direct"."""
+    """What a call chooses: how many columns of outputs its tiles have, or "direct"."""
     x, weight = operands(conv, sizes)
     params, _ = conv_params(conv, x, weight)
     (launch,) = functools.cache(build_conv)(conv).record(num_threads=threads, **params)
     if len(launch.args) < 20:
         return "direct"
-    rows, th = (int(launch.args[FIELDS.index(n)]) for n in ("rows", "th"))
+    rows, th, tw = (int(launch.args[FIELDS.index(n)]) for n in ("rows", "th", "tw"))
     assert rows == sizes[0] * th
-    return str(round(sizes[1] / th))
+    return str(round(conv.output_size(sizes[1:])[-1] / tw))
 
 
 @pytest.mark.skipif(TILES.lanes("f32") != 16, reason="the bounds are those of 16 lanes")
@@ -269,6 +369,9 @@ def test_the_choice_follows_the_sizes() -> None:
     assert launched(square(128, 128), (1, 28, 28)) == "4"
     assert launched(square(16, 16), (1, 1, 1)) == "direct"
     assert launched(square(512, 512), (1, 2, 2)) == "direct"
+    for conv in (row(80, 384), row(384, 384, stride=2)):
+        assert launched(conv, (1, 3000)) != "direct"
+        assert launched(conv, (1, 1)) == "direct"
 
 
 def model() -> torch.export.ExportedProgram:

@@ -6,11 +6,13 @@ import copy
 import functools
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import dhlo
+from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.ir.ops.quantised import CODES, dequantize
 from dhlo.passes.quantise_weights import Format, quantise
 
@@ -133,6 +135,23 @@ def test_weights_stay_codes(weights: str, winograd: bool) -> None:
         close(model(x), module(x), 1e-4)
     bits = {"int8": 8, "int4": 4, "bf16": 16, "f16": 16}.get(weights.split(":")[0], 8)
     assert model.native.constants_bytes < plain_bytes() * (bits / 32 + 0.1)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4:64", "bf16"])
+def test_windows_in_one_dim(weights: str) -> None:
+    """Winograd's kernels, taken wherever they can be, beside products in order of the same codes."""
+    torch.manual_seed(0)
+    layers = torch.nn.Conv1d(24, 72, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv1d(72, 33, 3, stride=2)
+    dims = {0: torch.export.Dim("n", max=8), 2: torch.export.Dim("t", min=5, max=900)}
+    program = torch.export.export(torch.nn.Sequential(*layers), (torch.randn(2, 24, 50),), dynamic_shapes=(dims,))
+    with mock.patch.object(Winograd, "cost", lambda self, host, cut: host.fn.i64(0)):
+        model = dhlo.compile(program, weights=weights, cache="")
+    ordered = dhlo.compile(program, weights=weights, winograd=False)
+    for size in ((1, 24, 5), (2, 24, 65), (1, 24, 801)):
+        x = torch.randn(size)
+        got, want = model(x), ordered(x)
+        close(got, want, 5e-5)
+        assert not torch.equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

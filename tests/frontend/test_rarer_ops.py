@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -148,6 +149,53 @@ def test_kernels_of_varying_size() -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     plan = model.plan([[1, 4, 21, 23, 25], [4, 3, 21, 23, 25], [4, 2, 21, 23, 13]])
     assert plan["arena_bytes"] < 100 << 20  # one row of the kernel at a time: all windows would take gigabytes
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "output_padding", "dilation", "groups"),
+    [
+        ((1, 1), (0, 2), (0, 0), (1, 1), 1),
+        ((2, 3), (1, 0), (1, 2), (1, 1), 1),
+        ((4, 2), (0, 1), (1, 0), (2, 2), 2),
+        ((3, 2), (2, 0), (0, 0), (2, 3), 1),
+        ((6, 1), (3, 1), (0, 1), (4, 2), 2),
+    ],
+)
+def test_transposed_kernels_of_varying_size(
+    stride: tuple[int, int], padding: tuple[int, int], output_padding: tuple[int, int], dilation: tuple[int, int], groups: int
+) -> None:
+    """Strides and dilations with and without common factors; a NaN or infinity reaches what it is multiplied into, no more."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w, None, stride, padding, output_padding, groups, dilation)
+
+    sizes = (
+        ((2, 4, 5, 6), (4, 3, 4, 3)),
+        ((1, 6, 7, 4), (6, 2, 7, 8)),
+        ((3, 2, 9, 8), (2, 5, 5, 2)),
+        ((1, 2, 12, 31), (2, 1, 2, 17)),
+    )
+    model = dhlo.compile(export(fn, tuple(rn(*s) for s in sizes[0])))
+    for shapes in sizes:
+        x, w = (rn(*s) for s in shapes)
+        torch.testing.assert_close(model(x, w), fn(x, w), rtol=1e-4, atol=1e-4)
+        x[0, 1, 2, 3], x[0, 0, 1, 0] = torch.nan, torch.inf
+        torch.testing.assert_close(model(x, w), fn(x, w), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_large_transposed_kernels_of_varying_size() -> None:
+    """As fast as their products: what strides skip isn't computed, and no row of the kernel is looked up for all outputs."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose3d(x, w, None, 2, 1, 1)
+
+    model = dhlo.compile(export(fn, (rn(1, 2, 3, 4, 5), rn(2, 2, 3, 4, 5))))
+    x, w = rn(1, 3, 17, 14, 16), rn(3, 7, 13, 11, 12)
+    start = time.perf_counter()
+    got = model(x, w)
+    assert time.perf_counter() - start < 20
+    want = fn(x, w)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
 
 
 def test_split_at_positions_that_a_tensor_holds() -> None:

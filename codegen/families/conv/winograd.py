@@ -9,8 +9,9 @@ import sympy
 
 from dhlo.codegen.families.box import update_cycles, wake_cycles
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.conv.winograd_kernel import Blocking, emit_winograd_kernel, kernel_name
-from dhlo.codegen.families.conv.winograd_transforms import OPERATIONS, TAPS
+from dhlo.codegen.families.conv.winograd_blocking import Blocking
+from dhlo.codegen.families.conv.winograd_kernel import emit_winograd_kernel
+from dhlo.codegen.families.conv.winograd_transforms import Filter
 from dhlo.codegen.kernel_ir.builder import F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -35,33 +36,30 @@ class _Cut:
 
 @dataclass(frozen=True)
 class Winograd:
-    """F(m x m, r x r) for a convolution of a window of r x r, 2 or 3, or of some planes of as much: stride and dilation 1 in these,
-    one group, f32. `side`: of input tiles, m + r - 1."""
+    """F(m, r) down and across the planes of a convolution of one group, f32, whose windows are of r x r, r x 1 or 1 x r, 2 or 3, or
+    of some planes of as much. Stride and dilation are 1 in these; the stride of windows of 3 in one dim may be 2."""
 
     p: ConvParams
-    side: int
+    down: Filter
+    across: Filter
 
     @staticmethod
     def variants(p: ConvParams, sides: Sequence[int]) -> list[Winograd]:
-        """Those of the given sides; none where the convolution isn't of that kind."""
-        fits = (
-            p.kernel[1] == p.kernel[2]
-            and p.kernel[1] in TAPS
-            and p.stride[1:] == p.dilation[1:] == (1, 1)
-            and p.groups == 1
-            and p.elem == F32
-            and min(p.in_channels, p.out_channels) >= p.lanes
-        )
-        return [Winograd(p, side) for side in sides] if fits else []
+        """Those of the given n; none where the convolution isn't of that kind."""
+        if p.groups > 1 or p.elem != F32 or min(p.in_channels, p.out_channels) < p.lanes:
+            return []
+        found = []
+        for side in sides:
+            down, across = (Filter.of(side, *dim) for dim in list(zip(p.kernel, p.stride, p.dilation, strict=True))[1:])
+            if down is None or across is None or down.window == across.window == 1:
+                continue
+            if 1 in (down.window, across.window) or (down == across and down.stride == 1):
+                found.append(Winograd(p, down, across))
+        return found
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.side, self.p.kernel[2], self.p.spec, self.p.code)
-
-    @property
-    def m(self) -> int:
-        """Side of an output tile."""
-        return self.blocking.m
+        return Blocking(self.down, self.across, self.p.spec, self.p.code)
 
     @property
     def span(self) -> int:
@@ -82,18 +80,28 @@ class Winograd:
     @property
     def kernel(self) -> str:
         """The symbol of the kernel."""
-        return kernel_name(self.blocking)
+        return self.blocking.kernel
 
     @property
     def share(self) -> sympy.Rational:
         """Instructions of a whole tile over those of sums of products in order: products of points, maps of inputs to them, and of
         their sums to outputs. Maps of weights depend on how the tiles are grouped, and are left out."""
         p, b = self.p, self.blocking
-        of_input, _, of_output = OPERATIONS[b.side, b.window]
+        of_inputs, _, of_outputs = self._operations
         channels = p.in_channels * p.kernel[0]
-        maps = 2 * b.side * of_input * channels + (b.side + self.m) * of_output * p.out_channels
-        direct = b.taps * self.m**2 * channels * p.out_channels
+        maps = of_inputs * channels + of_outputs * p.out_channels
+        direct = b.taps * b.outputs * channels * p.out_channels
         return sympy.Rational(b.points * channels * p.out_channels + maps, direct)
+
+    @property
+    def _operations(self) -> tuple[int, int, int]:
+        """Vector operations of the maps of a tile's inputs, of weights, and of its outputs: of columns, then of rows."""
+        down, across = self.down, self.across
+        columns = (across.inputs, across.window, across.points)
+        rows = (down.points, down.factors, down.m)
+        maps = zip(columns, down.operations, rows, across.operations, strict=True)
+        of_inputs, of_weights, of_outputs = (c * d + r * a for c, d, r, a in maps)
+        return of_inputs, of_weights, of_outputs
 
     def emit_kernel(self, module: KernelModule) -> None:
         """Adds the kernel to the module, once for all convolutions."""
@@ -102,7 +110,7 @@ class Winograd:
     def cut(self, host: HostContext, batch: V, out: Sequence[V]) -> _Cut:
         """Groups as large as fit a worker's scratch, and as many as threads can share evenly."""
         f, most = host.fn, self.blocking.most_tiles(host, self.depth_blocks)
-        th, tw = f.ceildivu(out[1], self.m), f.ceildivu(out[2], self.m)
+        th, tw = f.ceildivu(out[1], self.down.m), f.ceildivu(out[2], self.across.m)
         rows = f.mul(f.mul(batch, out[0]), th)
         column_groups = f.max(f.ceildivu(tw, most), 1)
         least = f.ceildivu(rows, f.max(f.divu(most, f.max(tw, 1)), 1))
@@ -119,8 +127,8 @@ class Winograd:
         in_vectors, out_vectors = -(-p.in_channels // p.lanes) * p.kernel[0], p.channel_panels * p.panel // p.lanes
         computed = -(-p.out_channels // p.nr) * p.spec.vectors
         # Arithmetic of the maps, and their stores, which go on beside it.
-        maps = zip((b.side, b.window, self.m), OPERATIONS[b.side, b.window], (b.points, b.points, self.m**2), strict=True)
-        by_inputs, by_weights, by_outputs = (max((b.side + n) * o, _STORE * stores) for n, o, stores in maps)
+        stored = zip(self._operations, (b.points, b.factors, b.outputs), strict=True)
+        by_inputs, by_weights, by_outputs = (max(operations, _STORE * stores) for operations, stores in stored)
         tiles, groups = f.mul(cut.rows, cut.tw), f.mul(cut.row_groups, cut.column_groups)
         products = f.mul(f.max(tiles, _LATENCY_ROWS), b.points * in_channels * computed)
         # Sums lie in the second cache, and are read and written again for each depth block.
@@ -129,7 +137,8 @@ class Winograd:
         mapped = f.mul(groups, in_channels * out_vectors * by_weights)
         # Transposing a square of vectors takes a load and a store each, and as many shuffles as there are bits in an index.
         strips = f.mul(
-            f.ceildivu(f.add(f.mul(cut.tw, self.m), b.window - 1), p.lanes), b.side * p.lanes * (p.lanes.bit_length() + _STORE)
+            f.ceildivu(f.add(f.mul(cut.tw, self.across.step), self.across.overlap), p.lanes),
+            self.down.inputs * p.lanes * (p.lanes.bit_length() + _STORE),
         )
         inputs = f.add(f.mul(tiles, by_inputs + b.points), f.mul(cut.rows, strips))
         shared = f.max(f.min(f.mul(groups, p.channel_panels), host.num_threads), 1)

@@ -1,15 +1,15 @@
 """Kernels of Winograd's convolution: input tiles, weights and output tiles mapped in vectors of channels, products in between.
 
-A kernel serves all convolutions of an input tile's side and a window's; channels, sizes and padding are arguments. Its items are
+A kernel serves all convolutions of a kind of tile; channels, sizes and padding are arguments. Its items are
 (group of tiles, panel of output channels), the panel fastest. A group is some rows of tiles, or a part of one; a worker keeps of
 it, in its scratch:
 
     inputs     [depth block][point][tile][DEPTH]   mapped once a group
-    weights    [point][DEPTH][panel]               of one depth block, mapped for each group and panel
+    weights    [factor][DEPTH][panel]              of one depth block, mapped for each group and panel
     sums       [point][tile][panel]                over the depth blocks
 
-Of windows in three dims, rows and columns are mapped; their planes are summed over, as channels are. A depth block is some channels
-of one plane of the window, or all channels of some planes.
+Rows and columns are mapped, each as its `Filter` says: of windows in one dim only one of them. Planes of windows in three dims are
+summed over, as channels are. A depth block is some channels of one plane of the window, or all channels of some planes.
 
 Weights are mapped where they are used, rather than stored mapped: that takes about 100 operations for 36 multiply-adds a
 tile, where mapped weights would be 4 times as many bytes in files, memory and caches, and small images are bound by bytes.
@@ -20,26 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.microkernel import emit_transpose
-from dhlo.codegen.families.conv.pack import CACHE_LINE
-from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
-from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
-from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
-from dhlo.codegen.kernel_ir.transpose import transpose_block
+from dhlo.codegen.families.conv.winograd_blocking import POSITIONS, Blocking, Scratch
+from dhlo.codegen.families.conv.winograd_tiles import emit_inputs, emit_outputs, emit_products, emit_weights
+from dhlo.codegen.kernel_ir.builder import F32, I64, PTR, KernelModule, V
+from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["FIELDS", "Blocking", "emit_winograd_kernel", "kernel_name"]
-
-# Input channels of a depth block by the sides of the input tile and the window, no fewer than a block of packed weights has: mapped
-# weights of a panel then take 256 to 360 KiB. Code and layout rest on it; on a machine whose second cache is smaller they come from
-# the third, once a group.
-_DEPTH = {(6, 3): 64, (6, 2): 80, (4, 3): 128, (4, 2): 128}
-# Tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
-_MOST_TILES = {6: 56, 4: 126}
-# Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
-_STRIP = 64
-# Output positions of whole rows that are handed to the epilogue together.
-_POSITIONS = 256
+__all__ = ["FIELDS", "emit_winograd_kernel"]
 
 FIELDS = (
     "x",
@@ -79,103 +65,6 @@ those of a depth block of the packed weights, of which `span` are one of this ke
 th, tw: tiles down and across a plane; row_groups, column_groups: in how many groups all rows of tiles, and the tiles of a row, are
 cut."""
 _POINTERS = {"x", "w", "epilogue", "eargs"}
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """Sizes that follow from the sides of an input tile and of the window, and from the register tiles."""
-
-    side: int
-    window: int
-    spec: TileSpec
-    code: str = ""  # the form of weights that are kept as codes
-
-    @property
-    def m(self) -> int:
-        """Side of an output tile."""
-        return self.side - self.window + 1
-
-    @property
-    def taps(self) -> int:
-        """Kernel points of a plane of the window."""
-        return self.window**2
-
-    @property
-    def prefix(self) -> str:
-        """Of the names of functions."""
-        return f"winograd{self.window if self.window != 3 else ''}_{self.m}"
-
-    @property
-    def points(self) -> int:
-        """Products of a tile."""
-        return self.side**2
-
-    @property
-    def lanes(self) -> int:
-        return self.spec.lanes(F32)
-
-    @property
-    def panel(self) -> int:
-        return self.spec.panel(F32)
-
-    @property
-    def depth(self) -> int:
-        """Channels that a depth block has room for."""
-        return _DEPTH[self.side, self.window]
-
-    @property
-    def packed_row(self) -> tuple[int, str]:
-        """Elements, and of what type, of a row of a panel of packed weights."""
-        return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
-
-    @property
-    def strip_tiles(self) -> int:
-        """Tiles of a row that are brought into vectors of channels together."""
-        return (_STRIP - self.window + 1) // self.m
-
-    # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
-    @property
-    def weight_stride(self) -> int:
-        """Elements between points of mapped weights."""
-        return self.depth * self.panel + self.panel
-
-    def span(self, block_channels: int, blocks: int) -> int:
-        """Depth blocks of packed weights that are one of these kernels, balanced."""
-        most = max(1, self.depth // block_channels)
-        return -(-blocks // -(-blocks // most))
-
-    def tile_bytes(self, depth_blocks: int) -> int:
-        """Bytes of a tile's mapped inputs."""
-        return depth_blocks * self.points * self.depth * 4
-
-    def most_tiles(self, host: HostContext, depth_blocks: int) -> V:
-        """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
-        take all of it: they are read once for each panel, in order."""
-        fn = host.fn
-        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_TILES[self.side])
-        return fn.max(fit, 2 * self.spec.mr)
-
-    @property
-    def row_elements(self) -> int:
-        """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
-        return max(_POSITIONS, self.m * self.m * max(_MOST_TILES[self.side], 2 * self.spec.mr)) + self.m + 2 * self.lanes
-
-    def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
-        """Scratch of a worker."""
-        inputs = host.fn.mul(self.most_tiles(host, depth_blocks), self.tile_bytes(depth_blocks))
-        return host.fn.add(inputs, _Scratch(self).inputs + depth_blocks * self.points * self.lanes * 4)
-
-
-class _Scratch:
-    """Offsets in bytes of a worker's scratch."""
-
-    def __init__(self, b: Blocking) -> None:
-        most = max(_MOST_TILES[b.side], 2 * b.spec.mr)
-        self.sums = b.points * b.weight_stride * 4
-        self.strip = self.sums + b.points * (most * b.panel + b.lanes) * 4
-        self.stage = self.strip + b.side * _STRIP * b.lanes * 4
-        self.tile = self.stage + b.row_elements * b.panel * 4
-        self.inputs = self.tile + b.row_elements * b.panel * 4
 
 
 @dataclass(frozen=True)
@@ -227,187 +116,15 @@ class _Group:
     sum_stride: V  # elements between points of sums
 
 
-def _in_range(f: Fn, c: V, size: V) -> V:
-    """0 <= c < size for i32 vectors."""
-    return f.cmp("ult", c, f.splat(f.cast(size, I32), c.lanes))
-
-
-def _emit_inputs(module: KernelModule, b: Blocking) -> str:
-    """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
-    the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
-    `stride` elements apart."""
-    name = f"{b.prefix}_inputs_{b.spec.name}"
-    if name in module.functions:
-        return name
-    numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("strip", PTR), ("to", PTR), ("stride", I64)], noinline=True)
-    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride = f.args
-    lanes, ty = b.lanes, vec(F32, b.lanes)
-    zero = f.const(0.0, ty)
-    offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
-    with f.loop(0, f.add(f.mul(tiles, b.m), b.window - 1), lanes) as c:
-        column = f.add(x0, c.iv)
-        mask = _in_range(f, f.add(f.iota(I32, lanes), f.splat(f.cast(column, I32), lanes)), width)
-        with f.loop(0, b.side) as r:
-            y = f.add(y0, r.iv)
-            out = f.gep(strip, f.mul(f.add(f.mul(r.iv, _STRIP), c.iv), lanes), F32)
-
-            def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
-                start = f.gep(x, f.add(f.mul(y, sxh), column), F32)
-                return transpose_block(f, [f.masked_load(f.gep(start, o, F32), mask, zero) for o in offsets])
-
-            def nothing() -> list[V]:
-                return [zero] * lanes
-
-            for j, v in enumerate(f.if_else(f.cmp("ult", y, height), rows, nothing, [ty] * lanes)):
-                f.store(v, f.gep(out, j * lanes, F32))
-    with f.loop(0, tiles) as t:
-        start = f.gep(strip, f.mul(t.iv, b.m * lanes), F32)
-        out = f.gep(to, f.mul(t.iv, b.depth), F32)
-        square = [[f.load(f.gep(start, (i * _STRIP + j) * lanes, F32), ty) for j in range(b.side)] for i in range(b.side)]
-        mapped = in_two_dims(square, lambda d: inputs(f, d))
-        for p, v in enumerate(v for row in mapped for v in row):
-            f.store(v, f.gep(out, f.mul(stride, p), F32))
-    f.done()
-    return name
-
-
-def _emit_weights(module: KernelModule, b: Blocking) -> str:
-    """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
-    if name in module.functions:
-        return name
-    f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
-    w, channels, to = f.args
-    point, ty = f.mul(channels, b.panel), vec(F32, b.lanes)
-
-    def map_column(square: list[list[V]], dst: V) -> None:
-        mapped = in_two_dims(square, lambda g: weights(f, g, b.side))
-        for p, v in enumerate(v for row in mapped for v in row):
-            f.store(v, f.gep(dst, p * b.weight_stride, F32))
-
-    if b.code:
-        row, _ = b.packed_row
-        with f.loop(0, channels) as lp:
-            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
-            for column in range(0, b.panel, b.lanes):
-                taps = [load_codes(f, b.code, r, column, b.lanes, b.panel) for r in rows]
-                map_column(
-                    [taps[i : i + b.window] for i in range(0, b.taps, b.window)],
-                    f.gep(to, f.add(f.mul(lp.iv, b.panel), column), F32),
-                )
-        f.done()
-        return name
-    with f.loop(0, f.mul(channels, b.panel), b.lanes) as lp:
-        src, dst = f.gep(w, lp.iv, F32), f.gep(to, lp.iv, F32)
-        r = range(b.window)
-        square = [[f.load(f.gep(src, f.mul(point, b.window * i + j), F32), ty) for j in r] for i in r]
-        map_column(square, dst)
-    f.done()
-    return name
-
-
-def _emit_outputs(module: KernelModule, b: Blocking) -> str:
-    """`outputs(sums, stride, tiles, columns, to)`: maps the sums of a row of tiles to [output row][columns][panel].
-
-    Tiles go from the last to the first, rows of a tile from the first to the last: what a tile that overhangs writes beyond
-    `columns` is then overwritten by what belongs there."""
-    name = f"{b.prefix}_outputs_{b.spec.name}"
-    if name in module.functions:
-        return name
-    numbers = ("stride", "tiles", "columns")
-    f = Fn(module, name, [("sums", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
-    sums, stride, tiles, columns, to = f.args
-    ty = vec(F32, b.lanes)
-    with f.loop(0, tiles) as lp:
-        t = f.sub(f.sub(tiles, 1), lp.iv)
-        with f.loop(0, b.panel, b.lanes) as part:
-            src = f.gep(sums, f.add(f.mul(t, b.panel), part.iv), F32)
-            dst = f.gep(to, f.add(f.mul(t, b.m * b.panel), part.iv), F32)
-            square = [[f.load(f.gep(src, f.mul(stride, i * b.side + j), F32), ty) for j in range(b.side)] for i in range(b.side)]
-            for i, row in enumerate(in_two_dims(square, lambda s: outputs(f, s, b.m))):
-                line = f.gep(dst, f.mul(columns, i * b.panel), F32)
-                for j, v in enumerate(row):
-                    f.store(v, f.gep(line, j * b.panel, F32))
-    f.done()
-    return name
-
-
-def _emit_microkernel(module: KernelModule, b: Blocking, rows: int) -> str:
-    """`ukr(a, b, k, sums, accumulate, ahead, weights, step)`: sums[rows][nr] (+)= A[rows][k] B[k][nr], rows of A `depth` apart, of
-    B and sums `panel`.
-
-    One sum an element, in order of k, whatever the rows: how tiles are cut into groups and register tiles changes no bit. Each step
-    of k fetches to the second cache a line at `ahead`, the next point's rows, and `step` bytes of `weights`, to be mapped next.
-    """
-    name = f"{b.prefix}_ukr_{b.spec.name}_{rows}"
-    if name in module.functions:
-        return name
-    args = [("a", PTR), ("b", PTR), ("k", I64), ("sums", PTR), ("accumulate", I64), ("ahead", PTR), ("weights", PTR), ("step", I64)]
-    f = Fn(module, name, args, noinline=True)
-    a, w, k, sums, accumulate, ahead, later, step = f.args
-    ty, vectors = vec(F32, b.lanes), range(b.spec.vectors)
-    cells = [f.gep(sums, i * b.panel + v * b.lanes, F32) for i in range(rows) for v in vectors]
-    zero = f.const(0.0, ty)
-    start = f.if_else(
-        f.cmp("ne", accumulate, 0), lambda: [f.load(c, ty) for c in cells], lambda: [zero] * len(cells), [ty] * len(cells)
-    )
-    with f.loop(0, k, 1, [a, w, *start]) as lp:
-        pa, pw, *acc = lp.carried
-        f.prefetch(f.gep(ahead, f.mul(lp.iv, CACHE_LINE), "i8"), 2)
-        f.prefetch(f.gep(later, f.mul(lp.iv, step), "i8"), 2)
-        ys = [f.load(f.gep(pw, v * b.lanes, F32), ty) for v in vectors]
-        for i in range(rows):
-            x = f.splat(f.load(f.gep(pa, i * b.depth, F32), F32), b.lanes)
-            for v in vectors:
-                acc[i * len(ys) + v] = f.fma(x, ys[v], acc[i * len(ys) + v])
-        lp.yield_(f.gep(pa, 1, F32), f.gep(pw, b.panel, F32), *acc)
-    for cell, value in zip(cells, lp.results[2:], strict=True):
-        f.store(value, cell)
-    f.done()
-    return name
-
-
-def _emit_products(module: KernelModule, b: Blocking) -> str:
-    """`products(a, a_stride, b, sums, sum_stride, tiles, k, columns, accumulate, weights)`: the products of all points; of the
-    panel's columns those below `columns`, in whole register tiles. Spread over them, the next depth block is fetched from `weights`
-    on."""
-    name = f"{b.prefix}_products_{b.spec.name}"
-    if name in module.functions:
-        return name
-    table = f"{b.prefix}_table_{b.spec.name}"
-    emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
-    args = [("a", PTR), ("a_stride", I64), ("b", PTR), ("sums", PTR), ("sum_stride", I64)]
-    f = Fn(module, name, [*args, *((n, I64) for n in ("tiles", "k", "columns", "accumulate")), ("weights", PTR)], noinline=True)
-    a, a_stride, w, sums, sum_stride, tiles, k, columns, accumulate, later = f.args
-    step = -(-b.taps * b.panel * 4 // b.points)  # bytes of weights of a channel and point
-    parts = f.ceildivu(tiles, b.spec.mr)
-    kernels = f.address_of(table)
-    with f.loop(0, b.points) as p:
-        pa, pw = f.gep(a, f.mul(p.iv, a_stride), F32), f.gep(w, f.mul(p.iv, b.weight_stride), F32)
-        ps = f.gep(sums, f.mul(p.iv, sum_stride), F32)
-        with f.loop(0, columns, b.spec.nr(F32)) as column, f.loop(0, parts) as part:
-            t0 = f.divu(f.mul(part.iv, tiles), parts)
-            n = f.sub(f.divu(f.mul(f.add(part.iv, 1), tiles), parts), t0)
-            ukr = f.load(f.gep(kernels, f.sub(n, 1), PTR), PTR)
-            at = f.gep(ps, f.add(f.mul(t0, b.panel), column.iv), F32)
-            rows = f.gep(pa, f.mul(t0, b.depth), F32)
-            fetch = [f.gep(rows, a_stride, F32), f.gep(later, f.mul(f.mul(p.iv, k), step), "i8")]
-            fetch.append(f.select(f.cmp("eq", f.add(part.iv, column.iv), 0), f.i64(step), 0))
-            f.call_ptr(ukr, [rows, f.gep(pw, column.iv, F32), k, at, accumulate, *fetch])
-    f.done()
-    return name
-
-
 class _Kernel:
-    """Emits the kernel of a tile's side."""
+    """Emits the kernel of a kind of tile."""
 
     def __init__(self, module: KernelModule, b: Blocking) -> None:
-        self.b, self.layout = b, _Scratch(b)
-        self.inputs, self.weights = _emit_inputs(module, b), _emit_weights(module, b)
-        self.products, self.outputs = _emit_products(module, b), _emit_outputs(module, b)
+        self.b, self.layout = b, Scratch(b)
+        self.inputs, self.weights = emit_inputs(module, b), emit_weights(module, b)
+        self.products, self.outputs = emit_products(module, b), emit_outputs(module, b)
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
-        self.f = kernel_fn(module, kernel_name(b))
+        self.f = kernel_fn(module, b.kernel)
         _, self.begin, self.end, _, self.scratch = self.f.args
         self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
         f, geo = self.f, self.geo
@@ -462,13 +179,13 @@ class _Kernel:
         with f.loop(g.row0, g.row1) as row:
             plane, line = f.divu(row.iv, geo.th), f.remu(row.iv, geo.th)
             image, z0 = f.divu(plane, geo.od), f.sub(f.mul(f.remu(plane, geo.od), geo.plane_stride), geo.front)
-            y0 = f.sub(f.mul(line, b.m), geo.top)
+            y0 = f.sub(f.mul(line, b.down.step), geo.top)
             tile0 = f.mul(f.sub(row.iv, g.row0), g.across)
             parts = f.ceildivu(g.across, b.strip_tiles)
             with f.loop(0, parts) as part, f.loop(0, self.blocks) as block:
                 t0 = f.divu(f.mul(part.iv, g.across), parts)
                 tiles = f.sub(f.divu(f.mul(f.add(part.iv, 1), g.across), parts), t0)
-                x0 = f.sub(f.mul(f.add(g.first, t0), b.m), geo.left)
+                x0 = f.sub(f.mul(f.add(g.first, t0), b.across.step), geo.left)
                 c0, channels, first, end = self.block(block.iv)
                 to = f.mul(f.mul(block.iv, b.points), g.input_stride)
                 to = f.add(to, f.mul(f.add(tile0, t0), b.depth))
@@ -508,9 +225,9 @@ class _Kernel:
     def finish(self, g: _Group, panel: V) -> None:
         """Hands a panel's outputs to the epilogue: some rows of tiles at a time where they are whole, else one."""
         f, geo, b = self.f, self.geo, self.b
-        columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.m), geo.ow), f.mul(g.first, b.m))
+        columns = f.sub(f.min(f.mul(f.add(g.first, g.across), b.across.m), geo.ow), f.mul(g.first, b.across.m))
         whole = f.cmp("eq", geo.column_groups, 1)
-        together = f.select(whole, f.max(f.divu(f.i64(_POSITIONS), f.mul(geo.ow, b.m)), 1), 1)
+        together = f.select(whole, f.max(f.divu(f.i64(POSITIONS), f.mul(geo.ow, b.down.m)), 1), 1)
         with f.loop(f.divu(g.row0, geo.th), f.ceildivu(g.row1, geo.th)) as plane:
             above = f.mul(plane.iv, geo.th)
             lo, hi = f.sub(f.max(g.row0, above), above), f.min(f.sub(g.row1, above), geo.th)
@@ -525,10 +242,10 @@ class _Kernel:
         sums, stage, tile = (self.at(n) for n in (self.layout.sums, self.layout.stage, self.layout.tile))
         with f.loop(0, lines) as line:
             source = f.gep(sums, f.mul(f.add(tile0, f.mul(line.iv, g.across)), b.panel), F32)
-            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.m * b.panel), F32)
+            to = f.gep(stage, f.mul(f.mul(line.iv, columns), b.down.m * b.panel), F32)
             f.call(self.outputs, [source, g.sum_stride, g.across, columns, to])
-        y0 = f.mul(row, b.m)
-        height = f.sub(f.min(f.mul(f.add(row, lines), b.m), geo.oh), y0)
+        y0 = f.mul(row, b.down.m)
+        height = f.sub(f.min(f.mul(f.add(row, lines), b.down.m), geo.oh), y0)
         positions = f.mul(height, columns)
         ld = f.mul(f.add(f.ceildivu(positions, b.lanes), 1), b.lanes)  # not a power of two
         with f.loop(0, positions, b.lanes) as p:
@@ -536,19 +253,13 @@ class _Kernel:
         m0 = f.mul(panel, b.panel)
         channels = f.min(f.sub(geo.out_channels, m0), b.panel)
         image, z = f.divu(plane, geo.od), f.remu(plane, geo.od)
-        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.m))
+        n0 = f.add(f.mul(f.add(f.mul(z, geo.oh), y0), geo.ow), f.mul(g.first, b.across.m))
         calls, step = f.select(whole, f.i64(1), height), f.select(whole, positions, columns)
         with f.loop(0, calls) as c:
             at, n = f.gep(tile, f.mul(c.iv, step), F32), f.add(n0, f.mul(c.iv, geo.ow))
             f.call_ptr(geo.epilogue, [geo.eargs, at, ld, image, m0, n, channels, step])
 
 
-def kernel_name(b: Blocking) -> str:
-    """The symbol of a kernel."""
-    return f"{b.prefix}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
-
-
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:
     """Emits the kernel once and returns its symbol."""
-    name = kernel_name(b)
-    return name if name in module.functions else _Kernel(module, b).emit()
+    return b.kernel if b.kernel in module.functions else _Kernel(module, b).emit()

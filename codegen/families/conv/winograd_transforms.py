@@ -6,27 +6,32 @@ y = A^T [(G g) * (B^T d)]. The products are values of polynomials at n - 1 point
 1/2, -2: of the usual sets the one with the least error, since its products stay small. B depends on the points alone. In two dims
 each map is applied to columns, then to rows.
 
+Windows that are two inputs apart don't share what these products save. Their even and odd inputs do so each: a filter of 3 taps is
+one of taps 0 and 2 on the even inputs, F(m, 2), and tap 1 on the odd ones, whose m products are summed in order and added to the
+outputs. That makes 2 m + 1 products of 3 m.
+
 The sums below are the rows of the matrices with what they share computed once. `matrices` has them written out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from dhlo.codegen.kernel_ir.builder import Fn, V
 
-__all__ = ["OPERATIONS", "SIDES", "TAPS", "in_two_dims", "inputs", "matrices", "outputs", "weights"]
+__all__ = ["OPERATIONS", "SIDES", "TAPS", "Filter", "in_two_dims", "inputs", "matrices", "outputs", "weights"]
 
 SIDES = (4, 6)
-"""The sides n of input tiles that there are maps for."""
+"""The numbers n of products that there are maps for."""
 TAPS = (2, 3)
 """The same of filters."""
 
 _POINTS = {4: (0, 1, -1), 6: (0, 1, -1, Fraction(1, 2), -2)}
 
 OPERATIONS = {(4, 3): (4, 4, 4), (6, 3): (16, 12, 12), (4, 2): (4, 3, 5), (6, 2): (16, 8, 16)}
-"""Vector operations in one dim of `inputs`, `weights` and `outputs`, by the sides of input tiles and filters."""
+"""Vector operations in one dim of `inputs`, `weights` and `outputs`, by n and r."""
 
 
 def _product(roots: Sequence[Fraction | int]) -> list[Fraction]:
@@ -116,7 +121,97 @@ def outputs(f: Fn, s: Sequence[V], m: int) -> list[V]:
     return out
 
 
-def in_two_dims(square: Sequence[Sequence[V]], one: Callable[[Sequence[V]], list[V]]) -> list[list[V]]:
-    """Applies a map to the columns of a square of vectors, given as rows, then to its rows."""
-    columns = [one([row[j] for row in square]) for j in range(len(square[0]))]
-    return [one([column[i] for column in columns]) for i in range(len(columns[0]))]
+@dataclass(frozen=True)
+class Filter:
+    """A tile in one dim: its outputs, the inputs of their windows, and the products in between.
+
+    `side`: n of F(m, r), 1 for a dim of windows of one input, which is left as it is; `window`: taps; `stride`: between windows, 1,
+    or 2 for windows of 3.
+    """
+
+    side: int = 1
+    window: int = 1
+    stride: int = 1
+
+    @staticmethod
+    def of(side: int, window: int, stride: int, dilation: int) -> Filter | None:
+        """That of a convolution's dim; None where there is none."""
+        if window == stride == 1:
+            return Filter()
+        if dilation > 1 or (window not in TAPS if stride == 1 else (window, stride) != (3, 2)):
+            return None
+        return Filter(side, window, stride)
+
+    @property
+    def _taps(self) -> int:
+        """Those that F(m, r) computes."""
+        return self.window if self.stride == 1 else 2
+
+    @property
+    def m(self) -> int:
+        """Outputs."""
+        return self.side - self._taps + 1
+
+    @property
+    def step(self) -> int:
+        """Inputs from a tile to the next."""
+        return self.m * self.stride
+
+    @property
+    def overlap(self) -> int:
+        """Inputs that a tile shares with the next."""
+        return self.window - self.stride
+
+    @property
+    def inputs(self) -> int:
+        return self.step + self.overlap
+
+    @property
+    def points(self) -> int:
+        """Products."""
+        return self.side + (self.stride - 1) * self.m
+
+    @property
+    def factors(self) -> int:
+        """Mapped weights: the last one is that of all further points."""
+        return self.side + self.stride - 1
+
+    @property
+    def operations(self) -> tuple[int, int, int]:
+        """Vector operations of the three maps."""
+        if self.window == 1:
+            return 0, 0, 0
+        of_inputs, of_weights, of_outputs = OPERATIONS[self.side, self._taps]
+        return of_inputs, of_weights, of_outputs + (self.stride - 1) * self.m
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}" + (f"s{self.stride}" if self.stride > 1 else "")
+
+    def map_inputs(self, f: Fn, d: Sequence[V]) -> list[V]:
+        """`inputs` vectors to `points`."""
+        if self.window == 1:
+            return list(d)
+        return inputs(f, d) if self.stride == 1 else [*inputs(f, d[::2]), *d[1::2]]
+
+    def map_weights(self, f: Fn, g: Sequence[V]) -> list[V]:
+        """`window` vectors to `factors`."""
+        if self.window == 1:
+            return list(g)
+        return weights(f, g, self.side) if self.stride == 1 else [*weights(f, g[::2], self.side), g[1]]
+
+    def map_outputs(self, f: Fn, s: Sequence[V]) -> list[V]:
+        """`points` vectors to `m`."""
+        if self.window == 1:
+            return list(s)
+        out = outputs(f, s[: self.side], self.m)
+        return out if self.stride == 1 else [f.add(a, b) for a, b in zip(out, s[self.side :], strict=True)]
+
+
+Map = Callable[[Sequence[V]], list[V]]
+
+
+def in_two_dims(block: Sequence[Sequence[V]], down: Map, across: Map) -> list[list[V]]:
+    """Applies a map to the columns of a block of vectors, given as rows, then another to its rows."""
+    columns = [down([row[j] for row in block]) for j in range(len(block[0]))]
+    return [across([column[i] for column in columns]) for i in range(len(columns[0]))]

@@ -10,7 +10,6 @@ Few long items would leave threads idle: where one pass does, they can be reduce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,9 +31,9 @@ from dhlo.ir.types import DTYPES, DType, from_mlir
 from dhlo.shape_infer.axes import reduction_axes
 from dhlo.shape_infer.cost import element_work
 
-__all__ = ["MAX_SPLIT", "Kernels", "Turned", "lower_reduction"]
+__all__ = ["Reduction"]
 
-MAX_SPLIT, MAX_PARTS = 16, 32  # items that are split at most, and into how many parts
+MAX_PARTS = 32  # into which an item is split at most
 
 # Simple operations of a part, at least. Parts order sums, so that no fact of the machine may choose their size.
 _PART_WORK = 1 << 16
@@ -44,7 +43,7 @@ LINE = 64  # bytes of a cache line
 KEEP_COST = 6  # values cheaper than this are computed again in every pass
 
 
-class _Reduction:
+class Reduction:
     """One kernel: the whole reduction, `turned` if asked for and possible, or (`part`) sums of parts to the workspace, or what
     brings the parts together."""
 
@@ -484,47 +483,3 @@ def _scratch_type(v: Value) -> DType:
     """Kept values stay in register precision."""
     d = from_mlir(v).dtype
     return DTYPES["f32"] if d.register == "f32" else d
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a group is reduced in `parts` parts an item: `partial` leaves each part's results (`cell_bytes`) in the workspace, its
-    first argument; `gather` brings them together."""
-
-    parts: sympy.Expr
-    cell_bytes: int
-    partial: Launch
-    gather: Launch
-
-
-@dataclass(frozen=True)
-class Turned:
-    """A group's kernel whose vectors run along `positions` of its kept dims, as operands lie, and how many it needs to be faster
-    than the other."""
-
-    launch: Launch
-    positions: sympy.Expr
-    least: int
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The kernel of a group; how it is split where it has few items, and what is launched instead where operands' memory runs along
-    other dims: None where that never pays."""
-
-    whole: Launch
-    split: Split | None = None
-    turned: Turned | None = None
-
-
-def lower_reduction(module: KernelModule, group: Group, checks: Checks) -> Kernels:
-    """The kernels of a group that holds reductions over the same dims of one domain."""
-    r = _Reduction(module, group, checks)
-    whole = r.lower()
-    if r.turn is not None:
-        turned = _Reduction(module, group, checks, turned=True)
-        return Kernels(whole, turned=Turned(turned.lower(), turned.run_size, turned.fn.lanes // 2))
-    if not r.can_split or r.parts == 1:
-        return Kernels(whole)
-    partial, gather = (_Reduction(module, group, checks, part).lower() for part in ("partial", "gather"))
-    return Kernels(whole, Split(r.parts, r.cell_bytes, partial, gather))

@@ -12,7 +12,7 @@ from dhlo.codegen.families.family import ChoiceFamily, KernelFamily
 from dhlo.codegen.families.kernel import Launch
 from dhlo.codegen.families.lowering import GroupHost, anchor_of
 from dhlo.codegen.families.reduce.argreduce import lower_argreduce
-from dhlo.codegen.families.reduce.reduction import MAX_SPLIT, Kernels, Turned, lower_reduction
+from dhlo.codegen.families.reduce.kernels import MAX_SPLIT, Kernels, Turned, lower_reduction
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.compute import ArgReduce

@@ -217,6 +217,12 @@ class Conv(Op, name="conv"):
         ends, rank = attr(self, "padding"), len(attr(self, "stride"))
         return list(zip(ends[:rank], ends[-rank:], strict=True))
 
+    @property
+    def pointwise(self) -> bool:
+        """Each position of the result is a product over the channels of one of the image, the same one."""
+        sizes = (*from_mlir(self.operands[1]).shape[2:], *attr(self, "stride"))
+        return all(s == 1 for s in sizes) and not any(map(any, self.pads))
+
     def reference(self, args: Args, sizes: Any) -> Args:
         def g(n: str) -> Any:
             return attr(self, n)

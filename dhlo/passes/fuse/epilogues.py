@@ -69,9 +69,8 @@ def _expands(op: Any) -> bool:
     if not _is_static_image(op) or attr(op, "groups") != 1:
         return False
     x, w = (from_mlir(v) for v in op.operands)
-    stride, window = attr(op, "stride"), w.shape[2:]
-    plain = all(s == 1 for s in (*stride, *window)) and not any(attr(op, "padding"))
-    return bool((plain or min(stride) > 1) and x.shape[1] * window[0] * window[1] <= _MOST_DEPTH)
+    window = w.shape[2:]
+    return bool((op.pointwise or min(attr(op, "stride")) > 1) and x.shape[1] * window[0] * window[1] <= _MOST_DEPTH)
 
 
 def _is_depthwise(op: Any) -> bool:

@@ -1,0 +1,146 @@
+"""Sizes of a Winograd kernel: how channels and tiles are blocked, and where a worker's scratch has what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dhlo.codegen.families.conv.quantised_weights import row_bytes
+from dhlo.codegen.families.conv.winograd_transforms import Filter
+from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.kernel_ir.builder import F32, I8, V
+from dhlo.codegen.kernel_ir.launch import HostContext
+
+__all__ = ["POSITIONS", "STRIP", "Blocking", "Scratch"]
+
+# Input channels of a depth block by n and the window's taps, no fewer than a block of packed weights has: mapped weights of a panel
+# then take 256 to 360 KiB, those of one dim less, lest a point's outgrow the first cache. Code and layout rest on it; on a machine
+# whose second cache is smaller they come from the third, once a group.
+_DEPTH = {(6, 9): 64, (6, 4): 80, (4, 9): 128, (4, 4): 128, (6, 3): 96, (6, 2): 144, (4, 3): 96, (4, 2): 144}
+# Points of all tiles of a group: the sums of a panel take 252 KiB. Weights are mapped once a group.
+_MOST_POINTS = 2016
+# Columns of the input that are brought into vectors of channels together, with all rows of a tile: they stay in the first cache.
+STRIP = 64
+# Output positions of whole rows that are handed to the epilogue together.
+POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """Sizes that follow from what a tile is down and across, and from the register tiles."""
+
+    down: Filter
+    across: Filter
+    spec: TileSpec
+    code: str = ""  # the form of weights that are kept as codes
+
+    @property
+    def taps(self) -> int:
+        """Kernel points of a plane of the window."""
+        return self.down.window * self.across.window
+
+    @property
+    def name(self) -> str:
+        """The kernel's, without its register tiles."""
+        window = max(self.down.window, self.across.window)
+        return f"winograd{window if window != 3 else ''}_{self.down.name}x{self.across.name}"
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's symbol."""
+        return f"{self.name}_{self.spec.name}" + (f"_{self.code}" if self.code else "")
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of functions."""
+        return self.name.partition("x")[0] if self.down == self.across else self.name
+
+    @property
+    def products(self) -> str:
+        """The same of those that multiply points, which depend on `depth` alone."""
+        return self.prefix if self.down == self.across else f"winograd_deep{self.depth}"
+
+    @property
+    def points(self) -> int:
+        """Products of a tile."""
+        return self.down.points * self.across.points
+
+    @property
+    def factors(self) -> int:
+        """Mapped weights of a channel."""
+        return self.down.factors * self.across.factors
+
+    @property
+    def outputs(self) -> int:
+        """Of a tile."""
+        return self.down.m * self.across.m
+
+    @property
+    def most_tiles_of_sums(self) -> int:
+        """Tiles of a group whose sums are kept."""
+        return max(_MOST_POINTS // self.points, 2 * self.spec.mr)
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.lanes(F32)
+
+    @property
+    def panel(self) -> int:
+        return self.spec.panel(F32)
+
+    @property
+    def depth(self) -> int:
+        """Channels that a depth block has room for."""
+        return _DEPTH[max(self.down.side, self.across.side), self.taps]
+
+    @property
+    def packed_row(self) -> tuple[int, str]:
+        """Elements, and of what type, of a row of a panel of packed weights."""
+        return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
+
+    @property
+    def strip_tiles(self) -> int:
+        """Tiles of a row that are brought into vectors of channels together."""
+        return (STRIP - self.across.overlap) // self.across.step
+
+    # Points are a line more apart than their content takes: a power of two apart, they would share sets of the caches.
+    @property
+    def weight_stride(self) -> int:
+        """Elements between points of mapped weights."""
+        return self.depth * self.panel + self.panel
+
+    def span(self, block_channels: int, blocks: int) -> int:
+        """Depth blocks of packed weights that are one of these kernels, balanced."""
+        most = max(1, self.depth // block_channels)
+        return -(-blocks // -(-blocks // most))
+
+    def tile_bytes(self, depth_blocks: int) -> int:
+        """Bytes of a tile's mapped inputs."""
+        return depth_blocks * self.points * self.depth * 4
+
+    def most_tiles(self, host: HostContext, depth_blocks: int) -> V:
+        """Tiles of a group: as many as the second cache has room for, at least the rows of two register tiles. Mapped inputs may
+        take all of it: they are read once for each panel, in order."""
+        fn = host.fn
+        fit = fn.min(fn.divu(host.l2_bytes, self.tile_bytes(depth_blocks)), _MOST_POINTS // self.points)
+        return fn.max(fit, 2 * self.spec.mr)
+
+    @property
+    def row_elements(self) -> int:
+        """Room for the output positions that are finished together, and for what tiles and vectors write past them."""
+        return max(POSITIONS, self.outputs * self.most_tiles_of_sums) + self.across.m + 2 * self.lanes
+
+    def scratch_bytes(self, host: HostContext, depth_blocks: int) -> V:
+        """Scratch of a worker."""
+        inputs = host.fn.mul(self.most_tiles(host, depth_blocks), self.tile_bytes(depth_blocks))
+        return host.fn.add(inputs, Scratch(self).inputs + depth_blocks * self.points * self.lanes * 4)
+
+
+class Scratch:
+    """Offsets in bytes of a worker's scratch."""
+
+    def __init__(self, b: Blocking) -> None:
+        self.sums = b.factors * b.weight_stride * 4
+        self.strip = self.sums + b.points * (b.most_tiles_of_sums * b.panel + b.lanes) * 4
+        self.stage = self.strip + b.down.inputs * STRIP * b.lanes * 4
+        self.tile = self.stage + b.row_elements * b.panel * 4
+        self.inputs = self.tile + b.row_elements * b.panel * 4

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec, read_call
+from dhlo.capture import as_exported
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.model import CompiledModel
 from dhlo.options import Options, cache_dir
@@ -24,24 +26,47 @@ if TYPE_CHECKING:
 __all__ = ["build", "build_entries", "compile", "import_programs", "load", "open_model"]
 
 
-def compile(exported: torch.export.ExportedProgram | Mapping[str, torch.export.ExportedProgram], **options: Any) -> CompiledModel:
-    """Compiles a torch.export program once, for all shapes that it allows; or several, by name, to one model of as many entries
-    (`model["decode"]`), which have one copy of equal weights, and state of one name in common.
+def compile(
+    program: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> CompiledModel:
+    """Compiles a torch.export program once, for all shapes that it allows.
 
-    Options are the fields of `dhlo.Options`. Raises UnsupportedError listing every operator that can't be compiled,
-    with the user's source lines; CompileError if a program is inconsistent, or states of one name differ between programs.
+    Args:
+        program: an ExportedProgram, or the path of one in a file of torch.export.save; or a module, which is exported with the
+            example arguments; or several of the former by name, which become entries (`model["decode"]`) of one model with one copy
+            of equal weights, and state of one name in common.
+        args: of a module, its positional arguments as an example.
+        kwargs: of a module, its keyword arguments.
+        dynamic_shapes: of a module, as torch.export.export takes it. By default all dims of tensors are dynamic that can be; the
+            logger "dhlo" says which have become so.
+        options: the fields of `dhlo.Options`.
+
+    Raises UnsupportedError listing every operator that can't be compiled, with the user's source lines; CompileError if a program
+    is inconsistent, or states of one name differ between programs.
     """
     try:
         opts = Options(**options)
-    except TypeError as e:
-        raise CompileError(f"unknown option: {e}") from None
+    except TypeError:
+        known = [f.name for f in fields(Options)]
+        strange = ", ".join(f"'{name}'" for name in options if name not in known)
+        raise CompileError(f"unknown option: {strange}", hint=f"options are {', '.join(known)}") from None
     _refuse_foreign(opts.target)
+    exported = {name: as_exported(p, args, kwargs, dynamic_shapes) for name, p in _by_name(program).items()}
     with reporter(opts.progress) as progress:
-        programs, artifact = build_entries(exported if isinstance(exported, Mapping) else {"": exported}, opts, progress)
+        programs, artifact = build_entries(exported, opts, progress)
         progress("pack weights")
         model = _load_artifact(artifact)
     calls = {n: CallSpec.of(p.inputs, p.outputs, p.in_spec, p.out_spec, p.mutations) for n, p in programs.items()}
     return CompiledModel(model, calls, artifact)
+
+
+def _by_name(program: Any) -> Mapping[str, Any]:
+    return program if isinstance(program, Mapping) else {"": program}
 
 
 def _refuse_foreign(names: str) -> None:

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
+from dhlo.arguments import explain_mismatch
 from dhlo.callspec import CallSpec
 from dhlo.errors import ContractError, DhloError, SessionError
 from dhlo.frontend.program import OutputSpec
@@ -168,16 +169,12 @@ class CompiledModel:
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if self._in_spec is None:
             return list(args)
-        kw_spec = self._in_spec.children()[1]
-        order = list(kw_spec.context or [])
-        if sorted(order) != sorted(kwargs):
-            missing, extra = sorted(set(order) - set(kwargs)), sorted(set(kwargs) - set(order))
-            what = [f"; {k}: {', '.join(v)}" for k, v in (("missing", missing), ("unknown", extra)) if v]
-            raise ContractError("keyword arguments don't match the exported program's" + "".join(what))
-        leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
-        if len(leaves) != len(self._inputs) or spec != self._in_spec:
-            raise ContractError(f"arguments of structure {spec} given, the program was exported with {self._in_spec}")
-        return leaves
+        order = list(self._in_spec.children()[1].context or [])
+        if sorted(order) == sorted(kwargs):
+            leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
+            if len(leaves) == len(self._inputs) and spec == self._in_spec:
+                return leaves
+        raise ContractError(explain_mismatch(self._in_spec, [s.name for s in self._inputs], args, kwargs))
 
     def _note_updates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells autograd which tensors have new content."""
@@ -236,6 +233,13 @@ class CompiledModel:
         raise TypeError("a CompiledModel is neither copied nor pickled: save() it and load the file, or copy a session()")
 
     # ------------------------------------------------------------------ looking at it
+    def __repr__(self) -> str:
+        def values(of: Sequence[Any]) -> str:
+            return ", ".join(f"{v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in of)
+
+        name = self._model.name + (f", entry {self._entry}" if self._entry else "")
+        return f"<dhlo.CompiledModel {name} ({values(self._model.inputs)}) -> ({values(self._model.outputs)})>"
+
     @property
     def signature(self) -> str:
         """The contract: arguments, results, symbols with their ranges, and what is checked at every call."""

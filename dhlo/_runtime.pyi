@@ -113,6 +113,11 @@ class Model:
     def states(self) -> list[State]: ...
     @property
     def launches(self) -> list[str]: ...
+    @property
+    def entries(self) -> list[str]:
+        """Names of the entries; a model that is loaded is its first one."""
+    def entry(self, name: str, /) -> Model:
+        """Another entry of the same model: inputs, outputs and metadata are the entry's, all else is shared. Raises ValueError."""
     def plan(self, *inputs: object) -> Plan:
         """Sizes for these inputs, without running.
 
@@ -139,6 +144,9 @@ class Session:
     def read_state(self, name: str) -> bytes: ...
     def write_state(self, name: str, data: ReadableBuffer) -> None: ...
     def reset_state(self) -> None: ...
+    def sharing(self, entry: Model, /) -> Session:
+        """A session of another entry of the model with the same options, which shares state, random generator and arena: one of
+        them runs at a time. Raises ValueError for an entry of another model."""
     def copy(self) -> Session:
         """A new session with the same options, state and random generator."""
     def snapshot(self) -> bytes:

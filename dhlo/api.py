@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec, read_call
+from dhlo.capture import as_exported
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.model import CompiledModel
 from dhlo.options import Options, cache_dir
@@ -21,26 +23,50 @@ if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.frontend.program import Program
 
-__all__ = ["build", "compile", "load", "open_model"]
+__all__ = ["build", "build_entries", "compile", "import_programs", "load", "open_model"]
 
 
-def compile(exported: torch.export.ExportedProgram, **options: Any) -> CompiledModel:
+def compile(
+    program: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> CompiledModel:
     """Compiles a torch.export program once, for all shapes that it allows.
 
-    Options are the fields of `dhlo.Options`. Raises UnsupportedError listing every operator that can't be compiled,
-    with the user's source lines; CompileError if the program is inconsistent.
+    Args:
+        program: an ExportedProgram, or the path of one in a file of torch.export.save; or a module, which is exported with the
+            example arguments; or several of the former by name, which become entries (`model["decode"]`) of one model with one copy
+            of equal weights, and state of one name in common.
+        args: of a module, its positional arguments as an example.
+        kwargs: of a module, its keyword arguments.
+        dynamic_shapes: of a module, as torch.export.export takes it. By default all dims of tensors are dynamic that can be; the
+            logger "dhlo" says which have become so.
+        options: the fields of `dhlo.Options`.
+
+    Raises UnsupportedError listing every operator that can't be compiled, with the user's source lines; CompileError if a program
+    is inconsistent, or states of one name differ between programs.
     """
     try:
         opts = Options(**options)
-    except TypeError as e:
-        raise CompileError(f"unknown option: {e}") from None
+    except TypeError:
+        known = [f.name for f in fields(Options)]
+        strange = ", ".join(f"'{name}'" for name in options if name not in known)
+        raise CompileError(f"unknown option: {strange}", hint=f"options are {', '.join(known)}") from None
     _refuse_foreign(opts.target)
+    exported = {name: as_exported(p, args, kwargs, dynamic_shapes) for name, p in _by_name(program).items()}
     with reporter(opts.progress) as progress:
-        program, artifact = build(exported, opts, progress)
+        programs, artifact = build_entries(exported, opts, progress)
         progress("pack weights")
         model = _load_artifact(artifact)
-    call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
-    return CompiledModel(model, call, artifact)
+    calls = {n: CallSpec.of(p.inputs, p.outputs, p.in_spec, p.out_spec, p.mutations) for n, p in programs.items()}
+    return CompiledModel(model, calls, artifact)
+
+
+def _by_name(program: Any) -> Mapping[str, Any]:
+    return program if isinstance(program, Mapping) else {"": program}
 
 
 def _refuse_foreign(names: str) -> None:
@@ -60,40 +86,66 @@ def build(
     exported: torch.export.ExportedProgram, options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[Program, Artifact]:
     """The imported program and its object code, not loaded into this process. Raises the errors of `compile`."""
-    from dhlo.cache import Cache, program_key
+    programs, artifact = build_entries({"": exported}, options, progress)
+    return programs[""], artifact
+
+
+def build_entries(
+    exported: Mapping[str, torch.export.ExportedProgram], options: Options, progress: Callable[[str], None] = lambda _: None
+) -> tuple[dict[str, Program], Artifact]:
+    """The same of the entries of a model. The only entry of a model may be called ""."""
+    from dhlo.cache import Cache, model_key
     from dhlo.codegen.target import parse_targets
-    from dhlo.compiler import compile_program, renumber
-    from dhlo.frontend import import_program
-    from dhlo.frontend.growing import read_growth, request_growth
-    from dhlo.passes.quantise_caches import request_caches
-    from dhlo.passes.quantise_weights import request_weights
+    from dhlo.compiler import compile_programs, renumber
+    from dhlo.frontend.growing import read_growth
     from dhlo.pipeline import FRONT, run_passes
 
-    progress("import")
-    program = import_program(exported)
-    request_growth(program, options.grow)
-    with program.context:
-        run_passes(program.module, program.weights, FRONT)
-        request_weights(program.module, options.weights)
-        request_caches(program.module, options.kv_cache)
-    read_growth(program)
+    programs = import_programs(exported, options, progress)
+    for program in programs.values():
+        with program.context:
+            run_passes(program.module, program.weights, FRONT)
+        read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
     if not folder or options.dump is not None:
-        return program, compile_program(program, options, progress)
+        return programs, compile_programs(programs, options, progress)
     try:
-        key = program_key(program, targets, options.name, winograd=options.winograd)
+        key = model_key(programs, targets, options.name, winograd=options.winograd)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
-        return program, compile_program(program, options, progress)
+        return programs, compile_programs(programs, options, progress)
     cache = Cache(folder)
     artifact = cache.get(key, targets)
     if artifact is not None:
-        renumber(program)
-        return program, artifact
-    artifact = compile_program(program, options, progress)
+        for program in programs.values():
+            renumber(program)
+        return programs, artifact
+    artifact = compile_programs(programs, options, progress)
     progress("keep in the cache")
     cache.put(key, artifact)
-    return program, artifact
+    return programs, artifact
+
+
+def import_programs(
+    exported: Mapping[str, torch.export.ExportedProgram], options: Options, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Program]:
+    """Imports programs and writes down what the options ask for. Raises the errors of `compile`."""
+    from dhlo.frontend import import_program
+    from dhlo.frontend.growing import request_growth
+    from dhlo.passes.quantise_caches import request_caches
+    from dhlo.passes.quantise_weights import request_weights
+    from dhlo.sharing import check_names, share_states
+
+    check_names(exported)
+    programs = {}
+    for name, program in exported.items():
+        progress("import" + (f" {name}" if name else ""))
+        programs[name] = import_program(program)
+    request_growth(programs.values(), options.grow)
+    share_states(programs)
+    modules = [program.module for program in programs.values()]
+    request_weights(modules, options.weights)
+    request_caches(modules, options.kv_cache)
+    return programs
 
 
 def _load_artifact(artifact: Artifact) -> _runtime.Model:
@@ -102,7 +154,7 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
     from dhlo.codegen.backends.cpu.link import extern_addresses
     from dhlo.codegen.backends.cpu.llvm import Jit
 
-    jit = Jit(artifact.objects, extern_addresses(artifact.metadata["externs"]))
+    jit = Jit(artifact.objects, extern_addresses(artifact.externs))
     if isinstance(artifact.constants, StoredConstants):
         memory = artifact.constants.memory
     else:
@@ -129,7 +181,9 @@ def load(path: str | Path, *, verify: bool = True, require_key: str | Path | byt
     another CPU; SignatureError, a kind of it, if the signature is missing or isn't right.
     """
     model = open_model(path, verify=verify, require_key=require_key)
-    return CompiledModel(model, read_call(json.loads(model.metadata).get("call"), model.inputs, model.outputs))
+    entries = {name: model.entry(name) for name in model.entries}
+    calls = {n: read_call(json.loads(e.metadata).get("call"), e.inputs, e.outputs) for n, e in entries.items()}
+    return CompiledModel(model, calls)
 
 
 def open_model(

@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from dhlo.codegen.target import Target
     from dhlo.frontend.program import Program
 
-__all__ = ["Cache", "program_key"]
+__all__ = ["Cache", "model_key", "program_key"]
 
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SUFFIX: Final = ".entry"
 _ENTRY: Final = r"[0-9a-f]{64}\.entry"
 _KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5}
 _FACTS: Final = {
-    "key": str, "parts": [int], "metadata": {"externs": {str: str}, "constants_bytes": int, "levels": [{"cpu_features": str}]},
+    "key": str, "parts": [int], "entries": [{"externs": {str: str}, "constants_bytes": int, "levels": [{"cpu_features": str}]}],
 }  # fmt: skip
 _PACKAGES: Final = ("torch", "torch-mlir", "llvmlite", "numpy", "sympy")
 
@@ -82,6 +82,12 @@ def program_key(program: Program, targets: Sequence[Target], name: str, *, winog
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def model_key(programs: Mapping[str, Program], targets: Sequence[Target], name: str, *, winograd: bool = True) -> str:
+    """The key of a model of several entries. Raises the errors of `program_key`."""
+    keys = [(entry, program_key(p, targets, name, winograd=winograd)) for entry, p in programs.items()]
+    return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 
 class Cache:
@@ -178,7 +184,7 @@ def _warn(path: Path, why: str) -> None:
 
 def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]]:
     order = list(dict.fromkeys(artifact.targets))
-    facts = {"key": key, "parts": [order.index(t) for t in artifact.targets], "metadata": artifact.metadata}
+    facts = {"key": key, "parts": [order.index(t) for t in artifact.targets], "entries": artifact.entries}
     yield _KINDS["facts"], [json.dumps(facts).encode()]
     yield _KINDS["planned module"], [artifact.planned.encode()]
     for data in artifact.objects:
@@ -196,7 +202,7 @@ def _unpack(entry: Container, key: str, targets: Sequence[Target]) -> Artifact:
     if facts["key"] != key:
         raise ValueError("the entry of another key")
     constants = entry.only(_KINDS["constants"])
-    if facts["metadata"]["constants_bytes"] != constants.nbytes:
+    if {e["constants_bytes"] for e in facts["entries"]} != {constants.nbytes}:
         raise ValueError("constants of another program")
     memory = _runtime.Buffer(max(constants.nbytes, 64))
     entry.read_into(constants, memoryview(memory)[: constants.nbytes])
@@ -208,4 +214,4 @@ def _unpack(entry: Container, key: str, targets: Sequence[Target]) -> Artifact:
     if not all(0 <= n < len(targets) for n in facts["parts"]):
         raise ValueError("parts for other targets")
     of = [targets[n] for n in facts["parts"]]
-    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["metadata"], texts, of)
+    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["entries"], texts, of)

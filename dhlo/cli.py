@@ -95,6 +95,10 @@ RequireKey = Annotated[
     Path | None,
     typer.Option("--require-key", metavar="PUBLIC.pem", help="Refuse a model file that isn't signed with this key."),
 ]
+Entry = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The entry, of a model that was compiled of several programs; by default the first."),
+]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
 
@@ -122,12 +126,13 @@ def main(
 
 @app.command("compile")
 def compile_command(
-    source: Annotated[
-        Path,
+    sources: Annotated[
+        list[str],
         typer.Argument(
-            metavar="MODEL.pt2",
+            metavar="MODEL.pt2 | ENTRY=MODEL.pt2 ...",
             show_default=False,
-            help="A file of torch.export.save that you trust: reading it can run code.",
+            help="A file of torch.export.save that you trust: reading it can run code. Several, each with a name, become entries "
+            "of one model, which share weights and state.",
         ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")] = None,
@@ -179,7 +184,7 @@ def compile_command(
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
     show = sys.stderr.isatty() if progress is None else progress
     formats = {name or "default": value for name, _, value in (w.rpartition("=") for w in weights or [])}
-    compile_file(source, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache)
+    compile_file(sources, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache)
 
 
 @app.command("run")
@@ -201,6 +206,7 @@ def run_command(
     repeat: Annotated[int, typer.Option(min=0, help="Timed runs after a first one.")] = 1,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
+    entry: Entry = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     require_key: RequireKey = None,
 ) -> None:
@@ -216,6 +222,7 @@ def run_command(
         output=output,
         seed=seed,
         threads=threads,
+        entry=entry,
         require_key=require_key,
     )
 
@@ -306,6 +313,7 @@ def inspect_command(
     groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
     buffers: Annotated[bool, typer.Option("--buffers", help="Symbolic sizes and lifetimes in the arena.")] = False,
+    entry: Entry = None,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -318,6 +326,7 @@ def inspect_command(
         groups=groups,
         kernels=kernels,
         buffers=buffers,
+        entry=entry,
         progress=sys.stderr.isatty() if progress is None else progress,
         modules=modules or [],
     )

@@ -1,24 +1,25 @@
-"""From an imported program to object code: passes, lowering, host program, machine code."""
+"""From imported programs to object code: passes, lowering, host program, machine code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
-from dhlo.codegen.backends.cpu.descriptor import Descriptor, Level
+from dhlo.codegen.backends.cpu.descriptor import Code, Descriptor, Entry
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, compile_object, lower_common, lower_to_llvm_ir
-from dhlo.codegen.families.constants import Constants
+from dhlo.codegen.families.constants import Constants, States
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.lowering import Lowering
 from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
-from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.host.program import HOST_PROGRAM, HostProgram
 from dhlo.codegen.host.shared import share_host_program
 from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.codegen.kernel_ir.builder import KernelModule
@@ -33,11 +34,12 @@ from dhlo.ir.ops.host import Alloc, Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
-from dhlo.passes.quantise_caches import quantised_caches
-from dhlo.passes.quantise_weights import quantised_weights
+from dhlo.passes.quantise_caches import check_caches, quantised_caches
+from dhlo.passes.quantise_weights import check_weights, quantised_weights
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
+from dhlo.sharing import share_weights
 
-__all__ = ["Artifact", "PRODUCER", "compile_program", "plan_program", "renumber"]
+__all__ = ["Artifact", "PRODUCER", "compile_program", "compile_programs", "plan_program", "plan_programs", "renumber"]
 
 PRODUCER = "dhlo 0.1.0"
 
@@ -49,43 +51,40 @@ def compile_program(
 
     Raises CompileError where there is no such target, or one lacks what the program needs.
     """
+    return compile_programs({"": program}, options, progress, targets)
+
+
+def compile_programs(
+    programs: Mapping[str, Program],
+    options: Options,
+    progress: Callable[[str], None] = lambda _: None,
+    targets: Sequence[Target] = (),
+) -> Artifact:
+    """Compiles programs, by name, as entries of one model: equal constants are stored once, states of one name are one, and so
+    are equal kernels. Raises the errors of `compile_program`, and CompileError where a state differs between entries."""
     targets = targets or parse_targets(options.target)
-    levels = plan_program(program, options, progress, targets)
-    with program.context:
-        progress("lower")
-        renumber(program)
-        made = [_Lowered(level, emit_host_program(level.low, level.module, level.block, level.groups)) for level in levels]
-        shared = share_host_program([m.host for m in made])
-        block, low = levels[0].block, levels[0].low
-        updates, grows = updates_of(block), grown_dims(block)
-        inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
-        returns = [v for i, v in enumerate(list(block.operations)[-1].operands) if i not in updates]
-        outputs = _output_names(program, [from_mlir(v) for v in returns])
-        metadata = {
-            "name": options.name,
-            "inputs": _values(program, inputs),
-            "outputs": _values(program, outputs),
-            **_metadata(program, made, 1 if shared is not None else len(made)),
-        }
-        descriptor = Descriptor(
-            options.name,
-            PRODUCER,
-            metadata,
-            [],
-            inputs,
-            outputs,
-            low.checks,
-            low.constants.bytes,
-            low.states.rows,
-            low.states.block_bytes,
-            updated=sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int)),
-            names=program.user_names,
-            state_dtypes=[DTYPES[str(low.weights[name].dtype)[6:]] for name, *_ in low.states.rows],
-        )
-        planned = "\n".join([str(level.module) for level in levels])
+    planned = plan_programs(programs, options, progress, targets)
+    progress("lower")
+    entries = []
+    for number, (name, levels) in enumerate(planned.items()):
+        with programs[name].context:
+            renumber(programs[name])
+            symbol = f"{HOST_PROGRAM}.{number}" if number else HOST_PROGRAM
+            hosts = [emit_host_program(x.low, x.module, x.block, x.groups, symbol) for x in levels]
+            shared = share_host_program(hosts)
+            entries.append(_Entry(name, programs[name], [_Lowered(*x) for x in zip(levels, hosts, strict=True)], shared))
+    low = next(iter(planned.values()))[0].low
+    described = []
+    for entry in entries:
+        with entry.program.context:
+            described.append(entry.described(options.name))
+    dtypes = [DTYPES[str(low.weights[name].dtype)[6:]] for name, *_ in low.states.rows]
+    constants, states = low.constants, low.states
+    descriptor = Descriptor(options.name, PRODUCER, [], described, constants.bytes, states.rows, states.block_bytes, dtypes)
+    modules = "\n".join([str(level.module) for levels in planned.values() for level in levels])
     progress("generate code")
-    llvm_ir, objects, parts = _objects(made, descriptor, shared)
-    return Artifact(objects, low.constants, planned, metadata, llvm_ir, parts)
+    llvm_ir, objects, parts = _objects(entries, targets, descriptor)
+    return Artifact(objects, low.constants, modules, [e.metadata for e in described], llvm_ir, parts)
 
 
 @dataclass
@@ -115,30 +114,74 @@ class _Lowered:
         return max((attr(op, "segment") for op in walk(self.planned.block) if isinstance(op, Arena)), default=0) + 2
 
 
+@dataclass
+class _Entry:
+    """A program's code for all targets. `shared` is the module of the one host program of all of them, if there is one."""
+
+    name: str
+    program: Program
+    levels: list[_Lowered]
+    shared: tuple[KernelModule, Target] | None
+
+    def described(self, model: str) -> Entry:
+        """The entry for the descriptor; what features its code needs isn't known yet."""
+        program, planned = self.program, self.levels[0].planned
+        updates, grows = updates_of(planned.block), grown_dims(planned.block)
+        inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
+        returns = [v for i, v in enumerate(list(planned.block.operations)[-1].operands) if i not in updates]
+        outputs = _output_names(program, [from_mlir(v) for v in returns])
+        metadata = {
+            "name": model,
+            "entry": self.name,
+            "inputs": _values(program, inputs),
+            "outputs": _values(program, outputs),
+            **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels)),
+        }
+        code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
+        updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
+        return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names)
+
+
 def plan_program(program: Program, options: Options, progress: Callable[[str], None], targets: Sequence[Target]) -> list[Planned]:
     """Runs all passes, and lowers the groups for each target. What doesn't depend on it is shared by all: equal constants and
     checks. The program's own module is the planned one of the first target afterwards."""
+    return plan_programs({"": program}, options, progress, targets)[""]
 
-    def after(stage: Pass | Stage, module: Any) -> None:
-        progress(f"pass {stage.name}")
+
+def plan_programs(
+    programs: Mapping[str, Program], options: Options, progress: Callable[[str], None], targets: Sequence[Target]
+) -> dict[str, list[Planned]]:
+    """The same of programs that are to be entries of one model, whose constants, states and kernels are one set."""
+
+    def after(name: str, stage: Pass | Stage, module: Any) -> None:
+        progress(f"pass {stage.name}" + (f" of {name}" if name else ""))
         if options.dump is not None:
-            options.dump(stage.name, str(module))
+            options.dump(f"{name}.{stage.name}" if name else stage.name, str(module))
 
-    with program.context:
-        run_passes(program.module, program.weights, PASSES, after, verified=True)
-        names = [target for target in updates_of(bodies(program.module)[0]).values() if isinstance(target, str)]
-        states = {name: program.weights[name] for name in names}
-        modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
-        constants, checks, out = Constants(), Checks(), list[Planned]()
-        for target, module in zip(targets, modules, strict=True):
-            low = Lowering(program.weights, target, states, constants, checks, winograd=options.winograd)
-            families = lower_groups(low, bodies(module)[0])
-            after(LOWER_GROUPS, module)
-            run_passes(module, program.weights, BUFFERS, after, verified=True)
-            schedule_launches(low, bodies(module)[0], families)
-            verify(module, f"stage {SCHEDULE_LAUNCHES.name} left an invalid module")
-            after(SCHEDULE_LAUNCHES, module)
-            out.append(Planned(target, module, low, families))
+    for name, program in programs.items():
+        with program.context:
+            run_passes(program.module, program.weights, PASSES, partial(after, name), verified=True)
+    modules = [program.module for program in programs.values()]
+    check_weights(modules)
+    check_caches(modules)
+    weights, initial = share_weights(programs)
+    constants = Constants()
+    states = States(initial, constants)
+    kernels = [KernelModule(target) for target in targets]
+    out = dict[str, list[Planned]]()
+    for name, program in programs.items():
+        checks = Checks()
+        with program.context:
+            modules = [program.module, *(program.module.operation.clone() for _ in targets[1:])]
+            for target, module, made in zip(targets, modules, kernels, strict=True):
+                low = Lowering(weights, made, states, constants, checks, winograd=options.winograd)
+                families = lower_groups(low, bodies(module)[0])
+                after(name, LOWER_GROUPS, module)
+                run_passes(module, weights, BUFFERS, partial(after, name), verified=True)
+                schedule_launches(low, bodies(module)[0], families)
+                verify(module, f"stage {SCHEDULE_LAUNCHES.name} left an invalid module")
+                after(name, SCHEDULE_LAUNCHES, module)
+                out.setdefault(name, []).append(Planned(target, module, low, families))
     return out
 
 
@@ -153,15 +196,15 @@ def renumber(program: Program) -> None:
 
 
 def _objects(
-    made: Sequence[_Lowered], descriptor: Descriptor, shared: tuple[KernelModule, Target] | None
+    entries: Sequence[_Entry], targets: Sequence[Target], descriptor: Descriptor
 ) -> tuple[list[str], list[bytes], list[Target]]:
     """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
-    Python's lock. `shared` is the module of all levels' host program, if there is one. The descriptor and its metadata, which are
-    told what features the code of each target uses, are added to the first part."""
-    parts = [(part, m.planned.target) for m in made for part in split_module(m.planned.low.module, 4)]
-    if shared is not None:
-        parts.append((Part(shared[0].text()), shared[1]))
-    targets = [target for _, target in parts]
+    Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
+    first part."""
+    modules = [level.planned.low.module for level in entries[0].levels]  # all entries' kernels and host programs
+    parts = [(part, target) for module, target in zip(modules, targets, strict=True) for part in split_module(module, 4)]
+    parts += [(Part(e.shared[0].text()), e.shared[1]) for e in entries if e.shared is not None]
+    made_for = [target for _, target in parts]
 
     def lower(part: Part, target: Target) -> str:
         return (lower_common if part.common else lower_to_llvm_ir)(part.text, target)
@@ -171,15 +214,15 @@ def _objects(
 
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(lower, *zip(*parts, strict=True)))
-        levels: list[Level] = []
-        for m, row in zip(made, descriptor.metadata["levels"], strict=True):
-            target = m.planned.target
+        for n, target in enumerate(targets):
             used = {f for part, t in parts if t is target for f in code_features(part.text, t)}
-            row["cpu_features"] = ",".join([*target.features, *sorted(used - set(target.features))])
-            levels.append(Level(row["name"], row["cpu_features"], m.host.fn.name, m.host.launches, m.segments))
-        descriptor.levels = levels
-        texts[0] += descriptor.text()
-        return texts, list(pool.map(compile_, [part for part, _ in parts], texts, targets)), targets
+            features = ",".join([*target.features, *sorted(used - set(target.features))])
+            name = target.name
+            for entry in descriptor.entries:
+                entry.metadata["levels"][n]["cpu_features"] = features
+            descriptor.levels.append((name, features))
+        texts[0] += descriptor.text(texts[0])
+        return texts, list(pool.map(compile_, [part for part, _ in parts], texts, made_for)), made_for
 
 
 def _output_names(program: Program, types: list[TensorType]) -> list[tuple[str, TensorType]]:

@@ -128,7 +128,11 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
     """
     path = check_target(path)
     clean_leftovers(path.parent, re.escape(_stem(path.name)))
-    part, fd = _create_part(path, mode)
+    try:
+        part, fd = _create_part(path, mode)
+    except OSError as e:  # of a file that the caller doesn't know
+        text = "its folder doesn't exist" if isinstance(e, FileNotFoundError) else os.strerror(e.errno or 0)
+        raise type(e)(e.errno, f"can't be written: {text}", str(path)) from None
     try:
         try:
             fill(fd)

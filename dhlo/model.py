@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
+from dhlo.arguments import explain_mismatch
 from dhlo.callspec import CallSpec
 from dhlo.errors import ContractError, DhloError, SessionError
 from dhlo.frontend.program import OutputSpec
@@ -24,16 +25,64 @@ if TYPE_CHECKING:
 __all__ = ["CompiledModel"]
 
 
+class _HiddenSessions:
+    """The sessions of calls that name none. Those of one thread share state, whichever entry of a model they are of."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()  # .first: the thread's first session
+        self._owner: list[list[str]] = []  # name of the thread that the sessions of a model with state belong to
+
+    def make(self, model: _runtime.Model, states: Sequence[str]) -> _runtime.Session:
+        """This thread's session of an entry. Raises SessionError if the state, which has these names, belongs to another thread."""
+        first: _runtime.Session | None = getattr(self._local, "first", None)
+        if first is not None:
+            return first.sharing(model)
+        if states and self._owner:
+            raise self._not_the_owner(states)
+        session = _runtime.Session(model)
+        if states:
+            # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
+            # got the same number, takes its place. Appending is atomic: of two threads one is first.
+            mark = [threading.current_thread().name]
+            self._owner.append(mark)
+            if self._owner[0] is not mark:
+                self._owner.pop()
+                raise self._not_the_owner(states)
+        self._local.first = session
+        return session
+
+    def _not_the_owner(self, states: Sequence[str]) -> SessionError:
+        return SessionError(
+            f"the model keeps state ({_some(list(states))}), and that of calls without a session belongs to thread "
+            f"'{self._owner[0][0]}', which called first: in thread '{threading.current_thread().name}' call a session that is made "
+            f"for it or handed to it, session = model.session()"
+        )
+
+
 class CompiledModel:
     """One native binary for all shapes. Call it like the exported module: tensors in, tensors out, the same pytrees.
 
     Code and weights are immutable and shared by threads. What a call changes is held by a session: `session()` makes one.
+    A model that was compiled of several programs is called like the first of them; `model["decode"]` is the entry of that name.
+    Entries share weights, and state of one name: what a call of one changes, the next call of another sees.
+
     A model that is called itself uses a hidden session: without state, one for every thread that calls it; with state, one
     for the thread that calls it first, and calls from other threads raise SessionError, since whose state they mean can't
     be told.
     """
 
-    def __init__(self, model: _runtime.Model, call: CallSpec, artifact: Artifact | None = None) -> None:
+    def __init__(
+        self,
+        model: _runtime.Model,
+        calls: Mapping[str, CallSpec],
+        artifact: Artifact | None = None,
+        entry: str | None = None,
+        hidden: _HiddenSessions | None = None,
+    ) -> None:
+        """`calls` are those of the model's entries; `entry` is the one that this object is, by default the first."""
+        self._entry = next(iter(calls)) if entry is None else entry
+        self._calls, self._siblings = calls, dict[str, CompiledModel]()
+        call = calls[self._entry]
         self._model = model
         self._inputs, self._outputs = list(call.inputs), list(call.outputs)
         self._in_spec, self._out_spec = call.in_spec, call.out_spec
@@ -44,11 +93,27 @@ class CompiledModel:
         # Not a cached_property, which makes all attributes of the object slower to read.
         self._state_types: dict[str, dict[str, Any]] | None = None
         self._local = threading.local()  # .session: the hidden native session of a thread
-        self._owner: list[list[str]] = []  # name of the thread that the hidden session of a model with state belongs to
+        self._hidden = hidden or _HiddenSessions()
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
         self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
         self._plain_out = _plain(self._out_spec, self._outputs)
         self._plain_call = self._plain_in and self._plain_out is not None and not self._grown and not self._updates
+
+    # ------------------------------------------------------------------ entries
+    @property
+    def entries(self) -> list[str]:
+        """Names of the programs that the model was compiled of, in order; [""] if that was one without a name."""
+        return list(self._calls)
+
+    def __getitem__(self, entry: str) -> CompiledModel:
+        """The entry of that name: code, weights and state are those of the whole model. Raises KeyError, naming those there are."""
+        if entry == self._entry:
+            return self
+        if entry not in self._siblings:
+            if entry not in self._calls:
+                raise KeyError(f"the model has no entry '{entry}'; it has {', '.join(self._calls) if self._entry else 'only one'}")
+            self._siblings[entry] = CompiledModel(self._model.entry(entry), self._calls, self._artifact, entry, self._hidden)
+        return self._siblings[entry]
 
     # ------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,16 +169,12 @@ class CompiledModel:
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if self._in_spec is None:
             return list(args)
-        kw_spec = self._in_spec.children()[1]
-        order = list(kw_spec.context or [])
-        if sorted(order) != sorted(kwargs):
-            missing, extra = sorted(set(order) - set(kwargs)), sorted(set(kwargs) - set(order))
-            what = [f"; {k}: {', '.join(v)}" for k, v in (("missing", missing), ("unknown", extra)) if v]
-            raise ContractError("keyword arguments don't match the exported program's" + "".join(what))
-        leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
-        if len(leaves) != len(self._inputs) or spec != self._in_spec:
-            raise ContractError(f"arguments of structure {spec} given, the program was exported with {self._in_spec}")
-        return leaves
+        order = list(self._in_spec.children()[1].context or [])
+        if sorted(order) == sorted(kwargs):
+            leaves, spec = pytree.tree_flatten((args, {k: kwargs[k] for k in order}))
+            if len(leaves) == len(self._inputs) and spec == self._in_spec:
+                return leaves
+        raise ContractError(explain_mismatch(self._in_spec, [s.name for s in self._inputs], args, kwargs))
 
     def _note_updates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells autograd which tensors have new content."""
@@ -138,26 +199,8 @@ class CompiledModel:
         session: _runtime.Session | None = getattr(self._local, "session", None)
         if session is not None:
             return session
-        if self._states and self._owner:
-            raise self._not_the_owner()
-        session = _runtime.Session(self._model)
-        if self._states:
-            # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
-            # got the same number, takes its place. Appending is atomic: of two threads one is first.
-            mark = [threading.current_thread().name]
-            self._owner.append(mark)
-            if self._owner[0] is not mark:
-                self._owner.pop()
-                raise self._not_the_owner()
-        self._local.session = session
+        session = self._local.session = self._hidden.make(self._model, list(self._states))
         return session
-
-    def _not_the_owner(self) -> SessionError:
-        return SessionError(
-            f"the model keeps state ({_some(list(self._states))}), and that of calls without a session belongs to thread "
-            f"'{self._owner[0][0]}', which called first: in thread '{threading.current_thread().name}' call a session that is made "
-            f"for it or handed to it, session = model.session()"
-        )
 
     @property
     def _states(self) -> dict[str, dict[str, Any]]:
@@ -190,6 +233,13 @@ class CompiledModel:
         raise TypeError("a CompiledModel is neither copied nor pickled: save() it and load the file, or copy a session()")
 
     # ------------------------------------------------------------------ looking at it
+    def __repr__(self) -> str:
+        def values(of: Sequence[Any]) -> str:
+            return ", ".join(f"{v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in of)
+
+        name = self._model.name + (f", entry {self._entry}" if self._entry else "")
+        return f"<dhlo.CompiledModel {name} ({values(self._model.inputs)}) -> ({values(self._model.outputs)})>"
+
     @property
     def signature(self) -> str:
         """The contract: arguments, results, symbols with their ranges, and what is checked at every call."""

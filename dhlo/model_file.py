@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from dhlo._runtime import State, Value
 
-__all__ = ["ModelInfo", "features_text", "open_sections", "read_info", "write_model_file"]
+__all__ = ["ModelInfo", "features_text", "open_sections", "read_infos", "write_model_file"]
 
 _NONE = type(None)
 _VALUE = {"name": str, "dtype": str, "sizes": [int], "dims": [str]}
 _METADATA = {
-    "name": str, "producer": str, "inputs": [_VALUE], "outputs": [_VALUE],
+    "name": str, "entry": str, "producer": str, "inputs": [_VALUE], "outputs": [_VALUE],
     "constants_bytes": int, "state_bytes": int, "symbols": {str: [(int, float, _NONE)]},
     "states": {str: {"dtype": str, "shape": [int], "bytes": int}}, "checks": [{"kind": str, "input": int, "text": str}],
     "groups": [{"anchor": str, "ops": [str], "results": [str]}],
@@ -46,7 +46,7 @@ def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metad
         path: the file.
         code: the ELF image.
         constants: contiguous buffers whose concatenation is the blob; never joined in memory.
-        metadata: JSON, the same text as in the code's descriptor.
+        metadata: JSON of each entry, a line each, the same texts as in the code's descriptor.
         features: what processor features each level of the code needs: see `features_text`.
 
     Raises:
@@ -112,20 +112,23 @@ class ModelInfo:
         return self.levels[-1 if self.taken is None else self.taken]
 
 
-def read_info(sections: Container) -> ModelInfo:
-    """What a model file says of itself, from its sections alone. Raises ModelFileError."""
-    try:
-        metadata = read_json(sections.read(sections.only(SECTION["metadata"])), _METADATA)
-        for name, bounds in metadata["symbols"].items():
-            if len(bounds) != 2:
-                raise ValueError(f".symbols.{name} has {len(bounds)} bounds")
-        if not metadata["levels"]:
-            raise ValueError(".levels is empty")
-    except ValueError as e:
-        raise ModelFileError(f"{sections.label}: malformed metadata: {e}") from None
-    if features_text(metadata["levels"]).encode() != sections.read(sections.only(SECTION["features"])):
-        raise ModelFileError(f"{sections.label}: damaged: its metadata and its features disagree")
-    return ModelInfo.of(_printable(metadata))
+def read_infos(sections: Container) -> dict[str, ModelInfo]:
+    """What a model file says of each of its entries, from its sections alone. Raises ModelFileError."""
+    found = {}
+    for line in sections.read(sections.only(SECTION["metadata"])).split(b"\n"):
+        try:
+            metadata = read_json(line, _METADATA)
+            for name, bounds in metadata["symbols"].items():
+                if len(bounds) != 2:
+                    raise ValueError(f".symbols.{name} has {len(bounds)} bounds")
+            if not metadata["levels"]:
+                raise ValueError(".levels is empty")
+        except ValueError as e:
+            raise ModelFileError(f"{sections.label}: malformed metadata: {e}") from None
+        if features_text(metadata["levels"]).encode() != sections.read(sections.only(SECTION["features"])):
+            raise ModelFileError(f"{sections.label}: damaged: its metadata and its features disagree")
+        found[_printable(metadata["entry"])] = ModelInfo.of(_printable(metadata))
+    return found
 
 
 def _printable(value: Any) -> Any:

@@ -27,14 +27,26 @@ class Session:
     a copy of its own, of the random generator, too.
     """
 
-    __slots__ = ("__weakref__", "_model", "_native")
+    __slots__ = ("__weakref__", "_model", "_native", "_siblings")
 
     def __init__(self, model: CompiledModel, native: _runtime.Session) -> None:
         self._model, self._native = model, native
+        self._siblings: dict[str, Session] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model. Raises ContractError where the arguments break the contract (see `CompiledModel.signature`)."""
         return self._model._run(self._native, args, kwargs)
+
+    def __getitem__(self, entry: str) -> Session:
+        """The session of another entry of the model over the same state and random generator, and in the memory that a run takes:
+        all of them are for one call at a time. Raises KeyError, naming the entries that there are."""
+        model = self._model[entry]
+        if model is self._model:
+            return self
+        if entry not in self._siblings:
+            with _errors():
+                self._siblings[entry] = Session(model, self._native.sharing(model.native))
+        return self._siblings[entry]
 
     @property
     def model(self) -> CompiledModel:

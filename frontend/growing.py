@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -14,24 +14,34 @@ from dhlo.ir.mlir import ir
 __all__ = ["read_growth", "request_growth"]
 
 
-def request_growth(program: Program, grow: Mapping[str, int]) -> None:
-    """Marks arguments (by name or pattern, with the dim along which they grow) for the pass `grow`. Raises CompileError where no
-    argument has the name."""
-    names = [s.name for s in program.inputs if s.type is not None]
+def request_growth(programs: Collection[Program], grow: Mapping[str, int]) -> None:
+    """Marks arguments (by name or pattern, with the dim along which they grow) for the pass `grow`, in all programs that have them.
+    Raises CompileError where no argument has the name."""
     for pattern, dim in grow.items():
-        found = [k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
-        if not found:
+        marked = [_mark(program, pattern, dim) for program in programs]
+        if not any(marked):
+            names = dict.fromkeys(name for program in programs for name in _arguments(program))
             raise CompileError(f"grow: no argument is called '{pattern}'", hint=f"the arguments are {', '.join(names)}")
-        with program.context:
-            block = bodies(program.module)[0]
-            for k in found:
-                mark_argument(block, k, {"dhlo.grow": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)})
+
+
+def _arguments(program: Program) -> list[str]:
+    return [s.name for s in program.inputs if s.type is not None]
+
+
+def _mark(program: Program, pattern: str, dim: int) -> bool:
+    """Whether there is such an argument."""
+    found = [k for k, name in enumerate(_arguments(program)) if fnmatchcase(name, pattern)]
+    with program.context:
+        block = bodies(program.module)[0]
+        for k in found:
+            mark_argument(block, k, {"dhlo.grow": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)})
+    return bool(found)
 
 
 def read_growth(program: Program) -> None:
     """Brings what the program says of its results in step with the function: results that have become sizes, and buffers that are
     results now."""
-    names = [s.name for s in program.inputs if s.type is not None]
+    names = _arguments(program)
     with program.context:
         block = bodies(program.module)[0]
         sizes, dims, updates = sizes_of(block), grown_dims(block), updates_of(block)

@@ -111,7 +111,7 @@ class Module:
         artifact = compile_program(program, Options())
         renumber(program)
         call = CallSpec(program.inputs, program.outputs, None, None, [])
-        return CompiledModel(_load_artifact(artifact), call, artifact), artifact
+        return CompiledModel(_load_artifact(artifact), {"": call}, artifact), artifact
 
     def draw(self, env: Env, seed: int) -> list[torch.Tensor]:
         g = torch.Generator().manual_seed(seed)

@@ -117,7 +117,7 @@ def test_unknown_pytree_types_give_flat_sequences(mixed: tuple[dhlo.CompiledMode
     data = json.loads(native.metadata)["call"]
     data["out_spec"] = data["out_spec"].replace("builtins.dict", "somewhere.Output")
     call = read_call(data, native.inputs, native.outputs)
-    loaded = dhlo.CompiledModel(native, call)
+    loaded = dhlo.CompiledModel(native, {"": call})
     (x, state, _), kwargs = mixed_inputs(3)
     results = loaded(x, state["a"][0], kwargs["scale"])
     assert [tuple(r.shape) for r in results] == [(3, 5), (3, 5), (), (3, 5)]

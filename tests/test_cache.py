@@ -419,7 +419,7 @@ def test_other_users(artifact: Artifact) -> None:
 
 def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artifact: Artifact) -> None:
     """Whoever can write entries can give code; but what isn't an entry is refused, not stumbled over."""
-    good = {"key": KEY, "parts": [0], "metadata": artifact.metadata}
+    good = {"key": KEY, "parts": [0], "entries": artifact.entries}
     kinds = cache_module._KINDS
     rest: list[tuple[int, list[bytes]]] = [
         (kinds["objects"], artifact.objects[:1]), (kinds["LLVM IR"], [b""]), (kinds["planned module"], [b""])]  # fmt: skip
@@ -434,7 +434,8 @@ def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artif
     text = json.dumps(good).encode()
     assert entry(text, [*rest, blob]) is not None
     bad = (b"", b"[]", b"\xff", b"{" * 5000, b"[" * 200000, b"1" * 10000, json.dumps({**good, "key": 3}).encode(),
-           json.dumps({**good, "metadata": {}}).encode(), json.dumps({"key": KEY, "metadata": None}).encode())  # fmt: skip
+           json.dumps({**good, "entries": [{}]}).encode(), json.dumps({**good, "entries": []}).encode(),
+           json.dumps({"key": KEY, "entries": None}).encode())  # fmt: skip
     for facts in bad:
         assert entry(facts, [*rest, blob]) is None, facts[:20]
     other = (kinds["constants"], [b"x"])

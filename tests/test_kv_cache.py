@@ -300,8 +300,7 @@ def test_every_target_decodes() -> None:
 
     for target in ("x86-64-v3", "x86-64-v4+bf16", "aarch64"):
         imported = import_program(program(Attends()))
-        with imported.context:
-            request_caches(imported.module, "int8")
+        request_caches([imported.module], "int8")
         artifact = compile_program(imported, Options(target=target, kv_cache="int8"))
         assert parse_target(target).name in {level["name"] for level in artifact.metadata["levels"]}
         assert any("k_i8_scaled_v_i8_scaled" in n for level in artifact.metadata["levels"] for n in level["launches"])

@@ -34,9 +34,19 @@ class Artifact:
     objects: list[bytes]
     constants: Constants | StoredConstants
     planned: str  # the planned module
-    metadata: dict[str, Any]
+    entries: list[dict[str, Any]]  # the metadata of each
     llvm_ir: list[str]  # what the objects were made of, before optimisation
     targets: list[Target]  # of each of these
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Of the first entry, or the only one."""
+        return self.entries[0]
+
+    @property
+    def externs(self) -> dict[str, str]:
+        """C functions that the program calls, and the libraries that have them."""
+        return {symbol: library for entry in self.entries for symbol, library in entry["externs"].items()}
 
     @property
     def code_bytes(self) -> int:

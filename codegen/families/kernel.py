@@ -13,8 +13,10 @@ from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import KERNEL_ARGS
-from dhlo.ir.dialect import Op
+from dhlo.ir.dialect import Op, defining
+from dhlo.ir.function import argument_name
 from dhlo.ir.ops.control import Group
+from dhlo.ir.types import from_mlir
 
 __all__ = ["Checks", "GroupKernel", "Launch", "finish", "rows", "vectors"]
 
@@ -47,7 +49,8 @@ class Checks(list[tuple[str, int, str]]):
 
     def index_check(self, op: Op) -> int:
         """The check that an op's indices are in range."""
-        return self.add("INDEX", f"{op.OPERATION_NAME} at {where(op)}: index out of range")
+        source = _index_source(op)
+        return self.add("INDEX", f"{op.OPERATION_NAME} at {where(op)}: index out of range" + (f" in '{source}'" if source else ""))
 
 
 class GroupKernel:
@@ -84,6 +87,24 @@ def where(op: Op) -> str:
     """The op's source location as users know it."""
     text = str(op.location)
     return text.removeprefix("loc(").removesuffix(")").replace('"', "")
+
+
+def _index_source(op: Op) -> str | None:
+    """The argument that an op's indices come from; None where that isn't one alone, or its name isn't known."""
+    work = [v for v in list(op.operands)[1:] if from_mlir(v).dtype.is_int]
+    seen, found = set(work), set[str]()
+    while work:
+        value = work.pop()
+        made_by = defining(value)
+        if made_by is None:
+            found.add(argument_name(value))
+        elif list(made_by.operation.regions):  # another group's result
+            found.add("")
+        else:
+            new = set(made_by.operands) - seen
+            seen |= new
+            work += new
+    return next(iter(found)) or None if len(found) == 1 else None
 
 
 def finish(k: GroupKernel, family: str) -> str:

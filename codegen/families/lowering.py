@@ -16,7 +16,6 @@ from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
-from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
 from dhlo.ir.coded import coded
 from dhlo.ir.dialect import Kind, Op, attr, defining
@@ -59,25 +58,25 @@ def anchor_of(group: Group, kind: Kind) -> Op:
 
 
 class Lowering:
-    """Lowers groups of one module for one target; kernels, constants and checks collect here.
+    """Lowers groups of one module for the target of a module of kernels; these, constants and checks collect here.
 
-    Lowerings of the same module for other targets add to the same constants and checks: those of equal keys are one.
+    Lowerings of the same module for other targets add to the same constants and checks, those of other entries of a model to the
+    same kernels and constants: those of equal keys are one.
     """
 
     def __init__(
         self,
         weights: dict[str, torch.Tensor],
-        target: Target,
-        state: dict[str, torch.Tensor],
+        module: KernelModule,
+        states: States,
         constants: Constants,
         checks: Checks,
         *,
         winograd: bool = True,
     ) -> None:
         """`winograd`: see `Options`."""
-        self.tiles, self.winograd = tile_spec(target), winograd
-        self.module, self.constants, self.checks = KernelModule(target), constants, checks
-        self.states = States(state, self.constants)
+        self.tiles, self.winograd = tile_spec(module.target), winograd
+        self.module, self.states, self.constants, self.checks = module, states, constants, checks
         self.weights = weights
         self._known: dict[Any, tuple[Structure, Any, set[str]]] = {}
 

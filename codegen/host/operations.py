@@ -19,7 +19,7 @@ from dhlo.codegen.host.arguments import Arguments
 from dhlo.codegen.host.contract import emit_contract
 from dhlo.codegen.host.control import emit_cond, emit_while
 from dhlo.codegen.host.memory import Memory
-from dhlo.codegen.host.program import HostProgram
+from dhlo.codegen.host.program import HOST_PROGRAM, HostProgram
 from dhlo.codegen.kernel_ir.builder import F64, I8, I32, I64, PTR, V
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, Op, attr, defining
@@ -47,9 +47,12 @@ from dhlo.ir.types import from_mlir
 __all__ = ["emit_host_program"]
 
 
-def emit_host_program(low: Lowering, module: Module, block: Block, families: Sequence[Family]) -> HostProgram:
-    """Writes `dhlo_run` of a planned module's main function. `families` are its groups', by number."""
-    host = HostProgram(low, module, block, families)
+def emit_host_program(
+    low: Lowering, module: Module, block: Block, families: Sequence[Family], symbol: str = HOST_PROGRAM
+) -> HostProgram:
+    """Writes the host program of a planned module's main function. `families` are its groups', by number; what the program is
+    called begins with `symbol`."""
+    host = HostProgram(low, module, block, families, symbol)
     _Operations(host).function()
     return host
 

@@ -27,7 +27,8 @@ from dhlo.ir.types import from_mlir
 __all__ = ["HOST_PROGRAM", "HostProgram"]
 
 HOST_PROGRAM = "dhlo_run"
-"""What the host program's symbol begins with; a dot and the target's tag follow."""
+"""What host programs' symbols begin with; a dot and the entry's number follow, but for the first one, then another and the
+target's tag."""
 
 _SHARED_ARGS = 48  # arguments of nearly every launch
 _MOST_THREADS = 1024  # that the runtime gives
@@ -35,10 +36,11 @@ _TOO_LARGE = "the program has a tensor that is too large at these input sizes"
 
 
 class HostProgram:
-    """Writes `dhlo_run` into the lowering's module, of a planned module. `families` are those of its groups, by number; only groups
-    that choose between kernels at each call need theirs."""
+    """Writes a function into the lowering's module, of a planned module; what it is called begins with `symbol`. `families` are
+    those of its groups, by number; only groups that choose between kernels at each call need theirs."""
 
-    def __init__(self, low: Lowering, module: Module, block: Block, families: Sequence[Family]) -> None:
+    def __init__(self, low: Lowering, module: Module, block: Block, families: Sequence[Family], symbol: str = HOST_PROGRAM) -> None:
+        self.symbol = symbol
         self.low, self.block, self.families = low, block, families
         self.arguments = list(block.arguments)
         self.names = user_names(module)
@@ -46,7 +48,7 @@ class HostProgram:
         self.launches_of: list[list[int]] = []  # by group: the first of its launches, and the one after the last
         self.module: KernelModule = low.module
         self._labels = 0
-        name = f"{HOST_PROGRAM}.{low.module.target.tag}"
+        name = f"{symbol}.{low.module.target.tag}"
         self.fn = CheckedFn(self.module, name, [("call", PTR), ("inputs", PTR)], I32, internal=False)
         self.sizes = SizeEmitter(self.fn)
         self.pointers: dict[Value, V] = {}

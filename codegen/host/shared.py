@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from dhlo.codegen.host.program import HOST_PROGRAM, HostProgram
+from dhlo.codegen.host.program import HostProgram
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, KernelModule, Linkage, Symbol
 from dhlo.codegen.target import Target
 from dhlo.ir import mlir
@@ -41,7 +41,7 @@ def share_host_program(programs: Sequence[HostProgram]) -> tuple[KernelModule, T
     elsewhere = {name for name, symbol in first.functions.items() if symbol.linkage is Linkage.DECLARED}
     with mlir.ir.Context(), mlir.ir.Location.unknown():
         modules = [mlir.ir.Module.parse(_text(p.module, p.fn.name)) for p in programs]
-        merge = _Merge([list(m.body.operations)[-1].operation for m in modules], elsewhere)
+        merge = _Merge([list(m.body.operations)[-1].operation for m in modules], elsewhere, programs[0].symbol)
         if not merge.found():
             return None
         function = merge.function()
@@ -50,8 +50,9 @@ def share_host_program(programs: Sequence[HostProgram]) -> tuple[KernelModule, T
     shared = KernelModule(least)
     for name in sorted(merge.symbols):
         shared.functions[name] = first.functions[name]
-    declaration = f"@{HOST_PROGRAM}({PTR}, {PTR}, {PTR}) -> {I32}"
-    shared.functions[HOST_PROGRAM] = Symbol("llvm.func", body, declaration, Linkage.EXPORTED)
+    symbol = programs[0].symbol
+    declaration = f"@{symbol}({PTR}, {PTR}, {PTR}) -> {I32}"
+    shared.functions[symbol] = Symbol("llvm.func", body, declaration, Linkage.EXPORTED)
     for n, program in enumerate(programs):
         _call_shared(program, [row[n] for row in merge.rows])
     return shared, least
@@ -76,10 +77,10 @@ class _Merge:
     """Walks the levels' host programs side by side. `rows` are what depends on the level, each with a value for every level;
     `symbols` are the functions that all call by the same name, which others than the program define (`elsewhere`)."""
 
-    def __init__(self, functions: Sequence[Any], elsewhere: set[str]) -> None:
+    def __init__(self, functions: Sequence[Any], elsewhere: set[str], symbol: str) -> None:
         self.rows: list[_Row] = []
         self.symbols: set[str] = set()
-        self._functions, self._elsewhere = functions, elsewhere
+        self._functions, self._elsewhere, self._symbol = functions, elsewhere, symbol
         self._constants = [_constants(f) for f in functions]
         self._numbers: list[dict[Any, int]] = [{} for _ in functions]  # of values and blocks, as they come
         self._changes: list[Callable[[], None]] = []  # of the first function, made when the others are known to fit
@@ -98,7 +99,7 @@ class _Merge:
         self._start = ir.InsertionPoint(entry.operations[0])
         for change in self._changes:
             change()
-        function.attributes["sym_name"] = ir.StringAttr.get(HOST_PROGRAM)
+        function.attributes["sym_name"] = ir.StringAttr.get(self._symbol)
         function.attributes["function_type"] = ir.TypeAttr.get(ir.Type.parse("!llvm.func<i32 (ptr, ptr, ptr)>"))
         return function
 
@@ -268,11 +269,11 @@ def _call_shared(program: HostProgram, values: Sequence[_Value]) -> None:
     module, name = program.module, program.fn.name
     plain = {module.tagged(used): used for used in module.functions[name].uses}
     del module.functions[name]
-    module.declare(HOST_PROGRAM, [PTR, PTR, PTR], I32)
+    module.declare(program.symbol, [PTR, PTR, PTR], I32)
     fn = Fn(module, name, [("call", PTR), ("inputs", PTR)], I32, internal=False)
     table = fn.alloca(max(1, len(values)), I64, 8)
     for i, value in enumerate(values):
         x = fn.i64(value) if isinstance(value, int) else fn.address_of(plain[value])
         fn.store(x, fn.gep(table, i, I64), 8)
-    fn.ret(fn.call(HOST_PROGRAM, [*fn.args, table], I32))
+    fn.ret(fn.call(program.symbol, [*fn.args, table], I32))
     fn.done()

@@ -15,14 +15,19 @@ __all__ = [
     "CHECK",
     "CHECK_BYTES",
     "CHECK_KIND",
+    "CODE",
+    "CODE_BYTES",
     "DTYPES",
     "DTYPE_BYTES",
+    "ENTRY",
+    "ENTRY_BYTES",
     "LEVEL",
     "LEVEL_BYTES",
     "MACHINE",
     "MACHINE_FIELDS",
     "MACHINE_RANGES",
     "MAX_DIM",
+    "MAX_ENTRIES",
     "MAX_LEVELS",
     "MAX_RANK",
     "MODEL",
@@ -40,7 +45,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 6
+ABI_VERSION: Final = 7
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -73,32 +78,42 @@ VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, 
 VALUE_BYTES: Final = 40
 STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24, "dtype": 32}
 STATE_BYTES: Final = 40
-LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8, "run": 16, "num_launches": 24, "launches": 32, "num_segments": 40}
-LEVEL_BYTES: Final = 48
+LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8}
+LEVEL_BYTES: Final = 16
+CODE: Final[dict[str, int]] = {"run": 0, "num_launches": 8, "launches": 16, "num_segments": 24}
+CODE_BYTES: Final = 32
+ENTRY: Final[dict[str, int]] = {
+    "name": 0,
+    "metadata": 8,
+    "code": 16,
+    "num_inputs": 24,
+    "inputs": 32,
+    "num_outputs": 40,
+    "outputs": 48,
+    "num_checks": 56,
+    "checks": 64,
+    "num_updated": 72,
+    "updated": 80,
+    "grows": 88,
+}
+ENTRY_BYTES: Final = 96
 MODEL: Final[dict[str, int]] = {
     "magic": 0,
     "version": 8,
     "struct_bytes": 12,
     "name": 16,
     "producer": 24,
-    "metadata": 32,
-    "num_levels": 40,
-    "levels": 48,
-    "num_inputs": 56,
-    "inputs": 64,
-    "num_outputs": 72,
-    "outputs": 80,
-    "num_checks": 88,
-    "checks": 96,
-    "num_states": 104,
-    "states": 112,
-    "state_bytes": 120,
-    "constants_bytes": 128,
-    "num_updated": 136,
-    "updated": 144,
-    "grows": 152,
+    "num_levels": 32,
+    "levels": 40,
+    "num_entries": 48,
+    "entries": 56,
+    "num_states": 64,
+    "states": 72,
+    "state_bytes": 80,
+    "constants_bytes": 88,
 }
-MODEL_BYTES: Final = 160
+MODEL_BYTES: Final = 96
+MAX_ENTRIES: Final = 1024
 MAX_LEVELS: Final = 16
 
 CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dhlo.api import build
+from dhlo.api import build_entries, import_programs
 from dhlo.codegen.target import parse_targets
 from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
 from dhlo.container import check_target, write_bytes
@@ -17,6 +17,7 @@ from dhlo.errors import CompileError
 from dhlo.exported import read_program
 from dhlo.options import Options, default_target
 from dhlo.progress import reporter
+from dhlo.sharing import check_names
 
 __all__ = ["Emit", "compile_file"]
 
@@ -43,7 +44,7 @@ _SUFFIX = {
 
 
 def compile_file(
-    source: Path,
+    sources: Sequence[str],
     output: Path | None,
     emit: Emit,
     name: str | None,
@@ -55,12 +56,16 @@ def compile_file(
     winograd: bool = True,
     kv_cache: str = "",
 ) -> Path:
-    """Compiles `source` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
-    `source` with the suffix of what is written. Returns the path.
+    """Compiles `sources` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
+    the only source with the suffix of what is written. A source is a path; if there are several, each is a name, `=` and a path.
+    Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
-    output = output or source.with_suffix(_SUFFIX[emit])
+    files = _named(sources)
+    if output is None and list(files) != [""]:
+        raise CompileError("a model of several entries needs a name for its file: -o FILE")
+    output = output or files[""].with_suffix(_SUFFIX[emit])
     if not output.parent.is_dir() or output.is_dir():
         raise CompileError(
             f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
@@ -69,7 +74,7 @@ def compile_file(
         check_target(output)
     start = time.perf_counter()
     options = Options(
-        name=name or source.stem,
+        name=name or (files[""] if "" in files else output).stem,
         progress=progress,
         target=target or default_target(),
         weights=weights or {},
@@ -77,14 +82,14 @@ def compile_file(
         kv_cache=kv_cache,
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
-    exported = read_program(source, modules)
+    exported = {entry: read_program(path, modules) for entry, path in files.items()}
     if emit in (Emit.MLIR, Emit.PLANNED):
         write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations, options).encode())
         return output
     from dhlo.codegen.backends.cpu import link
 
     with reporter(progress) as tell:
-        _, artifact = build(exported, options, tell)
+        _, artifact = build_entries(exported, options, tell)
         tell(f"write {output}")
         match emit:
             case Emit.SO:
@@ -101,26 +106,40 @@ def compile_file(
             f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
             f"{time.perf_counter() - start:.1f} s"
         )
-        if artifact.metadata["quantised"]:
-            console().print(quantised_summary(artifact.metadata["quantised"]), markup=False)
-        if artifact.metadata["caches"]:
-            console().print(cache_summary(artifact.metadata["caches"]), markup=False)
+        for entry in artifact.entries:
+            if entry["quantised"]:
+                console().print(quantised_summary(entry["quantised"]), markup=False)
+            if entry["caches"]:
+                console().print(cache_summary(entry["caches"]), markup=False)
     return output
 
 
-def _module_text(exported: torch.export.ExportedProgram, planned: bool, locations: bool, options: Options) -> str:
-    """The module as imported, or as the host program is made of it."""
-    from dhlo.commands.opt import module_text
-    from dhlo.compiler import plan_program
-    from dhlo.frontend import import_program
-    from dhlo.passes.quantise_caches import request_caches
-    from dhlo.passes.quantise_weights import request_weights
+def _named(sources: Sequence[str]) -> dict[str, Path]:
+    """Files by entry; the only one may be without a name. Raises CompileError."""
+    if len(sources) == 1 and ("=" not in sources[0] or Path(sources[0]).is_file()):
+        return {"": Path(sources[0])}
+    files = dict[str, Path]()
+    for source in sources:
+        entry, equals, path = source.partition("=")
+        if not equals:
+            raise CompileError(f"'{source}': of several programs each needs a name: ENTRY={source}")
+        if entry in files:
+            raise CompileError(f"two programs are called '{entry}'")
+        files[entry] = Path(path)
+    check_names(files)
+    return files
 
-    program = import_program(exported)
+
+def _module_text(exported: Mapping[str, torch.export.ExportedProgram], planned: bool, locations: bool, options: Options) -> str:
+    """The modules as imported, or as the host programs are made of them."""
+    from dhlo.commands.opt import module_text
+    from dhlo.compiler import plan_programs
+
+    programs = import_programs(exported, options)
     if planned:
+        plan_programs(programs, options, lambda _: None, parse_targets(options.target)[:1])
+    texts = []
+    for program in programs.values():
         with program.context:
-            request_weights(program.module, options.weights)
-            request_caches(program.module, options.kv_cache)
-        plan_program(program, options, lambda _: None, parse_targets(options.target)[:1])
-    with program.context:
-        return module_text(program.module, locations)
+            texts.append(module_text(program.module, locations))
+    return "\n".join(texts)

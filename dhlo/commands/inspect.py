@@ -12,8 +12,9 @@ from typing import Any
 
 from dhlo.api import build
 from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
+from dhlo.errors import DhloError
 from dhlo.exported import read_program
-from dhlo.model_file import ModelInfo, open_sections, read_info
+from dhlo.model_file import ModelInfo, open_sections, read_infos
 from dhlo.options import Options
 from dhlo.progress import reporter
 from dhlo.signature import signature
@@ -31,22 +32,29 @@ def inspect_file(
     buffers: bool,
     progress: bool,
     modules: Sequence[str],
+    entry: str | None = None,
 ) -> None:
     """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory.
 
-    Of a model file every byte is verified. Raises ModelFileError.
+    Of a model file every byte is verified. `entry` is the one to print, where there are several; by default the first. Raises
+    ModelFileError, and DhloError if there is no such entry.
     """
     facts: dict[str, str] = {}
     if path.suffix == ".pt2":
         with reporter(progress) as tell:
             artifact = build(read_program(path, modules), Options(name=path.stem, progress=progress), tell)[1]
-        info = ModelInfo.of(artifact.metadata)
+        infos = {"": ModelInfo.of(artifact.metadata)}
     else:
         with open_sections(path) as sections:
             sections.verify()
-            info = read_info(sections)
+            infos = read_infos(sections)
             facts["SHA-256"] = f"{sections.file_digest.hex()} (all sections verified)"
             facts["signature"] = describe_signature(path, sections.file_digest)
+    if entry is not None and entry not in infos:
+        raise DhloError(f"the model has no entry '{entry}'; it has {', '.join(infos) if '' not in infos else 'only one'}")
+    info = infos[next(iter(infos)) if entry is None else entry]
+    if len(infos) > 1:
+        facts["entries"] = f"{', '.join(infos)}; this is {json.loads(info.metadata)['entry']}"
     meta = json.loads(info.metadata)
     if contract or not (groups or kernels or buffers):
         console().print(signature(info), markup=False)

@@ -40,9 +40,15 @@ def run_file(
     seed: int,
     threads: int,
     require_key: Path | None = None,
+    entry: str | None = None,
 ) -> None:
     """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
     model = open_model(path, threads, require_key=require_key)
+    if entry is not None:
+        try:
+            model = model.entry(entry)
+        except ValueError as e:
+            raise DhloError(str(e)) from None
     tensors = _arguments(model.inputs, inputs, shapes, seed)
     session = _runtime.Session(model)
     times = []

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from dhlo.ir.dialect import Kind
+from dhlo.ir.handles import Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.symbols import parse, show
 from dhlo.ir.types import TensorType, from_mlir
@@ -16,6 +17,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = [
     "Bounds",
     "Target",
+    "argument_name",
     "argument_names",
     "argument_type",
     "bodies",
@@ -122,6 +124,15 @@ def argument_names(block: Any) -> list[str]:
     """The names of a function's arguments; those without one are called by their number."""
     marks = _marks(block, "arg_attrs") or [{}] * len(block.arguments)
     return [m["dhlo.name"].value if "dhlo.name" in m else f"input {k}" for k, m in enumerate(marks)]
+
+
+def argument_name(value: Value) -> str:
+    """The name of the function's argument that a value without an op is; "" for one without, or another block's."""
+    argument = ir.BlockArgument(value)
+    operation = argument.owner.owner.operation
+    marks = _marks(argument.owner, "arg_attrs") if operation.name == "func.func" else []
+    mark = marks[argument.arg_number] if argument.arg_number < len(marks) else {}
+    return mark["dhlo.name"].value if "dhlo.name" in mark else ""
 
 
 def _numbers(block: Any, name: str) -> dict[int, int]:

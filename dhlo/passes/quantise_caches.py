@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from dhlo.passes.cse import erase_dead
 from dhlo.passes.expand_dequantize import written_out
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["FORMATS", "quantise_caches", "quantise_rows", "quantised_caches", "request_caches"]
+__all__ = ["FORMATS", "check_caches", "quantise_caches", "quantise_rows", "quantised_caches", "request_caches"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -39,13 +39,25 @@ _MOST: Final = 127.0  # the largest code
 _VIEWS = (Reshape, Transpose, Slice, Broadcast)
 
 
-def request_caches(module: Module, wanted: str) -> None:
-    """Writes down, for the pass, the format that the user asks for. Raises CompileError if there is none of that name."""
+def request_caches(modules: Collection[Module], wanted: str) -> None:
+    """Writes down, for the pass on each entry of a model, the format that the user asks for. Raises CompileError if there is none
+    of that name."""
     if wanted in _PLAIN:
         return
     if wanted not in FORMATS:
         raise CompileError(f"kv_cache: there is no format '{wanted}'", hint=f"formats are {', '.join(FORMATS)}")
-    module.operation.attributes[_REQUEST] = ir.StringAttr.get(wanted)
+    for module in modules:
+        with module.context:
+            module.operation.attributes[_REQUEST] = ir.StringAttr.get(wanted)
+
+
+def check_caches(modules: Iterable[Module]) -> None:
+    """Raises CompileError where caches were asked for in fewer bits and no entry has any."""
+    asked = [m for m in modules if _REQUEST in m.operation.attributes]
+    rows = [row for m in asked for row in quantised_caches(m)]
+    if asked and not any(row["format"] for row in rows):
+        wanted = ir.StringAttr(asked[0].operation.attributes[_REQUEST]).value
+        raise CompileError(_NONE.format(wanted), hint=_hint(rows))
 
 
 def quantised_caches(module: Module) -> list[dict[str, Any]]:
@@ -60,9 +72,7 @@ def quantised_caches(module: Module) -> list[dict[str, Any]]:
 def quantise_caches(module: Module, weights: Weights) -> None:
     """Stores states whose rows are written in place and attended to in fewer bits, if the module asks for it: as bf16 or f16, or as
     int8 with an f32 scale for each row of a head, which is a state of its own. Rows are quantised when they are written, and
-    attention decodes them.
-
-    Raises CompileError if there is no such state.
+    attention decodes them. Where there is no such state, nothing changes: see `check_caches`.
     """
     if _REQUEST not in module.operation.attributes:
         return
@@ -81,10 +91,9 @@ def quantise_caches(module: Module, weights: Weights) -> None:
             scales[found.scale_name] = scale
         error = _ERRORS[wanted]
         rows.append({"name": name, "format": wanted, "reason": "", "error": error, "before": before, "after": found.bytes(wanted)})
-    if not any(row["format"] for row in rows):
-        raise CompileError(_NONE.format(wanted), hint=_hint(rows))
-    _return_more(block, scales)
-    erase_dead(block)
+    if any(row["format"] for row in rows):
+        _return_more(block, scales)
+        erase_dead(block)
     module.operation.attributes[_REPORT] = ir.ArrayAttr.get([_as_attribute(r) for r in rows])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -25,11 +25,12 @@ from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 from dhlo.passes.find_dequantize import constant_of
 
-__all__ = ["Format", "quantise", "quantise_weights", "quantised_weights", "request_weights"]
+__all__ = ["Format", "check_weights", "quantise", "quantise_weights", "quantised_weights", "request_weights"]
 
 Weights = dict[str, torch.Tensor]
 
 _REQUEST, _REPORT = "dhlo.weights", "dhlo.quantised"  # attributes of the module
+_UNMATCHED, _NAMES = "dhlo.weights_unmatched", "dhlo.weights_found"
 _CHUNK: Final = 1 << 22  # elements whose error is found at a time
 _SEARCHED: Final = 1 << 16  # elements whose scales are searched for at a time: in several passes, so that they stay in a cache
 _PLAIN: Final = "f32"  # leaves a weight as it is
@@ -75,15 +76,16 @@ _FORMATS: Final[dict[str, tuple[str, int | None]]] = {
 }
 
 
-def request_weights(module: Module, wanted: str | Mapping[str, str | float]) -> None:
-    """Writes down, for the pass, what the user asks for: a format for all products, or formats by name or pattern of weights,
-    "default" for the others, and "max_error", the relative error from which a weight is left as it is. Raises CompileError."""
+def request_weights(modules: Collection[Module], wanted: str | Mapping[str, str | float]) -> None:
+    """Writes down, for the pass on each entry of a model, what the user asks for: a format for all products, or formats by name or
+    pattern of weights, "default" for the others, and "max_error", the relative error from which a weight is left as it is. Raises
+    CompileError."""
     given: Mapping[str, str | float] = {"default": wanted} if isinstance(wanted, str) else wanted
     if not given or given == {"default": ""}:
         return
     if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
         raise CompileError(f"weights: a format, or formats by names, not {wanted!r}", hint='weights={"lm_head*": "int8"}, say')
-    texts = []
+    pairs = []
     for pattern, value in given.items():
         if pattern == "max_error":
             try:
@@ -94,8 +96,23 @@ def request_weights(module: Module, wanted: str | Mapping[str, str | float]) -> 
                 raise CompileError(f"weights: max_error is 0 or more, not {value}")
         elif value != _PLAIN:
             Format.parse(str(value))
-        texts.append(ir.ArrayAttr.get([ir.StringAttr.get(pattern), ir.StringAttr.get(str(value))]))
-    module.operation.attributes[_REQUEST] = ir.ArrayAttr.get(texts)
+        pairs.append((pattern, str(value)))
+    for module in modules:
+        with module.context:
+            texts = [ir.ArrayAttr.get([ir.StringAttr.get(x) for x in pair]) for pair in pairs]
+            module.operation.attributes[_REQUEST] = ir.ArrayAttr.get(texts)
+
+
+def check_weights(modules: Iterable[Module]) -> None:
+    """Raises CompileError for a pattern of the request that no weight of any entry matched."""
+    attributes = [m.operation.attributes for m in modules]
+    left = [{ir.StringAttr(p).value: None for p in ir.ArrayAttr(a[_UNMATCHED])} if _UNMATCHED in a else {} for a in attributes]
+    for pattern in left[0]:
+        if all(pattern in found for found in left):
+            names = sorted({ir.StringAttr(n).value for a in attributes for n in ir.ArrayAttr(a[_NAMES])})
+            raise CompileError(
+                f"weights: no product has a constant called '{pattern}'", hint=f"there are {', '.join(names[:8]) or 'none'}"
+            )
 
 
 def quantised_weights(module: Module) -> list[dict[str, Any]]:
@@ -108,7 +125,7 @@ def quantised_weights(module: Module) -> list[dict[str, Any]]:
 
 def quantise_weights(module: Module, weights: Weights) -> None:
     """Makes `dequantize` of the constants of products if the module asks for it: rounded to nearest, with the scales of least
-    squared error. Lookups in the same tables read the codes, too. Raises CompileError for a pattern that no weight matches."""
+    squared error. Lookups in the same tables read the codes, too. Patterns that no weight matches are left for `check_weights`."""
     if _REQUEST not in module.operation.attributes:
         return
     asked = [[ir.StringAttr(x).value for x in ir.ArrayAttr(pair)] for pair in ir.ArrayAttr(module.operation.attributes[_REQUEST])]
@@ -125,8 +142,8 @@ def quantise_weights(module: Module, weights: Weights) -> None:
         rows.append(_rewrite(c, None if text == _PLAIN else Format.parse(text), limit, weights))
     missing = [p for p in wanted if p not in matched]
     if missing and weights:
-        names = ", ".join(sorted(c.name for c in found)[:8])
-        raise CompileError(f"weights: no product has a constant called '{missing[0]}'", hint=f"there are {names or 'none'}")
+        module.operation.attributes[_UNMATCHED] = ir.ArrayAttr.get([ir.StringAttr.get(p) for p in missing])
+        module.operation.attributes[_NAMES] = ir.ArrayAttr.get([ir.StringAttr.get(c.name) for c in found])
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             erase_dead(block)

@@ -201,6 +201,19 @@ PyObject* get_launches(PyObject* self, void*) {
                    [self](int64_t i) { return PyUnicode_FromString(dhlo_model_launch(handle(self), i)); });
 }
 
+PyObject* get_entries(PyObject* self, void*) {
+  return make_list(dhlo_model_num_entries(handle(self)),
+                   [self](int64_t i) { return PyUnicode_FromString(dhlo_model_entry_name(handle(self), i)); });
+}
+
+PyObject* find_entry(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  if (PyArg_ParseTuple(args, "s:entry", &name) == 0) return nullptr;
+  dhlo_model* entry = nullptr;
+  const dhlo_status status = dhlo_model_entry(handle(self), name, &entry);
+  return status == DHLO_OK ? wrap(Py_TYPE(self), entry) : raise(status, dhlo_last_error());
+}
+
 template <const char* (*Get)(const dhlo_model*)>
 PyObject* get_text(PyObject* self, void*) {
   return PyUnicode_FromString(Get(handle(self)));
@@ -262,6 +275,7 @@ bool add_model_type(PyObject* module) {
        "Loads a model file held in memory."},
       {"from_address", as_method(from_address), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
        "Makes a model of a descriptor and constants in this process; owner is kept alive with it."},
+      {"entry", as_method(find_entry), METH_VARARGS, "Another entry of the same model, by name."},
       {"plan", as_method(plan), METH_VARARGS,
        "Output shapes and memory for inputs (tensors, numbers or shapes), without running."},
       {nullptr, nullptr, 0, nullptr},
@@ -279,6 +293,7 @@ bool add_model_type(PyObject* module) {
       {"inputs", get_inputs, nullptr, "Name, dtype, sizes (-1: symbolic) and dim texts of each input.", nullptr},
       {"outputs", get_outputs, nullptr, "The same of each output.", nullptr},
       {"states", get_states, nullptr, "Name and bytes of each mutable state.", nullptr},
+      {"entries", get_entries, nullptr, "Names of the model's entries.", nullptr},
       {"launches", get_launches, nullptr, "Kernel name of each launch site.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };

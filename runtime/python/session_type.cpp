@@ -143,9 +143,9 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
   return fenced([&] { return call_unfenced(self, args, kwargs); });
 }
 
-// A session object of the type, with a native session of the given options; as `like` is now, if there is one.
-PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, bool release_gil,
-               const dhlo_session* like) {
+// A session object of the type, with a native session of the given options, which `create` makes.
+template <class Create>
+PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, bool release_gil, Create create) {
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   Ref self(allocate(type, 0));
   if (!self) return nullptr;
@@ -160,8 +160,7 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
   options.output_ctx = &session;
   session.options = options;
   dhlo_model* handle = reinterpret_cast<ModelObject*>(model)->model;
-  const dhlo_status status = like == nullptr ? dhlo_session_create(handle, &options, &session.session)
-                                             : dhlo_session_copy(like, &options, &session.session);
+  const dhlo_status status = create(handle, &options, &session.session);
   if (status != DHLO_OK) return raise(status, dhlo_last_error());
   session.session->trusts_output_hook = true;
   session.inputs.reserve(handle);
@@ -181,7 +180,7 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   dhlo_session_options_init(&options);
   options.profile = profile;
   options.max_bytes = max_bytes;
-  return make(type, model, options, release_gil != 0, nullptr);
+  return make(type, model, options, release_gil != 0, dhlo_session_create);
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -191,7 +190,27 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 PyObject* copy_unfenced(PyObject* self, PyObject*) {
   Session& session = body_of(self);
   Claim claim(session);
-  return claim ? make(Py_TYPE(self), session.model, session.options, session.release_gil, session.session) : nullptr;
+  if (!claim) return nullptr;
+  return make(Py_TYPE(self), session.model, session.options, session.release_gil,
+              [&session](dhlo_model*, const dhlo_session_options* options, dhlo_session** out) {
+                return dhlo_session_copy(session.session, options, out);
+              });
+}
+
+PyObject* sharing_unfenced(PyObject* self, PyObject* args) {
+  PyObject* entry = nullptr;
+  if (PyArg_ParseTuple(args, "O!:sharing", model_type(), &entry) == 0) return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  return make(Py_TYPE(self), entry, session.options, session.release_gil,
+              [&session](dhlo_model* model, const dhlo_session_options* options, dhlo_session** out) {
+                return dhlo_session_create_sharing(session.session, model, options, out);
+              });
+}
+
+PyObject* sharing(PyObject* self, PyObject* args) {
+  return fenced([&] { return sharing_unfenced(self, args); });
 }
 
 PyObject* copy(PyObject* self, PyObject*) {
@@ -345,6 +364,7 @@ bool add_session_type(PyObject* module) {
       {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
       {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
       {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},
+      {"sharing", sharing, METH_VARARGS, "A session of another entry that shares this one's state."},
       {"copy", copy, METH_NOARGS, "A new session with the same options, state and random generator."},
       {"snapshot", snapshot, METH_NOARGS, "State and random generator as bytes."},
       {"restore", restore, METH_VARARGS, "Takes over a snapshot of a session whose model has the same states."},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <set>
 #include <string>
 
 #include "levels.hpp"
@@ -25,8 +26,41 @@ void check_value(const char* what, int64_t index, const dhlo_abi_value& value, c
 
 const char* text_or_empty(const char* text) { return text != nullptr ? text : ""; }
 
+// What the runtime relies on in an entry.
+void check_entry(const dhlo_abi_entry& entry, int64_t num_levels, const std::string& label) {
+  if (entry.code == nullptr) throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
+  int64_t least = std::min({entry.num_inputs, entry.num_outputs, entry.num_checks});
+  for (int64_t level = 0; level < num_levels; ++level) {
+    const dhlo_abi_code& code = entry.code[level];
+    if (code.run == nullptr) throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
+    least = std::min({least, code.num_launches, code.num_segments});
+  }
+  if (least < 0) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
+  for (int64_t i = 0; i < entry.num_inputs; ++i) check_value("input", i, entry.inputs[i], label);
+  for (int64_t i = 0; i < entry.num_outputs; ++i) check_value("output", i, entry.outputs[i], label);
+  if (entry.num_updated < 0 || (entry.num_updated > 0 && (entry.updated == nullptr || entry.grows == nullptr)))
+    throw Error(DHLO_FORMAT, label + ": its descriptor doesn't say which inputs it writes to");
+  for (int64_t i = 0; i < entry.num_updated; ++i) {
+    if (entry.updated[i] < 0 || entry.updated[i] >= entry.num_inputs)
+      throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
+    if (entry.grows[i] != -1 && (entry.grows[i] < 1 || entry.grows[i] >= entry.inputs[entry.updated[i]].rank))
+      throw Error(DHLO_FORMAT, label + ": it writes behind a dim that an input doesn't have");
+  }
+}
+
+void check_entries(const dhlo_abi_model& abi, const std::string& label) {
+  if (abi.num_entries < 1 || abi.num_entries > DHLO_ABI_MAX_ENTRIES || abi.entries == nullptr)
+    throw Error(DHLO_FORMAT, label + ": its descriptor has no entries, or too many");
+  std::set<std::string> names;
+  for (int64_t i = 0; i < abi.num_entries; ++i) {
+    const std::string name = text_or_empty(abi.entries[i].name);
+    check_entry(abi.entries[i], abi.num_levels, abi.num_entries > 1 ? label + ", entry '" + name + "'" : label);
+    if (!names.insert(name).second) throw Error(DHLO_FORMAT, label + ": two of its entries are called '" + name + "'");
+  }
+}
+
 // Everything the runtime relies on in a descriptor that came with the code. Returns the level that this machine takes.
-const dhlo_abi_level* check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
+int64_t check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, const std::string& label) {
   if (abi.magic != DHLO_ABI_MAGIC) throw Error(DHLO_FORMAT, label + ": its descriptor has the wrong magic");
   if (abi.version != DHLO_ABI_VERSION)
     throw Error(DHLO_VERSION, label + ": code for ABI version " + std::to_string(abi.version) +
@@ -37,31 +71,30 @@ const dhlo_abi_level* check_descriptor(const dhlo_abi_model& abi, int64_t consta
                                  " bytes, expected at least " + std::to_string(sizeof(dhlo_abi_model)));
   if (abi.num_levels < 1 || abi.num_levels > DHLO_ABI_MAX_LEVELS || abi.levels == nullptr)
     throw Error(DHLO_FORMAT, label + ": its descriptor has no levels, or too many");
-  const dhlo_abi_level* level = abi.levels + choose_level(levels_of(abi), label);
+  const auto level = static_cast<int64_t>(choose_level(levels_of(abi), label));
   if (abi.constants_bytes != constants_bytes)
     throw Error(DHLO_FORMAT, label + ": expected " + std::to_string(abi.constants_bytes) + " bytes of constants, got " +
                                  std::to_string(constants_bytes));
-  if (level->run == nullptr) throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
-  const bool counts = std::min({abi.num_inputs, abi.num_outputs, abi.num_checks, level->num_launches, abi.num_states,
-                                abi.state_bytes, level->num_segments}) >= 0;
-  if (!counts) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
-  for (int64_t i = 0; i < abi.num_inputs; ++i) check_value("input", i, abi.inputs[i], label);
-  for (int64_t i = 0; i < abi.num_outputs; ++i) check_value("output", i, abi.outputs[i], label);
-  if (abi.num_updated < 0 || (abi.num_updated > 0 && (abi.updated == nullptr || abi.grows == nullptr)))
-    throw Error(DHLO_FORMAT, label + ": its descriptor doesn't say which inputs it writes to");
-  for (int64_t i = 0; i < abi.num_updated; ++i) {
-    if (abi.updated[i] < 0 || abi.updated[i] >= abi.num_inputs)
-      throw Error(DHLO_FORMAT, label + ": it writes to an input that it doesn't have");
-    if (abi.grows[i] != -1 && (abi.grows[i] < 1 || abi.grows[i] >= abi.inputs[abi.updated[i]].rank))
-      throw Error(DHLO_FORMAT, label + ": it writes behind a dim that an input doesn't have");
-  }
+  if (std::min(abi.num_states, abi.state_bytes) < 0)
+    throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < abi.num_states; ++i) {
     const dhlo_abi_state& state = abi.states[i];
     const bool ok = state.bytes >= 0 && state.offset >= 0 && state.init_offset >= 0 &&
                     state.offset <= abi.state_bytes - state.bytes && state.init_offset <= constants_bytes - state.bytes;
     if (!ok) throw Error(DHLO_FORMAT, label + ": state " + std::to_string(i) + " lies outside its block");
   }
+  check_entries(abi, label);
   return level;
+}
+
+// The section of metadata that belongs to a descriptor.
+std::string write_metadata(const dhlo_abi_model& abi) {
+  std::string text;
+  for (int64_t i = 0; i < abi.num_entries; ++i) {
+    if (i > 0) text += '\n';
+    text += text_or_empty(abi.entries[i].metadata);
+  }
+  return text;
 }
 
 dhlo_model_options read_options(const dhlo_model_options* given) {
@@ -76,7 +109,7 @@ dhlo_model_options read_options(const dhlo_model_options* given) {
   return options;
 }
 
-void apply_options(dhlo_model* model, const dhlo_model_options& options) {
+void apply_options(Program* model, const dhlo_model_options& options) {
   check_machine_settings();
   model->allocator = options.allocator;
   model->parallel = options.parallel;
@@ -106,10 +139,10 @@ void authorize(const dhlo_model_options& options, const Digest& digest, const st
 }
 
 // Nothing of the file is executed before all of it is verified.
-std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options* given) {
+std::shared_ptr<const Program> load(const Source& source, const dhlo_model_options* given) {
   const dhlo_model_options options = read_options(given);
   const std::string& label = source.label();
-  auto model = std::make_unique<dhlo_model>();
+  auto model = std::make_shared<Program>();
   const Sections sections(source);
   authorize(options, sections.file_digest(), label);
   sections.check_padding();
@@ -124,27 +157,28 @@ std::unique_ptr<dhlo_model> load(const Source& source, const dhlo_model_options*
                 &model->owned_constants);
   model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   model->level = check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
-  if (features != write_levels(levels_of(*model->abi)) || metadata != text_or_empty(model->abi->metadata))
+  if (features != write_levels(levels_of(*model->abi)) || metadata != write_metadata(*model->abi))
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   model->constants = model->owned_constants.data();
   apply_options(model.get(), options);
   return model;
 }
 
-// A field of the descriptor; empty or 0 for no model.
-const char* text_of(const dhlo_model* model, const char* dhlo_abi_model::* field) {
-  return model != nullptr ? text_or_empty(model->abi->*field) : "";
-}
-int64_t number_of(const dhlo_model* model, int64_t dhlo_abi_model::* field) {
-  return model != nullptr ? model->abi->*field : 0;
+const dhlo_abi_level& level_of(const dhlo_model& model) { return model.program->abi->levels[model.program->level]; }
+
+// What `get` finds in a model that is there; `none` else.
+template <class T, class Get>
+T from(const dhlo_model* model, T none, Get get) {
+  return model != nullptr ? get(*model) : none;
 }
 
 }  // namespace
-}  // namespace dhlo
 
-dhlo_model::~dhlo_model() {
-  if (release != nullptr) dhlo::fenced([this] { return release(release_ctx), true; }, false);
+Program::~Program() {
+  if (release != nullptr) fenced([this] { return release(release_ctx), true; }, false);
 }
+
+}  // namespace dhlo
 
 void dhlo_model_options_init(dhlo_model_options* options) {
   if (options == nullptr) return;
@@ -158,7 +192,7 @@ dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* opt
       [&] {
         if (path == nullptr || out == nullptr)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_file: path or out is null");
-        *out = dhlo::load(dhlo::FileSource(path), options).release();
+        *out = std::make_unique<dhlo_model>(dhlo::load(dhlo::FileSource(path), options), 0).release();
       },
       dhlo::set_last_error);
 }
@@ -169,7 +203,8 @@ dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_mo
       [&] {
         if (data == nullptr || out == nullptr)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_memory: data or out is null");
-        *out = dhlo::load(dhlo::MemorySource(data, static_cast<int64_t>(bytes)), options).release();
+        const dhlo::MemorySource source(data, static_cast<int64_t>(bytes));
+        *out = std::make_unique<dhlo_model>(dhlo::load(source, options), 0).release();
       },
       dhlo::set_last_error);
 }
@@ -184,14 +219,34 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
         if (reinterpret_cast<uintptr_t>(constants) % 64 != 0)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: constants are not 64-byte aligned");
         const dhlo_model_options read = dhlo::read_options(options);
-        auto model = std::make_unique<dhlo_model>();
-        model->level = dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
-        dhlo::apply_options(model.get(), read);
-        model->abi = descriptor;
-        model->constants = static_cast<const uint8_t*>(constants);
-        model->release = release;
-        model->release_ctx = ctx;
+        auto program = std::make_shared<dhlo::Program>();
+        program->level = dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
+        dhlo::apply_options(program.get(), read);
+        program->abi = descriptor;
+        program->constants = static_cast<const uint8_t*>(constants);
+        auto model = std::make_unique<dhlo_model>(program, 0);
+        program->release = release;  // nothing fails from here on
+        program->release_ctx = ctx;
         *out = model.release();
+      },
+      dhlo::set_last_error);
+}
+
+dhlo_status dhlo_model_entry(const dhlo_model* model, const char* name, dhlo_model** out) {
+  return dhlo::guard(
+      [&] {
+        if (model == nullptr || name == nullptr || out == nullptr)
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_entry: model, name or out is null");
+        std::string known;
+        for (int64_t i = 0; i < dhlo_model_num_entries(model); ++i) {
+          const std::string entry = dhlo_model_entry_name(model, i);
+          if (entry == name) {
+            *out = std::make_unique<dhlo_model>(model->program, i).release();
+            return;
+          }
+          known += (i > 0 ? ", '" : "'") + entry + "'";
+        }
+        throw Error(DHLO_INVALID_ARGUMENT, "the model has no entry '" + std::string(name) + "'; it has " + known);
       },
       dhlo::set_last_error);
 }
@@ -204,44 +259,70 @@ void dhlo_model_release(dhlo_model* model) {
   if (model != nullptr && model->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
 }
 
-const char* dhlo_model_name(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::name); }
-const char* dhlo_model_producer(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::producer); }
-const char* dhlo_model_metadata(const dhlo_model* model) { return dhlo::text_of(model, &dhlo_abi_model::metadata); }
+const char* dhlo_model_name(const dhlo_model* model) {
+  return dhlo::from(model, "", [](const dhlo_model& m) { return dhlo::text_or_empty(m.program->abi->name); });
+}
+const char* dhlo_model_producer(const dhlo_model* model) {
+  return dhlo::from(model, "", [](const dhlo_model& m) { return dhlo::text_or_empty(m.program->abi->producer); });
+}
+const char* dhlo_model_metadata(const dhlo_model* model) {
+  return dhlo::from(model, "", [](const dhlo_model& m) { return dhlo::text_or_empty(m.entry->metadata); });
+}
 const char* dhlo_model_cpu_features(const dhlo_model* model) {
-  return model != nullptr ? dhlo::text_or_empty(model->level->cpu_features) : "";
+  return dhlo::from(model, "", [](const dhlo_model& m) { return dhlo::text_or_empty(dhlo::level_of(m).cpu_features); });
 }
 const char* dhlo_model_level(const dhlo_model* model) {
-  return model != nullptr ? dhlo::text_or_empty(model->level->name) : "";
+  return dhlo::from(model, "", [](const dhlo_model& m) { return dhlo::text_or_empty(dhlo::level_of(m).name); });
 }
-int64_t dhlo_model_num_threads(const dhlo_model* model) { return model != nullptr ? model->num_threads : 0; }
+int64_t dhlo_model_num_threads(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->num_threads; });
+}
 int64_t dhlo_model_constants_bytes(const dhlo_model* model) {
-  return dhlo::number_of(model, &dhlo_abi_model::constants_bytes);
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->abi->constants_bytes; });
 }
-int64_t dhlo_model_state_bytes(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::state_bytes); }
-int64_t dhlo_model_num_inputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_inputs); }
-int64_t dhlo_model_num_outputs(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_outputs); }
-int64_t dhlo_model_num_states(const dhlo_model* model) { return dhlo::number_of(model, &dhlo_abi_model::num_states); }
-int64_t dhlo_model_num_launches(const dhlo_model* model) { return model != nullptr ? model->level->num_launches : 0; }
+int64_t dhlo_model_state_bytes(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->abi->state_bytes; });
+}
+int64_t dhlo_model_num_entries(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->abi->num_entries; });
+}
+int64_t dhlo_model_num_inputs(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_inputs; });
+}
+int64_t dhlo_model_num_outputs(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_outputs; });
+}
+int64_t dhlo_model_num_states(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->abi->num_states; });
+}
+int64_t dhlo_model_num_launches(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.code->num_launches; });
+}
+
+const char* dhlo_model_entry_name(const dhlo_model* model, int64_t index) {
+  const bool known = index >= 0 && index < dhlo_model_num_entries(model);
+  return known ? dhlo::text_or_empty(model->program->abi->entries[index].name) : nullptr;
+}
 
 const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < dhlo_model_num_inputs(model) ? &model->abi->inputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_inputs(model) ? &model->entry->inputs[index] : nullptr;
 }
 
 int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index) {
-  for (int64_t i = 0; i < dhlo::number_of(model, &dhlo_abi_model::num_updated); ++i)
-    if (model->abi->updated[i] == index) return 1;
+  for (int64_t i = 0; model != nullptr && i < model->entry->num_updated; ++i)
+    if (model->entry->updated[i] == index) return 1;
   return 0;
 }
 
 const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < dhlo_model_num_outputs(model) ? &model->abi->outputs[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_outputs(model) ? &model->entry->outputs[index] : nullptr;
 }
 
 const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
-  return index >= 0 && index < dhlo_model_num_states(model) ? &model->abi->states[index] : nullptr;
+  return index >= 0 && index < dhlo_model_num_states(model) ? &model->program->abi->states[index] : nullptr;
 }
 
 const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {
   const bool known = index >= 0 && index < dhlo_model_num_launches(model);
-  return known ? dhlo::text_or_empty(model->level->launches[index]) : nullptr;
+  return known ? dhlo::text_or_empty(model->code->launches[index]) : nullptr;
 }

@@ -1,4 +1,4 @@
-// The immutable part of a loaded program: code, constants, threads.
+// The immutable part of a loaded program, code, constants and threads, and its entries.
 #pragma once
 
 #include <atomic>
@@ -9,24 +9,41 @@
 #include "memory.hpp"
 #include "pool.hpp"
 
-struct dhlo_model {
-  dhlo_model() = default;
-  dhlo_model(const dhlo_model&) = delete;
-  dhlo_model& operator=(const dhlo_model&) = delete;
-  ~dhlo_model();
+namespace dhlo {
+
+// What the entries of a model share. Lives until the last of them is released.
+struct Program {
+  Program() = default;
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program();
 
   const dhlo_allocator* host_allocator() const { return allocator.alloc != nullptr ? &allocator : nullptr; }
 
-  std::atomic<int64_t> references{1};
-  dhlo::Code code;              // empty for a model from a descriptor
-  dhlo::Block owned_constants;  // likewise
+  Code code;              // empty for a model from a descriptor
+  Block owned_constants;  // likewise
   const dhlo_abi_model* abi = nullptr;
-  const dhlo_abi_level* level = nullptr;  // of abi, the one that this machine takes
+  int64_t level = 0;  // of abi, the one that this machine takes
   const uint8_t* constants = nullptr;
   void (*release)(void* ctx) = nullptr;
   void* release_ctx = nullptr;
   dhlo_allocator allocator{};
   dhlo_parallel parallel{};
-  std::shared_ptr<dhlo::Pool> pool;  // null with one thread or with the host's own threads
+  std::shared_ptr<Pool> pool;  // null with one thread or with the host's own threads
   int64_t num_threads = 1;
+};
+
+}  // namespace dhlo
+
+// An entry of a program, as code for this machine.
+struct dhlo_model {
+  dhlo_model(std::shared_ptr<const dhlo::Program> shared, int64_t index)
+      : program(std::move(shared)), entry(&program->abi->entries[index]), code(&entry->code[program->level]) {}
+  dhlo_model(const dhlo_model&) = delete;
+  dhlo_model& operator=(const dhlo_model&) = delete;
+
+  const std::shared_ptr<const dhlo::Program> program;
+  const dhlo_abi_entry* const entry;
+  const dhlo_abi_code* const code;
+  std::atomic<int64_t> references{1};
 };

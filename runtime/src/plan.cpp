@@ -15,8 +15,8 @@ namespace {
 alignas(64) uint8_t nowhere[64];
 
 struct PlanCall : dhlo_abi_call {
-  const dhlo_abi_model* abi;
-  const dhlo_abi_level* level;
+  const dhlo_abi_entry* entry;
+  const dhlo_abi_code* code;
   dhlo_shape* shapes;
   std::vector<int64_t> output_bytes;
   int64_t arena_bytes = 0;
@@ -47,7 +47,7 @@ auto fenced(PlanCall* call, Body&& body) noexcept -> decltype(body()) {
 void* plan_arena(dhlo_abi_call* base, int64_t segment, int64_t bytes) {
   auto* call = static_cast<PlanCall*>(base);
   return fenced(call, [&]() -> void* {
-    if (segment < 0 || segment >= call->level->num_segments || bytes < 0)
+    if (segment < 0 || segment >= call->code->num_segments || bytes < 0)
       return call->fail_with(DHLO_INTERNAL, "the model asked for an arena segment out of range");
     if (__builtin_add_overflow(call->arena_bytes, bytes, &call->arena_bytes))
       return call->fail_with(DHLO_OUT_OF_MEMORY, "arena: size overflows");
@@ -66,16 +66,16 @@ int32_t plan_launch(dhlo_abi_call* base, dhlo_kernel, const int64_t*, int64_t co
 void* plan_output(dhlo_abi_call* base, int64_t index, int64_t rank, const int64_t* sizes) {
   auto* call = static_cast<PlanCall*>(base);
   return fenced(call, [&]() -> void* {
-    if (index < 0 || index >= call->abi->num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK)
+    if (index < 0 || index >= call->entry->num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK)
       return call->fail_with(DHLO_INTERNAL, "the model gave an output index or rank out of range");
     if (std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; }))
       return nowhere;  // the run's checks say more
     const int64_t elements = count_elements(rank, sizes);
     if (elements < 0)
-      return call->fail_with(DHLO_OUT_OF_MEMORY, describe_value("output", index, &call->abi->outputs[index]) +
+      return call->fail_with(DHLO_OUT_OF_MEMORY, describe_value("output", index, &call->entry->outputs[index]) +
                                                      ": its number of elements does not fit in 62 bits");
     call->output_bytes[static_cast<size_t>(index)] =
-        elements * dhlo_dtype_bytes(static_cast<int32_t>(call->abi->outputs[index].dtype));
+        elements * dhlo_dtype_bytes(static_cast<int32_t>(call->entry->outputs[index].dtype));
     if (call->shapes != nullptr) {
       dhlo_shape& shape = call->shapes[index];
       shape.rank = static_cast<int32_t>(rank);
@@ -90,9 +90,9 @@ int32_t plan_fail(dhlo_abi_call* base, int64_t check, int64_t expected, int64_t 
   fenced(call, [&]() -> void* {
     // What comes after a decision that data takes may never run.
     if (call->fields[1] != 0) return nullptr;
-    if (check < 0 || check >= call->abi->num_checks)
+    if (check < 0 || check >= call->entry->num_checks)
       return call->fail_with(DHLO_INTERNAL, "the model failed an unknown check");
-    const dhlo_abi_check& failed = call->abi->checks[check];
+    const dhlo_abi_check& failed = call->entry->checks[check];
     return call->fail_with(check_status(failed), describe_check(failed, expected, got));
   });
   return DHLO_CONTRACT;
@@ -112,30 +112,31 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
   return dhlo::guard(
       [&] {
         if (model == nullptr) throw dhlo::Error(DHLO_INVALID_ARGUMENT, "dhlo_model_plan: model is null");
-        const dhlo_abi_model& abi = *model->abi;
-        dhlo::check_inputs(abi, inputs, num_inputs, false);
+        const dhlo_abi_entry& entry = *model->entry;
+        const dhlo::Program& program = *model->program;
+        dhlo::check_inputs(entry, inputs, num_inputs, false);
         dhlo::PlanCall call{};
-        call.constants = model->constants;
+        call.constants = program.constants;
         call.state = dhlo::nowhere;
-        call.num_threads = model->num_threads;
+        call.num_threads = program.num_threads;
         call.machine = dhlo::machine_facts();
         call.arena = dhlo::plan_arena;
         call.output = dhlo::plan_output;
         call.launch = dhlo::plan_launch;
         call.fail = dhlo::plan_fail;
         call.plan = call.fields;
-        call.abi = &abi;
-        call.level = model->level;
+        call.entry = &entry;
+        call.code = model->code;
         call.shapes = outputs;
-        call.output_bytes.assign(static_cast<size_t>(abi.num_outputs), 0);
+        call.output_bytes.assign(static_cast<size_t>(entry.num_outputs), 0);
         if (outputs != nullptr) {
-          for (int64_t i = 0; i < abi.num_outputs; ++i) {
+          for (int64_t i = 0; i < entry.num_outputs; ++i) {
             outputs[i] = dhlo_shape{};
-            outputs[i].dtype = static_cast<int32_t>(abi.outputs[i].dtype);
+            outputs[i].dtype = static_cast<int32_t>(entry.outputs[i].dtype);
             outputs[i].rank = -1;
           }
         }
-        const int32_t status = model->level->run(&call, inputs);
+        const int32_t status = model->code->run(&call, inputs);
         if (call.status != DHLO_OK) throw dhlo::Error(call.status, call.message);
         if (status != 0 && call.fields[1] == 0)
           throw dhlo::Error(DHLO_INTERNAL, "the model's plan failed without a reason");
@@ -144,10 +145,10 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         plan->arena_bytes = call.arena_bytes;
         plan->scratch_bytes = call.worker_scratch > INT64_MAX / 2048
                                   ? INT64_MAX
-                                  : dhlo::scratch_stride(call.worker_scratch) * model->num_threads;
+                                  : dhlo::scratch_stride(call.worker_scratch) * program.num_threads;
         for (const int64_t bytes : call.output_bytes) plan->output_bytes = dhlo::sum(plan->output_bytes, bytes);
-        plan->state_bytes = abi.state_bytes;
-        plan->constants_bytes = abi.constants_bytes;
+        plan->state_bytes = program.abi->state_bytes;
+        plan->constants_bytes = program.abi->constants_bytes;
         plan->total_bytes = dhlo::sum(dhlo::sum(plan->arena_bytes, plan->scratch_bytes),
                                       dhlo::sum(plan->output_bytes, plan->state_bytes));
         plan->peak_live_bytes = call.fields[0];

@@ -23,7 +23,7 @@ constexpr int64_t kChunksPerThread = 4;
 constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
 // Also the result for an empty tensor: aligned, not null, never dereferenced.
 alignas(64) uint8_t empty_block[64];
-const std::string kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
+constexpr const char* kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
 
 int64_t now() {
   timespec t;
@@ -33,14 +33,14 @@ int64_t now() {
 
 constexpr int64_t kReads = -2;  // of an input that the run doesn't write to
 
-void check_addressable(const dhlo_abi_model& abi, const dhlo_tensor& input, int64_t index) {
+void check_addressable(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t index) {
   // Sizes and strides below 2^20 reach no further than 2^47 bytes: nearly all tensors.
   uint64_t bits = 0;
   for (int32_t d = 0; input.strides != nullptr && d < input.rank; ++d)
     bits |= static_cast<uint64_t>(input.sizes[d]) | static_cast<uint64_t>(input.strides[d]);
   if (bits >> 20 == 0) return;
   if (!dhlo::addressable(input, dhlo_dtype_bytes(input.dtype)))
-    throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", index, &abi.inputs[index]) +
+    throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", index, &entry.inputs[index]) +
                                            ": its strides reach beyond what can be addressed");
 }
 
@@ -65,101 +65,124 @@ dhlo_status dhlo_session::record(dhlo_status status, Make&& make) noexcept {
   return status;
 }
 
-dhlo_session::dhlo_session(dhlo_model* shared, const dhlo_session_options& given_options)
-    : dhlo_abi_call{},
-      model(shared),
-      options(given_options),
-      max_bytes(options.max_bytes > 0 ? options.max_bytes : kNoCap),
-      segments(static_cast<size_t>(shared->level->num_segments)),
-      segment_runs(segments.size()),
-      outputs(static_cast<size_t>(shared->abi->num_outputs)) {
-  const dhlo_abi_model& abi = *shared->abi;
-  constants = shared->constants;
-  num_threads = shared->num_threads;
-  arena = serve_arena;
-  dhlo_abi_call::output = serve_output;
-  fail = serve_fail;
-  set_profile(options.profile != 0);
-  random = random_state;
-  machine = dhlo::machine_facts();
-  seed(entropy());
+namespace dhlo {
+namespace {
+
+int64_t most_segments(const dhlo_abi_model& abi, int64_t level) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < abi.num_entries; ++i) most = std::max(most, abi.entries[i].code[level].num_segments);
+  return most;
+}
+
+}  // namespace
+
+Common::Common(std::shared_ptr<const Program> of, int64_t max_bytes)
+    : program(std::move(of)),
+      segments(static_cast<size_t>(most_segments(*program->abi, program->level))),
+      segment_runs(segments.size()) {
+  const dhlo_abi_model& abi = *program->abi;
   if (abi.state_bytes > max_bytes - abi.constants_bytes)
     throw Error(DHLO_OUT_OF_MEMORY, "state of " + std::to_string(abi.state_bytes) + " bytes and constants of " +
                                         std::to_string(abi.constants_bytes) + " bytes exceed the session's cap of " +
                                         std::to_string(max_bytes) + " bytes");
-  if (!state_block.allocate(abi.state_bytes, shared->host_allocator()))
-    throw Error(state_block.misaligned() ? DHLO_HOST : DHLO_OUT_OF_MEMORY,
-                state_block.misaligned() ? kMisaligned
-                                         : "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
-  counters.state_bytes = abi.state_bytes;
-  state = state_block.data();
+  if (!state.allocate(abi.state_bytes, program->host_allocator()))
+    throw Error(
+        state.misaligned() ? DHLO_HOST : DHLO_OUT_OF_MEMORY,
+        state.misaligned() ? kMisaligned : "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
   reset_state();
-  if (shared->parallel.run != nullptr) host_threads = std::make_unique<dhlo::HostThreads>(num_threads);
-  if (abi.num_updated > 0) writes.assign(static_cast<size_t>(abi.num_inputs), kReads);
-  for (int64_t i = 0; i < abi.num_updated; ++i) writes[static_cast<size_t>(abi.updated[i])] = abi.grows[i];
-  given.reserve(static_cast<size_t>(abi.num_inputs + abi.num_outputs));
-  dhlo_model_retain(shared);
+  random[0] = static_cast<int64_t>(entropy());
+}
+
+void Common::reset_state() {
+  const dhlo_abi_model& abi = *program->abi;
+  for (int64_t i = 0; i < abi.num_states; ++i) {
+    const dhlo_abi_state& s = abi.states[i];
+    if (s.bytes > 0)
+      std::memcpy(state.data() + s.offset, program->constants + s.init_offset, static_cast<size_t>(s.bytes));
+  }
+}
+
+void Common::trim() {
+  for (Block& segment : segments) segment.free();
+  scratch.free();
+  arena_bytes = scratch_bytes = scratch_stride = 0;
+}
+
+}  // namespace dhlo
+
+dhlo_session::dhlo_session(dhlo_model* of, const dhlo_session_options& given_options,
+                           std::shared_ptr<dhlo::Common> with)
+    : dhlo_abi_call{},
+      model(of),
+      options(given_options),
+      max_bytes(options.max_bytes > 0 ? options.max_bytes : kNoCap),
+      common(with != nullptr ? std::move(with) : std::make_shared<dhlo::Common>(of->program, max_bytes)),
+      outputs(static_cast<size_t>(of->entry->num_outputs)) {
+  const dhlo_abi_entry& entry = *of->entry;
+  const dhlo::Program& program = *of->program;
+  constants = program.constants;
+  num_threads = program.num_threads;
+  arena = serve_arena;
+  dhlo_abi_call::output = serve_output;
+  fail = serve_fail;
+  set_profile(options.profile != 0);
+  random = common->random;
+  machine = dhlo::machine_facts();
+  state = common->state.data();
+  counters.state_bytes = program.abi->state_bytes;
+  if (program.parallel.run != nullptr) host_threads = std::make_unique<dhlo::HostThreads>(num_threads);
+  if (entry.num_updated > 0) writes.assign(static_cast<size_t>(entry.num_inputs), kReads);
+  for (int64_t i = 0; i < entry.num_updated; ++i) writes[static_cast<size_t>(entry.updated[i])] = entry.grows[i];
+  given.reserve(static_cast<size_t>(entry.num_inputs + entry.num_outputs));
+  dhlo_model_retain(of);
 }
 
 dhlo_session::~dhlo_session() {
-  // Blocks may belong to the allocator inside the model.
-  segments.clear();
-  outputs.clear();
-  scratch.free();
-  state_block.free();
+  outputs.clear();  // blocks may belong to the allocator inside the program
   dhlo_model_release(model);
 }
 
 void dhlo_session::seed(uint64_t value) noexcept {
-  random_state[0] = static_cast<int64_t>(value);
-  random_state[1] = 0;
+  common->random[0] = static_cast<int64_t>(value);
+  common->random[1] = 0;
 }
 
 void dhlo_session::copy_state(const dhlo_session& other) noexcept {
   if (counters.state_bytes > 0) std::memcpy(state, other.state, static_cast<size_t>(counters.state_bytes));
-  std::copy_n(other.random_state, 2, random_state);
+  std::copy_n(other.common->random, 2, common->random);
 }
 
 void dhlo_session::set_profile(bool on) {
-  if (on) profile.resize(static_cast<size_t>(model->level->num_launches));
+  if (on) profile.resize(static_cast<size_t>(model->code->num_launches));
   launch = on ? serve_profiled_launch : serve_launch;
 }
 
-void dhlo_session::reset_state() {
-  const dhlo_abi_model& abi = *model->abi;
-  for (int64_t i = 0; i < abi.num_states; ++i) {
-    const dhlo_abi_state& s = abi.states[i];
-    if (s.bytes > 0) std::memcpy(state + s.offset, constants + s.init_offset, static_cast<size_t>(s.bytes));
-  }
-}
-
 void dhlo_session::trim() {
-  for (Block& segment : segments) segment.free();
   for (Output& out : outputs) out.owned.free();
-  scratch.free();
-  scratch_stride = 0;
-  counters.arena_bytes = counters.scratch_bytes = counters.output_bytes = 0;
+  counters.output_bytes = 0;
+  common->trim();
 }
 
 int64_t dhlo_session::held_bytes() const noexcept {
-  return model->abi->constants_bytes + counters.state_bytes + counters.arena_bytes + counters.scratch_bytes +
+  return model->program->abi->constants_bytes + counters.state_bytes + common->arena_bytes + common->scratch_bytes +
          counters.output_bytes + hook_bytes;
 }
 
 void dhlo_session::release_unused(const Block* but) noexcept {
-  for (size_t i = 0; i < segments.size(); ++i) {
-    if (segment_runs[i] == run_number || &segments[i] == but) continue;
-    counters.arena_bytes -= segments[i].bytes();
-    segments[i].free();
+  for (size_t i = 0; i < common->segments.size(); ++i) {
+    Block& segment = common->segments[i];
+    if (common->segment_runs[i] == common->run_number || &segment == but) continue;
+    common->arena_bytes -= segment.bytes();
+    segment.free();
   }
   for (Output& out : outputs) {
     if (out.produced || &out.owned == but) continue;
     counters.output_bytes -= out.owned.bytes();
     out.owned.free();
   }
-  if (scratch_asked == 0 && &scratch != but) {
-    counters.scratch_bytes = scratch_stride = 0;
-    scratch.free();
+  if (scratch_asked == 0 && &common->scratch != but) {
+    common->scratch_bytes = common->scratch_stride = 0;
+    common->scratch.free();
   }
 }
 
@@ -182,11 +205,11 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
   const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), room);
   *held -= block->bytes();
   ++counters.growths;
-  const bool ok = block->extend(wanted) || block->allocate(wanted, model->host_allocator(), wanted / 2) ||
-                  (wanted > bytes && block->allocate(bytes, model->host_allocator()));
+  const bool ok = block->extend(wanted) || block->allocate(wanted, model->program->host_allocator(), wanted / 2) ||
+                  (wanted > bytes && block->allocate(bytes, model->program->host_allocator()));
   *held += block->bytes();
   if (!ok && block->misaligned())
-    record(DHLO_HOST, [&] { return what + (": " + kMisaligned); });
+    record(DHLO_HOST, [&] { return std::string(what) + ": " + kMisaligned; });
   else if (!ok)
     record(DHLO_OUT_OF_MEMORY,
            [&] { return std::string(what) + ": no memory for " + std::to_string(bytes) + " bytes"; });
@@ -196,19 +219,20 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
 
 void* dhlo_session::serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes) {
   auto* self = static_cast<dhlo_session*>(call);
-  if (segment < 0 || segment >= self->model->level->num_segments || bytes < 0) {
+  if (segment < 0 || segment >= self->model->code->num_segments || bytes < 0) {
     self->record(DHLO_INTERNAL, [] { return std::string("the model asked for an arena segment out of range"); });
     return nullptr;
   }
-  Block& block = self->segments[static_cast<size_t>(segment)];
-  if (!self->grow(&block, bytes, &self->counters.arena_bytes, "arena")) return nullptr;
-  self->segment_runs[static_cast<size_t>(segment)] = self->run_number;
+  dhlo::Common& common = *self->common;
+  Block& block = common.segments[static_cast<size_t>(segment)];
+  if (!self->grow(&block, bytes, &common.arena_bytes, "arena")) return nullptr;
+  common.segment_runs[static_cast<size_t>(segment)] = common.run_number;
   self->counters.arena_used += bytes;
   return block.data();
 }
 
 void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noexcept {
-  const dhlo_abi_value* value = &model->abi->outputs[index];
+  const dhlo_abi_value* value = &model->entry->outputs[index];
   if (out.bound != nullptr) {
     if (bytes <= out.capacity) return out.bound;
     record(DHLO_INVALID_ARGUMENT, [&] {
@@ -248,9 +272,9 @@ void* dhlo_session::place_output(int64_t index, Output& out, int64_t bytes) noex
 
 void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes) {
   auto* self = static_cast<dhlo_session*>(call);
-  const dhlo_abi_model& abi = *self->model->abi;
+  const dhlo_abi_entry& entry = *self->model->entry;
   const int64_t elements = rank >= 0 && rank <= DHLO_ABI_MAX_RANK ? dhlo::count_elements(rank, sizes) : -1;
-  if (index < 0 || index >= abi.num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK ||
+  if (index < 0 || index >= entry.num_outputs || rank < 0 || rank > DHLO_ABI_MAX_RANK ||
       std::any_of(sizes, sizes + rank, [](int64_t size) { return size < 0; })) {
     self->record(DHLO_INTERNAL,
                  [&] { return "the model gave output " + std::to_string(index) + " an impossible size"; });
@@ -258,7 +282,7 @@ void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t ran
   }
   if (elements < 0) {
     self->record(DHLO_OUT_OF_MEMORY, [&] {
-      return dhlo::describe_value("output", index, &abi.outputs[index]) +
+      return dhlo::describe_value("output", index, &entry.outputs[index]) +
              ": its number of elements does not fit in 62 bits";
     });
     return nullptr;
@@ -266,7 +290,7 @@ void* dhlo_session::serve_output(dhlo_abi_call* call, int64_t index, int64_t ran
   Output& out = self->outputs[static_cast<size_t>(index)];
   out.rank = static_cast<int32_t>(rank);
   std::copy_n(sizes, rank, out.sizes);
-  const int64_t bytes = elements * dhlo_dtype_bytes(static_cast<int32_t>(abi.outputs[index].dtype));
+  const int64_t bytes = elements * dhlo_dtype_bytes(static_cast<int32_t>(entry.outputs[index].dtype));
   out.data = self->place_output(index, out, bytes);
   out.produced = out.data != nullptr;
   return out.data;
@@ -277,32 +301,33 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   auto* self = static_cast<dhlo_session*>(call);
   ++self->counters.launches;
   if (count <= 0) return 0;
+  dhlo::Common& common = *self->common;
   self->scratch_asked = std::max(self->scratch_asked, scratch_bytes);
-  if (scratch_bytes > self->scratch_stride) {
+  if (scratch_bytes > common.scratch_stride) {
     if (scratch_bytes > kNoCap / 2048)  // of at most 1024 threads
       return self->record(DHLO_OUT_OF_MEMORY, [] { return std::string("scratch: size overflows"); });
     const int64_t stride = dhlo::scratch_stride(scratch_bytes);
-    if (!self->grow(&self->scratch, stride * self->num_threads, &self->counters.scratch_bytes, "scratch")) {
-      self->scratch_stride = 0;
+    if (!self->grow(&common.scratch, stride * self->num_threads, &common.scratch_bytes, "scratch")) {
+      common.scratch_stride = 0;
       return self->failure;
     }
-    self->scratch_stride = stride;
+    common.scratch_stride = stride;
   }
   grain = std::max<int64_t>(grain, 1);
   if (count <= grain || self->num_threads == 1) {
-    fn(args, 0, count, 0, self->scratch.data());
+    fn(args, 0, count, 0, common.scratch.data());
     return 0;
   }
   const int64_t chunks = std::min({count / grain, self->num_threads * kChunksPerThread, dhlo::Pool::kMaxChunks});
   if (chunks > 1) {
-    const Launch work{fn, args, count, chunks, self->scratch.data(), self->scratch_stride};
+    const Launch work{fn, args, count, chunks, common.scratch.data(), common.scratch_stride};
     if (self->host_threads != nullptr) {
-      const char* wrong = self->host_threads->run(work, self->model->parallel);
+      const char* wrong = self->host_threads->run(work, common.program->parallel);
       return wrong == nullptr ? 0 : self->record(DHLO_HOST, [wrong] { return std::string(wrong); });
     }
-    if (self->model->pool->run(work)) return 0;
+    if (common.program->pool->run(work)) return 0;
   }
-  fn(args, 0, count, 0, self->scratch.data());
+  fn(args, 0, count, 0, common.scratch.data());
   return 0;
 }
 
@@ -311,7 +336,7 @@ int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn,
   auto* self = static_cast<dhlo_session*>(call);
   const int64_t start = now();
   const int32_t status = serve_launch(call, fn, args, count, grain, scratch_bytes, launch);
-  if (launch >= 0 && launch < self->model->level->num_launches) {
+  if (launch >= 0 && launch < self->model->code->num_launches) {
     dhlo_launch_profile& figures = self->profile[static_cast<size_t>(launch)];
     ++figures.count;
     figures.nanoseconds += now() - start;
@@ -321,23 +346,23 @@ int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn,
 
 int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got) {
   auto* self = static_cast<dhlo_session*>(call);
-  const dhlo_abi_model& abi = *self->model->abi;
-  if (check < 0 || check >= abi.num_checks)
+  const dhlo_abi_entry& entry = *self->model->entry;
+  if (check < 0 || check >= entry.num_checks)
     return self->record(DHLO_INTERNAL, [] { return std::string("the model failed an unknown check"); });
-  return self->record(dhlo::check_status(abi.checks[check]),
-                      [&] { return dhlo::describe_check(abi.checks[check], expected, got); });
+  return self->record(dhlo::check_status(entry.checks[check]),
+                      [&] { return dhlo::describe_check(entry.checks[check], expected, got); });
 }
 
 std::string dhlo_session::describe(const dhlo::Given& g) const {
-  const dhlo_abi_value* values = g.output ? model->abi->outputs : model->abi->inputs;
+  const dhlo_abi_value* values = g.output ? model->entry->outputs : model->entry->inputs;
   return dhlo::describe_value(g.output ? "output" : "input", g.index, &values[g.index]);
 }
 
 // Memory that the run writes must be nobody else's: kernels read and write in any order. Throws Error.
 void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
-  const dhlo_abi_model& abi = *model->abi;
+  const dhlo_abi_entry& entry = *model->entry;
   given.clear();
-  for (int64_t i = 0; i < abi.num_inputs; ++i) {
+  for (int64_t i = 0; i < entry.num_inputs; ++i) {
     const int64_t grows = writes.empty() ? kReads : writes[static_cast<size_t>(i)];
     given.push_back({{}, i, false, grows != kReads});
     dhlo::Given& g = given.back();
@@ -348,7 +373,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
       std::copy_n(all.sizes, all.rank, sizes);
       sizes[grows] = std::max(sizes[grows], all.strides[grows - 1] / std::max<int64_t>(all.strides[grows], 1));
       all.sizes = sizes;
-      check_addressable(abi, all, i);
+      check_addressable(entry, all, i);
     }
     dhlo::find_region(all, dhlo_dtype_bytes(all.dtype), &g.region);
     if (g.written && g.region.folded)
@@ -357,7 +382,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   }
   // What the session holds for an output is written, too, and may move: an output of the last run is no input of this
   // one.
-  for (int64_t i = 0; i < abi.num_outputs; ++i) {
+  for (int64_t i = 0; i < entry.num_outputs; ++i) {
     const Output& out = outputs[static_cast<size_t>(i)];
     const bool bound = out.bound != nullptr;
     if (!bound && out.owned.data() == nullptr) continue;
@@ -386,7 +411,7 @@ bool dhlo_session::reaches_owned(const dhlo_tensor* inputs) const {
     first = first == nullptr ? out.owned.data() : std::min<const uint8_t*>(first, out.owned.data());
     last = std::max<const uint8_t*>(last, out.owned.data() + out.owned.bytes());
   }
-  for (int64_t i = 0; i < model->abi->num_inputs; ++i) {
+  for (int64_t i = 0; i < model->entry->num_inputs; ++i) {
     dhlo::Region region;
     dhlo::find_region(inputs[i], dhlo_dtype_bytes(inputs[i].dtype), &region);
     if (region.begin < last && first < region.end) return true;
@@ -417,13 +442,13 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
         counters.arena_used = counters.output_used = 0;
         hook_bytes = scratch_asked = 0;
         starved = false;
-        ++run_number;
-        dhlo::check_inputs(*model->abi, inputs, num_inputs, true);
-        for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->abi, inputs[i], i);
+        ++common->run_number;
+        dhlo::check_inputs(*model->entry, inputs, num_inputs, true);
+        for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->entry, inputs[i], i);
         const bool hooked = options.output != nullptr && !trusts_output_hook;
         const bool written = !writes.empty() || num_bound > 0 || hooked;
         if (written || (counters.output_bytes > 0 && reaches_owned(inputs))) check_sharing(inputs);
-        const int32_t result = model->level->run(this, inputs);
+        const int32_t result = model->code->run(this, inputs);
         if (failure != DHLO_OK) return;
         if (result != 0)
           throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");
@@ -446,7 +471,7 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
 }
 
 const dhlo_abi_state& dhlo_session::find_state(const char* name, int64_t bytes) const {
-  const dhlo_abi_model& abi = *model->abi;
+  const dhlo_abi_model& abi = *model->program->abi;
   for (int64_t i = 0; name != nullptr && i < abi.num_states; ++i) {
     const dhlo_abi_state& s = abi.states[i];
     if (std::strcmp(s.name, name) != 0) continue;

@@ -34,20 +34,41 @@ struct Given {
   bool written;
 };
 
+// What sessions that share state have in common: that, the random generator, and memory that is used during a run only.
+// One of them runs at a time.
+struct Common {
+  // Throws Error if the state doesn't fit.
+  Common(std::shared_ptr<const Program> of, int64_t max_bytes);
+  void reset_state();
+  void trim();
+
+  const std::shared_ptr<const Program> program;  // blocks may belong to the allocator inside
+  Block state;
+  int64_t random[2] = {};
+  std::vector<Block> segments;
+  std::vector<uint64_t> segment_runs;  // by segment: the last run that used it
+  uint64_t run_number = 0;
+  Block scratch;
+  int64_t scratch_stride = 0;  // bytes of one worker's scratch
+  int64_t arena_bytes = 0;     // held
+  int64_t scratch_bytes = 0;
+  std::atomic<bool> running{false};
+};
+
 }  // namespace dhlo
 
 // The services of dhlo_abi_call are its members; compiled code gets the base class.
 struct dhlo_session : dhlo_abi_call {
-  dhlo_session(dhlo_model* shared, const dhlo_session_options& options);
+  // Of the same state as others if `with` is not null.
+  dhlo_session(dhlo_model* of, const dhlo_session_options& options, std::shared_ptr<dhlo::Common> with);
   dhlo_session(const dhlo_session&) = delete;
   dhlo_session& operator=(const dhlo_session&) = delete;
   ~dhlo_session();
 
   dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
   void set_profile(bool on);
-  void reset_state();
   void seed(uint64_t value) noexcept;
-  // Takes over state and random generator of another session of the same model.
+  // Takes over state and random generator of another session of the same program.
   void copy_state(const dhlo_session& other) noexcept;
   void trim();
   // All that counts against the cap.
@@ -64,13 +85,8 @@ struct dhlo_session : dhlo_abi_call {
   dhlo_model* model;
   const dhlo_session_options options;
   const int64_t max_bytes;
-  std::vector<dhlo::Block> segments;
-  std::vector<uint64_t> segment_runs;  // by segment: the last run that used it
-  uint64_t run_number = 0;
-  dhlo::Block scratch;
-  int64_t scratch_stride = 0;  // bytes of one worker's scratch
-  int64_t scratch_asked = 0;   // the most of it that the run in progress has asked for
-  dhlo::Block state_block;
+  const std::shared_ptr<dhlo::Common> common;
+  int64_t scratch_asked = 0;  // the most scratch that the run in progress has asked for
   std::vector<dhlo::Output> outputs;
   int64_t num_bound = 0;            // outputs with memory of the caller
   int64_t hook_bytes = 0;           // of outputs that the output hook gave memory for in the run in progress
@@ -79,12 +95,10 @@ struct dhlo_session : dhlo_abi_call {
   bool trusts_output_hook = false;  // it gives fresh memory: the Python extension's
   std::unique_ptr<dhlo::HostThreads> host_threads;  // null without the host's own
   std::vector<dhlo_launch_profile> profile;
-  dhlo_counters counters{};
-  int64_t random_state[2] = {};
+  dhlo_counters counters{};       // but for what `common` counts
   dhlo_status failure = DHLO_OK;  // of the run in progress
   bool starved = false;           // it got no memory
   mutable std::string message;
-  mutable std::atomic<bool> running{false};
 
  private:
   static void* serve_arena(dhlo_abi_call* call, int64_t segment, int64_t bytes);
@@ -109,13 +123,13 @@ extern const char* const kBusy;
 class Claim {
  public:
   explicit Claim(const dhlo_session& session)
-      : session_(session), held_(!session.running.exchange(true, std::memory_order_acquire)) {
+      : session_(session), held_(!session.common->running.exchange(true, std::memory_order_acquire)) {
     if (!held_) set_last_error(kBusy);
   }
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
   ~Claim() {
-    if (held_) session_.running.store(false, std::memory_order_release);
+    if (held_) session_.common->running.store(false, std::memory_order_release);
   }
   explicit operator bool() const { return held_; }
 

@@ -34,7 +34,7 @@ void need(const void* pointer, const char* what) {
 }
 
 dhlo::Output& find_output(dhlo_session* session, int64_t index) {
-  if (index < 0 || index >= session->model->abi->num_outputs)
+  if (index < 0 || index >= session->model->entry->num_outputs)
     throw Error(DHLO_INVALID_ARGUMENT,
                 "output " + std::to_string(index) + ": the model has " + std::to_string(session->outputs.size()));
   return session->outputs[static_cast<size_t>(index)];
@@ -66,7 +66,23 @@ dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* o
       [&] {
         need(model, "dhlo_session_create: model");
         need(out, "dhlo_session_create: out");
-        *out = std::make_unique<dhlo_session>(model, read_options(options)).release();
+        *out = std::make_unique<dhlo_session>(model, read_options(options), nullptr).release();
+      },
+      dhlo::set_last_error);
+}
+
+dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry, const dhlo_session_options* options,
+                                        dhlo_session** out) {
+  return dhlo::guard(
+      [&] {
+        need(session, "dhlo_session_create_sharing: session");
+        need(entry, "dhlo_session_create_sharing: entry");
+        need(out, "dhlo_session_create_sharing: out");
+        const dhlo::Claim claim(*session);
+        if (!claim) throw Error(DHLO_BUSY, dhlo::kBusy);
+        if (entry->program != session->model->program)
+          throw Error(DHLO_INVALID_ARGUMENT, "the session and the entry are of different models");
+        *out = std::make_unique<dhlo_session>(entry, read_options(options), session->common).release();
       },
       dhlo::set_last_error);
 }
@@ -78,8 +94,8 @@ dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_op
         need(out, "dhlo_session_copy: out");
         const dhlo::Claim claim(*session);
         if (!claim) throw Error(DHLO_BUSY, dhlo::kBusy);
-        auto copy = std::make_unique<dhlo_session>(session->model,
-                                                   options != nullptr ? read_options(options) : session->options);
+        auto copy = std::make_unique<dhlo_session>(
+            session->model, options != nullptr ? read_options(options) : session->options, nullptr);
         copy->copy_state(*session);
         *out = copy.release();
       },
@@ -120,7 +136,7 @@ dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tenso
     const dhlo::Output& output = find_output(session, index);
     if (!output.produced)
       throw Error(DHLO_INVALID_ARGUMENT, "output " + std::to_string(index) + ": there is no successful last run");
-    *out = {output.data, output.sizes, nullptr, static_cast<int32_t>(session->model->abi->outputs[index].dtype),
+    *out = {output.data, output.sizes, nullptr, static_cast<int32_t>(session->model->entry->outputs[index].dtype),
             output.rank};
   });
 }
@@ -144,11 +160,11 @@ dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, co
 }
 
 dhlo_status dhlo_session_reset_state(dhlo_session* session) {
-  return guard_session("dhlo_session_reset_state", session, [&] { session->reset_state(); });
+  return guard_session("dhlo_session_reset_state", session, [&] { session->common->reset_state(); });
 }
 
 int64_t dhlo_session_snapshot_bytes(const dhlo_session* session) {
-  return session != nullptr ? dhlo::snapshot_bytes(*session->model->abi) : 0;
+  return session != nullptr ? dhlo::snapshot_bytes(*session->model->program->abi) : 0;
 }
 
 dhlo_status dhlo_session_snapshot(const dhlo_session* session, void* data, int64_t bytes) {
@@ -177,7 +193,11 @@ dhlo_status dhlo_session_trim(dhlo_session* session) {
 }
 
 void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out) {
-  if (out != nullptr) *out = session != nullptr ? session->counters : dhlo_counters{};
+  if (out == nullptr) return;
+  *out = session != nullptr ? session->counters : dhlo_counters{};
+  if (session == nullptr) return;
+  out->arena_bytes = session->common->arena_bytes;
+  out->scratch_bytes = session->common->scratch_bytes;
 }
 
 dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
@@ -192,9 +212,9 @@ dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
 dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out) {
   return guard_session("dhlo_session_profile", session, [&] {
     need(out, "out");
-    if (launch < 0 || launch >= session->model->level->num_launches)
+    if (launch < 0 || launch >= session->model->code->num_launches)
       throw Error(DHLO_INVALID_ARGUMENT, "launch " + std::to_string(launch) + ": the model has " +
-                                             std::to_string(session->model->level->num_launches));
+                                             std::to_string(session->model->code->num_launches));
     const bool measured = static_cast<size_t>(launch) < session->profile.size();
     *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
   });

@@ -95,7 +95,7 @@ int64_t snapshot_bytes(const dhlo_abi_model& model) {
 }
 
 void write_snapshot(const dhlo_session& session, void* to, int64_t bytes) {
-  const dhlo_abi_model& abi = *session.model->abi;
+  const dhlo_abi_model& abi = *session.model->program->abi;
   if (bytes != snapshot_bytes(abi))
     throw Error(DHLO_INVALID_ARGUMENT, "a snapshot of this session takes " + std::to_string(snapshot_bytes(abi)) +
                                            " bytes, got room for " + std::to_string(bytes));
@@ -104,7 +104,7 @@ void write_snapshot(const dhlo_session& session, void* to, int64_t bytes) {
     if (count > 0) std::memcpy(at, from, count);
     at += count;
   };
-  const Header header{kMagic, bytes, {session.random_state[0], session.random_state[1]}, abi.num_states};
+  const Header header{kMagic, bytes, {session.common->random[0], session.common->random[1]}, abi.num_states};
   put(&header, sizeof header);
   for (int64_t i = 0; i < abi.num_states; ++i) {
     const dhlo_abi_state& state = abi.states[i];
@@ -118,7 +118,7 @@ void write_snapshot(const dhlo_session& session, void* to, int64_t bytes) {
 }
 
 void read_snapshot(dhlo_session* session, const void* from, int64_t bytes) {
-  const dhlo_abi_model& abi = *session->model->abi;
+  const dhlo_abi_model& abi = *session->model->program->abi;
   Reader check(from, bytes);
   read_header(&check, bytes, abi.num_states);
   for (int64_t i = 0; i < abi.num_states; ++i) read_entry(&check, abi.states[i]);
@@ -133,8 +133,8 @@ void read_snapshot(dhlo_session* session, const void* from, int64_t bytes) {
     if (abi.states[i].bytes > 0)
       std::memcpy(session->state + abi.states[i].offset, content, static_cast<size_t>(abi.states[i].bytes));
   }
-  session->random_state[0] = header.random[0];
-  session->random_state[1] = header.random[1];
+  session->common->random[0] = header.random[0];
+  session->common->random[1] = header.random[1];
 }
 
 }  // namespace dhlo

@@ -29,9 +29,9 @@ bool has_few_rows(const dhlo_tensor& input) {
   return rows <= DHLO_ABI_MAX_EMPTY;
 }
 
-void check_input(const dhlo_abi_model& model, const dhlo_tensor& input, int64_t index, bool need_data) {
+void check_input(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t index, bool need_data) {
   auto fail = [&](const std::string& text) {
-    throw Error(DHLO_INVALID_ARGUMENT, describe_value("input", index, &model.inputs[index]) + ": " + text);
+    throw Error(DHLO_INVALID_ARGUMENT, describe_value("input", index, &entry.inputs[index]) + ": " + text);
   };
   if (input.rank < 0 || input.rank > DHLO_ABI_MAX_RANK)
     fail("rank " + std::to_string(input.rank) + " is outside 0.." + std::to_string(DHLO_ABI_MAX_RANK));
@@ -91,12 +91,12 @@ int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept {
   return overflow ? -1 : elements;  // 2^58 elements of 16 bytes are 2^62 bytes
 }
 
-void check_inputs(const dhlo_abi_model& model, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data) {
-  if (num_inputs != model.num_inputs)
+void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data) {
+  if (num_inputs != entry.num_inputs)
     throw Error(DHLO_INVALID_ARGUMENT,
-                "expected " + std::to_string(model.num_inputs) + " input(s), got " + std::to_string(num_inputs));
+                "expected " + std::to_string(entry.num_inputs) + " input(s), got " + std::to_string(num_inputs));
   if (num_inputs > 0 && inputs == nullptr) throw Error(DHLO_INVALID_ARGUMENT, "inputs are null");
-  for (int64_t i = 0; i < num_inputs; ++i) check_input(model, inputs[i], i, need_data);
+  for (int64_t i = 0; i < num_inputs; ++i) check_input(entry, inputs[i], i, need_data);
 }
 
 }  // namespace dhlo

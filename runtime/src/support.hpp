@@ -41,7 +41,7 @@ std::string describe_value(const char* what, int64_t index, const dhlo_abi_value
 int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept;
 
 // Checks what compiled code takes for granted: count, ranks, sizes, and data if `need_data`. Throws Error.
-void check_inputs(const dhlo_abi_model& model, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
+void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 

@@ -101,7 +101,7 @@ def check(module: torch.nn.Module, artifact: Artifact) -> str:
     with torch.no_grad():
         want = module(*args)
     bfloat = module.linear.weight.dtype == torch.bfloat16
-    got = dhlo.CompiledModel(model, read_call(artifact.metadata["call"], model.inputs, model.outputs))(*args)
+    got = dhlo.CompiledModel(model, {"": read_call(artifact.metadata["call"], model.inputs, model.outputs)})(*args)
     for n, (g, w) in enumerate(zip(got, want, strict=True)):
         if n != 1 or not bfloat:  # which of nearly equal elements are largest is left open
             torch.testing.assert_close(g, w, rtol=2e-2 if bfloat else 1e-3, atol=2e-2 if bfloat else 1e-4)
@@ -204,7 +204,7 @@ def test_rounding_to_bf16_calls_nothing(name: str) -> None:
     assert not re.search(r"__(trunc|extend)\w+", assembly(made, parse_target(name)))
     if runs_here(parse_target(name)):
         model = _load_artifact(made)
-        got = dhlo.CompiledModel(model, read_call(made.metadata["call"], model.inputs, model.outputs))(x)
+        got = dhlo.CompiledModel(model, {"": read_call(made.metadata["call"], model.inputs, model.outputs)})(x)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
@@ -339,7 +339,7 @@ def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("x86-64-v3", "x86-64-v4") if runs_here(V4) else ("x86-64-v3",):
         monkeypatch.setenv("DHLO_TARGET", target)
         loaded, alone = _load_artifact(made), dhlo.compile(exported, target=target)
-        several = dhlo.CompiledModel(loaded, read_call(made.metadata["call"], loaded.inputs, loaded.outputs))
+        several = dhlo.CompiledModel(loaded, {"": read_call(made.metadata["call"], loaded.inputs, loaded.outputs)})
         assert several.native.level == target and several.native.launches == alone.native.launches
         for shape, count in (((1, 1), 1), ((2, 7), 3), ((3, 40), 0), ((0, 4), 2), ((5, 129), 64)):
             x, i = torch.randn(*shape, 64), torch.randint(0, shape[1], (count,))
@@ -376,7 +376,7 @@ def test_levels_share_the_host_program_of_convolutions(layer: torch.nn.Conv2d, s
     assert made.metadata["host_programs"] == 1
     monkeypatch.setenv("DHLO_TARGET", "x86-64-v3")
     loaded = _load_artifact(made)
-    several = dhlo.CompiledModel(loaded, read_call(made.metadata["call"], loaded.inputs, loaded.outputs))
+    several = dhlo.CompiledModel(loaded, {"": read_call(made.metadata["call"], loaded.inputs, loaded.outputs)})
     for batch in (1, 2, 5):
         x = torch.randn(batch, *example.shape[1:])
         torch.testing.assert_close(several(x), module(x), rtol=1e-4, atol=1e-4)

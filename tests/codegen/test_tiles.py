@@ -339,7 +339,7 @@ def compiled(module: torch.nn.Module, args: tuple[torch.Tensor, ...], dims: Any,
     exported = torch.export.export(module.eval(), args, dynamic_shapes=dims)
     made = compile_program(import_program(exported), Options(target=target.name))
     model = _load_artifact(made)
-    return dhlo.CompiledModel(model, read_call(made.metadata["call"], model.inputs, model.outputs))
+    return dhlo.CompiledModel(model, {"": read_call(made.metadata["call"], model.inputs, model.outputs)})
 
 
 class Products(torch.nn.Module):

@@ -17,7 +17,6 @@ from tests.test_kv_cache import Attends, compare, program
 def test_cache(hosts: Hosts, kind: str) -> None:
     torch.manual_seed(0)
     imported = import_program(program(Attends()))
-    with imported.context:
-        request_caches(imported.module, kind)
+    request_caches([imported.module], kind)
     model = RemoteModel(compile_program(imported, Options(target="aarch64")), hosts("aarch64")).compiled(imported)
     compare(Attends(), model, kind)

@@ -391,9 +391,11 @@ void test_overlap_is_exact() {
 void test_shared_memory() {
   dhlo_abi_model abi = dhlo_model_v1;
   const int64_t x_is_updated = 0, as_it_is = -1, columns = 1;
-  abi.num_updated = 1;
-  abi.updated = &x_is_updated;
-  abi.grows = &as_it_is;
+  dhlo_abi_entry entry = *dhlo_model_v1.entries;
+  abi.entries = &entry;
+  entry.num_updated = 1;
+  entry.updated = &x_is_updated;
+  entry.grows = &as_it_is;
   const dhlo::Model model = dhlo::Model::from(abi, &constants, 24);
   dhlo::Session session(model);
   Call call(6);
@@ -413,7 +415,7 @@ void test_shared_memory() {
   CHECK(call.run(session.get()) == DHLO_OK);
   call.views[1].data = memory + 8 + 2;
   CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT);
-  abi.grows = &columns;  // the gaps are room to grow into
+  entry.grows = &columns;  // the gaps are room to grow into
   dhlo::Session growing(dhlo::Model::from(abi, &constants, 24));
   call.views[1].data = memory + 8 + 4;
   CHECK(call.run(growing.get()) == DHLO_INVALID_ARGUMENT);

@@ -82,15 +82,32 @@ void test_descriptor_is_checked() {
   CHECK(status(abi, 24) == DHLO_VERSION);
   abi = dhlo_model_v1;
   const int64_t missing = 2, first = 0, beyond = 2;
-  abi.num_updated = 1;
+  dhlo_abi_entry entries[2] = {*dhlo_model_v1.entries, *dhlo_model_v1.entries};
+  dhlo_abi_entry& entry = entries[0];
+  abi.entries = entries;
+  entry.num_updated = 1;
   CHECK(status(abi, 24) == DHLO_FORMAT);
-  abi.updated = &missing;
-  abi.grows = &first;
+  entry.updated = &missing;
+  entry.grows = &first;
   CHECK(status(abi, 24) == DHLO_FORMAT);
-  abi.updated = &first;
+  entry.updated = &first;
   CHECK(status(abi, 24) == DHLO_FORMAT);  // its first dim can't grow
-  abi.grows = &beyond;
+  entry.grows = &beyond;
   CHECK(status(abi, 24) == DHLO_FORMAT);
+  entry = *dhlo_model_v1.entries;
+  abi.num_entries = 2;
+  CHECK(status(abi, 24) == DHLO_FORMAT);  // two of one name
+  entries[1].name = "other";
+  CHECK(status(abi, 24) == DHLO_OK);
+  entries[1].num_checks = -1;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  entries[1].num_checks = 0;
+  entries[1].code = nullptr;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  for (const int64_t count : {0, -1, DHLO_ABI_MAX_ENTRIES + 1}) {
+    abi.num_entries = count;
+    CHECK(status(abi, 24) == DHLO_FORMAT);
+  }
   abi = dhlo_model_v1;
   abi.struct_bytes = 8;
   CHECK(status(abi, 24) == DHLO_FORMAT);
@@ -113,14 +130,18 @@ void test_levels() {
   const char* variable = "DHLO_TARGET";
   dhlo_abi_level levels[3] = {*dhlo_model_v1.levels, *dhlo_model_v1.levels, *dhlo_model_v1.levels};
   dhlo_abi_model abi = dhlo_model_v1;
+  dhlo_abi_code code[3] = {*dhlo_model_v1.entries->code, *dhlo_model_v1.entries->code, *dhlo_model_v1.entries->code};
+  dhlo_abi_entry entry = *dhlo_model_v1.entries;
+  entry.code = code;
+  abi.entries = &entry;
   abi.levels = levels;
   abi.num_levels = 3;
   levels[0].name = "low";
   levels[1].name = "mid+a+b";
-  levels[1].num_launches = 1;
+  code[1].num_launches = 1;
   levels[2].name = "high";
   levels[2].cpu_features = "nosuch,other";
-  levels[2].run = run_nothing;
+  code[2].run = run_nothing;
   auto taken = [&abi]() -> std::string {
     dhlo_model* model = nullptr;
     const dhlo_status status = dhlo_model_from_descriptor(&abi, &constants, 24, nullptr, nullptr, nullptr, &model);
@@ -161,6 +182,58 @@ void test_levels() {
   abi.num_levels = 3;
   abi.levels = nullptr;
   CHECK(taken().find("no levels") != std::string::npos);
+}
+
+// Two entries over one state, whose second has other launches and segments.
+void test_entries() {
+  dhlo_abi_model abi = dhlo_model_v1;
+  dhlo_abi_entry entries[2] = {*dhlo_model_v1.entries, *dhlo_model_v1.entries};
+  dhlo_abi_code more = *entries[1].code;
+  more.num_segments = 7;
+  more.num_launches = 2;
+  entries[0].name = "prefill";
+  entries[1].name = "decode";
+  entries[1].metadata = "{\"toy\": 2}";
+  entries[1].code = &more;
+  abi.entries = entries;
+  abi.num_entries = 2;
+  const dhlo::Model model = dhlo::Model::from(abi, &constants, 24);
+  CHECK((model.entries() == std::vector<std::string>{"prefill", "decode"}));
+  CHECK(dhlo_model_entry_name(model.get(), 2) == nullptr && dhlo_model_entry_name(model.get(), -1) == nullptr);
+  const dhlo::Model decode = model.entry("decode");
+  CHECK(decode.metadata() == "{\"toy\": 2}" && model.metadata() == "{\"toy\": true}");
+  CHECK(dhlo_model_num_launches(model.get()) == 3 && dhlo_model_num_launches(decode.get()) == 2);
+  dhlo_model* none = nullptr;
+  CHECK(dhlo_model_entry(model.get(), "train", &none) == DHLO_INVALID_ARGUMENT && none == nullptr);
+  CHECK(dhlo_last_error() == std::string("the model has no entry 'train'; it has 'prefill', 'decode'"));
+  CHECK(dhlo_model_entry(nullptr, "decode", &none) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_model_entry(model.get(), nullptr, &none) == DHLO_INVALID_ARGUMENT);
+
+  auto first = std::make_unique<dhlo::Session>(model);
+  dhlo::Session second = first->sharing(decode), alone(decode);
+  Call call(5);
+  auto step = [](const dhlo::Session& session) { return session.read_state<int64_t>("step")[0]; };
+  const int64_t start = step(alone);
+  CHECK(call.run(first->get()) == DHLO_OK && call.right(first->get()));
+  const int64_t arena = first->counters().arena_bytes;
+  CHECK(arena > 0 && second.counters().arena_bytes == arena);  // one arena
+  CHECK(call.run(second.get()) == DHLO_OK && call.right(second.get()) && call.right(first->get()));
+  CHECK(second.counters().arena_bytes == arena && second.counters().runs == 1 && first->counters().runs == 1);
+  CHECK(step(*first) == start + 2 && step(second) == start + 2 && step(alone) == start);
+  const dhlo::Session copied = second.copy();
+  second.write_state<int64_t>("step", {40});
+  CHECK(step(*first) == 40 && step(copied) == start + 2);
+  first->reset_state();
+  CHECK(step(second) == start);
+  first.reset();  // what is shared stays
+  CHECK(call.run(second.get()) == DHLO_OK && call.right(second.get()) && step(second) == start + 1);
+
+  const dhlo::Model other = dhlo::Model::from(abi, &constants, 24);
+  dhlo_session* wrong = nullptr;
+  CHECK(dhlo_session_create_sharing(second.get(), other.get(), nullptr, &wrong) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_last_error() == std::string("the session and the entry are of different models"));
+  CHECK(dhlo_session_create_sharing(nullptr, other.get(), nullptr, &wrong) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_session_create_sharing(second.get(), nullptr, nullptr, &wrong) == DHLO_INVALID_ARGUMENT);
 }
 
 void test_bound_and_callback_outputs() {
@@ -353,6 +426,7 @@ int main(int argc, char** argv) {
   test_errors_leave_session_usable();
   test_descriptor_is_checked();
   test_levels();
+  test_entries();
   test_bound_and_callback_outputs();
   test_cap();
   test_state();

@@ -20,6 +20,8 @@ STRUCTS = {
     "dhlo_abi_value": (abi.VALUE, abi.VALUE_BYTES),
     "dhlo_abi_state": (abi.STATE, abi.STATE_BYTES),
     "dhlo_abi_level": (abi.LEVEL, abi.LEVEL_BYTES),
+    "dhlo_abi_code": (abi.CODE, abi.CODE_BYTES),
+    "dhlo_abi_entry": (abi.ENTRY, abi.ENTRY_BYTES),
     "dhlo_abi_model": (abi.MODEL, abi.MODEL_BYTES),
 }
 DTYPE_ENUM = {
@@ -45,6 +47,7 @@ def test_offsets_enums_and_constants(tmp_path: Path) -> None:
         "DHLO_ABI_VERSION": abi.ABI_VERSION,
         "DHLO_ABI_MAX_RANK": abi.MAX_RANK,
         "DHLO_ABI_MAX_LEVELS": abi.MAX_LEVELS,
+        "DHLO_ABI_MAX_ENTRIES": abi.MAX_ENTRIES,
         "DHLO_MACHINE_FIELDS": abi.MACHINE_FIELDS,
         "DHLO_PLAN_FIELDS": abi.PLAN_FIELDS,
         "DHLO_TRAILER_MAGIC": abi.TRAILER_MAGIC,

@@ -173,29 +173,14 @@ enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = 24, kSegments = 2 };
 
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof(array[0])))
 
-static const dhlo_abi_level kLevels[] = {{"", TOY_CPU_FEATURES, run, COUNT(kLaunches), kLaunches, kSegments}};
+static const dhlo_abi_level kLevels[] = {{"", TOY_CPU_FEATURES}};
+static const dhlo_abi_code kCode[] = {{run, COUNT(kLaunches), kLaunches, kSegments}};
+static const dhlo_abi_entry kEntries[] = {{"", "{\"toy\": true}", kCode, COUNT(kInputs), kInputs, COUNT(kOutputs),
+                                           kOutputs, COUNT(kChecks), kChecks, 0, NULL, NULL}};
 
 EXPORT extern const dhlo_abi_model dhlo_model_v1;
 const dhlo_abi_model dhlo_model_v1 = {
-    DHLO_ABI_MAGIC,
-    TOY_VERSION,
-    sizeof(dhlo_abi_model),
-    "toy",
-    "toy 1.0",
-    "{\"toy\": true}",
-    COUNT(kLevels),
-    kLevels,
-    COUNT(kInputs),
-    kInputs,
-    COUNT(kOutputs),
-    kOutputs,
-    COUNT(kChecks),
-    kChecks,
-    kNumStates,
-    kStates,
-    kStateBytes,
-    kConstantsBytes,
-    0,
-    NULL,
-    NULL,
+    DHLO_ABI_MAGIC, TOY_VERSION, sizeof(dhlo_abi_model), "toy",    "toy 1.0",
+    COUNT(kLevels), kLevels,     COUNT(kEntries),        kEntries, kNumStates,
+    kStates,        kStateBytes, kConstantsBytes,
 };

@@ -63,10 +63,10 @@ def write_model(artifact: Artifact, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
-        link_shared(artifact.objects, image, artifact.metadata["externs"], artifact.targets[0])
+        link_shared(artifact.objects, image, artifact.externs, artifact.targets[0])
         constants = (chunk.data for chunk in artifact.constants.chunks())
-        metadata = artifact.metadata
-        write_model_file(path, image.read_bytes(), constants, json.dumps(metadata), features_text(metadata["levels"]))
+        metadata = "\n".join(json.dumps(entry) for entry in artifact.entries)
+        write_model_file(path, image.read_bytes(), constants, metadata, features_text(artifact.metadata["levels"]))
 
 
 def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 6u
+#define DHLO_ABI_VERSION 7u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -87,10 +87,10 @@ struct dhlo_abi_call {
   /* Memory for output `index` with the given sizes, dense row-major; NULL on failure. Called once an output and call.
    */
   void* (*output)(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
-  /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_level.launches. */
+  /* Runs `fn` over [0, count) split into chunks of at least `grain` items. `launch` indexes dhlo_abi_code.launches. */
   int32_t (*launch)(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
                     int64_t scratch_bytes, int64_t launch);
-  /* Records that check `check` (index into dhlo_abi_model.checks) failed. Returns the status to return. */
+  /* Records that check `check` (index into dhlo_abi_entry.checks) failed. Returns the status to return. */
   int32_t (*fail)(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
   /* The session's source of random numbers: [0] is its seed, [1] counts the draws since it was seeded. Code takes the
    * count as the number of its draw and adds 1. */
@@ -172,41 +172,54 @@ typedef struct dhlo_abi_state {
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
 
-/* The program as code for one kind of machine. All levels of a model compute the same, with the same inputs, outputs,
- * checks, states and constants. */
+/* One kind of machine that the model has code for. */
 typedef struct dhlo_abi_level {
   const char* name; /* the target as users spell it, e.g. "x86-64-v4+bf16"; may be "" for a model's only level */
   const char* cpu_features; /* comma-separated names as LLVM spells them, all needed, e.g. "avx2,avx512f" */
+} dhlo_abi_level;
+#define DHLO_ABI_MAX_LEVELS 16
+
+/* An entry as code for one level. */
+typedef struct dhlo_abi_code {
   dhlo_abi_run run;
   int64_t num_launches;
   const char* const* launches; /* kernel name of each launch site */
   int64_t num_segments;        /* arena segments */
-} dhlo_abi_level;
-#define DHLO_ABI_MAX_LEVELS 16
+} dhlo_abi_code;
 
-typedef struct dhlo_abi_model {
-  uint64_t magic;
-  uint32_t version;
-  uint32_t struct_bytes; /* sizeof(dhlo_abi_model) when compiled */
-  const char* name;
-  const char* producer;         /* "dhlo 0.1.0" */
-  const char* metadata;         /* JSON: contract, groups, kernels, plan; for tools */
-  int64_t num_levels;           /* 1 to DHLO_ABI_MAX_LEVELS */
-  const dhlo_abi_level* levels; /* a machine takes the last one that it can run */
+/* A program that can be called. The code of all levels computes the same. */
+typedef struct dhlo_abi_entry {
+  const char* name;          /* "" for a model's only entry; otherwise each has another */
+  const char* metadata;      /* JSON in one line: contract, groups, kernels, plan; for tools */
+  const dhlo_abi_code* code; /* one for each of dhlo_abi_model.levels */
   int64_t num_inputs;
   const dhlo_abi_value* inputs;
   int64_t num_outputs;
   const dhlo_abi_value* outputs;
   int64_t num_checks;
   const dhlo_abi_check* checks;
-  int64_t num_states;
-  const dhlo_abi_state* states;
-  int64_t state_bytes;
-  int64_t constants_bytes;
   int64_t num_updated;
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
   const int64_t* grows;   /* of each of these the dim, above 0, behind whose elements the run writes, too: as far as the
                              stride of the dim before reaches; -1 if there is none */
+} dhlo_abi_entry;
+#define DHLO_ABI_MAX_ENTRIES 1024
+
+/* Entries share constants and states. */
+typedef struct dhlo_abi_model {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t struct_bytes; /* sizeof(dhlo_abi_model) when compiled */
+  const char* name;
+  const char* producer;         /* "dhlo 0.1.0" */
+  int64_t num_levels;           /* 1 to DHLO_ABI_MAX_LEVELS */
+  const dhlo_abi_level* levels; /* a machine takes the last one that it can run */
+  int64_t num_entries;          /* 1 to DHLO_ABI_MAX_ENTRIES */
+  const dhlo_abi_entry* entries;
+  int64_t num_states;
+  const dhlo_abi_state* states;
+  int64_t state_bytes;
+  int64_t constants_bytes;
 } dhlo_abi_model;
 
 /* A model file is a row of sections, a table of them, and a trailer as its last bytes. The first section is the code,
@@ -228,7 +241,7 @@ typedef struct dhlo_abi_model {
 typedef enum dhlo_section_kind {
   DHLO_SECTION_CODE = 1,
   DHLO_SECTION_CONSTANTS = 2,
-  DHLO_SECTION_METADATA = 3, /* dhlo_abi_model.metadata, without a zero at the end */
+  DHLO_SECTION_METADATA = 3, /* dhlo_abi_entry.metadata of each entry, a line each; no newline at the end */
   DHLO_SECTION_FEATURES =
       4 /* what each level needs, tested before the code is loaded: a line for each of dhlo_abi_model.levels,
            "name: cpu_features", without ": " where the name is empty; no newline at the end */
@@ -256,8 +269,10 @@ static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
 static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
-static_assert(sizeof(dhlo_abi_level) == 48, "dhlo_abi_level");
-static_assert(sizeof(dhlo_abi_model) == 160, "dhlo_abi_model");
+static_assert(sizeof(dhlo_abi_level) == 16, "dhlo_abi_level");
+static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
+static_assert(sizeof(dhlo_abi_entry) == 96, "dhlo_abi_entry");
+static_assert(sizeof(dhlo_abi_model) == 96, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
 }

@@ -48,8 +48,8 @@ enum {
   DHLO_UNTRUSTED = 11        /* the host's authorize function refused the file */
 };
 
-/* Immutable code and constants. Reference counted; every function may be called from any number of threads at once.
- * Lives until the last reference is released; sessions hold one. */
+/* An entry of immutable code and constants. Reference counted; every function may be called from any number of threads
+ * at once. Lives until the last reference is released; sessions hold one. */
 typedef struct dhlo_model dhlo_model;
 
 /* What one caller needs to run a model: arena, scratch, mutable state, outputs. Owned by whoever created it. Must not
@@ -161,6 +161,13 @@ DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, cons
 DHLO_API dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const void* constants,
                                                 size_t constants_bytes, void (*release)(void* ctx), void* ctx,
                                                 const dhlo_model_options* options, dhlo_model** out);
+/* Another entry of the same model, by name, with one reference: a dhlo_model whose inputs, outputs, launches and
+ * metadata are the entry's, and which shares all else: code, constants, threads, states. A model that was loaded is its
+ * first entry. DHLO_INVALID_ARGUMENT, naming those that there are, for an unknown name. */
+DHLO_API dhlo_status dhlo_model_entry(const dhlo_model* model, const char* name, dhlo_model** out);
+/* At least 1; the name of a model's only entry may be "". */
+DHLO_API int64_t dhlo_model_num_entries(const dhlo_model* model);
+DHLO_API const char* dhlo_model_entry_name(const dhlo_model* model, int64_t index);
 DHLO_API void dhlo_model_retain(dhlo_model* model);
 /* NULL is allowed. */
 DHLO_API void dhlo_model_release(dhlo_model* model);
@@ -169,7 +176,7 @@ DHLO_API void dhlo_model_release(dhlo_model* model);
  * range. */
 DHLO_API const char* dhlo_model_name(const dhlo_model* model);
 DHLO_API const char* dhlo_model_producer(const dhlo_model* model);
-DHLO_API const char* dhlo_model_metadata(const dhlo_model* model); /* JSON */
+DHLO_API const char* dhlo_model_metadata(const dhlo_model* model); /* of the entry, JSON */
 /* Of a model's levels (its code for several kinds of machine) the last that this machine can run is taken, or the one
  * that DHLO_TARGET names: which, and the processor features that it needs. */
 DHLO_API const char* dhlo_model_level(const dhlo_model* model);
@@ -236,6 +243,12 @@ typedef struct dhlo_session_options {
 DHLO_API void dhlo_session_options_init(dhlo_session_options* options);
 /* `options` may be NULL. Retains the model. Failures are in dhlo_last_error(). */
 DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* options, dhlo_session** out);
+/* A session of an entry of the same model that shares state and random generator with `session`, and the memory that is
+ * in use during a run only: what either's runs change the other sees. Outputs, their bindings and the error text are
+ * its own. One call at a time of all sessions that share: others are refused with DHLO_BUSY. They may be destroyed in
+ * any order. `options` may be NULL. Failures are in dhlo_last_error(). */
+DHLO_API dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry,
+                                                 const dhlo_session_options* options, dhlo_session** out);
 /* NULL is allowed. Must not be called during a run. */
 DHLO_API void dhlo_session_destroy(dhlo_session* session);
 /* Borrowed. */

@@ -120,6 +120,18 @@ class Model {
     check(dhlo_model_from_descriptor(&descriptor, constants, bytes, nullptr, nullptr, options, &model));
     return Model(model);
   }
+  // Another entry of the same model.
+  Model entry(const std::string& name) const {
+    dhlo_model* model = nullptr;
+    check(dhlo_model_entry(model_, name.c_str(), &model));
+    return Model(model);
+  }
+  // In their order; the model that was loaded is the first.
+  std::vector<std::string> entries() const {
+    std::vector<std::string> names;
+    for (int64_t i = 0; i < dhlo_model_num_entries(model_); ++i) names.emplace_back(dhlo_model_entry_name(model_, i));
+    return names;
+  }
   Model(const Model& other) noexcept : model_(other.model_) { dhlo_model_retain(model_); }
   Model(Model&& other) noexcept : model_(std::exchange(other.model_, nullptr)) {}
   Model& operator=(Model other) noexcept {
@@ -213,6 +225,13 @@ class Session {
   Session copy(const dhlo_session_options* options = nullptr) const {
     dhlo_session* session = nullptr;
     const dhlo_status status = dhlo_session_copy(get(), options, &session);
+    if (status != DHLO_OK) throw RuntimeError(status, dhlo_last_error());
+    return Session(session);
+  }
+  // A session of another entry with the same state: one runs at a time.
+  Session sharing(const Model& entry, const dhlo_session_options* options = nullptr) const {
+    dhlo_session* session = nullptr;
+    const dhlo_status status = dhlo_session_create_sharing(get(), entry.get(), options, &session);
     if (status != DHLO_OK) throw RuntimeError(status, dhlo_last_error());
     return Session(session);
   }

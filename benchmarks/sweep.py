@@ -198,7 +198,9 @@ def summarise(results: Sequence[Mapping[str, Any]], *, large: bool = False) -> S
     mean = statistics.geometric_mean([x for x, _ in ratios]) if ratios else math.nan
     below = sum(x < 0.95 for x, _ in ratios) / len(ratios) if ratios else math.nan
     least = min((x for x, _ in ratios), default=math.nan)
-    return Summary(len(ratios), mean, least, below, statistics.geometric_mean(shares) if shares else math.nan, sorted(ratios)[:_WORST])
+    return Summary(
+        len(ratios), mean, least, below, statistics.geometric_mean(shares) if shares else math.nan, sorted(ratios)[:_WORST]
+    )
 
 
 def _depths(name: str) -> tuple[int, int]:

@@ -81,6 +81,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tup
         epilogue_args=eargs,
         workspace=None if packed else pointer["ws"],
         parts=pointer.get("parts"),
+        result=None if bias_relu or accumulator(elem) != elem else fn.int_to_ptr(p["c"]),
     )
     matmul.emit_launch(host, operands)
     return host.build()

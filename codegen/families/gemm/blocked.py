@@ -37,8 +37,9 @@ def emit_blocked_kernel(
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    perhaps a result (see `stores_sums`), epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the place of batches, the size of batch 1
-    is their number, and that argument the memory for their sums; it calls neither epilogue nor touch.
+    perhaps a result (see `stores_sums`), epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the
+    place of batches, the size of batch 1 is their number, and that argument the memory for their sums; it calls neither epilogue
+    nor touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 

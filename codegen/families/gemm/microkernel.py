@@ -471,6 +471,9 @@ def _emit_body(
                 out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
+    def loaded(cells: list[V]) -> list[V]:
+        return [fn.load(p, ty) for p in cells]
+
     c = mr * nv
     start = fn.if_else(
         fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in at or cells(tile)], lambda: [zero] * c, [ty] * c

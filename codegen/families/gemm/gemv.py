@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["STREAM_AHEAD", "STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
+__all__ = ["STREAM_AHEAD", "STREAM_ROWS", "STRIP_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
 
 STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
@@ -20,14 +21,14 @@ STREAM_AHEAD: Final = ("ahead_one", "ahead_few")
 
 # Where B comes from memory, the sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level
 # cache, and a few rows of B are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
-_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
+STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
 # The rows that come next are prefetched to the second level: a strip of them is larger than any machine's first.
 _STRIP_LOCALITY = 2
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
 # More rows than a pass takes go in groups over the same part of B: so many bytes of it, which the first group brings to the
 # second-level cache, and columns whose sums of all rows take so many bytes. A part has at least so many rows of B.
-_PART_BYTES, _SUMS_BYTES, _LEAST_DEPTH = 64 << 10, 64 << 10, 16
+_PART_BYTES, _SUMS_BYTES, _LEAST_DEPTH = 128 << 10, 64 << 10, 16
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -54,7 +55,7 @@ def narrow_columns(elem: str, spec: TileSpec) -> int:
 def stream_scratch_bytes(elem: str, spec: TileSpec) -> int:
     """Scratch: a strip, the sums of a pass, or those of groups of rows."""
     nbytes = max(_GROUP * _vectors(1, spec) * spec.lanes(elem), _strip(elem)) * BITS[accumulator(elem)] // 8
-    return max(nbytes, _SUMS_BYTES) if STREAM_ROWS[elem] > _STRIP_ROWS else nbytes
+    return max(nbytes, _SUMS_BYTES) if STREAM_ROWS[elem] > STRIP_ROWS else nbytes
 
 
 def _memory(elem: str) -> str:
@@ -247,7 +248,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, far, *ahead, epilogue, eargs = load_args(
         fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_AHEAD)), PTR, PTR]
     )
-    in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == _STRIP_ROWS else fn.cmp("ne", far, 0)
+    in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == STRIP_ROWS else fn.cmp("ne", far, 0)
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
@@ -256,16 +257,21 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs, *ahead)
-        for rows in range(1, _STRIP_ROWS + 1):
+        for rows in range(1, STRIP_ROWS + 1):
             with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
                 _emit_strips(item, rows, begin, end)
-        if STREAM_ROWS[elem] > _STRIP_ROWS:
-            with fn.when(fn.or_(fn.not_(in_strips), fn.cmp("gt", m, _STRIP_ROWS))):
+        if STREAM_ROWS[elem] > STRIP_ROWS:
+            with fn.when(fn.or_(fn.not_(in_strips), fn.cmp("gt", m, STRIP_ROWS))):
                 for rows in range(1, _group(spec) + 1):
                     with fn.when(fn.cmp("eq", m, rows)):
                         _emit_wide_passes(item, rows, begin, end)
                 with fn.when(fn.cmp("gt", m, _group(spec))):
-                    _emit_row_groups(item, begin, end)
+                    fn.if_else(
+                        in_strips,
+                        partial(_emit_row_groups, item, begin, end, far=True),
+                        partial(_emit_row_groups, item, begin, end, far=False),
+                        [],
+                    )
     fn.done()
     return name
 
@@ -300,9 +306,9 @@ def _emit_wide_passes(item: _Item, rows: int, begin: V, end: V) -> None:
         item.finish(_NARROW * item.spec.lanes(item.elem), 0, item.m, begin, width)
 
 
-def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
+def _emit_row_groups(item: _Item, begin: V, end: V, *, far: bool) -> list[V]:
     """More rows: groups of nearly equal size go over the same part of B in turn, which comes from the cache for all but one, their
-    sums waiting for the next part."""
+    sums waiting for the next part. Unless B is `far` a part is all of k."""
     fn, elem, most = item.fn, item.elem, _group(item.spec)
     lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
     step = _NARROW * lanes
@@ -311,16 +317,18 @@ def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
     with fn.loop(begin, end, widest) as strip:
         columns = fn.min(fn.sub(end, strip.iv), widest)
         ld = fn.mul(fn.ceildivu(columns, lanes), lanes)
-        depth = fn.max(fn.divu(fn.i64(_PART_BYTES // nbytes), columns), _LEAST_DEPTH)
+        depth = fn.max(fn.divu(fn.i64(_PART_BYTES // nbytes), columns), _LEAST_DEPTH) if far else fn.max(item.k, 1)
         whole = fn.divu(columns, step)
         rest = fn.sub(columns, fn.mul(whole, step))
         with fn.loop(0, fn.max(item.k, 1), depth) as part:
             first = part.iv
             size, adds = fn.min(fn.sub(item.k, first), depth), fn.cast(fn.cmp("gt", first, 0), I64, signed=False)
             down = fn.mul(item.b_stride, first)
-            # Of the next part of these columns, or after the last the first one of the next columns.
-            last = fn.cmp("ge", fn.add(first, depth), item.k)
-            later = fn.select(last, fn.sub(widest, down), fn.mul(item.b_stride, depth))
+            if far:  # the next part of these columns, or after the last the first one of the next columns
+                last = fn.cmp("ge", fn.add(first, depth), item.k)
+                later = fn.select(last, fn.sub(widest, down), fn.mul(item.b_stride, depth))
+            else:
+                later = fn.mul(item.b_stride, fn.max(fn.divu(item.ahead_few, step * BITS[elem] // 8), 1))
 
             def groups_of(column: V, vectors: int, width: V | None, size: V = size, adds: V = adds, later: V = later) -> None:
                 b = fn.gep(item.b, fn.add(fn.add(strip.iv, column), down), elem)
@@ -331,7 +339,7 @@ def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
                     numbers = [ld, width or fn.i64(0), fn.select(fn.cmp("eq", g.iv, 0), later, 0), adds]
                     for rows in range((most + 1) // 2, most + 1):
                         with fn.when(fn.cmp("eq", high, rows)):
-                            kernel = _emit_pass(fn.module, elem, rows, vectors, item.spec, part=width is not None, far=True)
+                            kernel = _emit_pass(fn.module, elem, rows, vectors, item.spec, part=width is not None, far=far)
                             fn.call(kernel, [a, item.a_stride, b, item.b_stride, size, tile, *numbers])
 
             with fn.loop(0, whole) as p:
@@ -342,3 +350,4 @@ def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
         with fn.loop(0, groups) as g:
             row, high = item.rows_of(g.iv, groups)
             item.finish(ld, row, high, strip.iv, columns, fn.gep(item.tile, fn.mul(row, ld), accumulator(elem)))
+    return []

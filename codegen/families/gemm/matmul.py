@@ -12,7 +12,14 @@ import sympy
 from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, stores_sums
-from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
+from dhlo.codegen.families.gemm.gemv import (
+    STREAM_AHEAD,
+    STREAM_ROWS,
+    STRIP_ROWS,
+    emit_stream_kernel,
+    narrow_columns,
+    stream_scratch_bytes,
+)
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
@@ -39,7 +46,8 @@ _ROWS_OF_NARROW = 4
 # them would fetch each line several times.
 _PASSES_OF_SHORT_ROWS = 4
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
-_KEPT_EIGHTHS = 3
+# Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
+_KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -331,7 +339,8 @@ class Matmul:
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
-        kept = fn.divu(fn.mul(host.machine("l3_bytes"), _KEPT_EIGHTHS), 8)
+        eighths = fn.select(fn.cmp("le", m, STRIP_ROWS), fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
+        kept = fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
         far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
         far = fn.select(fn.or_(far, short), fn.i64(1), 0)

@@ -38,8 +38,8 @@ _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
-# Products this deep hide what a last unit of rows in place costs that is packed: another call for each tile.
-_HALF_DEPTH = 128
+# A last unit of rows in place that is packed costs another call for each tile, which may take one part in so many of its products.
+_HALF_SHARE = 16
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -109,7 +109,8 @@ class Matmul:
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
     spec.rows(elem) rows, or two tiles of them where the target has matrices in registers (`TileProduct`), from row m0 and
     nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`; every
-    (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
+    (batch, row, column) once, in any order and from several threads, but for whole tiles that are stored as they are where the
+    operands name a `result`. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
     follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut into chunks changes a
@@ -130,6 +131,12 @@ class Matmul:
     def _row_forms(self) -> tuple[bool, ...]:
         """Forms of A: in place or packed; bytes, and what is taken apart when it is packed, always are."""
         return (False,) if self.elem == I8 or self.spec.left_parts(self.elem) > 1 else (True, False)
+
+    @property
+    def _half_depth(self) -> int:
+        """Products this deep hide what a last unit costs that is packed by itself (see `_HALF_SHARE`)."""
+        each = self.spec.mr * self.spec.vectors * self.spec.per_panel
+        return depth(self.elem) * -(-_HALF_SHARE * call_cycles(self.spec) // each)
 
     @property
     def widened(self) -> Matmul | None:
@@ -417,7 +424,7 @@ class Matmul:
         room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
         fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
         if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
-            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, _HALF_DEPTH))
+            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 

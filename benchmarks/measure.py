@@ -29,6 +29,8 @@ LIMITS = {"x86-64-v3": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "av
 """By target: environment that makes PyTorch and its libraries use no more instructions than it has."""
 UNLIMITED = ("ort", "openvino", "openvino_static")
 """Peers that read the CPU themselves and can't be limited."""
+# The most often that a pass calls a shape where passes are `even`.
+_MOST_REPEATS = 50
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # over the largest magnitude; others: _DEFAULT_TOLERANCE
 _DEFAULT_TOLERANCE = 1e-3
 _PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
@@ -138,16 +140,21 @@ def measure_workload(
     results: Path = RESULTS,
     subject: tuple[str, Mapping[str, Any]] | None = None,
     tolerance: float | None = None,
+    even: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """One workload on the peers, as JSON values: shapes, work, floors, the machine, and each peer's figures or error.
 
     `budget` is in seconds, of timing after compilation; `timeout` of compilation. `subject` says how the measuring process makes
-    the workload again, where the registry doesn't have it; `tolerance` is that of the workload's type unless it is given.
+    the workload again, where the registry doesn't have it; `tolerance` is that of the workload's type unless it is given. Passes
+    that are `even` call short shapes more often than long ones, for about as long in all: the least of a few calls of some
+    microseconds would say what else the machine did.
     """
     _prepare(results)
     work, wanted = work_of(w, results / ("references-tiny" if tiny else "references"))
     ceilings: Ceilings = measure(threads)
+    dtype = str(w.dtype).removeprefix("torch.")
+    floors = _floors(ceilings, work.flops, work.bytes, dtype)
     request = Request(
         *(subject or ("benchmarks.workloads:subject", {"name": w.name, "tiny": tiny})),
         len(w.shapes),
@@ -157,9 +164,9 @@ def measure_workload(
         budget,
         rounds,
         timeout,
+        _repeats(floors) if even else (),
         ROOT,
     )
-    dtype = str(w.dtype).removeprefix("torch.")
     return {
         "workload": w.name,
         "group": w.group,
@@ -168,13 +175,19 @@ def measure_workload(
         "dtype": dtype,
         "flops": work.flops,
         "bytes": work.bytes,
-        "floor_ms": _floors(ceilings, work.flops, work.bytes, dtype),
+        "floor_ms": floors,
         "ceilings": asdict(ceilings),
         "machine": machine(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
         "peers": take_turns(request, peers, tell),
     }
+
+
+def _repeats(floors: Sequence[float]) -> list[int]:
+    """How often a pass calls each shape, so that none takes much less than the mean of their floors."""
+    mean = sum(floors) / len(floors)
+    return [max(1, min(_MOST_REPEATS, int(mean / max(floor, 1e-9)))) for floor in floors]
 
 
 def save(result: dict[str, Any], results: Path = RESULTS) -> Path:

@@ -41,6 +41,8 @@ _LARGE_ROWS, _LARGE_DEPTH = 256, 512
 _PEERS = ("eager", "ort", "openvino", "dhlo")
 # Of a comparison of types: passes over the sizes of a program at least and at most, and seconds that one size takes at most.
 _LEAST_PASSES, _MOST_PASSES, _SIZE_SECONDS = 3, 30, 0.1
+# How many products with the least ratios are named.
+_WORST = 12
 # Ranges of rows by which it is summed up.
 _ROW_RANGES = ((1, 1), (2, 14), (15, 255), (256, _ROWS[1]))
 
@@ -195,7 +197,9 @@ def summarise(results: Sequence[Mapping[str, Any]], *, large: bool = False) -> S
     mean = statistics.geometric_mean([x for x, _ in ratios]) if ratios else math.nan
     below = sum(x < 0.95 for x, _ in ratios) / len(ratios) if ratios else math.nan
     least = min((x for x, _ in ratios), default=math.nan)
-    return Summary(len(ratios), mean, least, below, statistics.geometric_mean(shares) if shares else math.nan, sorted(ratios)[:5])
+    return Summary(
+        len(ratios), mean, least, below, statistics.geometric_mean(shares) if shares else math.nan, sorted(ratios)[:_WORST]
+    )
 
 
 def _depths(name: str) -> tuple[int, int]:
@@ -238,6 +242,7 @@ def main() -> int:
             budget=a.budget,
             results=folder,
             subject=("benchmarks.sweep:subject", {"name": w.name, **given}),
+            even=True,
             tell=lambda text: print(f"   {text}", file=sys.stderr, flush=True),
         )
         measure.save(result, folder)

@@ -19,7 +19,7 @@ from benchmarks.workloads import registry, select
 from dhlo.bench.ceilings import Ceilings, cache_bytes
 from dhlo.bench.explain import explain, sizes_of
 from dhlo.bench.peers import PEERS, installed
-from dhlo.bench.turns import Request, take_turns
+from dhlo.bench.turns import Request, _Worker, take_turns
 from dhlo.bench.worker import scaled_error
 from dhlo.cli import app
 from dhlo.commands.bench import parse_range
@@ -96,6 +96,25 @@ def test_wrong_results_and_failures_are_reported(tmp_path: Path) -> None:
     request = Request("benchmarks.workloads:subject", {"name": w.name, "tiny": True}, len(w.shapes), 1, path, path=measure.ROOT)
     facts = take_turns(request, ["eager"])
     assert "wrong result" in facts["eager"]["error"]
+
+
+def test_passes_repeat_short_shapes() -> None:
+    (w,) = select("w4_gelu_bias", registry(tiny=True))
+    repeats = [i + 1 for i in range(len(w.shapes))]
+    request = Request(
+        "benchmarks.workloads:subject", {"name": w.name, "tiny": True}, len(w.shapes), 1, repeats=repeats, path=measure.ROOT
+    )
+    worker = _Worker("eager", request)
+    try:
+        assert [len(t) for t in worker.ask(2)] == [2 * r for r in repeats]
+    finally:
+        worker.stop()
+
+
+def test_even_passes_spend_as_long_on_short_shapes() -> None:
+    assert measure._repeats([1.0, 1.0, 1.0]) == [1, 1, 1]
+    assert measure._repeats([12.0, 3.0, 0.0]) == [1, 1, 50]
+    assert measure._repeats([20.0, 1.0, 0.5, 0.1]) == [1, 5, 10, 50]
 
 
 def test_scaled_error() -> None:

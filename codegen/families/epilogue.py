@@ -26,6 +26,7 @@ class Epilogue:
     touch: str | None  # the function that prefetches what the epilogue writes and reads of a tile, with the same arguments
     slots: list[Slot]
     lookups: dict[int, Op]  # number of an index check -> the op that it is about
+    plain: bool = False  # it stores the anchor's result as it is, and nothing else
 
 
 def lower_epilogue(
@@ -41,7 +42,7 @@ def lower_epilogue(
         toucher.em.touching = True
         _emit(toucher, anchor, place)
         touch = finish(toucher, "touch")
-    return Epilogue(symbol, touch, k.args.slots, k.lookups)
+    return Epilogue(symbol, touch, k.args.slots, k.lookups, plain=k.yields == [anchor.results[0]])
 
 
 def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, Index], Sequence[Index]]) -> None:

@@ -30,6 +30,7 @@ class Request:
     tolerance  largest error that counts as right, over the largest magnitude
     budget     seconds of timing for all peers together, after compilation
     timeout    seconds that a peer may take to compile and run every shape once
+    repeats    how often a pass calls each shape, never twice in a row where others are left; empty: once
     """
 
     subject: str
@@ -41,6 +42,7 @@ class Request:
     budget: float = 45.0
     rounds: int = 12
     timeout: float = 600.0
+    repeats: Sequence[int] = ()
     path: Path | None = None  # a folder to import the subject's module from
 
 
@@ -59,6 +61,7 @@ class _Worker:
             "threads": request.threads,
             "reference": None if request.reference is None else str(request.reference),
             "tolerance": request.tolerance,
+            "repeats": list(request.repeats),
         }
         threads = str(request.threads)
         python, paths = sys.executable, [str(p) for p in (request.path, *map(Path, sys.path)) if p is not None and p.name]

@@ -1,7 +1,8 @@
 """A process that measures one peer on one subject: compiles, checks, then times passes over the shapes on request.
 
 The first argument is JSON: subject ("module:function"), with (its keyword arguments), peer, threads, reference (a file
-with the expected results of every shape, or null), tolerance. Answers are lines of JSON; a request is {"passes": n}.
+with the expected results of every shape, or null), tolerance, repeats (how often a pass calls each shape; none: once). Answers
+are lines of JSON; a request is {"passes": n}.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +116,16 @@ def main() -> None:
         if spec["threads"] > 1:
             pin_busiest(one_pass, cpus)
         say(compile_s=compile_s, code_bytes=peer.code_bytes(), first_ms=first, errors=errors)
-        now = time.perf_counter_ns
+        now, repeats = time.perf_counter_ns, spec.get("repeats") or [1] * len(native)
+        cycles = [[i for i, count in enumerate(repeats) if count > cycle] for cycle in range(max(repeats))]
         for line in sys.stdin:
             times: list[list[float]] = [[] for _ in native]
             peer.call(native[-1])
             for _ in range(json.loads(line)["passes"]):
-                for x, t in zip(native, times, strict=True):
+                for i in chain.from_iterable(cycles):
                     start_ns = now()
-                    peer.call(x)
-                    t.append((now() - start_ns) / 1e6)
+                    peer.call(native[i])
+                    times[i].append((now() - start_ns) / 1e6)
             say(times=times)
 
 

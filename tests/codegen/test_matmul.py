@@ -81,6 +81,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tup
         epilogue_args=eargs,
         workspace=None if packed else pointer["ws"],
         parts=pointer.get("parts"),
+        result=None if bias_relu or accumulator(elem) != elem else fn.int_to_ptr(p["c"]),
     )
     matmul.emit_launch(host, operands)
     return host.build()
@@ -256,6 +257,11 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (2, 4500, 9, 2),
         (4, 2090, 17, 1),
         (3, 1031, 70, 1),
+        # Groups of rows take several parts of k, and strips of columns.
+        (12, 1500, 130, 1),
+        (5, 3300, 50, 1),
+        (7, 75, 1000, 1),
+        (9, 130, 700, 2),
     ]:
         a, b = tensor(rng, (batch, 1, m, k), elem), tensor(rng, (batch, 1, k, n + 3), elem)[..., 2 : n + 2]
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)

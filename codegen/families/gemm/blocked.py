@@ -15,13 +15,19 @@ from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["AHEAD", "emit_blocked_kernel"]
+__all__ = ["AHEAD", "emit_blocked_kernel", "stores_sums"]
 
 AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
 row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time."""
 _FEW_ROWS = 4
 _LINE_BYTES = 64
+
+
+def stores_sums(elem: str) -> bool:
+    """Whether sums are of the elements' type, so that a result may be nothing else: the kernels then have one argument more, before
+    the epilogue, the result's address or null. Whole tiles are stored there by the micro-kernel itself, and have no epilogue."""
+    return accumulator(elem) == elem
 
 
 def emit_blocked_kernel(
@@ -31,8 +37,9 @@ def emit_blocked_kernel(
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the place of batches, the size of batch 1
-    is their number, and that argument the memory for their sums; it calls neither epilogue nor touch.
+    perhaps a result (see `stores_sums`), epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the
+    place of batches, the size of batch 1 is their number, and that argument the memory for their sums; it calls neither epilogue
+    nor touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
@@ -47,16 +54,17 @@ class _Kernel:
         self.source, self.rows, self.narrow, self.parts = source, rows, narrow, parts
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
-        self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, spec=spec)
+        self.placed = stores_sums(elem)
+        self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, placed=self.placed, spec=spec)
         # Rows are read by whole units; a last one that isn't is packed.
         self.halves = emit_microkernel_table(module, elem, narrow=narrow, spec=spec) if rows and depth(elem) > 1 else None
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, PTR, PTR, PTR]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * (3 + self.placed)]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
-        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead, self.epilogue, self.touch, self.eargs = (
-            sizes
-        )
+        self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:11]
+        *result, self.epilogue, self.touch, self.eargs = sizes[11:]
+        self.result = result[0] if result else None
         self.ahead_one, self.ahead_few, self.ahead_more = ahead
         _, self.begin, self.end, _, self.tile = fn.args
         self.steps = units(fn, self.k, self.elem)
@@ -217,6 +225,9 @@ class _TileCalls:
     last: V | None  # whether the tile is finished then
     accumulate: V  # for micro-kernels
     touches: V  # whether the tile's memory is to be prefetched
+    result: V | None  # where whole tiles are stored, null for none; None where there can't be any
+    m: V
+    n: V
     epilogue: V
     touch: V
     eargs: V
@@ -230,7 +241,8 @@ class _TileCalls:
             accumulate, touches = fn.select(adds, fn.i64(1), 0), fn.and_(touches, last)
         functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
         halves = None if kernel.halves is None else fn.address_of(kernel.halves)
-        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, halves, steps, adds, last, accumulate, touches, *functions)
+        sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
+        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, halves, steps, adds, last, *sums, *functions)
 
     def single(self, split: RowSplit) -> V:
         """Whether one tile takes all rows and columns of an item."""
@@ -262,19 +274,27 @@ class _TileCalls:
         whole units are followed by one that is packed, and its address."""
         fn, acc = self.fn, accumulator(self.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
+        at, apart, inside = tile, fn.i64(ld), None
+        if self.result is not None:
+            batch, row, column, _, width = place
+            inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
+            cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
+            at, apart = fn.select(inside, fn.gep(self.result, cell, acc), tile), fn.select(inside, self.n, apart)
         place = [self.eargs, tile, fn.i64(ld), *place]
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
         if self.adds is not None:
             with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
-        fn.call_ptr(ukr, [*a, b, self.steps, tile, self.accumulate, fetch, fetch_step])
+        placed = [apart] if stores_sums(self.elem) else []
+        fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, fetch, fetch_step, *placed])
         if rest is not None and self.halves is not None:
             with fn.when(rest[0]):
                 ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
                 last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
                 fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch, fn.i64(0)])
-        with nullcontext() if self.last is None else fn.when(self.last):
+        hands_over = self.last if inside is None else fn.not_(inside)
+        with nullcontext() if hands_over is None else fn.when(hands_over):
             fn.call_ptr(self.epilogue, place)
 
     def emit_across(

@@ -10,6 +10,7 @@ import sympy
 import torch
 
 from dhlo.codegen.families.epilogue import emit_store_rows
+from dhlo.codegen.families.gemm.blocked import stores_sums
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.microkernel import unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
@@ -95,5 +96,6 @@ class Factor:
             epilogue=fn.address_of(self.store),
             epilogue_args=host.array([out, n]),
             workspace=self.memory,
+            result=out if stores_sums(elem) else None,
         )
         self.matmul.emit_launch(host, operands)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["STREAM_AHEAD", "STREAM_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
+__all__ = ["STREAM_AHEAD", "STREAM_ROWS", "STRIP_ROWS", "emit_stream_kernel", "narrow_columns", "stream_scratch_bytes"]
 
 STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
@@ -20,11 +21,14 @@ STREAM_AHEAD: Final = ("ahead_one", "ahead_few")
 
 # Where B comes from memory, the sums of so many rows or fewer wait in a strip of so many bytes, half of the smallest first-level
 # cache, and a few rows of B are added to it at a time. B is then read in long pieces, one behind the other, as memory likes it.
-_STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
+STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
 # The rows that come next are prefetched to the second level: a strip of them is larger than any machine's first.
 _STRIP_LOCALITY = 2
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
+# More rows than a pass takes go in groups over the same part of B: so many bytes of it, which the first group brings to the
+# second-level cache, and columns whose sums of all rows take so many bytes. A part has at least so many rows of B.
+_PART_BYTES, _SUMS_BYTES, _LEAST_DEPTH = 128 << 10, 64 << 10, 16
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -49,8 +53,9 @@ def narrow_columns(elem: str, spec: TileSpec) -> int:
 
 
 def stream_scratch_bytes(elem: str, spec: TileSpec) -> int:
-    """Scratch: a strip, or the sums of a pass."""
-    return max(_GROUP * _vectors(1, spec) * spec.lanes(elem), _strip(elem)) * BITS[accumulator(elem)] // 8
+    """Scratch: a strip, the sums of a pass, or those of groups of rows."""
+    nbytes = max(_GROUP * _vectors(1, spec) * spec.lanes(elem), _strip(elem)) * BITS[accumulator(elem)] // 8
+    return max(nbytes, _SUMS_BYTES) if STREAM_ROWS[elem] > STRIP_ROWS else nbytes
 
 
 def _memory(elem: str) -> str:
@@ -75,33 +80,46 @@ def _factor(fn: Fn, elem: str, p: V, lanes: int) -> V:
     return fn.splat(_widened(fn, elem, fn.load(p, _memory(elem))), lanes)
 
 
-def _emit_pass(module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False) -> str:
-    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, width)`: tile[rows][vectors * lanes] = A times columns of B: as many
-    as the tile has, or `width` of them where it is the variant for a `part`. B is prefetched `ahead` bytes of the pass ahead."""
-    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}"
+def _emit_pass(
+    module: KernelModule, elem: str, rows: int, vectors: int, spec: TileSpec, *, part: bool = False, far: bool = False
+) -> str:
+    """`stream_{elem}_{rows}_{vectors}(a, lda, b, ldb, k, tile, ld, width, later, accumulate)`: tile[rows][ld] = A times columns of
+    B, added to what is there if `accumulate`: `vectors` of them, of which the matrix has only `width` in the variant for a `part`.
+    Beside each row of B what is `later` elements on is prefetched, to the second level if `far`."""
+    name = f"stream_{elem}_{rows}_{vectors}{'_part' if part else ''}{'_far' if far else ''}"
     if name in module.functions:
         return name
-    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), ("width", I64), ("ahead", I64)]
+    numbers = [(x, I64) for x in ("ld", "width", "later", "accumulate")]
+    args = [("a", PTR), ("lda", I64), ("b", PTR), ("ldb", I64), ("k", I64), ("tile", PTR), *numbers]
     fn = Fn(module, name, args, noinline=True)
-    a, lda, b, ldb, k, tile, width, ahead = fn.args
+    a, lda, b, ldb, k, tile, ld, width, later, accumulate = fn.args
     lanes = spec.lanes(elem)
     ty = vec(accumulator(elem), lanes)
     masks = [fn.tail_mask(fn.sub(width, v * lanes), lanes) if part else None for v in range(vectors)]
     starts = [fn.gep(a, fn.mul(lda, i), elem) for i in range(rows)]
-    later = fn.mul(fn.max(fn.divu(ahead, vectors * lanes * BITS[elem] // 8), 1), ldb)
-    with fn.loop(0, k, 1, [fn.const(0.0, ty)] * (rows * vectors)) as loop:
+    count = rows * vectors
+
+    def cells() -> list[V]:
+        sums = [fn.gep(tile, fn.mul(ld, i), accumulator(elem)) for i in range(rows)]
+        return [fn.gep(p, v * lanes, accumulator(elem)) for p in sums for v in range(vectors)]
+
+    def loaded() -> list[V]:
+        return [fn.load(p, ty) for p in cells()]
+
+    start = fn.if_else(fn.cmp("ne", accumulate, 0), loaded, lambda: [fn.const(0.0, ty)] * count, [ty] * count)
+    with fn.loop(0, k, 1, start) as loop:
         row = fn.gep(b, fn.mul(loop.iv, ldb), elem)
         next_row = fn.gep(row, later, elem)
         xs = [_factor(fn, elem, fn.gep(p, loop.iv, elem), lanes) for p in starts]
         acc = list(loop.carried)
         for v, mask in enumerate(masks):
-            fn.prefetch(fn.gep(next_row, v * lanes, elem))
+            fn.prefetch(fn.gep(next_row, v * lanes, elem), *([_STRIP_LOCALITY] if far else []))
             y = _load(fn, elem, fn.gep(row, v * lanes, elem), lanes, mask)
             for i, x in enumerate(xs):
                 acc[i * vectors + v] = fn.fma(x, y, acc[i * vectors + v])
         loop.yield_(*acc)
-    for i, x in enumerate(loop.results):
-        fn.store(x, fn.gep(tile, i * lanes, accumulator(elem)))
+    for x, p in zip(loop.results, cells(), strict=True):
+        fn.store(x, p)
     fn.done()
     return name
 
@@ -173,13 +191,15 @@ class _Item:
     ahead_one: V
     ahead_few: V
 
-    def multiply(self, rows: int, row: V | int, column: V, vectors: int, width: V | None = None) -> None:
-        """A pass over k for `rows` rows and `vectors` vectors of columns, of which there may be only `width`, to the tile."""
+    def multiply(self, rows: int, column: V, vectors: int, width: V | None = None) -> None:
+        """A pass over k for all `rows` rows and `vectors` vectors of columns, of which there may be only `width`, to the tile."""
         fn, elem = self.fn, self.elem
         kernel = _emit_pass(fn.module, elem, rows, vectors, self.spec, part=width is not None)
-        a, b = fn.gep(self.a, fn.mul(self.a_stride, row), elem), fn.gep(self.b, column, elem)
+        columns, b = vectors * self.spec.lanes(elem), fn.gep(self.b, column, elem)
         ahead = self.ahead_one if rows == 1 else self.ahead_few
-        fn.call(kernel, [a, self.a_stride, b, self.b_stride, self.k, self.tile, width or fn.i64(0), ahead])
+        later = fn.mul(fn.max(fn.divu(ahead, columns * BITS[elem] // 8), 1), self.b_stride)
+        numbers = [fn.i64(columns), width or fn.i64(0), later, fn.i64(0)]
+        fn.call(kernel, [self.a, self.a_stride, b, self.b_stride, self.k, self.tile, *numbers])
 
     def multiply_strip(self, rows: int, column: V, columns: V) -> None:
         """The first rows times so many columns, to the tile."""
@@ -190,15 +210,15 @@ class _Item:
             [self.a, self.a_stride, b, self.b_stride, self.k, self.tile, columns],
         )
 
-    def finish(self, ld: V | int, row: V | int, mr: V, column: V, width: V | int) -> None:
-        """Hands the tile to the epilogue, in pieces of a micro-tile's width."""
+    def finish(self, ld: V | int, row: V | int, mr: V, column: V, width: V | int, tile: V | None = None) -> None:
+        """Hands the tile, or another one, to the epilogue, in pieces of a micro-tile's width."""
         fn, nr = self.fn, self.spec.nr(self.elem)
         with fn.loop(0, width, nr) as part:
             fn.call_ptr(
                 self.epilogue,
                 [
                     self.eargs,
-                    fn.gep(self.tile, part.iv, accumulator(self.elem)),
+                    fn.gep(tile or self.tile, part.iv, accumulator(self.elem)),
                     fn.i64(ld),
                     self.batch,
                     fn.i64(row),
@@ -228,7 +248,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, far, *ahead, epilogue, eargs = load_args(
         fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_AHEAD)), PTR, PTR]
     )
-    in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == _STRIP_ROWS else fn.cmp("ne", far, 0)
+    in_strips = fn.const(True, I1) if STREAM_ROWS[elem] == STRIP_ROWS else fn.cmp("ne", far, 0)
     chunks = fn.max(fn.divu(fn.add(n, fn.sub(chunk, 1)), chunk), 1)
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, begin = fn.divu(loop.iv, chunks), fn.mul(fn.remu(loop.iv, chunks), chunk)
@@ -237,16 +257,21 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
         item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs, *ahead)
-        for rows in range(1, _STRIP_ROWS + 1):
+        for rows in range(1, STRIP_ROWS + 1):
             with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
                 _emit_strips(item, rows, begin, end)
-        if STREAM_ROWS[elem] > _STRIP_ROWS:
-            with fn.when(fn.or_(fn.not_(in_strips), fn.cmp("gt", m, _STRIP_ROWS))):
+        if STREAM_ROWS[elem] > STRIP_ROWS:
+            with fn.when(fn.or_(fn.not_(in_strips), fn.cmp("gt", m, STRIP_ROWS))):
                 for rows in range(1, _group(spec) + 1):
                     with fn.when(fn.cmp("eq", m, rows)):
                         _emit_wide_passes(item, rows, begin, end)
                 with fn.when(fn.cmp("gt", m, _group(spec))):
-                    _emit_row_groups(item, begin, end)
+                    fn.if_else(
+                        in_strips,
+                        partial(_emit_row_groups, item, begin, end, far=True),
+                        partial(_emit_row_groups, item, begin, end, far=False),
+                        [],
+                    )
     fn.done()
     return name
 
@@ -272,32 +297,57 @@ def _emit_wide_passes(item: _Item, rows: int, begin: V, end: V) -> None:
         count = fn.divu(fn.sub(end, begin), step)
         with fn.loop(0, count) as p:
             column = fn.add(begin, fn.mul(p.iv, step))
-            item.multiply(rows, 0, column, vectors)
+            item.multiply(rows, column, vectors)
             item.finish(step, 0, item.m, column, step)
         begin = fn.add(begin, fn.mul(count, step))
     with fn.when(fn.cmp("lt", begin, end)):
         width = fn.sub(end, begin)
-        item.multiply(rows, 0, begin, _NARROW, width)
+        item.multiply(rows, begin, _NARROW, width)
         item.finish(_NARROW * item.spec.lanes(item.elem), 0, item.m, begin, width)
 
 
-def _emit_row_groups(item: _Item, begin: V, end: V) -> None:
-    """More rows: groups of nearly equal size go over the same columns in turn, and B comes from the cache for all but one."""
-    fn, most = item.fn, _group(item.spec)
-    step = _NARROW * item.spec.lanes(item.elem)
+def _emit_row_groups(item: _Item, begin: V, end: V, *, far: bool) -> list[V]:
+    """More rows: groups of nearly equal size go over the same part of B in turn, which comes from the cache for all but one, their
+    sums waiting for the next part. Unless B is `far` a part is all of k."""
+    fn, elem, most = item.fn, item.elem, _group(item.spec)
+    lanes, nbytes = item.spec.lanes(elem), BITS[accumulator(elem)] // 8
+    step = _NARROW * lanes
     groups = fn.ceildivu(item.m, most)
+    widest = fn.mul(fn.divu(fn.i64(_SUMS_BYTES // nbytes // step), item.m), step)
+    with fn.loop(begin, end, widest) as strip:
+        columns = fn.min(fn.sub(end, strip.iv), widest)
+        ld = fn.mul(fn.ceildivu(columns, lanes), lanes)
+        depth = fn.max(fn.divu(fn.i64(_PART_BYTES // nbytes), columns), _LEAST_DEPTH) if far else fn.max(item.k, 1)
+        whole = fn.divu(columns, step)
+        rest = fn.sub(columns, fn.mul(whole, step))
+        with fn.loop(0, fn.max(item.k, 1), depth) as part:
+            first = part.iv
+            size, adds = fn.min(fn.sub(item.k, first), depth), fn.cast(fn.cmp("gt", first, 0), I64, signed=False)
+            down = fn.mul(item.b_stride, first)
+            if far:  # the next part of these columns, or after the last the first one of the next columns
+                last = fn.cmp("ge", fn.add(first, depth), item.k)
+                later = fn.select(last, fn.sub(widest, down), fn.mul(item.b_stride, depth))
+            else:
+                later = fn.mul(item.b_stride, fn.max(fn.divu(item.ahead_few, step * BITS[elem] // 8), 1))
 
-    def pieces(column: V, width: V | None) -> None:
+            def groups_of(column: V, vectors: int, width: V | None, size: V = size, adds: V = adds, later: V = later) -> None:
+                b = fn.gep(item.b, fn.add(fn.add(strip.iv, column), down), elem)
+                with fn.loop(0, groups) as g:
+                    row, high = item.rows_of(g.iv, groups)
+                    a = fn.gep(item.a, fn.add(fn.mul(item.a_stride, row), first), elem)
+                    tile = fn.gep(item.tile, fn.add(fn.mul(row, ld), column), accumulator(elem))
+                    numbers = [ld, width or fn.i64(0), fn.select(fn.cmp("eq", g.iv, 0), later, 0), adds]
+                    for rows in range((most + 1) // 2, most + 1):
+                        with fn.when(fn.cmp("eq", high, rows)):
+                            kernel = _emit_pass(fn.module, elem, rows, vectors, item.spec, part=width is not None, far=far)
+                            fn.call(kernel, [a, item.a_stride, b, item.b_stride, size, tile, *numbers])
+
+            with fn.loop(0, whole) as p:
+                groups_of(fn.mul(p.iv, step), _NARROW, None)
+            for vectors in range(1, _NARROW + 1):
+                with fn.when(fn.cmp("eq", fn.ceildivu(rest, lanes), vectors)):
+                    groups_of(fn.mul(whole, step), vectors, rest)
         with fn.loop(0, groups) as g:
-            first, size = item.rows_of(g.iv, groups)
-            for rows in range((most + 1) // 2, most + 1):
-                with fn.when(fn.cmp("eq", size, rows)):
-                    item.multiply(rows, first, column, _NARROW, width)
-            item.finish(step, first, size, column, step if width is None else width)
-
-    count = fn.divu(fn.sub(end, begin), step)
-    with fn.loop(0, count) as p:
-        pieces(fn.add(begin, fn.mul(p.iv, step)), None)
-    last = fn.add(begin, fn.mul(count, step))
-    with fn.when(fn.cmp("lt", last, end)):
-        pieces(last, fn.sub(end, last))
+            row, high = item.rows_of(g.iv, groups)
+            item.finish(ld, row, high, strip.iv, columns, fn.gep(item.tile, fn.mul(row, ld), accumulator(elem)))
+    return []

@@ -11,8 +11,15 @@ import sympy
 
 from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
-from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel
-from dhlo.codegen.families.gemm.gemv import STREAM_AHEAD, STREAM_ROWS, emit_stream_kernel, narrow_columns, stream_scratch_bytes
+from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, stores_sums
+from dhlo.codegen.families.gemm.gemv import (
+    STREAM_AHEAD,
+    STREAM_ROWS,
+    STRIP_ROWS,
+    emit_stream_kernel,
+    narrow_columns,
+    stream_scratch_bytes,
+)
 from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
@@ -31,15 +38,16 @@ _TOUCH_DEPTH = 64
 DOTS_PAY = 71
 """What bf16 dot products must multiply in the time in which f32 multiply-adds multiply 100: these take two instructions a pair,
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
-# Products this deep hide what a last unit of rows in place costs that is packed: another call for each tile.
-_HALF_DEPTH = 128
+# A last unit of rows in place that is packed costs another call for each tile, which may take one part in so many of its products.
+_HALF_SHARE = 16
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
 _PASSES_OF_SHORT_ROWS = 4
-# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
-_KEPT_EIGHTHS = 3
+# B counts as coming from memory where it takes more than one part in so many of a cache. Rows in strips then take 0.7 to 0.9 of the
+# time, and up to 1.2 times where it is in a cache after all: of the second level. Rows in groups: of the third.
+_KEPT_OF_STRIPS, _KEPT_OF_GROUPS = 2, 8
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -64,7 +72,8 @@ class Operands:
     strides of (batch 0, batch 1, k, n), and `workspace` has room for `workspace_bytes(distinct batches of B, n, k)`, 64-byte
     aligned. `parts`, if given, has room for `parts_bytes`: a product of one batch may then be split over k; it may overlap the
     workspace. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
-    and read.
+    and read. `result`, if given, is the address of the result, dense and of the sums' type, where the epilogue does nothing but
+    store tiles there: kernels may do so themselves.
     """
 
     a: V
@@ -80,6 +89,7 @@ class Operands:
     touch: V | None = None
     workspace: V | None = None
     parts: V | None = None
+    result: V | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,8 @@ class Matmul:
     The epilogue gets finished sums in `tile` (row-major, leading dimension `ld`, first-level cache): mr <=
     spec.rows(elem) rows, or two tiles of them where the target has matrices in registers (`TileProduct`), from row m0 and
     nr <= spec.panel(elem) columns from column n0 of the linear batch index `batch`; every
-    (batch, row, column) once, in any order and from several threads. The tile may be overwritten. It's called
+    (batch, row, column) once, in any order and from several threads, but for whole tiles that are stored as they are where the
+    operands name a `result`. The tile may be overwritten. It's called
     with zeros where K is 0, not at all where the result is empty. Sums run in order of k with fused multiply-adds (for
     at most 5 rows in up to 6 interleaved partial sums, added up at the end); those of few tiles and much depth in parts of k that
     follow from the sizes (`parts.py`), where `splits`. Neither the number of threads nor how the work is cut into chunks changes a
@@ -120,6 +131,12 @@ class Matmul:
     def _row_forms(self) -> tuple[bool, ...]:
         """Forms of A: in place or packed; bytes, and what is taken apart when it is packed, always are."""
         return (False,) if self.elem == I8 or self.spec.left_parts(self.elem) > 1 else (True, False)
+
+    @property
+    def _half_depth(self) -> int:
+        """Products this deep hide what a last unit costs that is packed by itself (see `_HALF_SHARE`)."""
+        each = self.spec.mr * self.spec.vectors * self.spec.per_panel
+        return depth(self.elem) * -(-_HALF_SHARE * call_cycles(self.spec) // each)
 
     @property
     def widened(self) -> Matmul | None:
@@ -217,7 +234,7 @@ class Matmul:
         def launch(*, rows: bool) -> list[V]:
             blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
             cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
-            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, null, null, memory]
+            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, *self._result(null), null, null, memory]
             host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
             return []
 
@@ -302,7 +319,8 @@ class Matmul:
         batch0, batch1, row, column = x.a_strides
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
-        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, x.epilogue, touch, x.epilogue_args]
+        result = self._result(fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result)
+        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, *result, x.epilogue, touch, x.epilogue_args]
 
         def launch(*, rows: bool) -> list[V]:
             scratch = plan.scratch_bytes(rows=rows, copied=not source.in_place)
@@ -312,6 +330,10 @@ class Matmul:
         if self._row_forms == (False,):
             return launch(rows=False)
         return fn.if_else(blocking.in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
+
+    def _result(self, address: V) -> list[V]:
+        """The kernels' argument for where whole tiles are stored, if they have one."""
+        return [address] if stores_sums(self.elem) else []
 
     def _launch_stream(self, host: HostContext, x: Operands) -> list[V]:
         """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""
@@ -324,8 +346,9 @@ class Matmul:
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
-        kept = fn.divu(fn.mul(host.machine("l3_bytes"), _KEPT_EIGHTHS), 8)
-        far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
+        few = fn.divu(host.l2_bytes, _KEPT_OF_STRIPS)
+        more = fn.max(fn.divu(host.machine("l3_bytes"), _KEPT_OF_GROUPS), host.l2_bytes)
+        far = fn.cmp("gt", nbytes, fn.select(fn.cmp("le", m, STRIP_ROWS), few, more))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
         far = fn.select(fn.or_(far, short), fn.i64(1), 0)
         panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
@@ -401,7 +424,7 @@ class Matmul:
         room, rows = fn.divu(fn.mul(host.machine("l1d_bytes"), 2), 3), self.spec.rows(self.elem)
         fits = fn.or_(fn.cmp("le", fn.mul(g, rows), _LEAST_L1_BYTES * 2 // 3), fn.cmp("le", fn.mul(fn.min(m, rows), g), room))
         if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
-            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, _HALF_DEPTH))
+            whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 

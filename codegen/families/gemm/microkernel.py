@@ -240,7 +240,19 @@ _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
 
-def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *, rows: bool = False, narrow: bool = False) -> str:
+_PLACED_ARGS = (("ld", I64),)
+
+
+def emit_microkernel(
+    module: KernelModule,
+    elem: str,
+    mr: int,
+    spec: TileSpec,
+    *,
+    rows: bool = False,
+    narrow: bool = False,
+    placed: bool = False,
+) -> str:
     """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step)` or, with `rows`,
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
 
@@ -249,14 +261,14 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
     lda elements, whole units of it; those of bytes have no such variant. Rows of B are panel(elem) apart and those of the tile
     columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
     read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
-    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. The function is internal and not
-    inlined.
+    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`: rows of the tile are `ld`
+    elements apart, a last argument, so that it may be a part of a larger matrix. The function is internal and not inlined.
     """
-    name = f"ukr_{elem}_{mr}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
+    name = f"ukr_{elem}_{mr}{_form(rows, narrow, placed)}{spec.suffix}_ahead"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
-    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS), noinline=True)
+    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *(_PLACED_ARGS if placed else ())), noinline=True)
     a, rest = fn.args[0], fn.args[len(head) :]
     if rows:
         lda = fn.args[1]
@@ -280,18 +292,25 @@ def emit_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, *
     return name
 
 
+def _form(rows: bool, narrow: bool, placed: bool) -> str:
+    """What names of variants say."""
+    return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_placed' if placed else ''}"
+
+
 def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
     """The arguments before B of a micro-kernel that reads packed panels."""
     return (("a", PTR), ("sums", PTR), ("turn", I64)) if spec.flips(elem) else (("a", PTR),)
 
 
-def emit_microkernel_table(module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, spec: TileSpec) -> str:
+def emit_microkernel_table(
+    module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, placed: bool = False, spec: TileSpec
+) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` as many
     narrow ones follow."""
-    name = f"ukr_table_{elem}{'_rows' if rows else ''}{'_narrow' if narrow else ''}{spec.suffix}_ahead"
+    name = f"ukr_table_{elem}{_form(rows, narrow, placed)}{spec.suffix}_ahead"
     if name not in module.globals:
         symbols = [
-            emit_microkernel(module, elem, i + 1, spec, rows=rows, narrow=half)
+            emit_microkernel(module, elem, i + 1, spec, rows=rows, narrow=half, placed=placed)
             for half in (False, True)[: 1 + narrow]
             for i in range(spec.rows(elem))
         ]
@@ -397,13 +416,21 @@ def _emit_body(
     """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
     `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such; one row alone lies
     as dot products want it. `in_place`: A's units are as they lie in memory, not in parts."""
-    b, k, tile, accumulate, ahead, ahead_step = rest
+    b, k, tile, accumulate, ahead, ahead_step, *row_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
     ty = vec(accumulator(elem), lanes)
     fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
     zero = fn.const(0.0, ty)
-    cells = [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
+
+    def cells(tile: V) -> list[V]:
+        if not row_step:
+            return [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
+        starts = [fn.gep(tile, fn.mul(row_step[0], i), accumulator(elem)) for i in range(mr)]
+        return [fn.gep(start, v * lanes, accumulator(elem)) for start in starts for v in range(nv)]
+
+    # Addresses of rows that are placed are computed where they are needed: registers mustn't hold them throughout the loop.
+    at = [] if row_step else cells(tile)
     parts = spec.left_parts(elem)
     # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
     bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
@@ -444,8 +471,13 @@ def _emit_body(
                 out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
         return out
 
-    c = len(cells)
-    start = fn.if_else(fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in cells], lambda: [zero] * c, [ty] * c)
+    def loaded(cells: list[V]) -> list[V]:
+        return [fn.load(p, ty) for p in cells]
+
+    c = mr * nv
+    start = fn.if_else(
+        fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in at or cells(tile)], lambda: [zero] * c, [ty] * c
+    )
 
     def summed(rows: int) -> list[V]:
         """Of the tile's rows, and perhaps of one of sign bits."""
@@ -485,7 +517,7 @@ def _emit_body(
         sums = emit_matrix_sums(fn, spec, mr, nv, matrices, b, k, start, fetch_units)
     else:
         sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
-    for p, x in zip(cells, sums, strict=True):
+    for p, x in zip(at or cells(_apart(fn, tile)), sums, strict=True):
         fn.store(x, p)
     fn.done()
 

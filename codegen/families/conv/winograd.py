@@ -51,12 +51,14 @@ class Winograd:
             and p.groups == 1
             and p.elem == F32
             and min(p.in_channels, p.out_channels) >= p.lanes
+            and not (p.pairs and p.in_channels % 2)
         )
-        return [Winograd(p, side) for side in sides] if fits else []
+        found = [Winograd(p, side) for side in sides] if fits else []
+        return [w for w in found if p.block_channels <= w.blocking.depth]
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.side, self.p.kernel[2], self.p.spec, self.p.code)
+        return Blocking(self.side, self.p.kernel[2], self.p.spec, self.p.code, self.p.image, self.p.pairs)
 
     @property
     def m(self) -> int:
@@ -137,8 +139,9 @@ class Winograd:
         work = f.divu(f.add(f.add(products, sums), mapped), shared)
         return f.add(work, f.divu(f.mul(inputs, in_vectors), alone))
 
-    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V]) -> None:
-        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them."""
+    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V], end: Sequence[V]) -> None:
+        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the
+        image ends, if kernels ask for it."""
         f, p, b = host.fn, self.p, self.blocking
         *head, _, sxb, sxc, sxd, sxh = shared
         groups = f.mul(cut.row_groups, cut.column_groups)
@@ -154,7 +157,7 @@ class Winograd:
             self.span,
         ]
         args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers)]
-        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
+        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups, *end]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(wake_cycles(host), adds), 1)

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.quantised_weights import load_codes, row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims, inputs, outputs, weights
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers, widened_pair
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.codegen.kernel_ir.transpose import transpose_block
@@ -89,6 +90,23 @@ class Blocking:
     window: int
     spec: TileSpec
     code: str = ""  # the form of weights that are kept as codes
+    image: str = ""  # the type of the image in memory, where it isn't f32
+    pairs: bool = False  # packed weights hold two channels side by side, of which there is an even number
+
+    @property
+    def elem(self) -> str:
+        """What is computed in."""
+        return F32
+
+    @property
+    def stored(self) -> str:
+        """The type of the image in memory."""
+        return self.image or F32
+
+    @property
+    def bounded(self) -> bool:
+        """As `ConvParams.bounded`: two more arguments."""
+        return bool(self.image) and not self.spec.target.mask_registers
 
     @property
     def m(self) -> int:
@@ -127,6 +145,11 @@ class Blocking:
     def packed_row(self) -> tuple[int, str]:
         """Elements, and of what type, of a row of a panel of packed weights."""
         return (row_bytes(self.code, self.panel), I8) if self.code else (self.panel, F32)
+
+    @property
+    def coded(self) -> str:
+        """What tells names of functions apart by the form of weights."""
+        return (f"_{self.code}" if self.code else "") + ("_pairs" if self.pairs else "")
 
     @property
     def strip_tiles(self) -> int:
@@ -235,13 +258,15 @@ def _in_range(f: Fn, c: V, size: V) -> V:
 def _emit_inputs(module: KernelModule, b: Blocking) -> str:
     """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
     the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
-    `stride` elements apart."""
-    name = f"{b.prefix}_inputs_{b.spec.name}"
+    `stride` elements apart. Of an image that is `bounded` two more arguments say where it is."""
+    name = f"{b.prefix}_inputs_{b.spec.name}" + (f"_{b.image}" if b.image else "")
     if name in module.functions:
         return name
     numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("strip", PTR), ("to", PTR), ("stride", I64)], noinline=True)
-    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride = f.args
+    pointers, limits = [("strip", PTR), ("to", PTR)], [("begin", I64), ("end", I64)] if b.bounded else []
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), *pointers, ("stride", I64), *limits], noinline=True)
+    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride, *_ = f.args
+    bounds = (f.args[12], f.args[13]) if b.bounded else None
     lanes, ty = b.lanes, vec(F32, b.lanes)
     zero = f.const(0.0, ty)
     offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
@@ -253,8 +278,9 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
             out = f.gep(strip, f.mul(f.add(f.mul(r.iv, _STRIP), c.iv), lanes), F32)
 
             def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
-                start = f.gep(x, f.add(f.mul(y, sxh), column), F32)
-                return transpose_block(f, [f.masked_load(f.gep(start, o, F32), mask, zero) for o in offsets])
+                start = f.gep(x, f.add(f.mul(y, sxh), column), b.stored)
+                at = [f.gep(start, o, b.stored) for o in offsets]
+                return transpose_block(f, [load_elements(f, b, a, lanes, mask=mask, bounds=bounds) for a in at])
 
             def nothing() -> list[V]:
                 return [zero] * lanes
@@ -274,7 +300,7 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
 
 def _emit_weights(module: KernelModule, b: Blocking) -> str:
     """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    name = f"{b.prefix}_weights_{b.spec.name}" + b.coded
     if name in module.functions:
         return name
     f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
@@ -286,6 +312,17 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
 
+    if b.pairs:
+        row, _ = b.packed_row
+        with f.loop(0, channels, 2) as lp:
+            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
+            for column in range(0, b.panel, b.lanes):
+                both = [widened_pair(f, f.load(f.gep(r, column, I32), vec(I32, b.lanes))) for r in rows]
+                for i, taps in enumerate(zip(*both, strict=True)):
+                    square = [list(taps[j : j + b.window]) for j in range(0, b.taps, b.window)]
+                    map_column(square, f.gep(to, f.add(f.mul(f.add(lp.iv, i), b.panel), column), F32))
+        f.done()
+        return name
     if b.code:
         row, _ = b.packed_row
         with f.loop(0, channels) as lp:
@@ -409,7 +446,9 @@ class _Kernel:
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
         self.f = kernel_fn(module, kernel_name(b))
         _, self.begin, self.end, _, self.scratch = self.f.args
-        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
+        types = [PTR if n in _POINTERS else I64 for n in FIELDS]
+        values = load_args(self.f, [*types, PTR] if b.bounded else types)
+        self.geo, self.end_of_image = _Geometry(*values[: len(FIELDS)]), values[-1]
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
         self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
@@ -482,7 +521,8 @@ class _Kernel:
                         numbers = [geo.sxc, geo.sxh, height, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
                         at = f.gep(self.at(self.layout.inputs), f.add(inside, c.iv), F32)
                         strip = self.at(self.layout.strip)
-                        f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
+                        bounds = (f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)) if b.bounded else ()
+                        f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *bounds])
 
     def multiply(self, g: _Group, panel: V) -> None:
         """The sums of a panel, over all depth blocks."""
@@ -545,7 +585,7 @@ class _Kernel:
 
 def kernel_name(b: Blocking) -> str:
     """The symbol of a kernel."""
-    return f"{b.prefix}x{b.m}_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    return f"{b.prefix}x{b.m}_{b.spec.name}" + b.coded + (f"_of_{b.image}" if b.image else "")
 
 
 def emit_winograd_kernel(module: KernelModule, b: Blocking) -> str:

@@ -49,8 +49,8 @@ class Rows:
 
 def emit_pack(w: Window, module: KernelModule) -> str:
     """`pack(x, channel_stride, channels, ih, iw, y, width, slot, to)`: what row `y` of the first convolution's result reads of the
-    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]. Where the image is
-    `bounded`, two more arguments say where."""
+    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]. Where the
+    image is `bounded`, two more arguments say where."""
     first, mr, lanes = w.first, w.spec.mr, w.lanes
     key = hashlib.sha256(repr(first).encode()).hexdigest()[:8]
     name = f"conv_pack_row_{w.elem}_{w.spec.name}" + ("" if first.pointwise else f"_{key}") + (f"_{w.image}" if w.image else "")

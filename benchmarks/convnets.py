@@ -14,7 +14,7 @@ from torch import nn, randn
 from torch.export import Dim
 
 from benchmarks import convnet_models as nets
-from benchmarks import measure, models, report
+from benchmarks import convnets_narrow, measure, models, report
 from benchmarks.workloads import Shape, Workload, select
 from dhlo.bench.peers import installed
 from dhlo.bench.subject import Subject
@@ -98,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=15, help="seconds of timing for each network, after compilation")
     parser.add_argument("--results", type=Path, default=measure.RESULTS / "convnets", help="where results are kept")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
+    parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and eager; nothing is kept")
     parser.add_argument("--tiny", action="store_true", help="small inputs, to try the machinery")
     return parser.parse_args()
 
@@ -111,6 +112,12 @@ def main() -> int:
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
+    if a.dtype:
+        print(f"{'network':16} {'/f32':>6} {'least':>5} {'/eager':>6} {'least':>5}  by shape, f32's time over ours")
+        for w in chosen:
+            least = convnets_narrow.compare(w, convnets_narrow.DTYPES[a.dtype], a.threads, a.budget)
+            print(convnets_narrow.row(w, least), flush=True)
+        return 0
     folder = a.results / "tiny" if a.tiny else a.results
     for w in [] if a.report_only else chosen:
         print(f"== {w.name}", file=sys.stderr, flush=True)

@@ -4,10 +4,12 @@
 !w = tensor<4x4x1x1xf32>
 module {
   // The larger of a number of bf16 and 0 is one; so is the opposite of one of f16. A sum isn't, and the last image is one already.
-  func.func @main(%x: !b, %y: !h, %w: !w) -> (!f, !f, !f, !f, !f) {
+  func.func @main(%in: !f, %other: !f, %w: !w) -> (!f, !f, !f, !f, !f) {
     %zero = "dhlo.full"() {value = "0.0"} : () -> !f
+    %x = "dhlo.convert"(%in) : (!f) -> !b
     %xf = "dhlo.convert"(%x) : (!b) -> !f
     %r = "dhlo.maximum"(%xf, %zero) : (!f, !f) -> !f
+    %y = "dhlo.convert"(%other) : (!f) -> !h
     %yf = "dhlo.convert"(%y) : (!h) -> !f
     %o = "dhlo.neg"(%yf) : (!f) -> !f
     %s = "dhlo.add"(%r, %r) : (!f, !f) -> !f

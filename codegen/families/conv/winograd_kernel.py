@@ -279,8 +279,11 @@ def _emit_inputs(module: KernelModule, b: Blocking) -> str:
 
             def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
                 start = f.gep(x, f.add(f.mul(y, sxh), column), b.stored)
-                at = [f.gep(start, o, b.stored) for o in offsets]
-                return transpose_block(f, [load_elements(f, b, a, lanes, mask=mask, bounds=bounds) for a in at])
+
+                def load(offset: V) -> V:
+                    return load_elements(f, b, f.gep(start, offset, b.stored), lanes, mask=mask, bounds=bounds)
+
+                return transpose_block(f, [load(o) for o in offsets])
 
             def nothing() -> list[V]:
                 return [zero] * lanes

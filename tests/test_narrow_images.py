@@ -171,3 +171,42 @@ def test_nothing_beside_the_image_is_read(form: tuple[int, ...]) -> None:
         assert torch.equal(ours(there), ours(x))
     for at in (0, page * (pages + 1)):
         libc.mprotect(ctypes.c_void_p(base + at), page, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Weighted(nn.Module):
+    """A convolution of one to three dims whose weights are an argument."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[x.dim() - 3]
+        return convolve(x, w, None, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_weights_of_the_call(rank: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    w = torch.randn(9, 5, *[3] * rank).to(dtype)
+    dims = {i: Dim(f"s{i}", min=3, max=64) for i in range(2, rank + 2)}
+    x = torch.randn(2, 5, *range(6, 6 + rank)).to(dtype)
+    ours = dhlo.compile(torch.export.export(Weighted(), (x, w), dynamic_shapes=(dims, None), strict=False), cache="")
+    for size in (5, 17):
+        x = torch.randn(2, 5, *range(size, size + rank)).to(dtype)
+        want, got = Weighted()(x.double(), w.double()), ours(x, w)
+        assert ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_other_dims(rank: int) -> None:
+    torch.manual_seed(0)
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    model = nn.Sequential(kind(6, 33, 3, padding=1), nn.ReLU(), kind(33, 18, 3, stride=2)).bfloat16().eval()
+    dims = {i: Dim(f"s{i}", min=5, max=64) for i in range(2, rank + 2)}
+    x = torch.randn(2, 6, *range(8, 8 + rank)).bfloat16()
+    ours = dhlo.compile(torch.export.export(model, (x,), dynamic_shapes=(dims,), strict=False), cache="")
+    for size in (5, 11, 20):
+        x = torch.randn(2, 6, *range(size, size + rank)).bfloat16()
+        got = ours(x)
+        middle = torch.relu(model[0].double()(x.double())).bfloat16()
+        want = model.double()[2](middle.double())
+        model.bfloat16()
+        assert (got.double() - want).abs().max() <= 4 * EPS[torch.bfloat16] * want.abs().max()

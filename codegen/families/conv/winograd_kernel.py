@@ -321,8 +321,9 @@ def _emit_weights(module: KernelModule, b: Blocking) -> str:
             rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
             for column in range(0, b.panel, b.lanes):
                 both = [widened_pair(f, f.load(f.gep(r, column, I32), vec(I32, b.lanes))) for r in rows]
-                for i, taps in enumerate(zip(*both, strict=True)):
-                    square = [list(taps[j : j + b.window]) for j in range(0, b.taps, b.window)]
+                for i in range(2):
+                    channel = [pair[i] for pair in both]
+                    square = [channel[j : j + b.window] for j in range(0, b.taps, b.window)]
                     map_column(square, f.gep(to, f.add(f.mul(f.add(lp.iv, i), b.panel), column), F32))
         f.done()
         return name

@@ -13,7 +13,7 @@ from torch import nn, randn
 from torch.export import Dim
 
 from benchmarks import convnet_models as nets
-from benchmarks import measure, models, report
+from benchmarks import convnets_narrow, measure, models, report
 from benchmarks.workloads import Shape, Workload, select
 from dhlo.bench.subject import Subject
 
@@ -91,6 +91,8 @@ def _arguments() -> argparse.Namespace:
     parser = measure.options("benchmarks.convnets", __doc__, "network", 15, _PEERS, "convnets")
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
+    parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and eager; nothing is kept")
+    parser.add_argument("--tiny", action="store_true", help="small inputs, to try the machinery")
     return parser.parse_args()
 
 
@@ -103,6 +105,12 @@ def main() -> int:
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
+    if a.dtype:
+        print(f"{'network':16} {'/f32':>6} {'least':>5} {'/eager':>6} {'least':>5}  by shape, f32's time over ours")
+        for w in chosen:
+            least = convnets_narrow.compare(w, convnets_narrow.DTYPES[a.dtype], a.threads, a.budget)
+            print(convnets_narrow.row(w, least), flush=True)
+        return 0
     folder = a.results / "tiny" if a.tiny else a.results
     for w in [] if a.report_only else chosen:
         print(f"== {w.name}", file=sys.stderr, flush=True)

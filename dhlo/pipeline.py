@@ -6,6 +6,7 @@
     cse .. cse-again  rewrites that hold for all sizes
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
     own-results       memory of its own for every result
+    narrow-images     images of convolutions are stored in the type that they are rounded to
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
@@ -55,6 +56,7 @@ from dhlo.passes.grow import grow
 from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.merge_matmuls import merge_matmuls
+from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.own_results import own_results
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
@@ -143,6 +145,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("update-parts", plain(update_parts)),
     Pass("quantise-caches", quantise_caches),
     Pass("own-results", plain(own_results)),
+    Pass("narrow-images", plain(narrow_images)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
     Pass("split-counts", plain(split_counts)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import measure
+from benchmarks import convnets_narrow, measure
 from benchmarks.convnets import networks, table
 from dhlo.bench.ceilings import Ceilings
 
@@ -40,3 +41,11 @@ def test_table() -> None:
     assert head.split()[0] == "network" and line.split()[:5] == ["net", "2.83", "2.00", "50%", "2.0e-06"]
     assert line.endswith("1x8 2.00  2x8 4.00")
     assert table([{**result, "peers": {"dhlo": {"error": "no kernel"}}}])[1].endswith("no kernel")
+
+
+def test_networks_in_narrow_types_are_compared() -> None:
+    w = networks(tiny=True)["whisper_front"]
+    least = convnets_narrow.compare(w, torch.bfloat16, 1, 0.0)
+    assert [len(times) for times in least] == [len(w.shapes)] * 3 and min(map(min, least)) > 0
+    line = convnets_narrow.row(w, [[2.0, 4.0], [1.0, 1.0], [4.0, 1.0]])
+    assert line.split()[:5] == ["whisper_front", "2.83", "2.00", "2.00", "1.00"]

@@ -15,10 +15,22 @@ from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Coded", "Stored", "coded", "is_constant", "is_stored", "only_attended", "only_multiplies", "stored_rows", "takes_codes"]
+__all__ = [
+    "Coded",
+    "Stored",
+    "coded",
+    "is_constant",
+    "is_stored",
+    "only_attended",
+    "only_multiplies",
+    "stored_image",
+    "stored_rows",
+    "takes_codes",
+]
 
 # Types of weights that products take as they are stored and convert to their own.
-_STORED = ("f16", "bf16", "i8", "ui8")
+_REDUCED = ("f16", "bf16")
+_STORED = (*_REDUCED, "i8", "ui8")
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,16 @@ def only_multiplies(v: Value) -> bool:
     )
 
 
+def stored_image(op: Any) -> Value | None:
+    """The f16 or bf16 that a convolution's image is converted from, which its kernels widen as they load it; None if it isn't."""
+    if not isinstance(op, Conv):
+        return None
+    made = defining(op.operands[0])
+    if not isinstance(made, Convert) or from_mlir(op.operands[0]).dtype.name != "f32":
+        return None
+    return made.operands[0] if from_mlir(made.operands[0]).dtype.name in _REDUCED else None
+
+
 @dataclass(frozen=True)
 class Stored:
     """Keys or values of attention [B, H, S, D] as they lie in memory, and their scales [B, H, S, 1] if they have any."""
@@ -89,7 +111,7 @@ def stored_rows(op: Any, i: int) -> Stored | None:
     made = defining(op.operands[i])
     if not isinstance(op, Attention) or i not in (1, 2) or made is None:
         return None
-    if isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in ("f16", "bf16"):
+    if isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in _REDUCED:
         return Stored(made.operands[0], None)
     if isinstance(made, Dequantize) and attr(made, "code") == "i8" and len(made.operands) == 2:
         codes, scale = made.operands

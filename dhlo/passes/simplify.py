@@ -16,7 +16,7 @@ from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Sl
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import DType, from_mlir
 
-__all__ = ["simplify"]
+__all__ = ["is_rounded", "simplify"]
 
 
 def simplify(module: Module) -> None:
@@ -228,7 +228,7 @@ def _convert(op: Any) -> Any:
     narrow = _producer(x, ew.Convert)
     if narrow is None or from_mlir(narrow.operands[0]) != out or not (out.dtype.is_float and from_mlir(x).dtype.is_float):
         return None
-    return narrow.operands[0] if _is_rounded(narrow.operands[0], from_mlir(x).dtype) else None
+    return narrow.operands[0] if is_rounded(narrow.operands[0], from_mlir(x).dtype) else None
 
 
 # Operations that only choose among their operands' elements, up to their signs and places; and how many of them, one after another,
@@ -236,7 +236,7 @@ def _convert(op: Any) -> Any:
 _CHOICES, _MOST_CHOICES = (ew.Maximum, ew.Minimum, ew.Neg, ew.Abs, ew.Select, Broadcast, Reshape, Slice, Transpose), 8
 
 
-def _is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
+def is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
     """Whether every element of a tensor of floats is a number of the float type `to`, so that rounding to it changes none."""
     op = defining(v)
     if isinstance(op, ew.Convert):
@@ -247,7 +247,7 @@ def _is_rounded(v: Value, to: DType, left: int = _MOST_CHOICES) -> bool:
     if left == 0 or not isinstance(op, _CHOICES):
         return False
     chosen = list(op.operands)[1:] if isinstance(op, ew.Select) else op.operands
-    return all(_is_rounded(x, to, left - 1) for x in chosen)
+    return all(is_rounded(x, to, left - 1) for x in chosen)
 
 
 def _nested(x: DType, y: DType) -> bool:

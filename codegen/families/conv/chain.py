@@ -16,7 +16,7 @@ from dhlo.codegen.families.conv.chain_window import First, Window
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.layout import Array, WeightLayout
 from dhlo.codegen.families.conv.quantised_weights import code_of, coded_bytes, pack_codes
-from dhlo.codegen.families.conv.step import parameters
+from dhlo.codegen.families.conv.step import image_of, parameters
 from dhlo.codegen.families.epilogue import Epilogue, epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
@@ -54,7 +54,8 @@ class ConvChainFamily(ChoiceFamily):
         self.first, self.second = _convolutions(group)
         self.x, self.out = from_mlir(self.first.operands[0]), from_mlir(self.second.results[0])
         self.expanded = from_mlir(self.first.results[0])
-        self.view = low.view(group, self.first.operands[0])
+        image, stored = image_of(group, self.first)
+        self.view = low.view(group, image)
         convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
         kept = low.kept_codes(self.first.operands[1]) if self.x.dtype.name == "f32" else None
         code = "" if kept is None else code_of(*kept)
@@ -69,7 +70,7 @@ class ConvChainFamily(ChoiceFamily):
         # In panels even of one input channel, which elsewhere is a depthwise convolution.
         self.layout = WeightLayout(1, e.in_channels, e.out_channels, e.kernel, d.spec.panel(d.elem))
         first = First(*_of_images(self.expansion))
-        self.window = Window(*_of_images(d), d.elem, d.spec, first, code)
+        self.window = Window(*_of_images(d), d.elem, d.spec, first, code, stored)
 
     def emit_kernels(self) -> None:
         low, w, group = self.low, self.window, self.group
@@ -129,8 +130,9 @@ class ConvChainFamily(ChoiceFamily):
         cycles = f.mul(f.mul(held, width), vectors * depth)
         cycles = f.add(cycles, f.mul(f.mul(band, ow), vectors * w.kernel[0] * w.kernel[1]))
         grain = f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
+        end = [f.gep(x, f.mul(f.mul(sxc, ins), batch), w.stored)] if w.bounded else []
         with f.when(f.and_(f.cmp("gt", count, 0), f.cmp("gt", ow, 0))):
-            host.launch(self.kernel, [*pointers, *numbers], count, grain, scratch_bytes(w, f, depth, width, ow, held))
+            host.launch(self.kernel, [*pointers, *numbers, *end], count, grain, scratch_bytes(w, f, depth, width, ow, held))
 
 
 def _of_images(c: Conv) -> tuple[Pair, Pair, tuple[Pair, Pair], Pair]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from dhlo.codegen.elementwise.emit import Emitter, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
+from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.microkernel import emit_products
-from dhlo.codegen.families.conv.pack import load_strided
 from dhlo.codegen.families.epilogue import Epilogue
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish
-from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.ir.dialect import Op
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.control import Group
@@ -49,16 +49,19 @@ class Rows:
 
 def emit_pack(w: Window, module: KernelModule) -> str:
     """`pack(x, channel_stride, channels, ih, iw, y, width, slot, to)`: what row `y` of the first convolution's result reads of the
-    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]."""
+    image `x`, in parts of the row as `part_of_row` cuts it, `slot` elements apart, each as [kernel point][channel][mr]. Where the
+    image is `bounded`, two more arguments say where."""
     first, mr, lanes = w.first, w.spec.mr, w.lanes
     key = hashlib.sha256(repr(first).encode()).hexdigest()[:8]
-    name = f"conv_pack_row_{w.elem}_{w.spec.name}" + ("" if first.pointwise else f"_{key}")
+    name = f"conv_pack_row_{w.elem}_{w.spec.name}" + ("" if first.pointwise else f"_{key}") + (f"_{w.image}" if w.image else "")
     if name in module.functions:
         return name
     numbers = ("channel_stride", "channels", "ih", "iw", "y", "width", "slot")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR)], noinline=True)
-    x, stride, channels, ih, iw, y, width, slot, to = f.args
-    zero, starts, step = f.const(0.0, vec(w.elem, lanes)), range(0, mr, lanes), first.stride[1]
+    bounds = [("begin", PTR), ("end", PTR)] if w.bounded else []
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("to", PTR), *bounds], noinline=True)
+    x, stride, channels, ih, iw, y, width, slot, to, *_ = f.args
+    limits = (f.args[9], f.args[10]) if w.bounded else None
+    starts, step = range(0, mr, lanes), first.stride[1]
     span = 2 * lanes if step == 2 else lanes
     steps = f.dense([i * (1 if step == 2 else step) for i in range(span)], I32)
     with f.loop(0, f.ceildivu(width, mr)) as lp:
@@ -76,13 +79,14 @@ def emit_pack(w: Window, module: KernelModule) -> str:
                 if not first.pointwise:
                     masks = [_inside(f, steps, c, limit) for c in columns]
                 number = f.add(f.mul(ky.iv, first.kernel[1]), kx)
-                source = f.gep(x, f.add(f.mul(row, iw), columns[0]), w.elem)
+                source = f.gep(x, f.add(f.mul(row, iw), columns[0]), w.stored)
                 target = f.gep(dst, f.mul(f.mul(number, channels), mr), w.elem)
                 with f.loop(0, channels, 1, [source, target]) as c:  # each overwrites what a vector writes past the one before
                     p, q = c.carried
                     for s, mask in zip(starts, masks, strict=True):
-                        f.store(load_strided(f, w.elem, step, f.gep(p, s * step, w.elem), mask, zero), f.gep(q, s, w.elem))
-                    c.yield_(f.gep(p, stride, w.elem), f.gep(q, mr, w.elem))
+                        value = load_elements(f, w, f.gep(p, s * step, w.stored), lanes, step=step, mask=mask, bounds=limits)
+                        f.store(value, f.gep(q, s, w.elem))
+                    c.yield_(f.gep(p, stride, w.stored), f.gep(q, mr, w.elem))
     f.done()
     return name
 

@@ -116,7 +116,10 @@ class _Kernel:
         self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
         self.f = f = kernel_fn(module, w.name)
         _, self.begin, self.end, _, scratch = f.args
-        self.a = a = _Arguments(*load_args(f, [PTR if n in _POINTERS else I64 for n in _FIELDS]))
+        types = [PTR if n in _POINTERS else I64 for n in _FIELDS]
+        values = load_args(f, [*types, PTR] if w.bounded else types)
+        self.a = a = _Arguments(*values[: len(_FIELDS)])
+        self.bounds = (a.x, values[-1]) if w.bounded else ()
         self.row, self.slot = w.row(f, a.w), w.slot(f, a.depth)
         self.tile = scratch
         self.sums = f.gep(scratch, _fixed_elements(w), w.elem)
@@ -140,10 +143,10 @@ class _Kernel:
             y0 = f.min(f.max(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), 0), a.h)
             y1 = f.add(f.sub(f.mul(r0, w.stride[0]), w.padding[0][0]), w.span(f.sub(r1, r0), f))
             rows = f.max(f.sub(f.min(y1, a.h), y0), 0)
-            x = f.gep(a.x, f.mul(image, a.sxb), w.elem)
+            x = f.gep(a.x, f.mul(image, a.sxb), w.stored)
             with f.loop(0, rows) as y:
                 to = f.gep(self.packed, f.mul(y.iv, self.packed_row), w.elem)
-                f.call(self.pack, [x, a.sxc, a.in_channels, a.ih, a.iw, f.add(y0, y.iv), a.w, self.slot, to])
+                f.call(self.pack, [x, a.sxc, a.in_channels, a.ih, a.iw, f.add(y0, y.iv), a.w, self.slot, to, *self.bounds])
             with f.loop(lo, hi) as panel:
                 c0 = f.mul(panel.iv, w.panel)
                 self.panel(image, c0, f.min(f.sub(a.channels, c0), w.panel), r0, r1, y0)

@@ -43,13 +43,24 @@ class Window(_OfImages, Tiled):
     spec: TileSpec
     first: First
     code: str = ""  # the form in which the first convolution's weights are kept, where it isn't `elem`; see quantised_weights
+    image: str = ""  # the type of the image in memory, where it isn't `elem`
+
+    @property
+    def stored(self) -> str:
+        """The type of the image in memory."""
+        return self.image or self.elem
+
+    @property
+    def bounded(self) -> bool:
+        """As `ConvParams.bounded`: the last of the launch's arguments."""
+        return bool(self.image) and not self.spec.target.mask_registers
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
         key = (self.kernel, self.stride, self.padding, self.dilation, self.elem, self.spec.name, self.first)
         size = "x".join(map(str, self.kernel))
-        coded = f"_{self.code}" if self.code else ""
+        coded = (f"_{self.code}" if self.code else "") + (f"_of_{self.image}" if self.image else "")
         return f"conv_chain_{self.elem}_{size}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}{coded}"
 
     @property

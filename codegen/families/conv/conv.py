@@ -18,7 +18,7 @@ from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.quantised_weights import coded_bytes
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
@@ -40,6 +40,7 @@ class Conv:
     to 5e-5 of their scale rather than 5e-6, and a NaN or infinity reaches all outputs of the tiles that it lies in.
     `code`: the form of weights that are kept as codes (`quantised_weights`), if they are; not of those of depthwise convolutions.
     `gated`: kernels of 1 x 1 multiply the input by a number for each image and channel.
+    `image`: the type of the input in memory, bf16 or f16, where it isn't `elem`, f32.
     """
 
     in_channels: int
@@ -54,6 +55,7 @@ class Conv:
     winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
     code: str = field(default="", kw_only=True, repr=False)
     gated: bool = field(default=False, kw_only=True, repr=False)
+    image: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         rank = len(self.kernel)
@@ -70,7 +72,13 @@ class Conv:
         key = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         size = "x".join(map(str, self.kernel))
         coded = (f"_{self.code}" if self.code else "") + ("_gated" if self.gated else "")
+        coded += (f"_of_{self.image}" if self.image else "") + ("_pairs" if self.pairs else "")
         return f"conv_{self.elem}_{size}_c{self.in_channels}_o{self.out_channels}_{key}{coded}"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether pairs of channels are multiplied by the target's dot product of bf16: image and weights are numbers of it."""
+        return self.image == self.code == BF16 and self.spec.bf16_dot is not None and not self.depthwise
 
     @property
     def depthwise(self) -> bool:
@@ -104,6 +112,8 @@ class Conv:
             self.spec,
             code=self.code,
             gated=self.gated,
+            image=self.image,
+            pairs=self.pairs,
         )
 
     def emit_kernels(self, module: KernelModule) -> None:
@@ -131,7 +141,8 @@ class Conv:
     def layout(self) -> WeightLayout:
         """How the packed weights lie."""
         group_in, group_out = self.in_channels // self.groups, self.out_channels // self.groups
-        return WeightLayout(self.groups, group_in, group_out, self.kernel, 0 if self.depthwise else self.spec.panel(self.elem))
+        panel = 0 if self.depthwise else self.spec.panel(self.elem)
+        return WeightLayout(self.groups, group_in, group_out, self.kernel, panel, 2 if self.pairs else 1)
 
     def pack_weight(self, weight: Array) -> Array:
         """Weights [out_channels, in_channels/groups, *kernel] in the kernels' layout; dtype stays."""
@@ -204,8 +215,9 @@ class Conv:
             ),
         )
         flat_flag = f.select(flat, one, f.i64(0))
+        end = [f.gep(x, f.mul(strides[0], batch), p.stored)] if p.bounded else []
         if self.depthwise:
-            self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out)
+            self._launch_depthwise(host, p, shared, flat_flag, f.mul(batch, self.out_channels), out, end)
             return
         # Cost in multiply-adds a depth step; 1/32 on top for transposing tiles.
         normal = f.mul(f.mul(f.ceildivu(positions, p.nr), p.nr), p.group_out)
@@ -214,10 +226,10 @@ class Conv:
         choice = f.cmp("lt", swapped, normal)
         some = f.cmp("gt", f.mul(positions, batch), 0)
         if variants := self._winograd(p):
-            some = self._launch_winograd(host, variants, shared, batch, out, f.min(normal, swapped), some)
+            some = self._launch_winograd(host, variants, shared, batch, out, f.min(normal, swapped), some, end)
         for is_swapped, cond in ((True, choice), (False, f.not_(choice))):
             with f.when(f.and_(cond, some)):
-                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions, gates)
+                self._launch_gemm(host, p, is_swapped, shared, flat_flag, batch, positions, [*end, *gates])
 
     def _strides(self, host: HostContext, spatial: Sequence[V], given: Sequence[V] | None) -> list[V]:
         """Input strides of batch, channel, plane and row."""
@@ -230,7 +242,15 @@ class Conv:
         return [given[0], given[1], *([spatial[2]] * (2 - len(outer))), *outer]
 
     def _launch_winograd(
-        self, host: HostContext, variants: Sequence[Winograd], shared: Sequence[V], batch: V, out: Sequence[V], step: V, some: V
+        self,
+        host: HostContext,
+        variants: Sequence[Winograd],
+        shared: Sequence[V],
+        batch: V,
+        out: Sequence[V],
+        step: V,
+        some: V,
+        end: Sequence[V],
     ) -> V:
         """Launches the variant that costs least, where all cost more without: `step` multiply-adds an image and depth step. Returns
         whether there is something left to do."""
@@ -238,7 +258,9 @@ class Conv:
         cuts = [v.cut(host, batch, out) for v in variants]
         with f.wrapping():
             # Packing a vector of windows takes some three operations, and serves all output channels.
-            packing = f.mul(f.divu(step, p.out_channels), 3)
+            packing = f.mul(f.divu(step, p.out_channels), 3 * p.step)
+            if p.pairs:  # whose percentage is of products, two to each of these
+                step = f.divu(f.mul(step, 200), f.max(host.machine("bf16_percent"), 1))
             direct = f.divu(f.divu(f.mul(f.mul(f.add(step, packing), batch), p.depth), p.lanes), host.num_threads)
             costs = [v.cost(host, cut) for v, cut in zip(variants, cuts, strict=True)]
         best = direct
@@ -248,7 +270,7 @@ class Conv:
         for variant, cut, cost in zip(variants, cuts, costs, strict=True):
             chosen = f.cmp("eq", cost, best)
             with f.when(f.and_(left, chosen)):
-                variant.launch(host, cut, shared)
+                variant.launch(host, cut, shared, end)
             left = f.and_(left, f.not_(chosen))
         return left
 
@@ -261,8 +283,9 @@ class Conv:
         flat: V,
         batch: V,
         positions: V,
-        gates: Sequence[V],
+        more: Sequence[V],
     ) -> None:
+        """`more`: arguments behind the shared ones, gates or where the image ends."""
         f = host.fn
         panels = f.ceildivu(positions, p.spec.mr if swapped else p.nr)
         # Blocks as large as packing and weight reuse like, but enough of them to keep the threads evenly busy.
@@ -278,10 +301,10 @@ class Conv:
         adds = f.max(adds, cycles_from_memory(host, self.workspace_bytes // (p.groups * p.channel_panels)))
         grain = f.add(f.divu(wake_cycles(host), f.max(adds, 1)), 1)
         kernel = f"{self.name}_{'swapped' if swapped else 'normal'}"
-        host.launch(kernel, [*shared, panels, blocks, flat, *gates], count, grain, scratch_bytes(p, swapped))
+        host.launch(kernel, [*shared, panels, blocks, flat, *more], count, grain, scratch_bytes(p, swapped))
 
     def _launch_depthwise(
-        self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V]
+        self, host: HostContext, p: ConvParams, shared: Sequence[V], flat: V, planes: V, out: Sequence[V], end: Sequence[V]
     ) -> None:
         f, most = host.fn, tile_rows(p)
         columns = f.max(f.min(out[2], COLUMNS), 1)
@@ -292,4 +315,4 @@ class Conv:
         cycles = f.add(f.mul(f.mul(rows, f.ceildivu(columns, p.lanes)), p.points + _VECTOR_CYCLES), _ITEM_CYCLES)
         with f.when(f.cmp("gt", count, 0)):
             grain = f.add(f.divu(wake_cycles(host), cycles), 1)
-            host.launch(f"{self.name}_depthwise", [*shared, rows, row_blocks, flat], count, grain, depthwise_scratch_bytes(p))
+            host.launch(f"{self.name}_depthwise", [*shared, rows, row_blocks, flat, *end], count, grain, depthwise_scratch_bytes(p))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
-from dhlo.codegen.families.conv.pack import CACHE_LINE, load_geometry
+from dhlo.codegen.families.conv.image import load_elements
+from dhlo.codegen.families.conv.pack import CACHE_LINE, load_bounds, load_geometry
 from dhlo.codegen.families.conv.padded import emit_pad_rows
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.families.gemm.microkernel import emit_pointers
@@ -88,7 +90,7 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
         width = f.min(f.sub(geo.ow, c0), COLUMNS)
         row0 = f.mul(row_block, geo.panels)
         rows = f.min(f.sub(geo.oh, row0), geo.panels)
-        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.divu(m, p.group_out), geo.sxc)), p.elem)
+        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.divu(m, p.group_out), geo.sxc)), p.stored)
         w = f.gep(geo.w, f.mul(m, p.points), p.elem)
         z0 = f.sub(f.mul(plane, p.stride[0]), p.padding[0][0])
         # A rest of at most half a vector is computed as that, and first: whole vectors then overwrite what it clobbers.
@@ -101,15 +103,16 @@ def emit_depthwise_kernel(p: ConvParams) -> str:
             out = f.gep(tile, f.mul(lr.iv, width), p.elem)
             with f.when(f.cmp("eq", width, geo.ow)):
                 offset = f.add(f.mul(z0, geo.sxd), f.mul(f.add(y0, p.kernel[1] + (most - 1) * p.stride[1]), geo.sxh))
-                _prefetch(f, f.gep(x, offset, p.elem), f.mul(geo.sxh, most * p.stride[1] * p.bytes))
+                _prefetch(f, f.gep(x, offset, p.stored), f.mul(geo.sxh, most * p.stride[1] * p.stored_bytes))
             if padded:
                 x0 = f.sub(f.mul(c0, p.stride[2]), p.padding[2][0])
                 columns = _window(p, 2, width, f)
                 ldx = f.and_(f.add(columns, p.lanes - 1), -p.lanes)
                 height = f.select(f.cmp("ult", z0, geo.id), geo.ih, 0)
-                source = f.gep(x, f.mul(z0, geo.sxd), p.elem)
+                source = f.gep(x, f.mul(z0, geo.sxd), p.stored)
                 lines = _window(p, 1, f.add(n, 1), f)
-                f.call(emit_pad_rows(p), [source, geo.sxh, height, geo.iw, y0, x0, lines, columns, beyond, ldx])
+                limits = load_bounds(p, f, args) or ()
+                f.call(emit_pad_rows(p), [source, geo.sxh, height, geo.iw, y0, x0, lines, columns, beyond, ldx, *limits])
             for table, first, count in parts:
                 if padded:
                     with f.when(f.cmp("gt", count, 0)):
@@ -156,7 +159,8 @@ def _split(f: Fn, index: V, size: V) -> tuple[V, V]:
 def _emit_table(p: ConvParams, lanes: int) -> str:
     """A constant table of the functions for 1 to `tile_rows` rows; convolutions of equal windows share it."""
     key = hashlib.sha256(repr((p.elem, p.kernel, p.stride[1:], p.dilation, lanes)).encode()).hexdigest()[:8]
-    name = f"conv_rows_{p.elem}_{lanes}_{key}"
+    narrow = f"_{p.image}" if p.image and not _padded(p) else ""
+    name = f"conv_rows_{p.elem}_{lanes}_{key}{narrow}"
     if name not in p.module.globals:
         rows = _PaddedRows if _padded(p) else _Rows
         symbols = [rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
@@ -181,7 +185,7 @@ class _Rows:
             noinline=True,
         )
         args, self.x, self.w, self.zeros, self.z0, self.y0, self.x0, self.out, self.ld, self.count = f.args
-        self.geo = load_geometry(f, args)
+        self.geo, self.bounds, self.stored = load_geometry(f, args), load_bounds(p, f, args), p.stored
         self.zero = f.const(0.0, vec(p.elem, lanes))
         self.width = f.splat(f.cast(self.geo.iw, I32), lanes)
         self.chains = max(1, min(_CHAINS // rows, p.points))
@@ -195,7 +199,7 @@ class _Rows:
             at = f.mul(f.sub(f.sub(vectors, 1), lp.iv), self.lanes)
             column = f.add(self.x0, f.mul(at, p.stride[2]))
             with f.loop(lo, hi, 1, [self.zero] * (self.rows * self.chains)) as planes:
-                plane = f.gep(self.x, f.mul(f.add(self.z0, f.mul(planes.iv, p.dilation[0])), self.geo.sxd), p.elem)
+                plane = f.gep(self.x, f.mul(f.add(self.z0, f.mul(planes.iv, p.dilation[0])), self.geo.sxd), self.stored)
                 w = f.gep(self.w, f.mul(planes.iv, p.kernel[1] * p.kernel[2]), p.elem)
                 add = self.unrolled if p.points <= _UNROLL else self.looped
                 planes.yield_(*add(planes.carried, plane, w, held, column))
@@ -235,9 +239,9 @@ class _Rows:
 
     def line(self, plane: V, offset: V | int, column: V) -> V:
         """Address of `column` in the row `offset` below the first window's start; of zeros outside of the image."""
-        f, p = self.f, self.p
+        f = self.f
         y = f.add(self.y0, offset)
-        inside = f.gep(plane, f.add(f.mul(y, self.geo.sxh), column), p.elem)
+        inside = f.gep(plane, f.add(f.mul(y, self.geo.sxh), column), self.stored)
         return f.select(f.cmp("ult", y, self.geo.ih), inside, self.zeros)
 
     def mask(self, column: V, step: int) -> V | None:
@@ -305,7 +309,7 @@ class _Rows:
                     one = _Columns(self, f.add(column, shift), 1)
                     factor = self.weight(w, f.add(base, lx.iv))
                     for r in range(self.rows):
-                        add(out, r, lx.iv, factor, one.load(f.gep(lines[r], shift, p.elem))[0])
+                        add(out, r, lx.iv, factor, one.load(f.gep(lines[r], shift, self.stored))[0])
                     lx.yield_(*out)
                 out = lx.results
             ly.yield_(*out)
@@ -324,6 +328,7 @@ class _PaddedRows(_Rows):
         args = [("x", PTR), ("w", PTR), ("ldx", I64), ("out", PTR), ("ld", I64), ("count", I64)]
         self.f = f = Fn(p.module, name, args, noinline=True)
         self.x, self.w, self.ldx, self.out, self.ld, self.count = f.args
+        self.bounds, self.stored = None, p.elem
         self.zero = f.const(0.0, vec(p.elem, lanes))
         self.chains = max(1, min(_CHAINS // rows, p.points))
 
@@ -367,17 +372,13 @@ class _Columns:
 
     def load(self, line: V) -> list[V]:
         """`line` is where the first kernel column's first lane lies."""
-        rows, f, lanes, elem = self.rows, self.rows.f, self.rows.lanes, self.rows.p.elem
-        loaded = {}
-        for start, mask in self.masks.items():
-            p = f.gep(line, start, elem)
-            if mask is None:
-                loaded[start] = f.load(p, rows.zero.type)
-            elif self.step > 2:
-                steps = f.dense([i * self.step for i in range(lanes)], I32)
-                loaded[start] = f.gather(f.gep(p, steps, elem), mask, rows.zero)
-            else:
-                loaded[start] = f.masked_load(p, mask, rows.zero)
+        rows, f, lanes = self.rows, self.rows.f, self.rows.lanes
+        read = rows.p if rows.stored == rows.p.stored else replace(rows.p, image="")  # from a copy
+        step = self.step if self.step > 2 else 1
+        loaded = {
+            start: load_elements(f, read, f.gep(line, start, rows.stored), lanes, step=step, mask=mask, bounds=rows.bounds)
+            for start, mask in self.masks.items()
+        }
         if self.step != 2:
             return [loaded[k] for k in self.offsets]
         even = {s: (loaded[s], loaded[s + lanes]) for s in {k // 2 * 2 for k in self.offsets}}

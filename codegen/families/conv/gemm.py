@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dhlo.codegen.families.conv.microkernel import emit_strided_microkernel, emit_transpose, row_splits
-from dhlo.codegen.families.conv.pack import Geometry, emit_coords, emit_pack, emit_pack_pointwise, load_gates, load_geometry
+from dhlo.codegen.families.conv.pack import (
+    Geometry,
+    emit_coords,
+    emit_pack,
+    emit_pack_pointwise,
+    load_bounds,
+    load_gates,
+    load_geometry,
+)
 from dhlo.codegen.families.conv.params import TRANSPOSED_LD, ConvParams
 from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
 from dhlo.codegen.kernel_ir.builder import I1, PTR, Fn, V
@@ -17,7 +25,8 @@ class _Scratch:
 
     def __init__(self, p: ConvParams, swapped: bool) -> None:
         width, panels = p.panel_width(swapped), p.block_panels(swapped)
-        self.panel = p.block_channels * p.points * width * p.bytes
+        depth = p.block_channels // p.step * p.points
+        self.panel = depth * width * p.bytes
         self.coord = 3 * width * 4
         self.wide = not swapped and p.depth_blocks == 1
         self.tile = (width * p.panel if swapped else (p.spec.mr if self.wide else p.panel) * p.nr) * p.bytes
@@ -26,7 +35,7 @@ class _Scratch:
         kept = p.run_panels if p.depth_blocks > 1 else 1
         self.transposed = self.tiles + kept * panels * self.tile
         self.decoded = self.transposed + (p.panel * TRANSPOSED_LD * p.bytes if swapped else 0)
-        self.total = self.decoded + (p.block_channels * p.points * p.panel * p.bytes if p.code else 0)
+        self.total = self.decoded + (depth * p.panel * p.bytes if p.decodes else 0)
 
 
 def scratch_bytes(p: ConvParams, swapped: bool) -> int:
@@ -52,6 +61,7 @@ class ConvKernel:
         self.args, self.begin, self.end, _, self.scratch = self.f.args
         self.geo: Geometry = load_geometry(self.f, self.args)
         self.gates = load_gates(self.f, self.args) if p.gated else None
+        self.bounds = load_bounds(p, self.f, self.args)
         self.plain = self.f.const(0, I1)  # the input's positions are the output's
         if p.pointwise and not swapped:
             f, geo = self.f, self.geo
@@ -60,7 +70,7 @@ class ConvKernel:
 
     def microkernel(self, rows: int, ldb: int) -> str:
         """The symbol of a register tile's kernel."""
-        return emit_strided_microkernel(self.p.module, self.p.elem, rows, self.p.spec, ldb)
+        return emit_strided_microkernel(self.p.module, self.p.elem, rows, self.p.spec, ldb, pairs=self.p.pairs)
 
     def at(self, offset: int, index: V | int = 0, size: int = 0) -> V:
         """Scratch address at byte `offset` + index * size."""
@@ -109,12 +119,12 @@ class ConvKernel:
     def run(self, image: V, group: V, panel0: V, count: V, lo: V, hi: V) -> None:
         """All depth blocks of one position block and the weight panels [lo, hi)."""
         f, p, geo = self.f, self.p, self.geo
-        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.mul(group, p.group_in), geo.sxc)), p.elem)
+        x = f.gep(geo.x, f.add(f.mul(image, geo.sxb), f.mul(f.mul(group, p.group_in), geo.sxc)), p.stored)
         with f.loop(0, p.depth_blocks) as depth:
             c0 = f.mul(depth.iv, p.block_channels)
             channels = f.min(f.sub(p.group_in, c0), p.block_channels)
-            k = f.mul(channels, p.points)
-            xc = f.gep(x, f.mul(c0, geo.sxc), p.elem)
+            k = f.mul(p.steps(f, channels), p.points)
+            xc = f.gep(x, f.mul(c0, geo.sxc), p.stored)
             gates: list[V] = []
             if self.gates is not None:
                 first = f.add(f.mul(f.add(f.mul(image, p.groups), group), p.group_in), c0)
@@ -122,14 +132,15 @@ class ConvKernel:
             self.pack_block(xc, channels, panel0, count, gates)
             with f.loop(lo, hi) as panel:
                 index = f.add(f.mul(group, p.channel_panels), panel.iv)
-                at = f.add(f.mul(index, p.panel_elements), f.mul(c0, p.points * p.panel))
+                before = f.divu(c0, 2) if p.pairs else c0
+                at = f.add(f.mul(index, p.panel_elements), f.mul(before, p.points * p.panel))
                 slot = f.sub(panel.iv, lo) if p.depth_blocks > 1 else f.i64(0)
                 tiles = self.at(self.layout.tiles, slot, self.layout.tile * self.block)
-                w = self.decoded(at, k) if p.code else f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
+                w = self.decoded(at, k) if p.decodes else f.gep(f.gep(geo.w, p.heads * p.panel, p.elem), at, p.elem)
                 # The weights needed next: this depth block of the next panel, or the next depth block of the first.
                 more = f.cmp("lt", f.add(panel.iv, 1), hi)
                 back = f.sub(f.mul(k, p.panel), f.mul(f.sub(panel.iv, lo), p.panel_elements))
-                ahead = w if p.code else f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
+                ahead = w if p.decodes else f.gep(w, f.select(more, f.i64(p.panel_elements), back), p.elem)
                 if self.layout.wide:
                     self.wide(w, ahead, image, group, panel.iv, panel0, count, k)
                 else:
@@ -154,7 +165,7 @@ class ConvKernel:
             n = f.sub(self.start(f.add(panel0, count)), p0)
             stride = f.i64(self.layout.panel // p.bytes)
             pack = emit_pack_pointwise(p, self.width)
-            f.call(pack, [f.gep(x, p0, p.elem), self.at(0), self.geo.sxc, channels, stride, n, *gates])
+            f.call(pack, [f.gep(x, p0, p.stored), self.at(0), self.geo.sxc, channels, stride, n, *(self.bounds or ()), *gates])
             return []
 
         def windows() -> list[V]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -23,7 +23,8 @@ class WeightLayout:
 
     Depth runs over blocks of input channels, in a block over kernel points, then channels; `panel` output channels innermost,
     zeros beyond the group's last. Depthwise weights (`panel` 0) are [groups * group_out, kernel points]. Targets whose layouts
-    are equal read the same memory.
+    are equal read the same memory. With a `step` of 2, weights of two channels lie side by side and count as one of the depth;
+    behind the last of an odd number lies 0.
     """
 
     groups: int
@@ -31,6 +32,7 @@ class WeightLayout:
     group_out: int
     kernel: tuple[int, ...]
     panel: int
+    step: int = field(default=1, repr=False)
 
     @property
     def points(self) -> int:
@@ -40,14 +42,19 @@ class WeightLayout:
     @property
     def depth(self) -> int:
         """Length of the reduction."""
-        return self.group_in * self.points
+        return self.units * self.points
+
+    @property
+    def units(self) -> int:
+        """Steps of the reduction over the channels at a kernel point."""
+        return -(-self.group_in // self.step)
 
     @property
     def block_channels(self) -> int:
         """Input channels of a depth block, balanced over the blocks."""
         most = max(1, _K_BLOCK // self.points)
-        blocks = -(-self.group_in // most)
-        return -(-self.group_in // blocks)
+        blocks = -(-self.units // most)
+        return -(-self.units // blocks) * self.step
 
     @property
     def panels(self) -> int:
@@ -62,17 +69,19 @@ class WeightLayout:
         return (self.groups * self.panels, self.depth, self.panel)
 
     def pack(self, weight: Array) -> Array:
-        """Weights [groups * group_out, group_in, *kernel] in this layout; the dtype stays. Raises ValueError for another shape."""
+        """Weights [groups * group_out, group_in, *kernel] in this layout, a row panel * step of them; the dtype stays. Raises
+        ValueError for another shape."""
         expected = (self.groups * self.group_out, self.group_in, *self.kernel)
         if weight.shape != expected:
             raise ValueError(f"weight of shape {weight.shape} given, {expected} expected")
         if not self.panel:
             return np.ascontiguousarray(weight.reshape(self.shape))
-        padded = np.zeros((self.groups, self.panels * self.panel, self.group_in, self.points), weight.dtype)
-        padded[:, : self.group_out] = weight.reshape(self.groups, self.group_out, self.group_in, self.points)
-        panels = padded.reshape(self.groups * self.panels, self.panel, self.group_in, self.points)
+        padded = np.zeros((self.groups, self.panels * self.panel, self.units * self.step, self.points), weight.dtype)
+        padded[:, : self.group_out, : self.group_in] = weight.reshape(self.groups, self.group_out, self.group_in, self.points)
+        panels = padded.reshape(self.groups * self.panels, self.panel, self.units, self.step, self.points)
+        some = self.block_channels // self.step
         blocks = [
-            panels[:, :, c : c + self.block_channels].transpose(0, 3, 2, 1).reshape(panels.shape[0], -1, self.panel)
-            for c in range(0, self.group_in, self.block_channels)
+            panels[:, :, c : c + some].transpose(0, 4, 2, 1, 3).reshape(panels.shape[0], -1, self.panel * self.step)
+            for c in range(0, self.units, some)
         ]
         return np.ascontiguousarray(np.concatenate(blocks, axis=1))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dhlo.codegen.families.broadcast import broadcast_each
-from dhlo.codegen.families.gemm.microkernel import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, multiply_add
+from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
 __all__ = ["emit_products", "emit_strided_microkernel", "emit_transpose", "row_splits"]
@@ -24,14 +24,16 @@ def row_splits(rows: int, most: int) -> list[tuple[int, int]]:
     return [(a, b - a) for a, b in pairwise(bounds)]
 
 
-def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, ldb: int) -> str:
+def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: TileSpec, ldb: int, *, pairs: bool = False) -> str:
     """tile[i*ld + j] (+)= sum over k of a[k*lda + i] * b[k*ldb + j], i < mr, j < NR = spec.nr(elem); returns the symbol.
 
     `conv_ukr_{spec}_{elem}_{mr}(a: ptr, lda: i64 elements, b: ptr, k: i64, tile: ptr, ld: i64 elements, accumulate:
     i64, ahead: ptr, step: i64 elements)`; with `accumulate` 0 the tile is written without being read. Every depth step
-    brings a row of a weight panel at `ahead`, advancing by `step`, to the second-level cache: weights needed next.
+    brings a row of a weight panel at `ahead`, advancing by `step`, to the second-level cache: weights needed next. With `pairs`
+    a and b hold pairs of bf16 in place of f32, both products of which are added.
     """
-    name = f"conv_ukr_{spec.name}_{elem}_{mr}" + (f"_ld{ldb}" if ldb != spec.nr(elem) else "")
+    of = "_pairs" if pairs else ""
+    name = f"conv_ukr_{spec.name}_{elem}{of}_{mr}" + (f"_ld{ldb}" if ldb != spec.nr(elem) else "")
     if name in module.functions:
         return name
     lanes = spec.lanes(elem)
@@ -67,11 +69,12 @@ def emit_strided_microkernel(module: KernelModule, elem: str, mr: int, spec: Til
         pa, pb, next_row, *acc = lp.carried
         for line in range(0, row_bytes, 64):
             f.prefetch(f.gep(next_row, line, "i8"), 2)
-        vb = [f.load(f.gep(pb, h * lanes, elem), ty) for h in halves]
-        for i, x in enumerate(broadcast_each(f, pa, mr, elem, lanes)):
+        unit = I32 if pairs else elem
+        vb = [f.load(f.gep(pb, h * lanes, elem), vec(unit, lanes)) for h in halves]
+        for i, x in enumerate(broadcast_each(f, pa, mr, unit, lanes)):
             for h in halves:
                 at = i * spec.vectors + h
-                acc[at] = f.fma(x, vb[h], acc[at])
+                acc[at] = multiply_add(f, BF16 if pairs else elem, spec, x, vb[h], acc[at])
         lp.yield_(f.gep(pa, lda, elem), f.gep(pb, ldb, elem), f.gep(next_row, step, elem), *acc)
     for cell, value in zip(cells, lp.results[3:], strict=True):
         f.store(value, cell)

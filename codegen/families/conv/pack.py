@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dhlo.codegen.families.conv.image import Bounds, load_elements, load_pairs
 from dhlo.codegen.families.conv.params import ConvParams
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
 
@@ -17,8 +18,8 @@ __all__ = [
     "emit_pack",
     "emit_pack_pointwise",
     "load_gates",
+    "load_bounds",
     "load_geometry",
-    "load_strided",
 ]
 
 _FIELDS = (
@@ -91,8 +92,14 @@ def load_geometry(f: Fn, args: V) -> Geometry:
 
 
 def load_gates(f: Fn, args: V) -> V:
-    """Address of the gates [image][channel] of a launch that has them: its last argument."""
+    """Address of the gates [image][channel] of a launch that has them: its last argument, and the image isn't `bounded` then."""
     return f.int_to_ptr(f.load(f.gep(args, len(KERNEL_TYPES), I64), I64))
+
+
+def load_bounds(p: ConvParams, f: Fn, args: V) -> Bounds:
+    """Where the image of a launch begins and ends, for kernels that must know it."""
+    first, last = (f.load(f.gep(args, i, I64), I64) for i in (0, len(KERNEL_TYPES))) if p.bounded else (args, args)
+    return (first, last) if p.bounded else None
 
 
 def _split_row(f: Fn, geo: Geometry, row: V) -> tuple[V, V]:
@@ -122,15 +129,16 @@ def emit_coords(p: ConvParams, f: Fn, geo: Geometry, p0: V, n: V, width: int, co
 
 
 def emit_pack(p: ConvParams, width: int) -> str:
-    """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on. If the
-    convolution is gated, another argument has the gates of these channels.
+    """`pack(args, x, channels, panel, p0, n, coords)`: fills panel[kernel point][channel][width] from channel `x` on, or of
+    pairs of channels. If the convolution is gated, another argument has the gates of these channels.
 
     Lanes outside of the image are `fill`; lanes n and above hold anything finite in memory and must not be used.
     """
     # What the code depends on; convolutions that agree in it share the function.
     few = p.group_in if _unrolls(p) else 0
     key = repr((p.elem, p.spec, p.kernel, p.stride, p.padding, p.dilation, few, width, *([p.fill] if p.fill else [])))
-    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + ("_gated" if p.gated else "")
+    odd = "_odd" if p.pairs and p.group_in % 2 else ""
+    name = f"conv_pack_{p.elem}_{width}_{hashlib.sha256(key.encode()).hexdigest()[:8]}" + _form(p) + odd
     if name in p.module.functions:
         return name
     f = Fn(
@@ -139,16 +147,16 @@ def emit_pack(p: ConvParams, width: int) -> str:
         [("args", PTR), ("x", PTR), ("channels", I64), ("panel", PTR), ("p0", I64), ("n", I64), ("coords", PTR), *_gate_args(p)],
         noinline=True,
     )
-    geo = load_geometry(f, f.args[0])
+    geo, bounds = load_geometry(f, f.args[0]), load_bounds(p, f, f.args[0])
     _, x, channels, panel, p0, n, coords, *_ = f.args
     if all(s == 1 for s in p.stride):
         is_flat = f.cmp("ne", geo.flat, 0)
         with f.when(is_flat):
-            _pack_flat(p, f, geo, width, x, channels, panel, p0, coords)
+            _pack_flat(p, f, geo, width, x, channels, panel, p0, coords, bounds)
         with f.when(f.not_(is_flat)):
-            _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
+            _pack_rows(p, f, geo, width, x, channels, panel, p0, n, bounds)
     else:
-        _pack_rows(p, f, geo, width, x, channels, panel, p0, n)
+        _pack_rows(p, f, geo, width, x, channels, panel, p0, n, bounds)
     f.done()
     return name
 
@@ -160,33 +168,59 @@ def emit_pack_pointwise(p: ConvParams, width: int) -> str:
     Positions 0 .. n of each channel, contiguous, are cut in panels `panel_stride` elements apart; lanes beyond the last are 0.
     Prefetches the n positions after them.
     """
-    name = f"conv_pack_pointwise_{p.elem}_{width}" + ("_gated" if p.gated else "")
+    name = f"conv_pack_pointwise_{p.elem}_{width}" + _form(p)
     if name in p.module.functions:
         return name
     numbers = ("channel_stride", "channels", "panel_stride", "n")
-    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers), *_gate_args(p)], noinline=True)
+    bounds = [("begin", I64), ("end", I64)] if p.bounded else []
+    f = Fn(p.module, name, [("x", PTR), ("panels", PTR), *((n, I64) for n in numbers), *bounds, *_gate_args(p)], noinline=True)
     x, panels, channel_stride, channels, panel_stride, n, *_ = f.args
     starts = range(0, width, p.lanes)
-    zero = f.const(0.0, vec(p.elem, p.lanes))
+    limits = (f.args[6], f.args[7]) if p.bounded else None
     full = f.divu(n, width)
     rest = f.sub(n, f.mul(full, width))
     masks = [f.tail_mask(f.max(f.sub(rest, s), 0), p.lanes) for s in starts]
-    with f.loop(0, channels) as channel:
-        row = f.gep(x, f.mul(channel.iv, channel_stride), p.elem)
+    with f.loop(0, p.steps(f, channels)) as channel:
+        row = f.gep(x, f.mul(f.mul(channel.iv, p.step), channel_stride), p.stored)
         out = f.gep(panels, f.mul(channel.iv, width), p.elem)
         gate = _gate(p, f, channel.iv)
+        both = _both(p, f, channel.iv, channels)
+
+        def load(at: V, mask: V | None = None, both: V | None = both, gate: V | None = gate) -> V:
+            if p.pairs:
+                other = _other(p, f, at, channel_stride, both)
+                return load_pairs(f, at, other, p.lanes, mask=mask, both=both, bounds=limits)
+            return _gated(f, load_elements(f, p, at, p.lanes, mask=mask, bounds=limits), gate)
+
         with f.loop(0, full) as lp:
-            src, dst = f.gep(row, f.mul(lp.iv, width), p.elem), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
-            for at in range(0, width * p.bytes, CACHE_LINE):
-                f.prefetch(f.gep(f.gep(src, n, p.elem), at, "i8"), 2)
+            src, dst = f.gep(row, f.mul(lp.iv, width), p.stored), f.gep(out, f.mul(lp.iv, panel_stride), p.elem)
+            for at in range(0, width * p.stored_bytes, CACHE_LINE):
+                f.prefetch(f.gep(f.gep(src, n, p.stored), at, "i8"), 2)
+                if p.pairs:
+                    f.prefetch(f.gep(f.gep(src, f.add(n, channel_stride), p.stored), at, "i8"), 2)
             for s in starts:
-                f.store(_gated(f, f.load(f.gep(src, s, p.elem), vec(p.elem, p.lanes)), gate), f.gep(dst, s, p.elem))
+                f.store(load(f.gep(src, s, p.stored)), f.gep(dst, s, p.elem))
         with f.when(f.cmp("gt", rest, 0)):
-            src, dst = f.gep(row, f.mul(full, width), p.elem), f.gep(out, f.mul(full, panel_stride), p.elem)
+            src, dst = f.gep(row, f.mul(full, width), p.stored), f.gep(out, f.mul(full, panel_stride), p.elem)
             for s, mask in zip(starts, masks, strict=True):
-                f.store(_gated(f, f.masked_load(f.gep(src, s, p.elem), mask, zero), gate), f.gep(dst, s, p.elem))
+                f.store(load(f.gep(src, s, p.stored), mask), f.gep(dst, s, p.elem))
     f.done()
     return name
+
+
+def _form(p: ConvParams) -> str:
+    """What tells names of functions apart by how they read the image."""
+    return ("_gated" if p.gated else "") + (f"_{p.image}" if p.image else "") + ("_pairs" if p.pairs else "")
+
+
+def _both(p: ConvParams, f: Fn, step: V | int, channels: V | int) -> V | None:
+    """Whether a step of pairs has a second channel, where it may have none."""
+    return f.cmp("lt", f.add(f.mul(f.i64(step), 2), 1), channels) if p.pairs and p.group_in % 2 else None
+
+
+def _other(p: ConvParams, f: Fn, at: V, channel_stride: V, both: V | None) -> V:
+    """Where the second channel of a pair lies, or the first where there is none."""
+    return f.gep(at, channel_stride if both is None else f.select(both, channel_stride, f.i64(0)), p.stored)
 
 
 def _gate_args(p: ConvParams) -> list[tuple[str, str]]:
@@ -217,31 +251,34 @@ def _copy_channels(
     width: int,
     moves: Sequence[tuple[int, V, V | None]],
     strided: bool,
+    bounds: Bounds,
 ) -> None:
-    """For each channel: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
+    """For each channel, or pair of them: loads `moves` (lane offset, load mask, store mask) from src and stores them to dst."""
     lanes = p.lanes
-    zero = f.const(p.fill, vec(p.elem, lanes))
+    step = p.stride[2] if strided else 1
 
     def move(s: V, d: V, channel: V | int) -> None:
-        gate = _gate(p, f, channel)
+        gate, both = _gate(p, f, channel), _both(p, f, channel, channels)
         for at, mask, store_mask in moves:
-            value = (
-                load_strided(f, p.elem, p.stride[2], s, mask, zero) if strided else f.masked_load(f.gep(s, at, p.elem), mask, zero)
-            )
-            value = _gated(f, value, gate)
+            source = f.gep(s, at, p.stored)
+            if p.pairs:
+                other = _other(p, f, source, geo.sxc, both)
+                value = load_pairs(f, source, other, lanes, step=step, mask=mask, both=both, bounds=bounds)
+            else:
+                value = _gated(f, load_elements(f, p, source, lanes, step=step, mask=mask, fill=p.fill, bounds=bounds), gate)
             if store_mask is None:
                 f.store(value, f.gep(d, at, p.elem))
             else:
                 f.masked_store(value, f.gep(d, at, p.elem), store_mask)
 
     if _unrolls(p):
-        for c in range(p.group_in):
-            move(f.gep(src, f.mul(geo.sxc, c), p.elem), f.gep(dst, c * width, p.elem), c)
+        for c in range(p.layout.units):
+            move(f.gep(src, f.mul(geo.sxc, c * p.step), p.stored), f.gep(dst, c * width, p.elem), c)
         return
-    with f.loop(0, channels, 1, [src, dst]) as lp:
+    with f.loop(0, p.steps(f, channels), 1, [src, dst]) as lp:
         s, d = lp.carried
         move(s, d, lp.iv)
-        lp.yield_(f.gep(s, geo.sxc, p.elem), f.gep(d, width, p.elem))
+        lp.yield_(f.gep(s, f.mul(geo.sxc, p.step), p.stored), f.gep(d, width, p.elem))
 
 
 def _by_channels(
@@ -251,23 +288,12 @@ def _by_channels(
     if p.points == 1 or _unrolls(p):
         body(x, channels, panel)
         return
-    conflict = f.cmp("eq", f.and_(geo.sxc, _CONFLICT // p.bytes - 1), 0)
+    conflict = f.cmp("eq", f.and_(geo.sxc, _CONFLICT // p.stored_bytes - 1), 0)
     most = f.select(conflict, f.i64(_TOGETHER), channels)
     with f.loop(0, channels, most) as lp:
-        source, to = f.gep(x, f.mul(lp.iv, geo.sxc), p.elem), f.gep(panel, f.mul(lp.iv, width), p.elem)
+        before = f.divu(lp.iv, 2) if p.pairs else lp.iv
+        source, to = f.gep(x, f.mul(lp.iv, geo.sxc), p.stored), f.gep(panel, f.mul(before, width), p.elem)
         body(source, f.min(f.sub(channels, lp.iv), most), to)
-
-
-def load_strided(f: Fn, elem: str, step: int, s: V, mask: V, zero: V) -> V:
-    """Every step-th element of `s`; `mask` is per output lane, for step 2 per element of the double vector."""
-    lanes = zero.lanes
-    if step == 1:
-        return f.masked_load(s, mask, zero)
-    if step == 2:
-        low = f.masked_load(s, f.shuffle(mask, mask, range(lanes)), zero)
-        high = f.masked_load(f.gep(s, lanes, elem), f.shuffle(mask, mask, range(lanes, 2 * lanes)), zero)
-        return f.shuffle(low, high, range(0, 2 * lanes, 2))
-    return f.gather(f.gep(s, f.dense([i * step for i in range(lanes)], I32), elem), mask, zero)
 
 
 def _in_range(f: Fn, c: V, size: V) -> V:
@@ -275,7 +301,9 @@ def _in_range(f: Fn, c: V, size: V) -> V:
     return f.cmp("ult", c, f.splat(f.cast(size, I32), c.lanes) if c.lanes else size)
 
 
-def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, coords: V) -> None:
+def _pack_flat(
+    p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, coords: V, bounds: Bounds
+) -> None:
     """Rows as long as output rows, stride 1: positions are consecutive in memory for every kernel point."""
     lanes = p.lanes
     starts = range(0, width, lanes)
@@ -289,6 +317,7 @@ def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
     ]
     strides = (geo.sxd, geo.sxh, f.const(1, I64))
     base = f.add(f.add(f.mul(origin[0], geo.sxd), f.mul(origin[1], geo.sxh)), origin[2])
+    steps = p.steps(f, channels)
 
     def point(k: Sequence[V], source: V, some: V, to: V) -> None:
         offset = base
@@ -301,9 +330,9 @@ def _pack_flat(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 before = masks[i]
                 masks[i] = ok if before is None else f.and_(before, ok)
         number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
-        dst = f.gep(to, f.mul(f.mul(number, channels), width), p.elem)
+        dst = f.gep(to, f.mul(f.mul(number, steps), width), p.elem)
         moves = [(s, m, None) for s, m in zip(starts, masks, strict=True) if m is not None]
-        _copy_channels(p, f, geo, some, f.gep(source, offset, p.elem), dst, width, moves, False)
+        _copy_channels(p, f, geo, some, f.gep(source, offset, p.stored), dst, width, moves, False, bounds)
 
     def all_points(source: V, some: V, to: V) -> None:
         _kernel_points(p, f, lambda k: point(k, source, some, to))
@@ -317,12 +346,12 @@ def _kernel_points(p: ConvParams, f: Fn, body: Callable[[Sequence[V]], None]) ->
         body((ld.iv, lh.iv, lw.iv))
 
 
-def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, n: V) -> None:
+def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: V, panel: V, p0: V, n: V, bounds: Bounds) -> None:
     """Any stride and size: row by output row, in vectors that overwrite one another's tails in ascending order."""
     lanes, step = p.lanes, p.stride[2]
     span = 2 * lanes if step == 2 else lanes
     steps = f.dense([i * (1 if step == 2 else step) for i in range(span)], I32)
-    end = f.add(p0, n)
+    end, units = f.add(p0, n), p.steps(f, channels)
     with f.loop(f.divu(p0, geo.ow), f.add(f.divu(f.sub(end, 1), geo.ow), 1)) as rows:
         row = rows.iv
         od, oh = _split_row(f, geo, row)
@@ -346,8 +375,8 @@ def _pack_rows(p: ConvParams, f: Fn, geo: Geometry, width: int, x: V, channels: 
                 mask = _in_range(f, f.add(steps, f.cast(c[2], I32)), limit)
                 offset = f.add(f.add(f.mul(c[0], geo.sxd), f.mul(c[1], geo.sxh)), c[2])
                 number = f.add(f.mul(f.add(f.mul(k[0], p.kernel[1]), k[1]), p.kernel[2]), k[2])
-                dst = f.gep(to, f.add(f.mul(f.mul(number, channels), width), lane), p.elem)
-                _copy_channels(p, f, geo, some, f.gep(source, offset, p.elem), dst, width, [(0, mask, store_mask)], True)
+                dst = f.gep(to, f.add(f.mul(f.mul(number, units), width), lane), p.elem)
+                _copy_channels(p, f, geo, some, f.gep(source, offset, p.stored), dst, width, [(0, mask, store_mask)], True, bounds)
 
             def points(store_mask: V | None) -> list[V]:
                 def all_points(source: V, some: V, to: V) -> None:

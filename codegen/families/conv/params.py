@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.layout import WeightLayout
 from dhlo.codegen.families.gemm.microkernel import TileSpec
-from dhlo.codegen.kernel_ir.builder import BITS, KernelModule
+from dhlo.codegen.kernel_ir.builder import BITS, Fn, KernelModule, V
 
 __all__ = ["TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]
 
@@ -61,6 +61,8 @@ class ConvParams(Tiled):
     fill: int = 0  # what lies outside of the image
     code: str = ""  # the form in which weights are kept, where it isn't `elem`; see quantised_weights
     gated: bool = False  # pointwise: a number for each image and channel, by which the input is multiplied as it is packed
+    image: str = ""  # the type of the image in memory, where it isn't `elem`: bf16 or f16
+    pairs: bool = False  # image and `code` are bf16, two channels are multiplied and added by a dot product
 
     @property
     def nr(self) -> int:
@@ -79,7 +81,36 @@ class ConvParams(Tiled):
     def layout(self) -> WeightLayout:
         """How weights lie that kernels read."""
         depthwise = self.group_in == 1 and not self.heads
-        return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, 0 if depthwise else self.panel)
+        return WeightLayout(self.groups, self.group_in, self.group_out, self.kernel, 0 if depthwise else self.panel, self.step)
+
+    @property
+    def stored(self) -> str:
+        """The type of the image in memory."""
+        return self.image or self.elem
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of an element of the image."""
+        return BITS[self.stored] // 8
+
+    @property
+    def step(self) -> int:
+        """Channels of a step of the reduction."""
+        return 2 if self.pairs else 1
+
+    def steps(self, f: Fn, channels: V) -> V:
+        """Steps of the reduction over channels at a kernel point."""
+        return f.ceildivu(channels, 2) if self.pairs else channels
+
+    @property
+    def decodes(self) -> bool:
+        """Whether weights are widened to the scratch before they are multiplied."""
+        return bool(self.code) and not self.pairs
+
+    @property
+    def bounded(self) -> bool:
+        """Whether kernels must know where the image ends (`load_elements`); that is then a launch's last argument."""
+        return bool(self.image) and not self.spec.target.mask_registers
 
     @property
     def points(self) -> int:

@@ -21,7 +21,7 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import V
 from dhlo.errors import CompileError
-from dhlo.ir.coded import takes_codes
+from dhlo.ir.coded import stored_image, takes_codes
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.gates import gate_of
 from dhlo.ir.handles import Value
@@ -32,7 +32,7 @@ from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.buffers import aligned
 from dhlo.shape_infer.cost import Cost
 
-__all__ = ["ConvFamily", "parameters"]
+__all__ = ["ConvFamily", "image_of", "parameters"]
 
 
 class ConvFamily(ChoiceFamily):
@@ -44,6 +44,7 @@ class ConvFamily(ChoiceFamily):
         super().__init__(low, group)
         self.op = op = anchor_of(group, Kind.CONVOLUTION)
         self.x, w = (from_mlir(v) for v in op.operands)
+        image, stored = image_of(group, op)
         found = gate_of(op) if self._makes(op.operands[0]) else None
         self.gates = None if found is None else low.view(group, found[1])
         self.out = from_mlir(op.results[0])
@@ -53,13 +54,13 @@ class ConvFamily(ChoiceFamily):
                 where=where(op),
                 hint="channels and kernel must be static, elements f32 or f64",
             )
-        self.view = low.view(group, op.operands[0] if found is None else found[0])
+        self.view = low.view(group, image if found is None else found[0])
         kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_codes(op, 1) else None
         code = "" if kept is None else code_of(*kept)
         self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
         tiles = low.tiles if self.weight is not None else low.tiles.alone
-        self.conv = parameters(op, tiles, SIDES if low.winograd else (), code, found is not None)
+        self.conv = parameters(op, tiles, SIDES if low.winograd else (), code, found is not None, stored)
         self.phases: sympy.Expr = sympy.Integer(0)  # bytes of a transposed convolution's outputs before they are interleaved
         if isinstance(self.conv, ConvTranspose):
             self.phases = aligned(self.out.bytes)
@@ -121,17 +122,28 @@ class ConvFamily(ChoiceFamily):
         return packed
 
 
-def parameters(op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "", gated: bool = False) -> Conv | ConvTranspose:
+def image_of(group: Group, op: Any) -> tuple[Value, str]:
+    """A convolution's image as it lies in memory, and its type where the group's kernels widen it, else ""."""
+    image, made = stored_image(op), defining(op.operands[0])
+    if image is None or made is None or made.operation.block != group.operation.regions[0].blocks[0]:
+        return op.operands[0], ""
+    return image, from_mlir(image).dtype.name
+
+
+def parameters(
+    op: Any, spec: TileSpec, winograd: tuple[int, ...], code: str = "", gated: bool = False, image: str = ""
+) -> Conv | ConvTranspose:
     """The static parameters of a dhlo.convolution; `winograd` are the sides of tiles that it may choose from, `code` is the form of
-    weights that are kept as codes; `gated`: its kernels multiply its image by gates."""
+    weights that are kept as codes; `gated`: its kernels multiply its image by gates; `image`: its type in memory, where the kernels
+    widen it."""
     x, w = (from_mlir(v) for v in op.operands)
     groups, stride, dilation = attr(op, "groups"), tuple(attr(op, "stride")), tuple(attr(op, "dilation"))
     channels, kernel, elem = int(x.shape[1]), tuple(int(s) for s in w.shape[2:]), x.dtype.name
     if not attr(op, "transposed"):
         pads, outs = tuple(op.pads), int(w.shape[0])
-        form: Any = {"spec": spec, "winograd": winograd, "code": code, "gated": gated}
+        form: Any = {"spec": spec, "winograd": winograd, "code": code, "gated": gated, "image": image}
         return Conv(channels, outs, kernel, stride, pads, dilation, groups, elem, **form)
     padding, output_padding = tuple(attr(op, "padding")), tuple(attr(op, "output_padding"))
     outs = int(w.shape[1]) * groups
     pads = (padding, output_padding)
-    return ConvTranspose(channels, outs, kernel, stride, *pads, dilation, groups, elem, spec=spec, winograd=winograd)
+    return ConvTranspose(channels, outs, kernel, stride, *pads, dilation, groups, elem, spec=spec, winograd=winograd, image=image)

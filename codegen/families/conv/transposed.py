@@ -62,7 +62,7 @@ class ConvTranspose:
     Input [B, in_channels, *spatial], weight [in_channels, out_channels/groups, *kernel]. Output o of a dim is the sum
     over inputs i and kernel points k with o = i*stride - padding + k*dilation. The outputs congruent modulo the
     stride (a phase) are an ordinary convolution with a subset of the kernel, so no multiplication by an inserted zero
-    is done. `winograd`: as of those.
+    is done. `winograd`, `image`: as of those.
     """
 
     in_channels: int
@@ -76,6 +76,7 @@ class ConvTranspose:
     elem: str = F32
     spec: TileSpec = field(kw_only=True)
     winograd: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    image: str = field(default="", kw_only=True, repr=False)
 
     def output_size(self, spatial: Sequence[Any]) -> list[Any]:
         """Output sizes of the spatial dims; ints or sympy expressions."""
@@ -103,6 +104,7 @@ class ConvTranspose:
             self.elem,
             spec=self.spec,
             winograd=self.winograd,
+            image=self.image,
         )
 
     @property

@@ -46,7 +46,7 @@ class Winograd:
     @staticmethod
     def variants(p: ConvParams, sides: Sequence[int]) -> list[Winograd]:
         """Those of the given n; none where the convolution isn't of that kind."""
-        if p.groups > 1 or p.elem != F32 or min(p.in_channels, p.out_channels) < p.lanes:
+        if p.groups > 1 or p.elem != F32 or min(p.in_channels, p.out_channels) < p.lanes or (p.pairs and p.in_channels % 2):
             return []
         found = []
         for side in sides:
@@ -55,11 +55,11 @@ class Winograd:
                 continue
             if 1 in (down.window, across.window) or (down == across and down.stride == 1):
                 found.append(Winograd(p, down, across))
-        return found
+        return [w for w in found if p.block_channels <= w.blocking.depth]
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.down, self.across, self.p.spec, self.p.code)
+        return Blocking(self.down, self.across, self.p.spec, self.p.code, self.p.image, self.p.pairs)
 
     @property
     def span(self) -> int:
@@ -146,8 +146,8 @@ class Winograd:
         work = f.divu(f.add(f.add(products, sums), mapped), shared)
         return f.add(work, f.divu(f.mul(inputs, in_vectors), alone))
 
-    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V]) -> None:
-        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them."""
+    def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V], end: Sequence[V]) -> None:
+        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends, if kernels ask for it."""
         f, p, b = host.fn, self.p, self.blocking
         *head, _, sxb, sxc, sxd, sxh = shared
         groups = f.mul(cut.row_groups, cut.column_groups)
@@ -163,7 +163,7 @@ class Winograd:
             self.span,
         ]
         args = [*head, sxb, sxc, sxd, sxh, *map(f.i64, numbers)]
-        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups]
+        args += [cut.rows, cut.th, cut.tw, cut.row_groups, cut.column_groups, *end]
         tiles = f.divu(f.mul(cut.rows, cut.tw), f.max(groups, 1))
         adds = f.mul(f.add(tiles, 1), b.points * p.in_channels * p.kernel[0] * p.panel // p.lanes)
         grain = f.add(f.divu(wake_cycles(host), adds), 1)

@@ -32,6 +32,28 @@ class Blocking:
     across: Filter
     spec: TileSpec
     code: str = ""  # the form of weights that are kept as codes
+    image: str = ""  # the type of the image in memory, where it isn't f32
+    pairs: bool = False  # packed weights hold two channels side by side, of which there is an even number
+
+    @property
+    def elem(self) -> str:
+        """What is computed in."""
+        return F32
+
+    @property
+    def stored(self) -> str:
+        """The type of the image in memory."""
+        return self.image or F32
+
+    @property
+    def bounded(self) -> bool:
+        """As `ConvParams.bounded`: two more arguments."""
+        return bool(self.image) and not self.spec.target.mask_registers
+
+    @property
+    def coded(self) -> str:
+        """What tells names of functions apart by the form of weights."""
+        return (f"_{self.code}" if self.code else "") + ("_pairs" if self.pairs else "")
 
     @property
     def taps(self) -> int:
@@ -47,7 +69,7 @@ class Blocking:
     @property
     def kernel(self) -> str:
         """The kernel's symbol."""
-        return f"{self.name}_{self.spec.name}" + (f"_{self.code}" if self.code else "")
+        return f"{self.name}_{self.spec.name}" + self.coded + (f"_of_{self.image}" if self.image else "")
 
     @property
     def prefix(self) -> str:

@@ -126,7 +126,9 @@ class _Kernel:
         self.transpose = emit_transpose(module, F32, b.lanes, b.spec)
         self.f = kernel_fn(module, b.kernel)
         _, self.begin, self.end, _, self.scratch = self.f.args
-        self.geo = _Geometry(*load_args(self.f, [PTR if n in _POINTERS else I64 for n in FIELDS]))
+        types = [PTR if n in _POINTERS else I64 for n in FIELDS]
+        values = load_args(self.f, [*types, PTR] if b.bounded else types)
+        self.geo, self.end_of_image = _Geometry(*values[: len(FIELDS)]), values[-1]
         f, geo = self.f, self.geo
         self.depth = f.mul(geo.block_channels, geo.span)  # channels of a depth block
         self.channel_blocks = f.ceildivu(geo.in_channels, self.depth)
@@ -199,7 +201,8 @@ class _Kernel:
                         numbers = [geo.sxc, geo.sxh, height, geo.iw, y0, x0, f.sub(channels, c.iv), tiles]
                         at = f.gep(self.at(self.layout.inputs), f.add(inside, c.iv), F32)
                         strip = self.at(self.layout.strip)
-                        f.call(self.inputs, [f.gep(geo.x, source, F32), *numbers, strip, at, g.input_stride])
+                        bounds = (f.ptr_to_int(geo.x), f.ptr_to_int(self.end_of_image)) if b.bounded else ()
+                        f.call(self.inputs, [f.gep(geo.x, source, b.stored), *numbers, strip, at, g.input_stride, *bounds])
 
     def multiply(self, g: _Group, panel: V) -> None:
         """The sums of a panel, over all depth blocks."""

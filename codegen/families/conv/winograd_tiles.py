@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.quantised_weights import load_codes
 from dhlo.codegen.families.conv.winograd_blocking import STRIP, Blocking
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims
-from dhlo.codegen.families.gemm.microkernel import emit_pointers
+from dhlo.codegen.families.gemm.microkernel import emit_pointers, widened_pair
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -28,13 +29,15 @@ def _block(rows: int, columns: int, at: Callable[[int, int], V]) -> list[list[V]
 def emit_inputs(module: KernelModule, b: Blocking) -> str:
     """`inputs(x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride)`: maps the tiles of a row, from (y0, x0) of
     the image on, of one vector of channels, `channels` of which are there; the others become copies of the last. Points are
-    `stride` elements apart."""
-    name = f"{b.prefix}_inputs_{b.spec.name}"
+    `stride` elements apart. Of an image that is `bounded` two more arguments say where it is."""
+    name = f"{b.prefix}_inputs_{b.spec.name}" + (f"_{b.image}" if b.image else "")
     if name in module.functions:
         return name
     numbers = ("sxc", "sxh", "height", "width", "y0", "x0", "channels", "tiles")
-    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), ("strip", PTR), ("to", PTR), ("stride", I64)], noinline=True)
-    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride = f.args
+    pointers, limits = [("strip", PTR), ("to", PTR)], [("begin", I64), ("end", I64)] if b.bounded else []
+    f = Fn(module, name, [("x", PTR), *((n, I64) for n in numbers), *pointers, ("stride", I64), *limits], noinline=True)
+    x, sxc, sxh, height, width, y0, x0, channels, tiles, strip, to, stride, *_ = f.args
+    bounds = (f.args[12], f.args[13]) if b.bounded else None
     lanes, ty = b.lanes, vec(F32, b.lanes)
     zero = f.const(0.0, ty)
     offsets = [f.mul(f.min(f.sub(channels, 1), j), sxc) for j in range(lanes)]
@@ -46,8 +49,12 @@ def emit_inputs(module: KernelModule, b: Blocking) -> str:
             out = f.gep(strip, f.mul(f.add(f.mul(r.iv, STRIP), c.iv), lanes), F32)
 
             def rows(y: V = y, column: V = column, mask: V = mask) -> list[V]:
-                start = f.gep(x, f.add(f.mul(y, sxh), column), F32)
-                return transpose_block(f, [f.masked_load(f.gep(start, o, F32), mask, zero) for o in offsets])
+                start = f.gep(x, f.add(f.mul(y, sxh), column), b.stored)
+
+                def load(offset: V) -> V:
+                    return load_elements(f, b, f.gep(start, offset, b.stored), lanes, mask=mask, bounds=bounds)
+
+                return transpose_block(f, [load(o) for o in offsets])
 
             def nothing() -> list[V]:
                 return [zero] * lanes
@@ -67,7 +74,7 @@ def emit_inputs(module: KernelModule, b: Blocking) -> str:
 
 def emit_weights(module: KernelModule, b: Blocking) -> str:
     """`weights(w, channels, to)`: maps a depth block of packed weights, [kernel point][channel][panel]."""
-    name = f"{b.prefix}_weights_{b.spec.name}" + (f"_{b.code}" if b.code else "")
+    name = f"{b.prefix}_weights_{b.spec.name}" + b.coded
     if name in module.functions:
         return name
     f = Fn(module, name, [("w", PTR), ("channels", I64), ("to", PTR)], noinline=True)
@@ -79,6 +86,18 @@ def emit_weights(module: KernelModule, b: Blocking) -> str:
         for p, v in enumerate(v for row in mapped for v in row):
             f.store(v, f.gep(dst, p * b.weight_stride, F32))
 
+    if b.pairs:
+        row, _ = b.packed_row
+        with f.loop(0, channels, 2) as lp:
+            rows = [f.gep(w, f.mul(f.add(f.mul(channels, p), lp.iv), row), I8) for p in range(b.taps)]
+            for column in range(0, b.panel, b.lanes):
+                both = [widened_pair(f, f.load(f.gep(r, column, I32), vec(I32, b.lanes))) for r in rows]
+                for i in range(2):
+                    channel = [pair[i] for pair in both]
+                    dst = f.gep(to, f.add(f.mul(f.add(lp.iv, i), b.panel), column), F32)
+                    map_column([channel[j : j + wide] for j in range(0, b.taps, wide)], dst)
+        f.done()
+        return name
     if b.code:
         row, _ = b.packed_row
         with f.loop(0, channels) as lp:

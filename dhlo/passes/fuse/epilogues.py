@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import coded, is_constant
+from dhlo.ir.coded import coded, is_constant, stored_image
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.gates import gate_of
 from dhlo.ir.ops.movement import Broadcast, Full, Transpose
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.graph import Graph, InOrder, Members, Unit, kind_of
+from dhlo.passes.fuse.loops import BUFFER_KINDS
 
 __all__ = ["grow_epilogues"]
 
@@ -40,9 +41,14 @@ def grow_epilogues(g: Graph) -> None:
 def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
     """A depthwise convolution takes in the convolution before it, where nothing else reads that: it is computed for some
     channels and rows at a time, which stay near."""
-    p = g.producer(op.operands[0])
+    image, p = op.operands[0], g.producer(op.operands[0])
+    widened = []
+    if p is not None and p not in g.unit and (stored := stored_image(op)) is not None:
+        if len(g.users(image)) > 1:
+            return
+        widened, image, p = [p], stored, g.producer(stored)
     before = None if p is None else g.unit.get(p)
-    if before is None or before.anchor is not Kind.CONVOLUTION or before.outputs != [op.operands[0]]:
+    if before is None or before.anchor is not Kind.CONVOLUTION or before.outputs != [image]:
         return
     first = g.ops[before.ops[0]]  # or the gates of its image
     if kind_of(first) is not Kind.CONVOLUTION or not _expands(first):
@@ -50,7 +56,7 @@ def _join_expansion(g: Graph, unit: Unit, op: Any) -> None:
     if len(g.users(before.outputs[0])) > 1 or not _is_depthwise(op):
         return
     if all(_takes_channels(g, v, before) for n in before.ops[1:] for v in g.operands[n]):
-        unit.ops = [*before.ops, *unit.ops]
+        unit.ops = [*before.ops, *widened, *unit.ops]
 
 
 def _join_gate(g: Graph, unit: Unit, op: Any) -> None:
@@ -118,7 +124,18 @@ def _grow_epilogue(g: Graph, n: int) -> tuple[list[int], list[Any]]:
         todo.add(g.users(op.results[0]))
         if len(taken.open) == 1:
             best, out = len(order), list(taken.open)
+    last = g.ops[order[best - 1]]
+    if best > 1 and len(out) == 1 and _widens_image(g, last):
+        return order[: best - 1], [last.operands[0]]
     return order[:best], out
+
+
+def _widens_image(g: Graph, op: Any) -> bool:
+    """Whether an op converts an image for convolutions, which widen it themselves, and for nothing else that needs memory: better
+    stored narrow."""
+    users = [g.ops[n] for n in g.users(op.results[0])]
+    images = [u for u in users if stored_image(u) is not None and u.operands[0] == op.results[0]]
+    return bool(images) and all(u in images or kind_of(u) not in BUFFER_KINDS for u in users)
 
 
 def _absorb_output_transpose(g: Graph, unit: Unit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_rows, takes_codes
+from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_image, stored_rows, takes_codes
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
@@ -14,7 +14,7 @@ from dhlo.passes.fuse.graph import Graph, Unit, kind_of
 from dhlo.passes.fuse.sites import Sites
 from dhlo.shape_infer.views import View, same, strided
 
-__all__ = ["acceptable_view", "make_loops"]
+__all__ = ["BUFFER_KINDS", "acceptable_view", "make_loops"]
 
 BUFFER_KINDS = (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION, Kind.WINDOW, Kind.OPAQUE, Kind.SYMBOL, Kind.CONTROL)
 
@@ -31,6 +31,7 @@ def make_loops(g: Graph) -> None:
         if free:
             v = op.results[0]
             decoded = coded(v) is not None and only_multiplies(v) or only_attended(v)  # by each of its readers
+            decoded = decoded or bool(op.operands) and op.operands[0] in stored and any(_widens(g, n, u) for u in g.users(v))
             worth = g.users(v) and worth_storing(g, op, readers_of.get(v, set()), costs)
             if v in stored or not decoded and (worth or sites.too_many(n)):
                 stored.add(v)
@@ -72,6 +73,9 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
     irregular: set[int] = set()
     for k, v in enumerate(operands):
         p = g.producer(v)
+        if p is not None and _widens(g, p, n):
+            v = g.operands[p][0]
+            p = g.producer(v)
         if p is None or p in g.unit or not kind_of(g.ops[p]).pullable:
             continue
         if takes_codes(op, k) and coded(v) is not None:
@@ -95,6 +99,12 @@ def _demand_buffers(g: Graph, n: int, stored: set[Any]) -> bool:
         if q is not None and q not in g.unit and kind_of(g.ops[q]).pullable:
             stored.add(view.base)
     return len(stored) > before
+
+
+def _widens(g: Graph, p: int, n: int) -> bool:
+    """Whether op p converts an image that op n, a convolution, widens itself."""
+    made = stored_image(g.ops[n])
+    return made is not None and p not in g.unit and g.producer(g.operands[n][0]) == p
 
 
 def _attended(op: Any) -> list[Any]:

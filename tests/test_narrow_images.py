@@ -1,0 +1,212 @@
+"""Convolutions of bf16 and f16, whose kernels read images as they lie in memory, beside sums in f64 rounded once."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dhlo
+from tests.targets import TARGET
+
+# Half a unit in the last place of a result, and of the bias before that: sums in f32 add little.
+EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SIZES = [(1, 8, 8), (2, 13, 17), (1, 56, 56), (3, 14, 30), (0, 9, 9), (1, 9, 100)]
+CONVOLUTIONS = [  # channels in and out, window, stride, padding, dilation, groups
+    (3, 33, 7, 2, 3, 1, 1),
+    (17, 40, 1, 1, 0, 1, 1),
+    (64, 64, 3, 1, 1, 1, 1),
+    (65, 70, 3, 1, 1, 1, 1),
+    (1, 5, 3, 1, 1, 1, 1),
+    (24, 48, 3, 2, 1, 1, 2),
+    (15, 30, 3, 1, 2, 2, 3),
+    (32, 32, 3, 1, 1, 1, 32),
+    (31, 31, 7, 1, 3, 1, 31),
+    (9, 9, 3, 3, 0, 1, 9),
+    (3, 20, 4, 4, 0, 1, 1),
+    (601, 33, 1, 1, 0, 1, 1),
+    (48, 48, 2, 1, 0, 1, 1),
+]
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+class Layer(nn.Module):
+    """A convolution, and what only chooses among its results."""
+
+    def __init__(self, i: int, o: int, k: int, s: int, p: int, d: int, g: int, transposed: bool = False) -> None:
+        super().__init__()
+        kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+        self.conv = kind(i, o, k, s, p, dilation=d, groups=g)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x))
+
+
+def compiled(model: nn.Module, channels: int, dtype: torch.dtype) -> Any:
+    dims = {0: Dim("b", max=64), 2: Dim("h", min=8, max=1024), 3: Dim("w", min=8, max=1024)}
+    x = torch.randn(2, channels, 20, 24).to(dtype)
+    return dhlo.compile(torch.export.export(model, (x,), dynamic_shapes=(dims,), strict=False), cache="")
+
+
+def groups(model: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(model.native.metadata)["groups"]
+    return found
+
+
+def wide(model: Layer, x: torch.Tensor) -> torch.Tensor:
+    """The same, of numbers and with weights as they are, in f64."""
+    c = model.conv
+    assert c.bias is not None
+    args = (x.double(), c.weight.double(), c.bias.double(), c.stride, c.padding)
+    if isinstance(c, nn.ConvTranspose2d):
+        return torch.relu(nn.functional.conv_transpose2d(*args, 0, c.groups, c.dilation))
+    return torch.relu(nn.functional.conv2d(*args, c.dilation, c.groups))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", CONVOLUTIONS, ids=str)
+def test_results_are_sums_rounded_once(form: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Layer(*form).to(dtype).eval()
+    ours = compiled(model, form[0], dtype)
+    for b, h, w in SIZES:
+        x = torch.randn(b, form[0], h, w).to(dtype)
+        want, got = wide(model, x), ours(x)
+        assert got.shape == want.shape and got.dtype == dtype
+        error = (got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()
+        assert b == 0 or error.max() <= EPS[dtype] / 50
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transposed(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for stride in (1, 2):
+        model = Layer(20, 18, 4, stride, 1, 1, 1, True).to(dtype).eval()
+        ours = compiled(model, 20, dtype)
+        for b, h, w in SIZES:
+            x = torch.randn(b, 20, h, w).to(dtype)
+            want, got = wide(model, x), ours(x)
+            assert got.shape == want.shape
+            assert b == 0 or ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
+@pytest.mark.parametrize("form", [(17, 40, 1, 1, 0, 1, 1), (3, 20, 3, 2, 1, 1, 1), (31, 31, 3, 1, 1, 1, 31)], ids=str)
+def test_infinite_and_missing_numbers_of_the_last_channel(form: tuple[int, ...]) -> None:
+    """A last channel without a second one to its pair adds no products of 0 with anything."""
+    model = Layer(*form).bfloat16().eval()
+    ours = compiled(model, form[0], torch.bfloat16)
+    x = torch.randn(4, form[0], 21, 19).bfloat16()
+    x[1, -1, 5, 5], x[2, -1, 0, 0], x[3, 0, 20, 18] = float("nan"), float("inf"), float("-inf")
+    want, got = wide(model, x), ours(x)
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+class Network(nn.Module):
+    """Convolutions with norms, a residual, an inverted residual, and what reads the same image twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32)
+        self.a, self.na = nn.Conv2d(32, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32)
+        self.up, self.nu = nn.Conv2d(32, 96, 1, bias=False), nn.BatchNorm2d(96)
+        self.mix, self.nm = nn.Conv2d(96, 96, 3, 2, 1, groups=96, bias=False), nn.BatchNorm2d(96)
+        self.down = nn.Conv2d(96, 24, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(self.na(self.a(x)) + x)
+        y = nn.functional.relu6(self.nm(self.mix(nn.functional.relu6(self.nu(self.up(x))))))
+        return self.down(y).flatten(2).mean(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_networks_store_what_convolutions_read_in_their_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Network().to(dtype).eval()
+    ours = compiled(model, 3, dtype)
+    convolutions = [g for g in groups(ours) if "dhlo.conv" in g["ops"]]
+    assert convolutions[-1]["ops"].count("dhlo.conv") == 1
+    assert any(g["ops"].count("dhlo.conv") == 2 for g in convolutions)  # an expansion and what mixes its positions
+    assert all(g["ops"][0] == "dhlo.convert" for g in convolutions)
+    assert not any(g["ops"] == ["dhlo.convert"] for g in groups(ours))
+    for b, h, w in [(1, 64, 64), (2, 33, 47), (3, 8, 9)]:
+        x = torch.randn(b, 3, h, w).to(dtype)
+        want, got = model.double()(x.double()), ours(x)
+        model.to(dtype)
+        assert (got.double() - want).abs().max() <= 24 * EPS[dtype] * want.abs().max()
+
+
+@pytest.mark.skipif("bf16" not in TARGET.dots, reason="the target has no dot products of bf16")
+def test_pairs_are_multiplied_by_dot_products() -> None:
+    ours = compiled(Layer(16, 32, 1, 1, 0, 1, 1).bfloat16().eval(), 16, torch.bfloat16)
+    (level,) = json.loads(ours.native.metadata)["levels"]
+    assert any("pairs" in name for name in level["launches"])
+
+
+@pytest.mark.parametrize(
+    "form", [(3, 20, 3, 1, 1, 1, 1), (5, 9, 1, 1, 0, 1, 1), (4, 4, 3, 1, 1, 1, 4), (32, 32, 3, 1, 1, 1, 1)], ids=str
+)
+def test_nothing_beside_the_image_is_read(form: tuple[int, ...]) -> None:
+    """Its last element is the last of a page before one that can't be read, and its first the first of one after such."""
+    torch.manual_seed(0)
+    model = Layer(*form).bfloat16().eval()
+    ours = compiled(model, form[0], torch.bfloat16)
+    page = mmap.PAGESIZE
+    x = torch.randn(1, form[0], 9, 11).bfloat16()
+    pages = -(-x.nbytes // page)
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None)
+    for at in (0, page * (pages + 1)):
+        assert libc.mprotect(ctypes.c_void_p(base + at), page, mmap.PROT_READ & 0) == 0
+    for start in (page, page * (pages + 1) - x.nbytes):
+        there = torch.frombuffer(memory, dtype=torch.bfloat16, count=x.numel(), offset=start).view(x.shape)
+        there.copy_(x)
+        assert torch.equal(ours(there), ours(x))
+    for at in (0, page * (pages + 1)):
+        libc.mprotect(ctypes.c_void_p(base + at), page, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Weighted(nn.Module):
+    """A convolution of one to three dims whose weights are an argument."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[x.dim() - 3]
+        return convolve(x, w, None, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_weights_of_the_call(rank: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    w = torch.randn(9, 5, *[3] * rank).to(dtype)
+    dims = {i: Dim(f"s{i}", min=3, max=64) for i in range(2, rank + 2)}
+    x = torch.randn(2, 5, *range(6, 6 + rank)).to(dtype)
+    ours = dhlo.compile(torch.export.export(Weighted(), (x, w), dynamic_shapes=(dims, None), strict=False), cache="")
+    for size in (5, 17):
+        x = torch.randn(2, 5, *range(size, size + rank)).to(dtype)
+        want, got = Weighted()(x.double(), w.double()), ours(x, w)
+        assert ((got.double() - want).abs() - EPS[dtype] * 1.01 * want.abs()).max() <= EPS[dtype] / 50
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_other_dims(rank: int) -> None:
+    torch.manual_seed(0)
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    model = nn.Sequential(kind(6, 33, 3, padding=1), nn.ReLU(), kind(33, 18, 3, stride=2)).bfloat16().eval()
+    dims = {i: Dim(f"s{i}", min=5, max=64) for i in range(2, rank + 2)}
+    x = torch.randn(2, 6, *range(8, 8 + rank)).bfloat16()
+    ours = dhlo.compile(torch.export.export(model, (x,), dynamic_shapes=(dims,), strict=False), cache="")
+    for size in (5, 11, 20):
+        x = torch.randn(2, 6, *range(size, size + rank)).bfloat16()
+        got = ours(x)
+        middle = torch.relu(model[0].double()(x.double())).bfloat16()
+        want = model.double()[2](middle.double())
+        model.bfloat16()
+        assert (got.double() - want).abs().max() <= 4 * EPS[torch.bfloat16] * want.abs().max()

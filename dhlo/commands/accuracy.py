@@ -24,7 +24,7 @@ def compare_formats(exported: torch.export.ExportedProgram, calls: Sequence[tupl
     rows, summaries = [], []
     for text in ("f32", *formats):
         cache = text.removeprefix("kv_cache=")
-        options = {"weights": text} if cache == text else {"kv_cache": cache}
+        options: dict[str, Any] = {"weights": text} if cache == text else {"kv_cache": cache}
         model = plain if text == "f32" else compile_model(exported, **options)
         facts = json.loads(model.metadata)
         if facts["quantised"]:

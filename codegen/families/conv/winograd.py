@@ -147,7 +147,7 @@ class Winograd:
         return f.add(work, f.divu(f.mul(inputs, in_vectors), alone))
 
     def launch(self, host: HostContext, cut: _Cut, shared: Sequence[V], end: Sequence[V]) -> None:
-        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends, if kernels ask for it."""
+        """`shared`: pointers, sizes and strides as `Conv.emit_launch` has them; `end`: where the image ends, if kernels ask."""
         f, p, b = host.fn, self.p, self.blocking
         *head, _, sxb, sxc, sxd, sxh = shared
         groups = f.mul(cut.row_groups, cut.column_groups)

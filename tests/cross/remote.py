@@ -213,6 +213,6 @@ class RemoteModel:
         call = CallSpec.of(program.inputs, program.outputs, program.in_spec, program.out_spec, program.mutations)
         tensors = [k for k, s in enumerate(program.inputs) if s.type is not None]
         self._updated = [tensors.index(k) for k in call.updates]
-        made = CompiledModel(self, call, self._artifact)  # type: ignore[arg-type]
+        made = CompiledModel(self, {"": call}, self._artifact)  # type: ignore[arg-type]
         made._local.session = _Session(self)  # type: ignore[assignment]
         return made

@@ -12,6 +12,7 @@ from dhlo.codegen.families.constants import raw
 from dhlo.codegen.kernel_ir.abi import MAX_ENTRIES
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Program
+from dhlo.frontend.state import storage_span
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, updates_of, walk
 from dhlo.ir.mlir import ir
@@ -35,13 +36,31 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def share_states(programs: Mapping[str, Program]) -> None:
-    """Makes what one of the programs changes state in all that have a tensor of that name."""
+    """Makes what one of the programs changes state in all that have a tensor of that name.
+
+    Raises CompileError where another program has a tensor of another name in the same memory, which would not see the change.
+    """
     if len(programs) < 2:
         return
     names = dict.fromkeys(name for program in programs.values() for name in _written(program))
+    for entry, program in programs.items():
+        for state in _written(program):
+            _check_alone(state, program.weights[state], entry, programs)
     for program in programs.values():
         with program.context:
             request_states(program.module, [name for name in names if name in program.weights])
+
+
+def _check_alone(state: str, content: torch.Tensor, entry: str, programs: Mapping[str, Program]) -> None:
+    """`content` is that of a state that `entry` changes."""
+    begin, end = storage_span(content) if content.numel() else (0, 0)
+    for other, program in programs.items():
+        for name, tensor in program.weights.items():
+            if name != state and tensor.numel() and (span := storage_span(tensor))[0] < end and begin < span[1]:
+                raise CompileError(
+                    f"'{state}', which entry '{entry}' changes, shares memory with '{name}' of entry '{other}'",
+                    hint="state is shared by name: export the programs from modules that call the buffer the same",
+                )
 
 
 def _written(program: Program) -> list[str]:

@@ -237,3 +237,38 @@ def test_command_line(body: Body, tmp_path: Path) -> None:
     assert "needs a name for its file" in refused("compile", *sources)
     assert "each needs a name" in refused("compile", str(tmp_path / "mean.pt2"), sources[0], "-o", str(model))
     assert "two programs are called 'mean'" in refused("compile", sources[2], sources[2], "-o", str(model))
+
+
+def test_states_in_memory_of_another_name() -> None:
+    """A view of what another entry changes, or the same buffer by another name, would not see the change."""
+
+    class Slots(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("big", torch.zeros(4, 4))
+            self.register_buffer("row", self.big[1])
+
+    class Write(nn.Module):
+        def __init__(self, m: Slots) -> None:
+            super().__init__()
+            self.m = m
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.m.big.add_(x)
+            return x + 1
+
+    class Read(nn.Module):
+        def __init__(self, m: Slots, name: str) -> None:
+            super().__init__()
+            self.other, self.name = m, name
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = getattr(self.other, self.name) + x
+            return result
+
+    m, x = Slots(), torch.ones(4)
+    write = export(Write(m), (x,))
+    for name in ("row", "big"):
+        text = rf"'m\.big', which entry 'write' changes, shares memory with 'other\.{name}' of entry 'read'"
+        with pytest.raises(dhlo.CompileError, match=text):
+            dhlo.compile({"read": export(Read(m, name), (x,)), "write": write})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Hashable, Iterable, Mapping
 
@@ -12,7 +13,6 @@ from dhlo.codegen.families.constants import raw
 from dhlo.codegen.kernel_ir.abi import MAX_ENTRIES
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Program
-from dhlo.frontend.state import storage_span
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, updates_of, walk
 from dhlo.ir.mlir import ir
@@ -20,6 +20,9 @@ from dhlo.ir.ops.movement import State, Weight
 from dhlo.passes.separate_state import request_states
 
 __all__ = ["check_names", "share_states", "share_weights"]
+
+
+_LOG = logging.getLogger("dhlo")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -38,29 +41,26 @@ def check_names(names: Iterable[str]) -> None:
 def share_states(programs: Mapping[str, Program]) -> None:
     """Makes what one of the programs changes state in all that have a tensor of that name.
 
-    Raises CompileError where another program has a tensor of another name in the same memory, which would not see the change.
+    Names that differ in the first module alone ("m.keys", "model.keys") look like an oversight, which is logged ("dhlo", WARNING): an
+    exported program has copies of the buffers that it changes, so that their memory doesn't tell which are the same.
     """
-    if len(programs) < 2:
-        return
     names = dict.fromkeys(name for program in programs.values() for name in _written(program))
-    for entry, program in programs.items():
-        for state in _written(program):
-            _check_alone(state, program.weights[state], entry, programs)
-    for program in programs.values():
+    for entry, program in programs.items() if len(programs) > 1 else ():
         with program.context:
             request_states(program.module, [name for name in names if name in program.weights])
+        for name in program.weights:
+            for state in names:
+                if name not in names and state not in program.weights and {name, _below(name)} & {state, _below(state)} - {""}:
+                    _LOG.warning(
+                        "entry '%s': its tensor '%s' isn't the state '%s' of another entry, as state is shared by name; if it is meant to "
+                        "be, export the programs from modules that call it the same",
+                        *(entry, name, state),
+                    )
 
 
-def _check_alone(state: str, content: torch.Tensor, entry: str, programs: Mapping[str, Program]) -> None:
-    """`content` is that of a state that `entry` changes."""
-    begin, end = storage_span(content) if content.numel() else (0, 0)
-    for other, program in programs.items():
-        for name, tensor in program.weights.items():
-            if name != state and tensor.numel() and (span := storage_span(tensor))[0] < end and begin < span[1]:
-                raise CompileError(
-                    f"'{state}', which entry '{entry}' changes, shares memory with '{name}' of entry '{other}'",
-                    hint="state is shared by name: export the programs from modules that call the buffer the same",
-                )
+def _below(name: str) -> str:
+    """A tensor's name without the first module's."""
+    return name.partition(".")[2]
 
 
 def _written(program: Program) -> list[str]:

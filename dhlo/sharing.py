@@ -41,8 +41,8 @@ def check_names(names: Iterable[str]) -> None:
 def share_states(programs: Mapping[str, Program]) -> None:
     """Makes what one of the programs changes state in all that have a tensor of that name.
 
-    Names that differ in the first module alone ("m.keys", "model.keys") look like an oversight, which is logged ("dhlo", WARNING): an
-    exported program has copies of the buffers that it changes, so that their memory doesn't tell which are the same.
+    Names that differ in the first module alone ("m.keys", "model.keys") look like an oversight, which is logged ("dhlo", WARNING):
+    an exported program has copies of the buffers that it changes, so that their memory doesn't tell which are the same.
     """
     names = dict.fromkeys(name for program in programs.values() for name in _written(program))
     for entry, program in programs.items() if len(programs) > 1 else ():
@@ -52,8 +52,8 @@ def share_states(programs: Mapping[str, Program]) -> None:
             for state in names:
                 if name not in names and state not in program.weights and {name, _below(name)} & {state, _below(state)} - {""}:
                     _LOG.warning(
-                        "entry '%s': its tensor '%s' isn't the state '%s' of another entry, as state is shared by name; if it is meant to "
-                        "be, export the programs from modules that call it the same",
+                        "entry '%s': its tensor '%s' isn't the state '%s' of another entry, as state is shared by name; if it is "
+                        "meant to be, export the programs from modules that call it the same",
                         *(entry, name, state),
                     )
 

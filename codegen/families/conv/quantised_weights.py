@@ -23,8 +23,8 @@ _NAN = 0x7F  # of e4m3, less its sign
 
 
 def code_of(code: str, weight: torch.Tensor, spec: TileSpec) -> str:
-    """The form in which the kernels keep weights, "" where they are packed as f32: what f16's arithmetic decodes must not be NaN; bf16
-    and f16 that no dot product takes would be widened again for each block of positions: reading twice the bytes is faster."""
+    """The form in which the kernels keep weights, "" where they are packed as f32: f16's arithmetic decodes no NaN, and
+    halves that no dot product takes would be widened again for each block of positions: reading twice the bytes is faster."""
     nan = code == "f8e4m3fn" and bool(((weight & _NAN) == _NAN).any())
     wide = code == "f16" or code == BF16 and spec.bf16_dot is None
     return code if code in CODE_BITS and not nan and not wide and weight.numel() else ""

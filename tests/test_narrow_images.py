@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import mmap
@@ -210,3 +211,33 @@ def test_other_dims(rank: int) -> None:
         want = model.double()[2](middle.double())
         model.bfloat16()
         assert (got.double() - want).abs().max() <= 4 * EPS[torch.bfloat16] * want.abs().max()
+
+
+def test_weights_without_dot_products_are_packed_wide() -> None:
+    """Widening them again for each block of positions takes longer than reading twice the bytes."""
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    sizes = {
+        d: m.native.constants_bytes for d, m in ((d, compiled(copy.deepcopy(conv).to(d), 64, d)) for d in (torch.float32, *DTYPES))
+    }
+    assert sizes[torch.float16] == sizes[torch.float32]
+    assert (sizes[torch.bfloat16] < sizes[torch.float32]) == ("bf16" in TARGET.dots)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_roundings_of_all_kinds_of_numbers(dtype: torch.dtype) -> None:
+    """Ties, overflow, NaN of any bits, subnormal numbers; stored at once, after bounds, and after other arithmetic."""
+
+    class Roundings(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x.to(dtype)
+            return y, nn.functional.relu6(y), torch.relu(y), y.float() + 0, (y.float() * 3).to(dtype), torch.clamp(y, -0.1, 0.3)
+
+    upper = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1000, 0x3000, 0x2FFF], dtype=torch.int32)
+    x = (upper[:, None] | lower).flatten().view(torch.float32)
+    if dtype == torch.bfloat16 and "bf16" in TARGET.dots:  # whose instructions take subnormal numbers for 0
+        x = x[(x.abs() >= 2.0**-126) | x.isnan() | (x == 0)]
+    model = Roundings()
+    program = torch.export.export(model, (x[:100],), dynamic_shapes=({0: Dim("n", max=1 << 20)},))
+    for ours, theirs in zip(dhlo.compile(program, cache="")(x), model(x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)

@@ -17,7 +17,7 @@ import sympy
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
-from dhlo.codegen.elementwise.rules import emit_op, round_to
+from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
@@ -203,7 +203,10 @@ class Emitter(IndexMath):
             return self.fn.cmp("ne", raw, 0)
         if dtype.name in FLOAT8:
             return from_float8(self.fn, raw, dtype.name)
-        return self.fn.cast(raw, dtype.register, signed=dtype.name != "ui8")
+        x = self.fn.cast(raw, dtype.register, signed=dtype.name != "ui8")
+        if dtype.name == "bf16":
+            self.fn.halves.add(x.name)
+        return x
 
     def component(self, v: Any, idx: Sequence[Index], part: int) -> V:
         """The real (0) or imaginary (1) parts of complex elements in memory."""
@@ -225,7 +228,7 @@ class Emitter(IndexMath):
             if at.vec is None and at.step == 1:
                 self._touch(p, at, mem, write=True)
             return
-        raw = to_float8(fn, x, dtype.name) if dtype.name in FLOAT8 else fn.cast(x, mem)
+        raw = to_float8(fn, x, dtype.name) if dtype.name in FLOAT8 else narrow(fn, x, mem)
         if at.uniform:  # all lanes agree
             fn.store(fn.extract(raw, 0) if raw.lanes else raw, fn.gep(p, at.base, mem))
             return

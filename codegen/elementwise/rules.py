@@ -9,21 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.vmath_base import any_lane, with_sign
-from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, Fn, V
 from dhlo.errors import InternalError
-from dhlo.ir.dialect import Op
+from dhlo.ir.dialect import Op, attr, defining, number
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import special
+from dhlo.ir.ops.movement import Full
 from dhlo.ir.types import DTYPES
 
-__all__ = ["emit_op", "round_to", "rule", "rule_of", "typed_rule", "wrap"]
+__all__ = ["emit_op", "narrow", "round_to", "rule", "rule_of", "typed_rule", "wrap"]
 
 Rule = Callable[..., V]  # (fn, op, *operands)
 
 _RULES: dict[type[Op], Rule] = {}
+# Ops whose results are numbers of any type that their operands are numbers of.
+_CHOICES = (ew.Maximum, ew.Minimum, ew.Neg, ew.Abs, ew.Select)
 
 
 def rule(*classes: type[Op]) -> Callable[[Rule], Rule]:
@@ -57,7 +62,19 @@ def rule_of(cls: type[Op]) -> Rule:
 
 def emit_op(fn: Fn, op: Any, operands: Sequence[V]) -> V:
     """The value of an elementwise op, in the range of its dtype."""
-    return wrap(fn, rule_of(type(op))(fn, op, *operands), _dtype(op.results[0]))
+    x = wrap(fn, rule_of(type(op))(fn, op, *operands), _dtype(op.results[0]))
+    if isinstance(op, _CHOICES) and x.elem == F32:
+        chosen = list(zip(operands, op.operands, strict=True))[isinstance(op, ew.Select) :]
+        if all(v.name in fn.halves or _is_half(of) for v, of in chosen):
+            fn.halves.add(x.name)
+    return x
+
+
+def _is_half(v: Any) -> bool:
+    """Whether a value is a constant that is a number of bf16."""
+    op = defining(v)
+    value = number(attr(op, "value")) if isinstance(op, Full) else None
+    return value is not None and torch.tensor(value, dtype=torch.float64).bfloat16().double().item() == value
 
 
 def _dtype(v: Any) -> str:
@@ -84,11 +101,37 @@ def _zero(fn: Fn, like: V) -> V:
 
 def round_to(fn: Fn, x: V, dtype: str) -> V:
     """A register value rounded to a narrower float dtype's precision."""
+    if _rounds_itself(fn, x, dtype):
+        y = x if x.name in fn.halves else fn.bitcast(fn.and_(_rounded_bits(fn, x), -0x10000), F32)
+        fn.halves.add(y.name)
+        return y
     if dtype in ("f16", "bf16") and x.elem in (F32, F64):
         return fn.cast(fn.cast(x, dtype), x.elem)
     if dtype in FLOAT8:
         return from_float8(fn, to_float8(fn, fn.cast(x, F32), dtype), dtype)
     return x
+
+
+def narrow(fn: Fn, x: V, dtype: str) -> V:
+    """A register value as memory holds it, rounded unless that is known to change nothing."""
+    if not _rounds_itself(fn, x, dtype):
+        return fn.cast(x, dtype)
+    bits = fn.bitcast(x, I32) if x.name in fn.halves else _rounded_bits(fn, x)
+    return fn.bitcast(fn.cast(fn.shr(bits, 16), "i16"), dtype)
+
+
+def _rounds_itself(fn: Fn, x: V, dtype: str) -> bool:
+    """Whether vectors of f32 become bf16 by operations on integers: LLVM's own take twice as many instructions where the target has
+    none for it, and go by way of sixteen bits."""
+    return dtype == "bf16" and x.elem == F32 and bool(x.lanes) and "bf16" not in fn.target.dots
+
+
+def _rounded_bits(fn: Fn, x: V) -> V:
+    """Bits (i32) of f32 whose upper halves are those of x rounded to nearest, ties to even, as bf16; of NaN all are set."""
+    bits = fn.bitcast(x, I32)
+    with fn.wrapping():
+        up = fn.add(fn.add(bits, 0x7FFF), fn.and_(fn.shr(bits, 16), 1))
+    return fn.select(fn.cmp("ne", x, x), fn.const(-1, up.type), up)
 
 
 def wrap(fn: Fn, x: V, dtype: str) -> V:

@@ -75,6 +75,7 @@ class Fn(Arithmetic):
         self._internal, self._inline, self._noinline = internal, inline, noinline
         self._lines: list[str] = []
         self._uses: set[str] = set()
+        self.halves: set[str] = set()  # names of f32 that are known to be numbers of bf16
         self._n = 0
         self._indent = 1
 

@@ -231,6 +231,22 @@ def _convert(op: Any) -> Any:
     return narrow.operands[0] if is_rounded(narrow.operands[0], from_mlir(x).dtype) else None
 
 
+def _bound(op: Any) -> Any:
+    """Bounds of what was rounded to f16 are applied before that if they are numbers of it: rounding doesn't change the order, and
+    what rounds it again to store it then falls away."""
+    x, bound = op.operands
+    wide, out = _producer(x, ew.Convert), from_mlir(op.results[0])
+    value = _constant(bound)
+    rounded = None if wide is None or value is None or out.dtype.name != "f32" else _producer(wide.operands[0], ew.Convert)
+    if rounded is None or from_mlir(rounded.operands[0]) != out:
+        return None
+    narrow, once = from_mlir(rounded.results[0]), all(len(list(c.results[0].uses)) == 1 for c in (wide, rounded))
+    if narrow.dtype.name != "f16" or not once or not is_rounded(bound, narrow.dtype):
+        return None
+    bounded = build(type(op), [rounded.operands[0], bound]).results[0]
+    return build(ew.Convert, [build(ew.Convert, [bounded], results=[narrow]).results[0]], results=[out]).results[0]
+
+
 # Operations that only choose among their operands' elements, up to their signs and places; and how many of them, one after another,
 # are looked through for what was rounded before.
 _CHOICES, _MOST_CHOICES = (ew.Maximum, ew.Minimum, ew.Neg, ew.Abs, ew.Select, Broadcast, Reshape, Slice, Transpose), 8
@@ -325,5 +341,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     ew.Ge: _compare,
     ew.Gt: _compare,
     ew.Convert: _convert,
+    ew.Maximum: _bound,
+    ew.Minimum: _bound,
     Take: _take,
 }

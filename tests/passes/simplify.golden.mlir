@@ -33,4 +33,18 @@ module {
     %10 = "dhlo.convert"(%9) : (tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
     return %3, %6, %10 : tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
   }
+  func.func @bounded(%arg0: tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> (tensor<?x?xf16, #dhlo.shape<["n", "m"]>>, tensor<?x?xf16, #dhlo.shape<["n", "m"]>>) {
+    %0 = "dhlo.full"() {value = "0.0"} : () -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %1 = "dhlo.full"() {value = "6.0"} : () -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %2 = "dhlo.maximum"(%arg0, %0) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %3 = "dhlo.minimum"(%2, %1) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %4 = "dhlo.convert"(%3) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
+    %5 = "dhlo.neg"(%arg0) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %6 = "dhlo.convert"(%5) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
+    %7 = "dhlo.convert"(%6) : (tensor<?x?xf16, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %8 = "dhlo.full"() {value = "0.1"} : () -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %9 = "dhlo.minimum"(%7, %8) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>, tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf32, #dhlo.shape<["n", "m"]>>
+    %10 = "dhlo.convert"(%9) : (tensor<?x?xf32, #dhlo.shape<["n", "m"]>>) -> tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
+    return %4, %10 : tensor<?x?xf16, #dhlo.shape<["n", "m"]>>, tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
+  }
 }

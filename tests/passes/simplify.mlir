@@ -13,6 +13,7 @@
 !same = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "w"]>>
 !grown = tensor<?x4x?x?xf32, #dhlo.shape<["n", "4", "h", "h + w"]>>
 !half = tensor<?x?xbf16, #dhlo.shape<["n", "m"]>>
+!small = tensor<?x?xf16, #dhlo.shape<["n", "m"]>>
 module {
   // Views of views become one view, or none.
   func.func @main(%x: !t, %r: !row, %i: !i) -> (!t, !t, !t, !t, !i, !b, !t, !t, tensor<f32>, !t) {
@@ -70,5 +71,22 @@ module {
     %n2 = "dhlo.convert"(%most) : (!t) -> !half
     %w2 = "dhlo.convert"(%n2) : (!half) -> !t
     return %w0, %w1, %w2 : !t, !t, !t
+  }
+  // Bounds that are numbers of f16 come before the rounding to it, and others after it.
+  func.func @bounded(%x: !t) -> (!small, !small) {
+    %n = "dhlo.convert"(%x) : (!t) -> !small
+    %wide = "dhlo.convert"(%n) : (!small) -> !t
+    %zero = "dhlo.full"() {value = "0.0"} : () -> !t
+    %six = "dhlo.full"() {value = "6.0"} : () -> !t
+    %most = "dhlo.maximum"(%wide, %zero) : (!t, !t) -> !t
+    %both = "dhlo.minimum"(%most, %six) : (!t, !t) -> !t
+    %n0 = "dhlo.convert"(%both) : (!t) -> !small
+    %y = "dhlo.neg"(%x) : (!t) -> !t
+    %m = "dhlo.convert"(%y) : (!t) -> !small
+    %back = "dhlo.convert"(%m) : (!small) -> !t
+    %tenth = "dhlo.full"() {value = "0.1"} : () -> !t
+    %least = "dhlo.minimum"(%back, %tenth) : (!t, !t) -> !t
+    %n1 = "dhlo.convert"(%least) : (!t) -> !small
+    return %n0, %n1 : !small, !small
   }
 }

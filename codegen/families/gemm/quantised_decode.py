@@ -55,19 +55,40 @@ def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int, offset: int
     return [_e2m1(fn, h, offset) for h in halves] if form.name == "f4e2m1fn" else halves
 
 
-def scaled_by(form: Form) -> float:
+def scaled_by(form: Form, *, shifts: bool = False) -> float:
     """By what power of two the numbers of `emit_unit` are larger than a form's: signed integers stay in a word's highest bits."""
-    return 2.0 ** {"i4": 28, "i8": 24, "f4e2m1fn": 24}.get(form.name, 0)
+    return 1.0 if shifts else 2.0 ** {"i4": 28, "i8": 24, "f4e2m1fn": 24}.get(form.name, 0)
 
 
-def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Callable[[int, int], V]:
+def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int], *, shifts: bool = False) -> Callable[[int, int], V]:
     """Loads some vectors of columns of a unit; gives codes (times the form's factor and `scaled_by`) at a step of k for one of
-    them, as f32."""
+    them, as f32. Nibbles are taken apart by `shifts` rather than shuffles if so asked."""
     if form.kind == "rows":
         return _rows(fn, form, unit, lanes, vectors)
+    if shifts:
+        return _shifted(fn, form, unit, lanes, vectors)
     words = {v: _operands(fn, form, unit, v * lanes, lanes) for v in vectors}
     highest = scaled_by(form) > 1
     return lambda step, v: fn.cast(_byte(fn, words[v][step // 4], step % 4, highest=highest), F32)
+
+
+def _shifted(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Callable[[int, int], V]:
+    """`emit_unit` of nibbles by a shift in each direction."""
+    if form.name == "f4e2m1fn":
+        words = {v: emit_words(fn, form, unit, v * lanes, lanes) for v in vectors}
+        return lambda step, v: _field(fn, words[v][step // 4], step % 4 * 8, 8, signed=True)
+    raw = {v: fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in vectors}
+    if form.bias:
+        raw = {v: fn.xor(x, _SIGN_OF_NIBBLES) for v, x in raw.items()}
+    return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
+
+
+def _field(fn: Fn, x: V, at: int, bits: int, *, signed: bool) -> V:
+    """Some bits of each word, from bit `at` on, as f32."""
+    if signed:
+        up = 32 - bits - at
+        return fn.cast(fn.shr(fn.shl(x, up) if up else x, 32 - bits), F32)
+    return fn.cast(fn.and_(fn.shr(x, at) if at else x, (1 << bits) - 1), F32)
 
 
 def _operands(fn: Fn, form: Form, unit: V, column: int, lanes: int) -> list[V]:
@@ -110,7 +131,7 @@ SIGN_OF_BYTES, _SIGN_OF_NIBBLES, _HIGH_NIBBLES, _LOW_NIBBLES = -0x7F7F7F80, -0x7
 
 
 def _rows(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Callable[[int, int], V]:
-    """`emit_unit` of "rows". Of float8 two vectors that lie together become f16 as one."""
+    """`emit_unit` of "rows". Of float8 two short vectors that lie together become f16 as one; of long ones that takes more time."""
     whole: dict[tuple[int, int], V] = {}
 
     def number(step: int, v: int) -> V:
@@ -118,7 +139,7 @@ def _rows(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Ca
         if form.bytes == 256:
             return _row(fn, form, unit, at, lanes)
         first = v - v % 2
-        if first not in vectors or first + 1 not in vectors:
+        if fn.target.repeats_memory or first not in vectors or first + 1 not in vectors:
             return fn.cast(fn.bitcast(_halves(fn, form, unit, at, lanes), "f16"), F32)
         if (step, first) not in whole:
             whole[step, first] = _halves(fn, form, unit, at - (v - first) * lanes, 2 * lanes)

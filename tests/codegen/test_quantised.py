@@ -141,6 +141,20 @@ def test_an_outlier_leaves_other_blocks_alone() -> None:
     close(model(x), module.interpret([x])[0], 1e-5)
 
 
+@pytest.mark.parametrize("code", ["i4", "i8"])
+def test_small_scales_beside_large_elements(code: str) -> None:
+    """What a large element meets only as a zero leaves the others' products with small scales as they are."""
+    g, weights = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
+    q = draw_codes(code, (64, 192), g)
+    q[:, 5] = 0
+    module = Module([Part([(t("f32", "m", 192), normal)], linear(weights, code, q, torch.full((64, 1), 2.0**-120)))], weights)
+    model, _ = module.compile()
+    for m in (1, 2, 5, 7, 12):
+        x = torch.randn((m, 192), generator=g)
+        x[:, 5] = 3e20
+        close(model(x) * 2.0**100, module.interpret([x])[0] * 2.0**100, 1e-4)  # 12 bits of a block's smaller half
+
+
 def test_e4m3_nan() -> None:
     g, weights = torch.Generator().manual_seed(2), dict[str, torch.Tensor]()
     q = draw_codes("f8e4m3fn", (40, 64), g)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -16,6 +16,7 @@ __all__ = [
     "emit_words",
     "load_parameter",
     "parameters",
+    "scaled_by",
 ]
 
 I16 = "i16"
@@ -49,27 +50,67 @@ def emit_words(fn: Fn, form: Form, unit: V, column: int, lanes: int, offset: int
     x = fn.load(fn.gep(unit, column * 4, I8), vec(I32, lanes))
     if not form.nibbles:
         return [x]
-    low = fn.const(0x0F0F0F0F, x.type)
+    low = fn.const(_LOW_NIBBLES, x.type)
     halves = [fn.and_(x, low), fn.and_(fn.shr(x, 4), low)]
     return [_e2m1(fn, h, offset) for h in halves] if form.name == "f4e2m1fn" else halves
 
 
-def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, vectors: Iterable[int]) -> Callable[[int, int], V]:
-    """Loads some vectors of columns of a unit; gives codes (times the form's factor) at a step of k for one of them, as f32."""
+def scaled_by(form: Form, *, shifts: bool = False) -> float:
+    """By what power of two the numbers of `emit_unit` are larger than a form's: signed integers stay in a word's highest bits."""
+    return 1.0 if shifts else 2.0 ** {"i4": 28, "i8": 24, "f4e2m1fn": 24}.get(form.name, 0)
+
+
+def emit_unit(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int], *, shifts: bool = False) -> Callable[[int, int], V]:
+    """Loads some vectors of columns of a unit; gives codes (times the form's factor and `scaled_by`) at a step of k for one of
+    them, as f32. Nibbles are taken apart by `shifts` rather than shuffles if so asked."""
     if form.kind == "rows":
-        return lambda step, v: _row(fn, form, unit, step * COLUMNS + v * lanes, lanes)
+        return _rows(fn, form, unit, lanes, vectors)
+    if shifts:
+        return _shifted(fn, form, unit, lanes, vectors)
+    words = {v: _operands(fn, form, unit, v * lanes, lanes) for v in vectors}
+    highest = scaled_by(form) > 1
+    return lambda step, v: fn.cast(_byte(fn, words[v][step // 4], step % 4, highest=highest), F32)
+
+
+def _shifted(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Callable[[int, int], V]:
+    """`emit_unit` of nibbles by a shift in each direction."""
     if form.name == "f4e2m1fn":
         words = {v: emit_words(fn, form, unit, v * lanes, lanes) for v in vectors}
         return lambda step, v: _field(fn, words[v][step // 4], step % 4 * 8, 8, signed=True)
     raw = {v: fn.load(fn.gep(unit, v * lanes * 4, I8), vec(I32, lanes)) for v in vectors}
-    if form.name == "i8":
-        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=True)
-    if form.name == "ui8":
-        raw = {v: fn.xor(x, SIGN_OF_BYTES) for v, x in raw.items()}
-        return lambda step, v: _field(fn, raw[v], step * 8, 8, signed=False)
     if form.bias:
         raw = {v: fn.xor(x, _SIGN_OF_NIBBLES) for v, x in raw.items()}
     return lambda step, v: _field(fn, raw[v], step % 4 * 8 + step // 4 * 4, 4, signed=bool(form.bias))
+
+
+def _field(fn: Fn, x: V, at: int, bits: int, *, signed: bool) -> V:
+    """Some bits of each word, from bit `at` on, as f32."""
+    if signed:
+        up = 32 - bits - at
+        return fn.cast(fn.shr(fn.shl(x, up) if up else x, 32 - bits), F32)
+    return fn.cast(fn.and_(fn.shr(x, at) if at else x, (1 << bits) - 1), F32)
+
+
+def _operands(fn: Fn, form: Form, unit: V, column: int, lanes: int) -> list[V]:
+    """`emit_words` with integers without a bias: signed nibbles are in the high half of a byte, what has no sign in the low one."""
+    if form.name == "f4e2m1fn":
+        return emit_words(fn, form, unit, column, lanes)
+    x = fn.load(fn.gep(unit, column * 4, I8), vec(I32, lanes))
+    if not form.nibbles:
+        return [x if form.name == "i8" else fn.xor(x, SIGN_OF_BYTES)]
+    if form.bias:
+        x = fn.xor(x, _SIGN_OF_NIBBLES)
+        return [fn.and_(y, _HIGH_NIBBLES) for y in (fn.shl(x, 4), x)]
+    return [fn.and_(y, _LOW_NIBBLES) for y in (x, fn.shr(x, 4))]
+
+
+def _byte(fn: Fn, words: V, step: int, *, highest: bool) -> V:
+    """A byte of each word, with zeros below it, as its highest, or above it: one instruction, where a shift in each direction is
+    two."""
+    x = bytes_of(fn, words)
+    zero, n = fn.const(0, x.type), x.lanes
+    order = [i for at in range(step, n, 4) for i in ((n, n, n, at) if highest else (at, n, n, n))]
+    return _words_of(fn, fn.shuffle(x, zero, order))
 
 
 def emit_number(fn: Fn, form: Form, unit: V, step: V, column: int, lanes: int) -> V:
@@ -85,31 +126,43 @@ def emit_number(fn: Fn, form: Form, unit: V, step: V, column: int, lanes: int) -
     return fn.cast(fn.sub(nibble, form.bias), F32)
 
 
-# As i32: 0x80 and 0x88 in each byte.
-SIGN_OF_BYTES, _SIGN_OF_NIBBLES = -0x7F7F7F80, -0x77777778
+# As i32: 0x80, 0x88, 0xF0 and 0x0F in each byte.
+SIGN_OF_BYTES, _SIGN_OF_NIBBLES, _HIGH_NIBBLES, _LOW_NIBBLES = -0x7F7F7F80, -0x77777778, -0x0F0F0F10, 0x0F0F0F0F
 
 
-def _field(fn: Fn, x: V, at: int, bits: int, *, signed: bool) -> V:
-    """Some bits of each word, from bit `at` on, as f32."""
-    if signed:
-        up = 32 - bits - at
-        return fn.cast(fn.shr(fn.shl(x, up) if up else x, 32 - bits), F32)
-    return fn.cast(fn.and_(fn.shr(x, at) if at else x, (1 << bits) - 1), F32)
+def _rows(fn: Fn, form: Form, unit: V, lanes: int, vectors: Sequence[int]) -> Callable[[int, int], V]:
+    """`emit_unit` of "rows". Of float8 two short vectors that lie together become f16 as one; of long ones that takes more time."""
+    whole: dict[tuple[int, int], V] = {}
+
+    def number(step: int, v: int) -> V:
+        at = step * COLUMNS + v * lanes
+        if form.bytes == 256:
+            return _row(fn, form, unit, at, lanes)
+        first = v - v % 2
+        if fn.target.repeats_memory or first not in vectors or first + 1 not in vectors:
+            return fn.cast(fn.bitcast(_halves(fn, form, unit, at, lanes), "f16"), F32)
+        if (step, first) not in whole:
+            whole[step, first] = _halves(fn, form, unit, at - (v - first) * lanes, 2 * lanes)
+        x, begin = whole[step, first], (v - first) * lanes
+        return fn.cast(fn.bitcast(fn.shuffle(x, x, [*range(begin, begin + lanes)]), "f16"), F32)
+
+    return number
+
+
+def _halves(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
+    """Float8 as the bits of f16, `at` so many numbers from the unit's start."""
+    x = fn.load(fn.gep(unit, at, I8), vec(I8, lanes))
+    if form.name == "f8e4m3fn":  # sign, four bits of exponent, three of mantissa: f16 has five of exponent
+        return fn.and_(fn.shl(fn.cast(x, I16), 7), -0x4001)
+    return fn.shl(fn.cast(x, I16, signed=False), 8)
 
 
 def _row(fn: Fn, form: Form, unit: V, at: int, lanes: int) -> V:
-    """Columns at one step, `at` of the unit's numbers from its start."""
+    """Numbers of 16 bits."""
     if form.name == "f16":
         return fn.cast(fn.load(fn.gep(unit, 2 * at, I8), vec("f16", lanes)), F32)
-    if form.name == "bf16":
-        x = fn.load(fn.gep(unit, 2 * at, I8), vec(I16, lanes))
-        return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32)
-    x = fn.load(fn.gep(unit, at, I8), vec(I8, lanes))
-    if form.name == "f8e4m3fn":  # sign, four bits of exponent, three of mantissa: f16 has five of exponent
-        x = fn.and_(fn.shl(fn.cast(x, I16), 7), -0x4001)
-    else:
-        x = fn.shl(fn.cast(x, I16, signed=False), 8)
-    return fn.cast(fn.bitcast(x, "f16"), F32)
+    x = fn.load(fn.gep(unit, 2 * at, I8), vec(I16, lanes))
+    return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32)
 
 
 def load_parameter(fn: Fn, at: V, elem: str, v: int, lanes: int) -> V:
@@ -145,7 +198,7 @@ def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> 
     fn = Fn(module, name, [("panel", PTR), ("units", I64), ("first", I64), ("count", I64), ("dst", PTR)], noinline=True)
     panel, units, first, count, dst = fn.args
     lanes, each = fn.lanes, 1 if elem == F32 else 2
-    nv = COLUMNS // lanes
+    nv, down = COLUMNS // lanes, 1 / scaled_by(form)
     group = fn.max(fn.mul(units, form.depth), 1)
     group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
     end = fn.add(first, count)
@@ -162,7 +215,12 @@ def emit_decode_panel(module: KernelModule, coding: Coding, elem: str = F32) -> 
 
             def value(step: int, v: int) -> V:
                 x, zero = number(step, v), zeros[v]
-                return fn.mul(x if zero is None else fn.sub(x, zero), scales[v])
+                if down < 1:
+                    factor = fn.const(down, x.type)
+                    x = fn.mul(x, factor) if zero is None else fn.fma(x, factor, fn.neg(zero))
+                elif zero is not None:
+                    x = fn.sub(x, zero)
+                return fn.mul(x, scales[v])
 
             def store(step: int) -> None:
                 for v in range(nv):

@@ -21,10 +21,13 @@ __all__ = ["ROW_GAP", "emit_few", "most_pass_rows"]
 ROW_GAP: Final = 16
 """Elements between prepared rows: a line, so that rows of powers of two don't all lie in one set of the first-level cache."""
 
+# Of two vectors of columns each: their sums cover the latency of multiply-adds.
+_LEAST_HEIGHT: Final = 4
+
 
 def most_pass_rows(target: Target, form: Form) -> int:
     """Rows of a pass over a panel of codes."""
-    return dot_rows(target) if has_dots(target, form) else most_part_rows(target)
+    return dot_rows(target) if has_dots(target, form) else most_part_rows(target, form)
 
 
 def _emit_table(module: KernelModule, coding: Coding) -> tuple[str, int]:
@@ -51,7 +54,7 @@ def emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     dots = has_dots(module.target, coding.form)
     table, most = _emit_table(module, coding)
     kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
-    split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+    split = _passes(fn, m, most, dots=dots)
     capacity = fn.min(m, fn.mul(per, most))
     rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead, most_out)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
@@ -113,6 +116,29 @@ def _powers(fn: Fn, count: V, most: int) -> list[tuple[V, V, int]]:
         out.append((start, end, size))
         start, size = end, size // 2
     return out
+
+
+class _LeastHeight:
+    """M rows in panels of equal height but for the last; where there are several, of no fewer rows than hide the latency of
+    multiply-adds."""
+
+    def __init__(self, fn: Fn, m: V, most: int) -> None:
+        self.fn, self.size = fn, m
+        panels = fn.max(fn.ceildivu(m, most), 1)
+        self.height = fn.max(fn.divu(fn.add(m, fn.sub(panels, 1)), panels), min(most, _LEAST_HEIGHT))
+
+    def panel(self, i: V) -> tuple[V, V]:
+        """First row and number of rows of a panel; from the one after the last on the rows' end."""
+        fn = self.fn
+        first = fn.min(fn.mul(i, self.height), self.size)
+        return first, fn.min(fn.sub(self.size, first), self.height)
+
+
+def _passes(fn: Fn, m: V, most: int, *, dots: bool) -> RowSplit | _LeastHeight:
+    """The rows of each pass over a panel."""
+    if dots or fn.target.repeats_memory:
+        return RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
+    return _LeastHeight(fn, m, most)
 
 
 @dataclass(frozen=True)

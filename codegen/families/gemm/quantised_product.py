@@ -21,17 +21,16 @@ from dhlo.codegen.families.gemm.quantised_dots import (
 )
 from dhlo.codegen.families.gemm.quantised_few import ROW_GAP, emit_few, most_pass_rows
 from dhlo.codegen.families.gemm.quantised_outliers import list_bytes, most_outliers
-from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, most_rows
+from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, few_passes, most_rows
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.ir.symbols import exact_floors
 
 __all__ = ["CodedPanels", "QuantisedMatmul"]
 
-# In so many passes over a panel rows decode it themselves, in one where these are of fewer rows; more are better off with a panel
-# in f32. Dot products of bytes take three quarters of the time of multiply-adds, as long as the rows' limbs stay in the
-# second-level cache; those of bf16 half.
-_FEW_PASSES, _DOT_PASSES = 2, 4
+# In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
+# three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
+_DOT_PASSES = 4
 # Limbs of a block of rows take so many eighths of the second-level cache, or more for so many passes: they are read a few bytes a
 # cycle, and codes once a block. They are made for each chunk of panels, in the time of one panel's products or two: chunks are of
 # so many panels at least, as far as every thread has one; of twice as many where there are more passes.
@@ -106,8 +105,8 @@ class QuantisedMatmul:
         target, form = self.spec.target, self.coding.form
         if self._native is not None:
             return most_pass_rows(target, form) if has_dots(target, form) else most_rows(target)
-        f32_passes = _FEW_PASSES if target.repeats_memory else 1
-        return most_pass_rows(target, form) * (_DOT_PASSES if has_dots(target, form) else f32_passes)
+        passes = _DOT_PASSES if has_dots(target, form) else few_passes(target, form)
+        return most_pass_rows(target, form) * passes
 
     @property
     def _always_few(self) -> bool:

@@ -48,8 +48,8 @@ _ROWS_OF_NARROW = 4
 # them would fetch each line several times.
 _PASSES_OF_SHORT_ROWS = 4
 # Sums of up to 4 rows wait in strips where B takes more than one part in so many of the second-level cache, and an item has so many
-# columns for each row, and in all, at least: from the caches strips are as fast as passes then, from memory faster.
-_KEPT_BY_PASSES, _COLUMNS_OF_ROW, _LEAST_COLUMNS = 2, 256, 512
+# columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
+_KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
@@ -358,7 +358,7 @@ class Matmul:
         kept = fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
         far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
-        long = fn.and_(alone, fn.cmp("ge", chunk, fn.max(fn.mul(m, _COLUMNS_OF_ROW), _LEAST_COLUMNS)))
+        long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
         long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
         order = fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), 0))
         step = fn.max(cycles_from_memory(host, self.spec.row_bytes(self.elem)), fn.mul(m, self.spec.vectors * self.spec.per_panel))

@@ -257,6 +257,8 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         (2, 4500, 9, 2),
         (4, 2090, 17, 1),
         (3, 1031, 70, 1),
+        (1, 2070, 35, 1),
+        (3, 3333, 43, 2),
         # Groups of rows take several parts of k, and strips of columns.
         (12, 1500, 130, 1),
         (5, 3300, 50, 1),
@@ -267,8 +269,9 @@ def test_few_rows_stream_b_in_place(elem: str) -> None:
         got = run(a, b, packed=False, seed=n, num_threads=1 + m % 3)
         check(got, a, b)
         np.testing.assert_array_equal(run(a, b, packed=False, num_threads=2), got)
-        strips = run(a, b, packed=False, num_threads=2, l2_bytes=128 << 10)  # of larger ones
-        np.testing.assert_array_equal(strips, got)
+        for l3 in (0, 64 << 20):  # strips of larger ones, prefetched or not
+            strips = run(a, b, packed=False, num_threads=1 + n % 2, l2_bytes=16 << 10, machine={"l3_bytes": l3})
+            np.testing.assert_array_equal(strips, got)
 
 
 @pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)

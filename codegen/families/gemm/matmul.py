@@ -13,9 +13,11 @@ from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycl
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, stores_sums
 from dhlo.codegen.families.gemm.gemv import (
+    FROM_MEMORY,
     STREAM_AHEAD,
     STREAM_ROWS,
     STRIP_ROWS,
+    WHOLE_ROWS,
     emit_stream_kernel,
     narrow_columns,
     stream_scratch_bytes,
@@ -45,9 +47,14 @@ _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
 # them would fetch each line several times.
 _PASSES_OF_SHORT_ROWS = 4
-# B counts as coming from memory where it takes more than one part in so many of a cache. Rows in strips then take 0.7 to 0.9 of the
-# time, and up to 1.2 times where it is in a cache after all: of the second level. Rows in groups: of the third.
-_KEPT_OF_STRIPS, _KEPT_OF_GROUPS = 2, 8
+# Sums of up to 4 rows wait in strips where B takes more than one part in so many of the second-level cache, and an item has so many
+# columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
+_KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
+# B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
+# Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
+_KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
+# Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
+_EAGER_WAKES = 4
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
 
@@ -346,15 +353,18 @@ class Matmul:
         count = fn.select(fn.cmp("eq", m, 0), 0, fn.mul(batches, chunks))
         with fn.wrapping():
             nbytes = fn.mul(fn.mul(fn.mul(n, k), batches), BITS[self.elem] // 8)
-        few = fn.divu(host.l2_bytes, _KEPT_OF_STRIPS)
-        more = fn.max(fn.divu(host.machine("l3_bytes"), _KEPT_OF_GROUPS), host.l2_bytes)
-        far = fn.cmp("gt", nbytes, fn.select(fn.cmp("le", m, STRIP_ROWS), few, more))
+        alone = fn.cmp("le", m, STRIP_ROWS)
+        eighths = fn.select(alone, fn.i64(_KEPT_EIGHTHS), _KEPT_OF_GROUPS)
+        kept = fn.divu(fn.mul(host.machine("l3_bytes"), eighths), 8)
+        far = fn.cmp("gt", nbytes, fn.max(kept, host.l2_bytes))
         short = fn.and_(fn.cmp("gt", n, columns), fn.cmp("lt", n, columns * _PASSES_OF_SHORT_ROWS))
-        far = fn.select(fn.or_(far, short), fn.i64(1), 0)
-        panel_cycles = fn.add(fn.mul(k, cycles_from_memory(host, self.spec.row_bytes(self.elem))), call_cycles(self.spec))
-        cycles = fn.divu(fn.mul(panel_cycles, chunk), self.spec.panel(self.elem))
-        grain = fn.add(fn.divu(wake_cycles(host), cycles), 1)
-        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, far, *map(host.machine, STREAM_AHEAD)]
+        long = fn.and_(alone, fn.cmp("ge", chunk, fn.min(fn.mul(m, _COLUMNS_OF_ROW), _COLUMNS_OF_STRIPS)))
+        long = fn.and_(long, fn.cmp("gt", nbytes, fn.divu(host.l2_bytes, _KEPT_BY_PASSES)))
+        order = fn.select(fn.or_(far, short), fn.i64(FROM_MEMORY), fn.select(long, fn.i64(WHOLE_ROWS), 0))
+        step = fn.max(cycles_from_memory(host, self.spec.row_bytes(self.elem)), fn.mul(m, self.spec.vectors * self.spec.per_panel))
+        cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(self.spec)), chunk), self.spec.panel(self.elem))
+        grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
+        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_AHEAD)]
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
             [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, x.epilogue, x.epilogue_args],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
@@ -31,7 +31,7 @@ def as_exported(program: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
     Raises CompileError for anything else, and where the export fails.
     """
     given = [name for name, x in (("args", args), ("kwargs", kwargs), ("dynamic_shapes", dynamic_shapes)) if x is not None]
-    if isinstance(program, ExportedProgram) or isinstance(program, (str, os.PathLike)):
+    if isinstance(program, (ExportedProgram, str, os.PathLike)):
         if given:
             raise CompileError(f"{given[0]}: is for a module that isn't exported yet")
         return program if isinstance(program, ExportedProgram) else read_program(Path(program))
@@ -39,8 +39,10 @@ def as_exported(program: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
         raise CompileError(f"a program of torch.export.export is compiled, not {_a(type(program).__name__)}", hint=f"{_HOW}")
     if args is None and kwargs is None:
         raise CompileError("a module is compiled with example arguments, or exported first", hint=_HOW)
-    if isinstance(args, torch.Tensor) or not isinstance(args or (), Sequence):
+    if args is not None and not isinstance(args, (tuple, list)):
         raise CompileError("args: is a tuple of the module's arguments", hint="dhlo.compile(module, (x,)), say")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise CompileError("kwargs: is a dict of the module's arguments by name", hint='dhlo.compile(module, (x,), {"y": y}), say')
     args, kwargs = tuple(args or ()), dict(kwargs or {})
     wanted = _all_dynamic(program, args, kwargs) if dynamic_shapes is None else dynamic_shapes
     try:
@@ -59,20 +61,22 @@ def _a(name: str) -> str:
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
-def _all_dynamic(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """By parameter, Dim.AUTO for every dim of every tensor."""
+def _all_dynamic(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Dim.AUTO for every dim of every tensor among the arguments, as torch.export.export takes it."""
+    signature = inspect.signature(module.forward)
     try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
     except TypeError as e:
         raise CompileError(f"the module isn't called so: {e}") from None
-
-    def dims(x: Any) -> Any:
-        return {d: Dim.AUTO for d in range(x.dim())} if isinstance(x, torch.Tensor) else None
-
-    found = {}
-    for name, value in bound.items():
-        found[name] = pytree.tree_map(dims, value)
-    return found
+    if any(p.kind is p.VAR_KEYWORD and p.name in bound for p in signature.parameters.values()):
+        raise CompileError(
+            "torch.export.export knows no dynamic sizes for keywords that the module's forward doesn't name (**kwargs)",
+            hint="name them in the signature, of a wrapper say, or export it yourself",
+        )
+    shapes = ShapesCollection()
+    for x in {id(x): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()}.values():
+        shapes[x] = dict.fromkeys(range(x.dim()), Dim.AUTO)
+    return shapes if len(shapes) else None
 
 
 def _inputs(exported: ExportedProgram) -> Iterator[tuple[str, list[str]]]:

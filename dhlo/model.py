@@ -126,7 +126,7 @@ class CompiledModel:
             return self._run(session, args, kwargs)
         try:  # as _run does, without another Python call
             results = session(args)
-        except (RuntimeError, ValueError) as e:
+        except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from None
         return results[0] if self._plain_out == "tensor" else tuple(results)
 
@@ -136,7 +136,7 @@ class CompiledModel:
         leaves = args if plain else self._read_arguments(args, kwargs)
         try:
             results = session(leaves)
-        except (RuntimeError, ValueError) as e:
+        except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from None
         if plain:
             return results[0] if self._plain_out == "tensor" else tuple(results)

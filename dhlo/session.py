@@ -153,9 +153,10 @@ def _errors() -> Iterator[None]:
 
 
 def translate(error: Exception) -> Exception:
-    """The runtime's exception as users know it: ContractError for a ValueError, SessionError where the session is in use."""
+    """The runtime's exception as users know it: ContractError for a ValueError or TypeError, SessionError where the session is in
+    use."""
     if isinstance(error, DhloError):
         return error
-    if isinstance(error, ValueError):
+    if isinstance(error, (TypeError, ValueError)):
         return ContractError(str(error))
     return SessionError(str(error)) if getattr(error, "status", None) == "busy" else error

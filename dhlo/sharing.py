@@ -13,6 +13,7 @@ from dhlo.codegen.families.constants import raw
 from dhlo.codegen.kernel_ir.abi import MAX_ENTRIES
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Program
+from dhlo.frontend.state import storage_span
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, updates_of, walk
 from dhlo.ir.mlir import ir
@@ -41,10 +42,11 @@ def check_names(names: Iterable[str]) -> None:
 def share_states(programs: Mapping[str, Program]) -> None:
     """Makes what one of the programs changes state in all that have a tensor of that name.
 
-    Names that differ in the first module alone ("m.keys", "model.keys") look like an oversight, which is logged ("dhlo", WARNING):
-    an exported program has copies of the buffers that it changes, so that their memory doesn't tell which are the same.
+    Raises CompileError where another program knows the same memory by another name. Of programs from files that can't be told:
+    names that differ in the first module alone ("m.keys", "model.keys") look like an oversight, which is logged ("dhlo", WARNING).
     """
     names = dict.fromkeys(name for program in programs.values() for name in _written(program))
+    _check_memory(programs)
     for entry, program in programs.items() if len(programs) > 1 else ():
         with program.context:
             request_states(program.module, [name for name in names if name in program.weights])
@@ -55,6 +57,23 @@ def share_states(programs: Mapping[str, Program]) -> None:
                         "entry '%s': its tensor '%s' isn't the state '%s' of another entry, as state is shared by name; if it is "
                         "meant to be, export the programs from modules that call it the same",
                         *(entry, name, state),
+                    )
+
+
+def _check_memory(programs: Mapping[str, Program]) -> None:
+    """Raises CompileError where a program changes memory that another knows by another name, as a part or as a whole."""
+    spans = {
+        entry: {name: storage_span(t) for name, t in program.weights.items() if t.numel()} | program.spans
+        for entry, program in programs.items()
+    }
+    for entry, program in programs.items():
+        for state, (begin, end) in program.spans.items():
+            for other, places in spans.items():
+                alias = next((n for n, (first, last) in places.items() if n != state and first < end and begin < last), None)
+                if alias is not None:
+                    raise CompileError(
+                        f"'{state}', which entry '{entry}' changes, shares memory with '{alias}' of entry '{other}'",
+                        hint="state is shared by name: export the programs from modules that call the buffer the same",
                     )
 
 

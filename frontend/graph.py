@@ -55,6 +55,7 @@ class Importer:
         self.b.importer = self
         self.env: dict[Any, Any] = {}
         self.weights: dict[str, torch.Tensor] = {}
+        self.spans: dict[str, tuple[int, int]] = {}  # see Program
         self.states: dict[str, Ref] = {}  # the module's tensors, by the names of weights
         self.parts: dict[str, Ref] = {}  # those inside tensor subclasses
         self.entry: Any = None
@@ -104,6 +105,7 @@ class Importer:
             symbols,
             names,
             mutations,
+            self.spans,
         )
 
     def _inputs(self) -> tuple[list[InputSpec], list[TensorType]]:
@@ -241,6 +243,8 @@ class Importer:
         self._check_aliases(mutations)
         for m in mutations:
             if m.kind == "buffer":
+                if self.weights[m.target].numel():
+                    self.spans[m.target] = storage_span(self.weights[m.target])
                 self.weights[m.target] = self.weights[m.target].clone()  # the state that calls start from
         return values, outputs, mutations
 

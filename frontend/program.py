@@ -75,6 +75,8 @@ class Program:
     symbols: dict[str, Range]
     user_names: dict[str, str] = field(default_factory=dict)
     mutations: list[Mutation] = field(default_factory=list)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Where the module has the buffers that the program changes, of which `weights` holds copies: addresses, [first, end)."""
 
 
 def output_structure(ep: torch.export.ExportedProgram) -> Any:

@@ -1,6 +1,7 @@
 """`dhlo.compile` of modules and files, and what it says of arguments that don't fit."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,9 @@ def test_file(module: Model, tmp_path: Path) -> None:
         (lambda m, a: dhlo.compile(m, a[0]), "args: is a tuple of the module's arguments"),
         (lambda m, a: dhlo.compile(m, (*a, *a)), "the module isn't called so: too many positional arguments"),
         (lambda m, a: dhlo.compile(m, a), "the module isn't called so: missing a required argument: 'scale'"),
+        (lambda m, a: dhlo.compile(m, "ab"), "args: is a tuple of the module's arguments"),
+        (lambda m, a: dhlo.compile(m, a, 5), "kwargs: is a dict of the module's arguments by name"),
+        (lambda m, a: dhlo.compile(m, None, [1]), "kwargs: is a dict of the module's arguments by name"),
         (lambda m, a: dhlo.compile(lambda x: x, a), "a program of torch.export.export is compiled, not a function"),
         (lambda m, a: dhlo.compile(3), "a program of torch.export.export is compiled, not an int"),
         (lambda m, a: dhlo.compile("nothing.pt2"), "'nothing.pt2' is not a file"),
@@ -119,3 +123,45 @@ def test_shown(compiled: dhlo.CompiledModel, tmp_path: Path) -> None:
     assert repr(compiled).startswith("<dhlo.CompiledModel model (ids: int64[s")
     with pytest.raises(FileNotFoundError, match="its folder doesn't exist: .*/nowhere/model.so"):
         compiled.save(tmp_path / "nowhere" / "model.so")
+
+
+class Several(nn.Module):
+    def forward(self, *xs: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        return xs[0] * xs[1] + sum(more.values())
+
+
+def test_arguments_of_any_number() -> None:
+    x = torch.randn(3)
+    compiled = dhlo.compile(Several(), (x, x))
+    for n in (1, 5):
+        y = torch.randn(n)
+        torch.testing.assert_close(compiled(y, y), y * y)
+    with pytest.raises(dhlo.CompileError, match="no dynamic sizes for keywords that the module's forward doesn't name"):
+        dhlo.compile(Several(), (x, x), {"a": x})
+
+
+@dataclass
+class Pair:
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class TakesPair(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.a + pair.b
+
+
+def test_dataclass() -> None:
+    torch.export.register_dataclass(Pair)
+    compiled = dhlo.compile(TakesPair(), (Pair(torch.randn(3), torch.randn(3)),))
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(Pair(x, x)), x + x)
+
+
+@pytest.mark.parametrize("wrong", [None, "text", object()])
+def test_what_is_no_tensor_breaks_the_contract(wrong: object) -> None:
+    compiled = dhlo.compile(nn.Linear(3, 2), (torch.randn(4, 3),))
+    with pytest.raises(dhlo.ContractError, match="expected a tensor or a number, got"):
+        compiled(wrong)
+    with pytest.raises(dhlo.ContractError, match="expected a tensor or a number, got"):
+        compiled.session()(wrong)

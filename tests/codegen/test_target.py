@@ -402,7 +402,7 @@ def program(target: Target, factor: int, term: int, place: int, real: float, sta
     fn.store(fn.const(real, F32), fn.gep(inputs, 6, I64))
     fn.ret(fn.call("abs", [fn.const(-3, I32)], I32))
     fn.done()
-    return SimpleNamespace(module=module, fn=fn)
+    return SimpleNamespace(module=module, fn=fn, symbol="dhlo_run")
 
 
 LEAST, OTHER = parse_targets("x86-64-v3,x86-64-v3+vnni")  # no code here uses the extension, so that both run

@@ -73,7 +73,7 @@ def _all_dynamic(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
             "torch.export.export knows no dynamic sizes for keywords that the module's forward doesn't name (**kwargs)",
             hint="name them in the signature, of a wrapper say, or export it yourself",
         )
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     for x in {id(x): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()}.values():
         shapes[x] = dict.fromkeys(range(x.dim()), Dim.AUTO)
     return shapes if len(shapes) else None

@@ -245,8 +245,9 @@ DHLO_API void dhlo_session_options_init(dhlo_session_options* options);
 DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_options* options, dhlo_session** out);
 /* A session of an entry of the same model that shares state and random generator with `session`, and the memory that is
  * in use during a run only: what either's runs change the other sees. Outputs, their bindings and the error text are
- * its own. One call at a time of all sessions that share: others are refused with DHLO_BUSY. They may be destroyed in
- * any order. `options` may be NULL. Failures are in dhlo_last_error(). */
+ * its own; a cap counts what is shared and its own outputs. One call at a time of all sessions that share: others are
+ * refused with DHLO_BUSY. They may be destroyed in any order. `options` may be NULL. Failures are in dhlo_last_error().
+ */
 DHLO_API dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry,
                                                  const dhlo_session_options* options, dhlo_session** out);
 /* NULL is allowed. Must not be called during a run. */

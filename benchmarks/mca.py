@@ -84,9 +84,9 @@ PROGRAMS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...], Any]
 EXTRAS = {"bytes, dotprod": ["dotprod"], "bytes, i8mm": ["dotprod", "i8mm"]}
 """What the target of a program has besides."""
 CASES = [
-    Case("product, panel of A", r"ukr_f32_(?P<rows>\d+)(_of\d+)?_ahead", "columns"),
-    Case("product, rows of A in place", r"ukr_f32_(?P<rows>\d+)_rows(_of\d+)?_ahead", "linear"),
-    Case("attention, many queries: Q K^T", r"ukr_f32_(?P<rows>\d+)_rows(_of\d+)?_ahead", "attention"),
+    Case("product, panel of A", r"ukr_f32_(?P<rows>\d+)(_placed)?(_of\d+)?_ahead", "columns"),
+    Case("product, rows of A in place", r"ukr_f32_(?P<rows>\d+)_rows(_placed)?(_of\d+)?_ahead", "linear"),
+    Case("attention, many queries: Q K^T", r"ukr_f32_(?P<rows>\d+)_rows(_placed)?(_of\d+)?_ahead", "attention"),
     Case("attention, many queries: P V", r"attn_pv_(?P<rows>\d+)", "attention"),
     Case("attention, few queries: Q K^T", r"attn_dot64_f32_(?P<rows>\d+)", "attention"),
     Case("attention, few queries: P V", r"attn_acc64_f32_(?P<rows>\d+)", "attention"),

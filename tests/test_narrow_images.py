@@ -213,16 +213,6 @@ def test_other_dims(rank: int) -> None:
         assert (got.double() - want).abs().max() <= 4 * EPS[torch.bfloat16] * want.abs().max()
 
 
-def test_weights_without_dot_products_are_packed_wide() -> None:
-    """Widening them again for each block of positions takes longer than reading twice the bytes."""
-    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-    sizes = {
-        d: m.native.constants_bytes for d, m in ((d, compiled(copy.deepcopy(conv).to(d), 64, d)) for d in (torch.float32, *DTYPES))
-    }
-    assert sizes[torch.float16] == sizes[torch.float32]
-    assert (sizes[torch.bfloat16] < sizes[torch.float32]) == ("bf16" in TARGET.dots)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_roundings_of_all_kinds_of_numbers(dtype: torch.dtype) -> None:
     """Ties, overflow, NaN of any bits, subnormal numbers; stored at once, after bounds, and after other arithmetic."""

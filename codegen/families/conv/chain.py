@@ -58,7 +58,7 @@ class ConvChainFamily(ChoiceFamily):
         self.view = low.view(group, image)
         convolutions = [c for op in (self.first, self.second) if isinstance(c := parameters(op, low.tiles, ()), Conv)]
         kept = low.kept_codes(self.first.operands[1]) if self.x.dtype.name == "f32" else None
-        code = "" if kept is None else code_of(*kept, low.tiles)
+        code = "" if kept is None else code_of(*kept)
         expanding = kept[1] if kept is not None and code else low.constant_value(self.first.operands[1])
         mixing = low.constant_value(self.second.operands[1])
         if len(convolutions) != 2 or expanding is None or mixing is None:

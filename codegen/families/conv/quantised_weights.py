@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dhlo.codegen.families.conv.layout import WeightLayout
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec
+from dhlo.codegen.families.gemm.microkernel import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
 __all__ = ["CODE_BITS", "code_of", "coded_bytes", "emit_decode", "load_codes", "pack_codes", "row_bytes"]
@@ -22,12 +22,10 @@ _I16 = "i16"
 _NAN = 0x7F  # of e4m3, less its sign
 
 
-def code_of(code: str, weight: torch.Tensor, spec: TileSpec) -> str:
-    """The form in which the kernels keep weights, "" where they are packed as f32: f16's arithmetic decodes no NaN, and
-    halves that no dot product takes would be widened again for each block of positions: reading twice the bytes is faster."""
+def code_of(code: str, weight: torch.Tensor) -> str:
+    """The form in which the kernels keep weights, "" for none: what f16's arithmetic decodes must not be NaN."""
     nan = code == "f8e4m3fn" and bool(((weight & _NAN) == _NAN).any())
-    wide = code == "f16" or code == BF16 and spec.bf16_dot is None
-    return code if code in CODE_BITS and not nan and not wide and weight.numel() else ""
+    return code if code in CODE_BITS and not nan and weight.numel() else ""
 
 
 def row_bytes(code: str, panel: int) -> int:

@@ -56,7 +56,7 @@ class ConvFamily(ChoiceFamily):
             )
         self.view = low.view(group, image if found is None else found[0])
         kept = low.kept_codes(op.operands[1]) if self.x.dtype.name == "f32" and takes_codes(op, 1) else None
-        code = "" if kept is None else code_of(*kept, low.tiles)
+        code = "" if kept is None else code_of(*kept)
         self.weight = kept[1] if kept is not None and code else low.constant_value(op.operands[1])
         # Weights that are packed at each call are read by this target alone.
         tiles = low.tiles if self.weight is not None else low.tiles.alone

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # defines the operators
 
 import dhlo
 from dhlo.codegen.families.conv.winograd import Winograd

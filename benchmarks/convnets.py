@@ -92,7 +92,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--network", help="names, separated by commas; by default all")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report the kept results")
     parser.add_argument("--dtype", choices=convnets_narrow.DTYPES, help="in that type, beside f32 and eager; nothing is kept")
-    parser.add_argument("--tiny", action="store_true", help="small inputs, to try the machinery")
     return parser.parse_args()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import convnets_narrow, measure
-from benchmarks.convnets import networks, table
+from benchmarks.convnets import main, networks, table
 from dhlo.bench.ceilings import Ceilings
 
 
@@ -49,3 +50,9 @@ def test_networks_in_narrow_types_are_compared() -> None:
     assert [len(times) for times in least] == [len(w.shapes)] * 3 and min(map(min, least)) > 0
     line = convnets_narrow.row(w, [[2.0, 4.0], [1.0, 1.0], [4.0, 1.0]])
     assert line.split()[:5] == ["whisper_front", "2.83", "2.00", "2.00", "1.00"]
+
+
+def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two options of one name, which the parser finds out where it is made."""
+    monkeypatch.setattr(sys, "argv", ["convnets", "--network", "nothing", "--tiny", "--dtype", "bf16"])
+    assert main() == 2

@@ -54,9 +54,8 @@ EQUAL = {"nn.functional.scaled_dot_product_attention": (1, 2)}
 EXACT: dict[str, Callable[[float], Any]] = {"special.bessel_j0": lambda x: mpmath.besselj(0, x)}
 SORTED = {"nn.functional.embedding_bag"}  # their sorted inputs have to stay so
 TIES = {"sort", "argsort", "topk", "mode", "median", "nanmedian", "kthvalue"}  # of equal elements, any may be named
-MEMORY = (
-    1 << 30
-)  # bytes; other sizes that need more aren't looked at, nor those whose result in double precision needs 4 times that
+# Bytes; other sizes that need more aren't looked at, nor those whose result in double precision takes PyTorch 4 times that.
+MEMORY = 1 << 30
 UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 
 

@@ -28,7 +28,8 @@ the exported program accepts them (grown, larger, 1, 0). Integers and bools must
 `tests/opinfo/check.py`, or as near to the result in double precision as PyTorch's own (of Fourier transforms, convolutions, running
 sums and differences of distances: as PyTorch's worst element). Random operators are compared by dtype and shape. Left at the
 sample's own sizes are operators whose inputs have to fit together (sorted bounds, segments, regular matrices), in f64 those whose
-digits rounding decides (condition numbers, eigenvalues in general, pseudo-inverses), and sizes that need over 1 GiB.
+digits rounding decides (condition numbers, eigenvalues in general, pseudo-inverses), and sizes that need over 1 GiB,
+or of convolutions whose result in double precision takes PyTorch over 4 GiB.
 
 A cell says how many samples match of those that export and whose operators dhlo means to have; `·` means that the operator doesn't
 take the dtype, `-` that no sample counts; an empty cell wasn't run. What doesn't match is named in the last column, in full, after

@@ -214,7 +214,8 @@ def _stft(
     z = transform(b, x, [d + 1], False, "root" if normalized else "none")
     z = z if whole or onesided is False else half(b, z, d + 1)
     z = Complex(b.swap(z.re, d, d + 1), b.swap(z.im, d, d + 1))
-    return z if return_complex else COMPLEX[A.view_as_real.default](b, z)
+    as_complex = whole if return_complex is None else return_complex
+    return z if as_complex else COMPLEX[A.view_as_real.default](b, z)
 
 
 def _stft_centred(

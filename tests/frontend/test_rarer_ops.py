@@ -81,6 +81,7 @@ CASES: dict[str, Any] = {
         lambda x: (
             torch.stft(x, 8, 3, 6, torch.hann_window(6), return_complex=True),
             torch.stft(x, 5, center=False, normalized=True, onesided=False, return_complex=True),
+            torch.stft(torch.complex(x, -x), 5, center=False),  # of complex signals, complex by default
             torch.fft.hfft(x, norm="ortho"),
             torch.fft.ihfft2(x, norm="ortho"),
             torch.fft.hfftn(x, s=(4, 9)),

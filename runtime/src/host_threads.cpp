@@ -39,10 +39,16 @@ void HostThreads::work(int64_t worker) {
   do {
     if (static_cast<int32_t>(begun - epoch) >= 0) return;
   } while (!begun_[worker].compare_exchange_weak(begun, epoch));
+  WorkSpan span(worker);  // told before the task is counted out of work(), so while the launch is there
   for (int64_t chunk = 0; claim(epoch, &chunk); finished_.fetch_add(1)) {
     if (worker >= tasks_) out_of_range_.store(true);
+    if (launch_.trace != nullptr) {
+      span.begin(launch_.trace);
+      span.add(launch_.begin(chunk + 1) - launch_.begin(chunk));
+    }
     launch_.run_chunk(chunk, worker);
   }
+  span.end();
 }
 
 bool HostThreads::claim(uint32_t epoch, int64_t* chunk) {

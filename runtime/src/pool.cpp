@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,12 +33,6 @@ void pause_briefly() {
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
 #endif
-}
-
-int64_t now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
 // Spins until `ready` or until `limit` ns have passed; returns the last answer.
@@ -199,21 +192,37 @@ bool Pool::claim(Span& span, int64_t* chunk) {
   }
 }
 
+void Pool::count_done(uint32_t chunks) {
+  done_.fetch_add(chunks);
+  if (caller_parked_.load()) futex_wake(done_, 1);
+}
+
 // Runs chunks until none is left to claim; returns how many. A claimed chunk keeps launch_ as it is until it is counted
-// in done_ (or, for the caller, until it returns), so launch_ is read only in between.
+// in done_ (or, for the caller, until it returns), so launch_ is read only in between: what a worker does of a traced
+// launch is counted when it has been told.
 int64_t Pool::run_claimed(int64_t worker) {
   int64_t ran = 0;
+  uint32_t uncounted = 0;
+  WorkSpan span(worker);
   for (int64_t i = 0; i < threads_; ++i) {
-    Span& span = spans_[(worker + i) % threads_];
-    for (int64_t chunk = 0; claim(span, &chunk); ++ran) {
+    Span& chunks = spans_[(worker + i) % threads_];
+    for (int64_t chunk = 0; claim(chunks, &chunk); ++ran) {
+      if (launch_.trace != nullptr) {
+        span.begin(launch_.trace);
+        span.add(launch_.begin(chunk + 1) - launch_.begin(chunk));
+      }
       launch_.run_chunk(chunk, worker);
       if (worker == 0) continue;
       if (ran == 0 && sched_getcpu() == caller_cpu_.load(std::memory_order_relaxed))
         in_turns_.store(true, std::memory_order_relaxed);
-      done_.fetch_add(1);
-      if (caller_parked_.load()) futex_wake(done_, 1);
+      if (span.active())
+        ++uncounted;
+      else
+        count_done(1);
     }
   }
+  span.end();
+  if (uncounted > 0) count_done(uncounted);
   return ran;
 }
 
@@ -263,7 +272,9 @@ bool Pool::run(const Launch& launch) {
   signal_.fetch_add(1);
   if (parked_.load() > 0) futex_wake(signal_, static_cast<int>(std::min(threads_, chunks) - 1));
   const int64_t own = run_claimed(0);
+  const int64_t waiting = launch.trace != nullptr && own < chunks ? now() : 0;
   wait_for_chunks(static_cast<uint32_t>(chunks - own));
+  if (waiting != 0) launch.trace->tell(DHLO_TRACE_WAIT, waiting, 0, 0, DHLO_OK);
   unhelped_ = (own == chunks && chunks > 1) || in_turns_.load(std::memory_order_relaxed) ? unhelped_ + 1 : 0;
   if (unhelped_ >= kApartLaunches) keep_apart();
   busy_.store(false, std::memory_order_release);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dhlo/runtime.h"
+#include "trace.hpp"
 
 namespace dhlo {
 
@@ -21,6 +22,7 @@ struct Launch {
   int64_t chunks;  // in [1, kMaxChunks]; chunk c is [count * c / chunks, count * (c + 1) / chunks)
   uint8_t* scratch;
   int64_t scratch_stride;  // bytes from one worker's scratch to the next
+  const LaunchTrace* trace = nullptr;
 
   // count * chunk / chunks without overflow. What doesn't divide evenly is spread over all chunks, so that threads get
   // equal parts.
@@ -79,6 +81,7 @@ class Pool {
   void wait_for_signal(uint32_t seen);
   bool claim(Span& span, int64_t* chunk);
   int64_t run_claimed(int64_t worker);
+  void count_done(uint32_t chunks);
   void wait_for_chunks(uint32_t chunks);
   void keep_apart();
 

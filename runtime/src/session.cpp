@@ -1,7 +1,6 @@
 // Runs a model: the services that compiled code asks for, and the memory behind them.
 #include "session.hpp"
 
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,12 +24,6 @@ constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
 alignas(64) uint8_t empty_block[64];
 constexpr const char* kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
 
-int64_t now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
-
 constexpr int64_t kReads = -2;  // of an input that the run doesn't write to
 
 void check_addressable(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t index) {
@@ -47,7 +40,7 @@ void check_addressable(const dhlo_abi_entry& entry, const dhlo_tensor& input, in
 // 64 bits that nobody can foretell; the clock's where the system has none to give.
 uint64_t entropy() {
   uint64_t bits = 0;
-  return getentropy(&bits, sizeof bits) == 0 ? bits : static_cast<uint64_t>(now()) * 0x9e3779b97f4a7c15ull;
+  return getentropy(&bits, sizeof bits) == 0 ? bits : static_cast<uint64_t>(dhlo::now()) * 0x9e3779b97f4a7c15ull;
 }
 
 }  // namespace
@@ -154,8 +147,17 @@ void dhlo_session::copy_state(const dhlo_session& other) noexcept {
 
 void dhlo_session::set_profile(bool on) {
   if (on) profile.resize(static_cast<size_t>(model->code->num_launches));
-  launch = on ? serve_profiled_launch : serve_launch;
+  profiled = on;
+  choose_services();
 }
+
+void dhlo_session::set_trace(dhlo_trace_fn fn, void* ctx) {
+  trace = fn;
+  trace_ctx = ctx;
+  choose_services();
+}
+
+void dhlo_session::choose_services() { launch = profiled || trace != nullptr ? serve_watched_launch : serve_launch; }
 
 void dhlo_session::trim() {
   for (Output& out : outputs) out.owned.free();
@@ -320,7 +322,7 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   }
   const int64_t chunks = std::min({count / grain, self->num_threads * kChunksPerThread, dhlo::Pool::kMaxChunks});
   if (chunks > 1) {
-    const Launch work{fn, args, count, chunks, common.scratch.data(), common.scratch_stride};
+    const Launch work{fn, args, count, chunks, common.scratch.data(), common.scratch_stride, self->tracing};
     if (self->host_threads != nullptr) {
       const char* wrong = self->host_threads->run(work, common.program->parallel);
       return wrong == nullptr ? 0 : self->record(DHLO_HOST, [wrong] { return std::string(wrong); });
@@ -331,17 +333,33 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
   return 0;
 }
 
-int32_t dhlo_session::serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
-                                            int64_t grain, int64_t scratch_bytes, int64_t launch) {
+// With profile or trace.
+int32_t dhlo_session::serve_watched_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
+                                           int64_t grain, int64_t scratch_bytes, int64_t launch) {
   auto* self = static_cast<dhlo_session*>(call);
-  const int64_t start = now();
+  const bool known = launch >= 0 && launch < self->model->code->num_launches;
+  const char* name = known ? self->model->code->launches[launch] : nullptr;
+  const dhlo::LaunchTrace tracer = self->tracer(name, launch);
+  self->tracing = self->trace != nullptr ? &tracer : nullptr;
+  const int64_t start = dhlo::now();
   const int32_t status = serve_launch(call, fn, args, count, grain, scratch_bytes, launch);
-  if (launch >= 0 && launch < self->model->code->num_launches) {
+  self->tracing = nullptr;
+  if (known && self->profiled) {
     dhlo_launch_profile& figures = self->profile[static_cast<size_t>(launch)];
     ++figures.count;
-    figures.nanoseconds += now() - start;
+    figures.nanoseconds += dhlo::now() - start;
   }
+  if (self->trace != nullptr) tracer.tell(DHLO_TRACE_LAUNCH, start, std::max<int64_t>(count, 0), 0, status);
   return status;
+}
+
+dhlo::LaunchTrace dhlo_session::tracer(const char* name, int64_t index) const {
+  return {trace, trace_ctx, this, name != nullptr ? name : "", static_cast<int64_t>(common->run_number), index};
+}
+
+void dhlo_session::trace_run(int64_t begin_ns, dhlo_status status) const {
+  const char *entry = model->entry->name, *name = model->program->abi->name;
+  tracer(entry != nullptr && *entry != 0 ? entry : name, -1).tell(DHLO_TRACE_RUN, begin_ns, 0, 0, status);
 }
 
 int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got) {
@@ -435,6 +453,7 @@ bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
 dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
   const dhlo::Claim claim(*this);
   if (!claim) return DHLO_BUSY;
+  const int64_t begin_ns = trace != nullptr ? dhlo::now() : 0;
   failure = DHLO_OK;
   dhlo_status status = dhlo::guard(
       [&] {
@@ -467,6 +486,7 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
     for (Output& out : outputs) out.produced = false;
     if (starved) trim();  // what is held for other shapes may be what is missing for the next
   }
+  if (trace != nullptr) trace_run(begin_ns, status);
   return status;
 }
 

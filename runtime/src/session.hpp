@@ -12,6 +12,7 @@
 #include "model.hpp"
 #include "overlap.hpp"
 #include "support.hpp"
+#include "trace.hpp"
 
 namespace dhlo {
 
@@ -67,6 +68,7 @@ struct dhlo_session : dhlo_abi_call {
 
   dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
   void set_profile(bool on);
+  void set_trace(dhlo_trace_fn fn, void* ctx);
   void seed(uint64_t value) noexcept;
   // Takes over state and random generator of another session of the same program.
   void copy_state(const dhlo_session& other) noexcept;
@@ -94,10 +96,14 @@ struct dhlo_session : dhlo_abi_call {
   std::vector<dhlo::Given> given;   // of the run in progress, where anything may share memory that is written
   bool trusts_output_hook = false;  // it gives fresh memory: the Python extension's
   std::unique_ptr<dhlo::HostThreads> host_threads;  // null without the host's own
+  bool profiled = false;
   std::vector<dhlo_launch_profile> profile;
-  dhlo_counters counters{};       // but for what `common` counts
-  dhlo_status failure = DHLO_OK;  // of the run in progress
-  bool starved = false;           // it got no memory
+  dhlo_trace_fn trace = nullptr;
+  void* trace_ctx = nullptr;
+  const dhlo::LaunchTrace* tracing = nullptr;  // of the launch in progress
+  dhlo_counters counters{};                    // but for what `common` counts
+  dhlo_status failure = DHLO_OK;               // of the run in progress
+  bool starved = false;                        // it got no memory
   mutable std::string message;
 
  private:
@@ -105,9 +111,12 @@ struct dhlo_session : dhlo_abi_call {
   static void* serve_output(dhlo_abi_call* call, int64_t index, int64_t rank, const int64_t* sizes);
   static int32_t serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count, int64_t grain,
                               int64_t scratch_bytes, int64_t launch);
-  static int32_t serve_profiled_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
-                                       int64_t grain, int64_t scratch_bytes, int64_t launch);
+  static int32_t serve_watched_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
+                                      int64_t grain, int64_t scratch_bytes, int64_t launch);
   static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+  void choose_services();
+  dhlo::LaunchTrace tracer(const char* name, int64_t index) const;
+  void trace_run(int64_t begin_ns, dhlo_status status) const;
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
   std::string describe(const dhlo::Given& given) const;
   void check_sharing(const dhlo_tensor* inputs);

@@ -219,3 +219,7 @@ dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dh
     *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
   });
 }
+
+dhlo_status dhlo_session_set_trace(dhlo_session* session, dhlo_trace_fn trace, void* ctx) {
+  return guard_session("dhlo_session_set_trace", session, [&] { session->set_trace(trace, ctx); });
+}

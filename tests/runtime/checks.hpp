@@ -83,3 +83,5 @@ void test_machine();
 // Hooks, null arguments and shared memory; allocations and threads that fail. `file` is a file of the toy model, or null.
 void test_hostile_hosts();
 void test_failures(const char* file);
+// What a host sees and steers of runs.
+void test_control();

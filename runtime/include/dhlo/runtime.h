@@ -325,6 +325,40 @@ typedef struct dhlo_launch_profile {
 DHLO_API dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode);
 DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out);
 
+/* ---- tracing -------------------------------------------------------------------------------------------------------
+ */
+
+/* What a span of time was spent on. New kinds may be added: skip those that you don't know. */
+typedef enum dhlo_trace_kind {
+  DHLO_TRACE_RUN = 0, /* one run, from its first check to its end, on its thread; name: the entry's, or the model's */
+  DHLO_TRACE_LAUNCH = 1, /* one launch, on the run's thread, from its call to its return; name: the kernel's */
+  DHLO_TRACE_WORK = 2,   /* what one thread did of a launch that several could take part in, the run's own thread
+                            included; launches without any ran as a whole on the run's thread */
+  DHLO_TRACE_WAIT = 3    /* the run's thread, out of work, waited for others to finish their parts of the launch */
+} dhlo_trace_kind;
+
+/* A span that has ended. Spans come in the order of their ends: those of threads before their launch's, launches before
+ * their run. Fields are only ever added behind the last; struct_bytes tells which there are. */
+typedef struct dhlo_trace_event {
+  uint32_t struct_bytes;
+  int32_t kind;     /* dhlo_trace_kind */
+  const char* name; /* of the entry or kernel; lives as long as the model */
+  int64_t begin_ns; /* of CLOCK_MONOTONIC */
+  int64_t end_ns;
+  const dhlo_session* session;
+  int64_t run;        /* the number of the run among those of the session and of others that share its state, from 1 */
+  int64_t launch;     /* index of the launch site (dhlo_model_launch); -1 of a run */
+  int64_t items;      /* of the launch's iteration space: of a launch all, of work those that the thread did; else 0 */
+  int32_t worker;     /* number of the thread in the launch, 0 is the run's own; of work, else 0 */
+  int32_t thread;     /* the operating system's id of the thread */
+  dhlo_status status; /* of a run or launch; else DHLO_OK */
+} dhlo_trace_event;
+/* Called on the thread whose span it is, several at once, as soon as the span has ended; the event is valid during the
+ * call. What it takes is part of the spans around it. Must not call functions of the session. */
+typedef void (*dhlo_trace_fn)(void* ctx, const dhlo_trace_event* event);
+/* Traces all later runs of the session; NULL ends it. Costs nothing while off. */
+DHLO_API dhlo_status dhlo_session_set_trace(dhlo_session* session, dhlo_trace_fn trace, void* ctx);
+
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_plan) == 72, "dhlo_plan");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");

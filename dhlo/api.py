@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,18 +11,20 @@ import numpy as np
 import torch
 
 from dhlo import _runtime
-from dhlo.callspec import CallSpec, read_call
+from dhlo.callspec import CallSpec
 from dhlo.capture import as_exported
 from dhlo.errors import CompileError, DhloError, ModelFileError
+from dhlo.hidden import Shared
 from dhlo.model import CompiledModel
 from dhlo.options import Options, cache_dir
+from dhlo.pickling import FileOrigin, calls_of
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.frontend.program import Program
 
-__all__ = ["build", "build_entries", "compile", "import_programs", "load", "open_model"]
+__all__ = ["build", "build_entries", "compile", "import_programs", "load", "load_artifact", "open_model"]
 
 
 def compile(
@@ -60,7 +61,7 @@ def compile(
     with reporter(opts.progress) as progress:
         programs, artifact = build_entries(exported, opts, progress)
         progress("pack weights")
-        model = _load_artifact(artifact)
+        model = load_artifact(artifact)
     calls = {n: CallSpec.of(p.inputs, p.outputs, p.in_spec, p.out_spec, p.mutations) for n, p in programs.items()}
     return CompiledModel(model, calls, artifact)
 
@@ -101,9 +102,14 @@ def build_entries(
     from dhlo.pipeline import FRONT, run_passes
 
     programs = import_programs(exported, options, progress)
-    for program in programs.values():
-        with program.context:
-            run_passes(program.module, program.weights, FRONT)
+    for entry, program in programs.items():
+        try:
+            with program.context:
+                run_passes(program.module, program.weights, FRONT)
+        except CompileError as e:
+            if not entry:
+                raise
+            raise CompileError(f"entry '{entry}': {e.what}", where=e.where, hint=e.hint) from None
         read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
@@ -148,7 +154,7 @@ def import_programs(
     return programs
 
 
-def _load_artifact(artifact: Artifact) -> _runtime.Model:
+def load_artifact(artifact: Artifact) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages."""
     from dhlo.codegen.backends.artifact import StoredConstants
     from dhlo.codegen.backends.cpu.link import extern_addresses
@@ -168,11 +174,13 @@ def _load_artifact(artifact: Artifact) -> _runtime.Model:
         raise CompileError(str(e), hint=_ELSEWHERE) from None
 
 
-def load(path: str | Path, *, verify: bool = True, require_key: str | Path | bytes | None = None) -> CompiledModel:
+def load(
+    path: str | Path, *, num_threads: int = 0, verify: bool = True, require_key: str | Path | bytes | None = None
+) -> CompiledModel:
     """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
     All of the file is verified against its digests before any of its code is loaded; `verify=False` leaves out the weights,
-    where no key is asked for.
+    where no key is asked for. `num_threads` run each call, 0: as many as DHLO_NUM_THREADS says, or one per processor.
     `require_key` is an Ed25519 public key (a PEM file, or its bytes): a file is refused that `dhlo sign` didn't sign with its
     private key. Without it a model file is trusted like any program: load what you made or got from somebody you trust.
 
@@ -180,10 +188,12 @@ def load(path: str | Path, *, verify: bool = True, require_key: str | Path | byt
     and gives flat sequences. Raises ModelFileError if the file is truncated, damaged, foreign, made for another version or
     another CPU; SignatureError, a kind of it, if the signature is missing or isn't right.
     """
-    model = open_model(path, verify=verify, require_key=require_key)
-    entries = {name: model.entry(name) for name in model.entries}
-    calls = {n: read_call(json.loads(e.metadata).get("call"), e.inputs, e.outputs) for n, e in entries.items()}
-    return CompiledModel(model, calls)
+    key = require_key if require_key is None or isinstance(require_key, bytes) else Path(require_key).absolute()
+    options = {"num_threads": num_threads, "verify": verify, "require_key": key}
+    origin = FileOrigin.of(path, options)
+    model = open_model(path, num_threads, verify=verify, require_key=require_key)
+    calls = calls_of(model)
+    return CompiledModel(model, calls, shared=Shared(model, calls, origin=origin))
 
 
 def open_model(

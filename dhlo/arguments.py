@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 __all__ = ["explain_mismatch"]
+
+_MOST = 8  # differences in a message
 
 
 def explain_mismatch(spec: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -32,11 +35,7 @@ def explain_mismatch(spec: Any, names: Sequence[str], args: Sequence[Any], kwarg
     if not parts:
         given = [(name, child, x) for (name, child), x in zip(expected, args, strict=True)]
         given += [(name, child, kwargs[name]) for name, child in named.items()]
-        parts = [
-            f"'{name}' is {_kind(pytree.tree_structure(x))}, expected {_kind(child)}"
-            for name, child, x in given
-            if pytree.tree_structure(x) != child
-        ]
+        parts = [text for name, child, x in given for text in _differences(name, pytree.tree_structure(x), child)][:_MOST]
     return "arguments don't match the exported program's: " + "; ".join(parts)
 
 
@@ -54,9 +53,42 @@ def _listed(names: Sequence[str]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
+def _differences(name: str, given: Any, wanted: Any) -> Iterator[str]:
+    """Where the structure of an argument, or of a part of it, isn't the one that is wanted."""
+    if given == wanted:
+        return
+    if given.type is not wanted.type or given.is_leaf() or wanted.is_leaf():
+        yield f"'{name}' is {_kind(given)}, expected {_kind(wanted)}"
+        return
+    keys, known = _keys(given), _keys(wanted)
+    if keys is not None and known is not None:
+        parts = [f"lacks {', '.join(map(repr, lacking))}"] if (lacking := [k for k in known if k not in keys]) else []
+        parts += [f"has the unknown {', '.join(map(repr, more))}"] if (more := [k for k in keys if k not in known]) else []
+        if not parts and keys != known:  # the program may go through them in order
+            parts = [f"has its keys in the order {', '.join(map(repr, keys))}, expected {', '.join(map(repr, known))}"]
+        if not parts and given.children() == wanted.children():  # defaultdicts
+            parts = ["is a defaultdict made otherwise than the exported program's"]
+        if parts:
+            yield f"'{name}' {' and '.join(parts)}"
+            return
+    elif given.num_children != wanted.num_children or given.context != wanted.context:
+        yield f"'{name}' is {_kind(given)}, expected {_kind(wanted)}"
+        return
+    labels = known if known is not None else range(wanted.num_children)
+    for label, child, own in zip(labels, given.children(), wanted.children(), strict=True):
+        yield from _differences(f"{name}[{label!r}]", child, own)
+
+
+def _keys(spec: Any) -> list[Any] | None:
+    """A dict's keys in order; None of another type."""
+    if spec.type is dict or spec.type is OrderedDict:
+        return list(spec.context)
+    return list(spec.context[1]) if spec.type is defaultdict else None
+
+
 def _kind(spec: Any) -> str:
     if spec.is_leaf():
         return "a tensor or number"
-    context = spec.context
-    inside = f" with {', '.join(map(str, context))}" if spec.type is dict and context else f" of {spec.num_children}"
+    keys = _keys(spec)
+    inside = f" with {', '.join(map(repr, keys))}" if keys else f" of {spec.num_children}"
     return f"a {spec.type.__name__}{inside}"

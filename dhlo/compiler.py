@@ -163,7 +163,7 @@ def plan_programs(
             run_passes(program.module, program.weights, PASSES, partial(after, name), verified=True)
     modules = [program.module for program in programs.values()]
     check_weights(modules)
-    check_caches(modules)
+    check_caches({name: program.module for name, program in programs.items()})
     weights, initial = share_weights(programs)
     constants = Constants()
     states = States(initial, constants)

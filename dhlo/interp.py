@@ -126,7 +126,8 @@ class _Machine:
             self.define(attr(op, "symbol"), args[0].shape[attr(op, "dim")])
         elif cls is control.Assert:
             if not self.sizes(parse(attr(op, "condition")), exact=True):
-                raise ContractError(f"{attr(op, 'message')}: {attr(op, 'condition')} fails for {self.symbols}")
+                message, condition = attr(op, "message"), attr(op, "condition")
+                raise ContractError(f"{message.replace(control.CONDITION, condition)}: {condition} fails for {self.symbols}")
         elif cls is control.AssertTensor:
             if not bool(args[0]):
                 raise ContractError(attr(op, "message"))

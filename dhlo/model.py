@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,48 +16,15 @@ from torch.utils import _pytree as pytree
 from dhlo import _runtime
 from dhlo.arguments import explain_mismatch
 from dhlo.callspec import CallSpec
-from dhlo.errors import ContractError, DhloError, SessionError
+from dhlo.errors import ContractError, DhloError
 from dhlo.frontend.program import OutputSpec
+from dhlo.hidden import Shared
 from dhlo.session import Session, translate
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
 
 __all__ = ["CompiledModel"]
-
-
-class _HiddenSessions:
-    """The sessions of calls that name none. Those of one thread share state, whichever entry of a model they are of."""
-
-    def __init__(self) -> None:
-        self._local = threading.local()  # .first: the thread's first session
-        self._owner: list[list[str]] = []  # name of the thread that the sessions of a model with state belong to
-
-    def make(self, model: _runtime.Model, states: Sequence[str]) -> _runtime.Session:
-        """This thread's session of an entry. Raises SessionError if the state, which has these names, belongs to another thread."""
-        first: _runtime.Session | None = getattr(self._local, "first", None)
-        if first is not None:
-            return first.sharing(model)
-        if states and self._owner:
-            raise self._not_the_owner(states)
-        session = _runtime.Session(model)
-        if states:
-            # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
-            # got the same number, takes its place. Appending is atomic: of two threads one is first.
-            mark = [threading.current_thread().name]
-            self._owner.append(mark)
-            if self._owner[0] is not mark:
-                self._owner.pop()
-                raise self._not_the_owner(states)
-        self._local.first = session
-        return session
-
-    def _not_the_owner(self, states: Sequence[str]) -> SessionError:
-        return SessionError(
-            f"the model keeps state ({_some(list(states))}), and that of calls without a session belongs to thread "
-            f"'{self._owner[0][0]}', which called first: in thread '{threading.current_thread().name}' call a session that is made "
-            f"for it or handed to it, session = model.session()"
-        )
 
 
 class CompiledModel:
@@ -77,9 +45,10 @@ class CompiledModel:
         calls: Mapping[str, CallSpec],
         artifact: Artifact | None = None,
         entry: str | None = None,
-        hidden: _HiddenSessions | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        """`calls` are those of the model's entries; `entry` is the one that this object is, by default the first."""
+        """`calls` are those of the model's entries; `entry` is the one that this object is, by default the first; `shared` is what
+        it has in common with the model's other entries, by default nothing."""
         self._entry = next(iter(calls)) if entry is None else entry
         self._calls, self._siblings = calls, dict[str, CompiledModel]()
         call = calls[self._entry]
@@ -93,7 +62,7 @@ class CompiledModel:
         # Not a cached_property, which makes all attributes of the object slower to read.
         self._state_types: dict[str, dict[str, Any]] | None = None
         self._local = threading.local()  # .session: the hidden native session of a thread
-        self._hidden = hidden or _HiddenSessions()
+        self._shared = shared or Shared(model, calls, artifact)
         tensors = all(s.type is not None and s.scalar is None for s in self._inputs)
         self._plain_in = tensors and _is_flat(self._in_spec, len(self._inputs))
         self._plain_out = _plain(self._out_spec, self._outputs)
@@ -112,7 +81,7 @@ class CompiledModel:
         if entry not in self._siblings:
             if entry not in self._calls:
                 raise KeyError(f"the model has no entry '{entry}'; it has {', '.join(self._calls) if self._entry else 'only one'}")
-            self._siblings[entry] = CompiledModel(self._model.entry(entry), self._calls, self._artifact, entry, self._hidden)
+            self._siblings[entry] = CompiledModel(self._model.entry(entry), self._calls, self._artifact, entry, self._shared)
         return self._siblings[entry]
 
     # ------------------------------------------------------------------ calls
@@ -192,14 +161,14 @@ class CompiledModel:
         `max_bytes` caps what the session takes together with the weights and a call's results; calls that need more raise
         MemoryError. 0: no cap.
         """
-        return Session(self, _runtime.Session(self._model, max_bytes=max_bytes))
+        return Session(self, _runtime.Session(self._model, max_bytes=max_bytes), max_bytes)
 
     def _hidden_session(self) -> _runtime.Session:
         """The session of calls that name none. Raises SessionError if it belongs to another thread."""
         session: _runtime.Session | None = getattr(self._local, "session", None)
         if session is not None:
             return session
-        session = self._local.session = self._hidden.make(self._model, list(self._states))
+        session = self._local.session = self._shared.session(self._model)
         return session
 
     @property
@@ -229,8 +198,25 @@ class CompiledModel:
         """Seeds this thread's calls without a session, as `Session.manual_seed` does: other threads' are not seeded."""
         Session(self, self._hidden_session()).manual_seed(seed)
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        raise TypeError("a CompiledModel is neither copied nor pickled: save() it and load the file, or copy a session()")
+    # ------------------------------------------------------------------ copies
+    @staticmethod
+    def _of(shared: Shared, entry: str) -> CompiledModel:
+        model = shared.model if entry == shared.model.entries[0] else shared.model.entry(entry)
+        return CompiledModel(model, shared.calls, shared.artifact, entry, shared)
+
+    def __copy__(self) -> CompiledModel:
+        """The same code and weights; state and random numbers of calls without a session go on from this model's, apart from it.
+
+        Raises SessionError where a call is using the state, or the thread that it belongs to is gone.
+        """
+        return self._of(copy.copy(self._shared), self._entry)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        return self._of(copy.deepcopy(self._shared, memo), self._entry)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds code and weights, or of a model that was loaded its file's path and digest; and state as a copy does."""
+        return CompiledModel._of, (self._shared, self._entry)
 
     # ------------------------------------------------------------------ looking at it
     def __repr__(self) -> str:
@@ -239,6 +225,12 @@ class CompiledModel:
 
         name = self._model.name + (f", entry {self._entry}" if self._entry else "")
         return f"<dhlo.CompiledModel {name} ({values(self._model.inputs)}) -> ({values(self._model.outputs)})>"
+
+    def _repr_html_(self) -> str:
+        """The contract as a table, for notebooks."""
+        from dhlo.signature import signature_html
+
+        return signature_html(self._model)
 
     @property
     def signature(self) -> str:
@@ -319,11 +311,6 @@ def _plain(spec: Any, outputs: Sequence[OutputSpec]) -> str | None:
     if spec.is_leaf():
         return "tensor"
     return "tuple" if spec.type is tuple and all(c.is_leaf() for c in spec.children()) else None
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few of the names."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _kind(x: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,12 @@ class Session:
     a copy of its own, of the random generator, too.
     """
 
-    __slots__ = ("__weakref__", "_model", "_native", "_siblings")
+    __slots__ = ("__weakref__", "_max_bytes", "_model", "_native", "_root", "_siblings")
 
-    def __init__(self, model: CompiledModel, native: _runtime.Session) -> None:
-        self._model, self._native = model, native
+    def __init__(self, model: CompiledModel, native: _runtime.Session, max_bytes: int = 0, root: Session | None = None) -> None:
+        """`max_bytes` is what `native` was made with; `root` the session whose state this one of another entry shares."""
+        self._model, self._native, self._max_bytes = model, native, max_bytes
+        self._root = None if root is None else weakref.ref(root)  # which holds this one
         self._siblings: dict[str, Session] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,13 +43,21 @@ class Session:
     def __getitem__(self, entry: str) -> Session:
         """The session of another entry of the model over the same state and random generator, and in the memory that a run takes:
         all of them are for one call at a time. Raises KeyError, naming the entries that there are."""
+        root = self._whose()
+        if root is not self:
+            return root[entry]
         model = self._model[entry]
         if model is self._model:
             return self
         if entry not in self._siblings:
             with _errors():
-                self._siblings[entry] = Session(model, self._native.sharing(model.native))
+                self._siblings[entry] = Session(model, self._native.sharing(model.native), self._max_bytes, self)
         return self._siblings[entry]
+
+    def _whose(self) -> Session:
+        """The session that this one of another entry was made by, while there is that."""
+        root = None if self._root is None else self._root()
+        return self if root is None else root
 
     @property
     def model(self) -> CompiledModel:
@@ -93,7 +104,7 @@ class Session:
     def copy(self) -> Session:
         """A new session that goes on from the same state and random generator, with the same options."""
         with _errors():
-            return Session(self._model, self._native.copy())
+            return Session(self._model, self._native.copy(), self._max_bytes)
 
     def snapshot(self) -> bytes:
         """State and random generator, to be restored here or in another session, in this process or another."""
@@ -116,8 +127,18 @@ class Session:
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         return self.copy()
 
-    def __reduce__(self) -> str:
-        raise TypeError("a Session can't be pickled: take a snapshot(), and restore() it in a session of the same model")
+    @staticmethod
+    def _restored(model: CompiledModel, snapshot: bytes, max_bytes: int) -> Session:
+        session = model.session(max_bytes=max_bytes)
+        session.restore(snapshot)
+        return session
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds the model's (see CompiledModel) and a snapshot; the same pickle's sessions of other entries share it."""
+        root = self._whose()
+        if root is not self:
+            return operator.getitem, (root, self._model._entry)
+        return Session._restored, (self._model, self.snapshot(), self._max_bytes)
 
     # ------------------------------------------------------------------ memory and figures
     @property

@@ -1,34 +1,56 @@
-"""The contract of a compiled model as text for people."""
+"""The contract of a compiled model as text and as a table for people."""
 
 from __future__ import annotations
 
+import html
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dhlo import _runtime
 
 if TYPE_CHECKING:
     from dhlo.model_file import ModelInfo
 
-__all__ = ["signature"]
+__all__ = ["signature", "signature_html"]
 
 
 def signature(model: _runtime.Model | ModelInfo) -> str:
     """Arguments and results with their dims, the state, symbols with their ranges, and what else is checked at every call."""
     meta = json.loads(model.metadata)
-    lines = [f"{model.name} ({model.producer})", "inputs:"]
-    lines += [f"  {v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in model.inputs]
-    lines.append("outputs:")
-    lines += [f"  {v['name']}: {v['dtype']}[{', '.join(v['dims'])}]" for v in model.outputs]
-    if meta.get("states"):
-        lines.append("state, kept by a session from call to call:")
-        lines += [f"  {n}: {s['dtype']}[{', '.join(map(str, s['shape']))}]" for n, s in meta["states"].items()]
-    if meta["symbols"]:
-        lines.append("sizes:")
-        for name, (lo, hi) in meta["symbols"].items():
-            lines.append(f"  {lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else ""))
-    checks = [c["text"] for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max", "size")]
-    if checks:
-        lines.append("checked at every call:")
-        lines += [f"  {t}" for t in checks]
+    lines = [f"{model.name} ({model.producer})"]
+    for title, rows in _sections(model, meta):
+        lines += [f"{title}:", *(f"  {': '.join(row)}" for row in rows)]
     return "\n".join(lines)
+
+
+def signature_html(model: _runtime.Model | ModelInfo) -> str:
+    """The same as a table in HTML."""
+
+    def cell(tag: str, text: str, span: int = 1) -> str:
+        return f'<{tag} colspan="{span}" style="text-align:left">{html.escape(text)}</{tag}>'
+
+    rows = []
+    for title, section in _sections(model, json.loads(model.metadata)):
+        rows.append(cell("th", title, 2))
+        rows += ["".join(cell("td", text, 2 // len(row)) for text in row) for row in section]
+    name = html.escape(f"{model.name} ({model.producer})")
+    return f"<table><caption>{name}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def _sections(model: _runtime.Model | ModelInfo, meta: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[tuple[str, ...]]]]:
+    """Titles, and below each its rows: a name and what it is, or one text."""
+    yield "inputs", [(v["name"], f"{v['dtype']}[{', '.join(v['dims'])}]") for v in model.inputs]
+    yield "outputs", [(v["name"], f"{v['dtype']}[{', '.join(v['dims'])}]") for v in model.outputs]
+    if meta.get("states"):
+        states = [(n, f"{s['dtype']}[{', '.join(map(str, s['shape']))}]") for n, s in meta["states"].items()]
+        yield "state, kept by a session from call to call", states
+    if meta["symbols"]:
+        yield "sizes", [(_range(name, *bounds),) for name, bounds in meta["symbols"].items()]
+    checks = [(c["text"],) for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max", "size")]
+    if checks:
+        yield "checked at every call", checks
+
+
+def _range(name: str, lo: float | None, hi: float | None) -> str:
+    return f"{lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else "")

@@ -31,6 +31,7 @@ from dhlo.ir.dialect import TypeError_
 from dhlo.ir.function import mark_results, set_ranges, set_user_names
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import complexes, control, movement
+from dhlo.ir.ops.control import CONDITION
 from dhlo.ir.symbols import as_expr, show, symbol
 from dhlo.ir.types import DTYPES, TensorType, from_mlir, from_torch_dtype
 
@@ -45,7 +46,7 @@ class Importer:
         ep: Any,
         dims: Dims,
         names: list[str],
-        guards: list[tuple[Any, str]],
+        guards: list[Any],
         context: Any,
         decompositions: Decompositions,
     ) -> None:
@@ -78,8 +79,8 @@ class Importer:
         with ir.InsertionPoint(block):
             self._bind_inputs(inputs, list(block.arguments))
             self._bind_state()
-            for relation, text in self.guards:
-                self.b.require(relation, f"the exported program requires {text}")
+            for relation in self.guards:
+                self.b.require(relation, f"the exported program requires {CONDITION}")
             result = self._graph(self.ep.graph_module, self.env)
             values, outputs, mutations = self._outputs(result)
             self._leftovers(block)
@@ -204,7 +205,7 @@ class Importer:
             early = not any(s.name.startswith("u") or not s.is_integer for s in (a - b).free_symbols)
             at = ir.InsertionPoint.at_block_begin(block) if early else ir.InsertionPoint(block)
             with at:
-                self.b.op(control.Assert, [], {"condition": show(sympy.Eq(a, b)), "message": "sizes must agree"})
+                self.b.op(control.Assert, [], {"condition": show(sympy.Eq(a, b)), "message": f"sizes must agree: {CONDITION}"})
 
     # ------------------------------------------------------------------------------------------------ results
     def _outputs(self, result: Any) -> tuple[list[Value], list[OutputSpec], list[Mutation]]:
@@ -339,12 +340,12 @@ class Importer:
         sizes = self._match_sizes(pairs) | own
         examples = input_values(program)
         conditions = read_guards(program, input_names(program, examples), examples) + bounds_of(program)
-        conditions = [(r, text) for r, text in conditions if not only_two(r, program.range_constraints, examples)]
+        conditions = [r for r in conditions if not only_two(r, program.range_constraints, examples)]
 
         def require(of_own: bool) -> None:
-            for relation, text in conditions:
+            for relation in conditions:
                 if of_own == bool(relation.free_symbols & own.keys()):
-                    self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {text}")
+                    self.b.require(relation.xreplace(sizes), f"{self.b.node.target} requires {CONDITION}")
 
         require(False)
         outer = self.b.node, self.inlined, self.autocast

@@ -194,15 +194,14 @@ def dim_names(names: list[str], values: list[Any]) -> dict[Any, str]:
     return out
 
 
-def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[tuple[Any, str]]:
-    """(relation, its text) of every guard over sizes of the inputs; those on strides say nothing to us and are left
-    out."""
+def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[Any]:
+    """The relation of every guard over sizes of the inputs; those on strides say nothing to us and are left out."""
     reader, out = _Reader(_sources(names, values)), []
     for code in dict.fromkeys(ep._guards_code):
         if ".stride()" in code or ".storage_offset()" in code:
             continue
         try:
-            out.append((reader.parse(code), code))
+            out.append(reader.parse(code))
         except (KeyError, SyntaxError, ValueError) as e:
             raise InternalError(f"can't read the guard {code!r}: {e}") from None
     return out
@@ -219,12 +218,12 @@ def only_two(relation: Any, ranges: dict[Any, Any], values: list[Any]) -> bool:
     return bool(relation.gts.is_Symbol) or relation.gts in sizes
 
 
-def bounds_of(ep: Any) -> list[tuple[Any, str]]:
-    """(relation, its text) of the bounds of a program's symbols."""
+def bounds_of(ep: Any) -> list[Any]:
+    """The bounds of a program's symbols, as relations."""
     out = []
     for s, r in ep.range_constraints.items():
         lower, upper = sympy.sympify(r.lower), sympy.sympify(r.upper)
         low = [as_expr(s) >= lower] if lower.is_Integer and lower > 0 else []
         high = [as_expr(s) <= upper] if upper.is_Integer else []
-        out += [(relation, str(relation)) for relation in (*low, *high)]
+        out += [*low, *high]
     return out

@@ -53,8 +53,8 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
         dims = Dims()
         _declare(ep, dims)
         guards = read_guards(ep, names, values)
-        guards = [(r, text) for r, text in guards if not only_two(r, ep.range_constraints, values)]
-        for relation, _ in guards:
+        guards = [r for r in guards if not only_two(r, ep.range_constraints, values)]
+        for relation in guards:
             dims.learn(relation)
         for _ in range(_MAX_ROUNDS):
             dims.changed, dims.unsolved, dims.asserted = False, [], set()

@@ -1,14 +1,17 @@
 """`dhlo.compile` of modules and files, and what it says of arguments that don't fit."""
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import dhlo
+from dhlo.arguments import explain_mismatch
 
 
 class Model(nn.Module):
@@ -114,9 +117,31 @@ def test_arguments_that_do_not_fit(compiled: dhlo.CompiledModel) -> None:
     )
     assert refused(ids, masks[:1], **kwargs) == begin + "'masks' is a list of 1, expected a list of 2"
     assert refused([ids], masks, **kwargs) == begin + "'ids' is a list of 1, expected a tensor or number"
-    assert refused(ids, masks, scale={"a": ids}) == begin + "'scale' is a dict with a, expected a tensor or number"
+    assert refused(ids, masks, scale={"a": ids}) == begin + "'scale' is a dict with 'a', expected a tensor or number"
     assert "index out of range in 'ids': index 10 is out of range for size 10" in refused(torch.full((2, 3), 10), masks, **kwargs)
     torch.testing.assert_close(compiled(ids, masks, **kwargs).shape, torch.Size([2, 3, 8]))
+
+
+def test_parts_of_arguments_that_do_not_fit() -> None:
+    """The place of the difference is told, however deep it lies."""
+    x = torch.ones(2)
+    example = {"a": {"m": (x, x), "n": x}, "b": [x, defaultdict(list, k=x)]}
+    spec = pytree.tree_structure(((example,), {}))
+    names = ["d['a']['m'][0]", "d['a']['m'][1]", "d['a']['n']", "d['b'][0]", "d['b'][1]['k']"]
+
+    def explained(**changes: object) -> str:
+        text = explain_mismatch(spec, names, (example | changes,), {})
+        return text.removeprefix("arguments don't match the exported program's: ")
+
+    assert explained(a={"m": (x,), "n": x}) == "'d['a']['m']' is a tuple of 1, expected a tuple of 2"
+    assert explained(a={"m": [x, x], "n": x}) == "'d['a']['m']' is a list of 2, expected a tuple of 2"
+    assert explained(a={"n": x, "m": (x, x)}) == "'d['a']' has its keys in the order 'n', 'm', expected 'm', 'n'"
+    assert explained(a={"m": (x, x), "o": x}) == "'d['a']' lacks 'n' and has the unknown 'o'"
+    assert explained(b=[x, defaultdict(list)], a={"m": (x, {}), "n": x}) == (
+        "'d['a']['m'][1]' is a dict of 0, expected a tensor or number; 'd['b'][1]' lacks 'k'"
+    )
+    assert explained(b=[x, defaultdict(dict, k=x)]) == "'d['b'][1]' is a defaultdict made otherwise than the exported program's"
+    assert explain_mismatch(spec, names, ({"b": example["b"], "a": example["a"]},), {}).endswith("'b', 'a', expected 'a', 'b'")
 
 
 def test_shown(compiled: dhlo.CompiledModel, tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_what_cannot_grow() -> None:
         dhlo.compile(program, grow={"past_k": 1})
     with pytest.raises(dhlo.CompileError, match="no dim 0 behind its first"):
         dhlo.compile(program, grow={"past_k": 0})
+    reads = torch.export.export(Reads(), (torch.randn(2, 2, 5, 4),))
+    with pytest.raises(dhlo.CompileError, match="^entry 'reads': grow: no result is 'past_k'.*\n.*call it something else"):
+        dhlo.compile({"step": program, "reads": reads}, grow={"past_k": 2})
 
 
 HOST = r"""
@@ -127,3 +130,8 @@ def test_what_is_no_buffer_is_refused_by_name(wrong: object) -> None:
 class Joined(torch.nn.Module):
     def forward(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return torch.cat([past, new], 2)
+
+
+class Reads(torch.nn.Module):
+    def forward(self, past_k: torch.Tensor) -> torch.Tensor:
+        return past_k.sum()

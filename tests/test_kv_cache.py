@@ -228,6 +228,32 @@ def test_programs_without_a_cache_are_refused() -> None:
     dhlo.compile(export(Plain(), (torch.ones(3),)), kv_cache="f32")
 
 
+class Entry(nn.Module):
+    """Does something else with the cache of another program."""
+
+    def __init__(self, m: Attends, reads: bool) -> None:
+        super().__init__()
+        self.m, self.reads = m, reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reads:
+            return self.m.keys.sum() + x
+        self.m.keys.zero_()
+        return x + 1
+
+
+def test_entries_that_keep_a_cache_otherwise_are_refused() -> None:
+    whole = nn.Module()
+    whole.m = Attends()
+    whole.forward = lambda *args: whole.m(*args)  # type: ignore[assignment]
+    with torch.no_grad():
+        step = export(whole, arguments(3, 0), dynamic_shapes=(({1: D}, {1: D}, {1: D}, {0: D}),))
+    for reads, reason in ((False, "it is written as a whole"), (True, "it is read there, and not written")):
+        other = export(Entry(whole.m, reads), (torch.ones(2),))
+        with pytest.raises(dhlo.CompileError, match=f"kv_cache: 'm.keys' .* int8 in entry 'step', .* entry 'other': {reason}"):
+            dhlo.compile({"step": step, "other": other}, kv_cache="int8")
+
+
 def test_sessions_and_snapshots() -> None:
     """Copies and snapshots go on as they were; a snapshot of another format is refused, of equal size or not."""
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ __all__ = [
     "Size",
     "as_expr",
     "ceil_div",
+    "describe",
     "evaluate",
     "exact_floors",
     "least",
@@ -204,6 +205,67 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 _PRINTER = _Printer()
 
 
+class _Describer(_Printer):
+    """Operators as people write them in Python, where nothing has to be read back."""
+
+    printmethod = "_dhlo_described"
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def _print_Symbol(self, e: sympy.Symbol) -> str:
+        return self._names.get(e.name, e.name)
+
+    def _infix(self, sign: str, *args: sympy.Basic) -> str:
+        texts = [(x, str(self._print(x))) for x in args]
+        return f" {sign} ".join(t if x.is_Atom or re.fullmatch(r"\w+\([^()]*\)", t) else f"({t})" for x, t in texts)
+
+    def _print_FloorDiv(self, e: sympy.Expr) -> str:
+        return self._infix("//", *e.args)
+
+    def _print_CleanDiv(self, e: sympy.Expr) -> str:
+        return self._infix("//", *e.args)
+
+    def _print_Mod(self, e: sympy.Expr) -> str:
+        return self._infix("%", *e.args)
+
+    def _print_PythonMod(self, e: sympy.Expr) -> str:
+        return self._infix("%", *e.args)
+
+    def _print_IntTrueDiv(self, e: sympy.Expr) -> str:
+        return self._infix("/", *e.args)
+
+    def _print_FloatTrueDiv(self, e: sympy.Expr) -> str:
+        return self._infix("/", *e.args)
+
+    def _print_Relational(self, e: sympy.Basic) -> str:
+        sides: tuple[list[sympy.Expr], list[sympy.Expr]] = [], []
+        for side, value in enumerate((e.lhs, e.rhs)):
+            for term in sympy.Add.make_args(value):  # what is taken away on one side is added on the other
+                less = bool(term.as_coeff_Mul()[0] < 0)
+                sides[side ^ less].append(-term if less else term)
+        left, right = (self._print(sympy.Add(*terms)) for terms in sides)
+        return f"{left} {e.rel_op} {right}"
+
+    _print_Equality = _print_Unequality = _print_Relational
+
+    def _print_And(self, e: sympy.Basic) -> str:
+        return self._infix("and", *sorted(e.args, key=str))
+
+    def _print_Or(self, e: sympy.Basic) -> str:
+        return self._infix("or", *sorted(e.args, key=str))
+
+    def _print_Not(self, e: sympy.Basic) -> str:
+        return f"not ({self._print(e.args[0])})"
+
+    def _print_Piecewise(self, e: sympy.Expr) -> str:
+        (value, cond), *rest = e.args
+        if not rest or cond == sympy.true:
+            return str(self._print(value))
+        return f"({self._print(value)} if {self._print(cond)} else {self._print(sympy.Piecewise(*rest))})"
+
+
 _READER = Reader(_FUNCTIONS, {"true": sympy.true, "false": sympy.false, "inf": sympy.oo}, symbol)
 
 
@@ -260,6 +322,11 @@ def as_expr(x: object) -> sympy.Expr:
 def spell(e: sympy.Expr, names: Mapping[str, str]) -> str:
     """An expression for people: symbols under the names that the user gave their dims, where there are any."""
     return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m.group(), m.group()), show(e))
+
+
+def describe(e: sympy.Basic, names: Mapping[str, str]) -> str:
+    """A size or condition for people: as `spell`, with Python's operators in place of the grammar's functions. Isn't read back."""
+    return str(_Describer(names).doprint(e))
 
 
 def is_static(x: Size) -> bool:

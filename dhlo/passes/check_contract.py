@@ -11,9 +11,9 @@ from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.function import argument_names, argument_type, bodies, filled_sizes, grown_dims, ranges_of, user_names, walk
 from dhlo.ir.mlir import ir
-from dhlo.ir.ops.control import Group, Item
+from dhlo.ir.ops.control import CONDITION, Assert, Group, Item
 from dhlo.ir.ops.host import Assume, Capacity, Check, CheckBuffer, CheckType, Size, Solve
-from dhlo.ir.symbols import FloorDiv, is_static, show, spell, symbol, symbols_of
+from dhlo.ir.symbols import FloorDiv, describe, is_static, parse, show, spell, symbol, symbols_of
 from dhlo.ir.types import from_mlir
 
 __all__ = ["check_contract"]
@@ -38,6 +38,8 @@ def check_contract(module: Any) -> None:
         for op in list(walk(block)):
             if isinstance(op, Item):
                 contract.number(op)
+            elif isinstance(op, Assert):
+                contract.assertion(op)
             contract.images(op)
 
 
@@ -137,9 +139,21 @@ class _Contract:
         text = f"'{self.names[at[0]]}' dim {at[1]}"
         if is_static(e):
             return f"{text} must be {e}"
+        return f"{text} must be {spell(e, self.user_names)}{self._sources(e)}"
+
+    def _sources(self, e: sympy.Basic) -> str:
+        """Says which dims the symbols of an expression are."""
         known: Mapping[str, At] = {s: self.source[s] for s in sorted(symbols_of(e)) if s in self.source}
         parts = [f"{self.user_names.get(s, s)} = '{self.names[k]}' dim {d}" for s, (k, d) in known.items()]
-        return f"{text} must be {spell(e, self.user_names)}" + (f", where {', '.join(parts)}" if parts else "")
+        return f", where {', '.join(parts)}" if parts else ""
+
+    def assertion(self, op: Any) -> None:
+        """Writes the condition into the message of an assertion that says where."""
+        message = attr(op, "message")
+        if CONDITION in message:
+            condition = parse(attr(op, "condition"))
+            text = message.replace(CONDITION, describe(condition, self.user_names)) + self._sources(condition)
+            op.operation.attributes["message"] = ir.StringAttr.get(text)
 
     def _buffer(self, k: int, d: int, filled: sympy.Expr) -> None:
         """The room in a growing argument's buffer, which its strides must be those of."""

@@ -29,6 +29,11 @@ from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["grow"]
 
+_HINT = (
+    "an argument that grows comes back as one result, with something joined to its end; in all entries that have an argument of "
+    "that name: one that only reads it has to call it something else"
+)
+
 
 def grow(module: Any) -> None:
     """Gives arguments marked `dhlo.grow` (the dim along which they grow) room behind their elements. Each must come back as a
@@ -54,7 +59,8 @@ def _grow(block: Any, k: int, name: str, dim: int) -> None:
         raise CompileError(
             f"grow: no result is '{name}' with something joined to its dim {d}"
             if not results
-            else f"grow: {len(results)} results are '{name}' with something joined to its dim {d}"
+            else f"grow: {len(results)} results are '{name}' with something joined to its dim {d}",
+            hint=_HINT,
         )
     ((index, join),) = results
     buffer = t.with_shape([symbol(f"cap{k}") if i == d else s for i, s in enumerate(t.shape)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,13 +51,31 @@ def request_caches(modules: Collection[Module], wanted: str) -> None:
             module.operation.attributes[_REQUEST] = ir.StringAttr.get(wanted)
 
 
-def check_caches(modules: Iterable[Module]) -> None:
-    """Raises CompileError where caches were asked for in fewer bits and no entry has any."""
-    asked = [m for m in modules if _REQUEST in m.operation.attributes]
-    rows = [row for m in asked for row in quantised_caches(m)]
-    if asked and not any(row["format"] for row in rows):
-        wanted = ir.StringAttr(asked[0].operation.attributes[_REQUEST]).value
-        raise CompileError(_NONE.format(wanted), hint=_hint(rows))
+def check_caches(modules: Mapping[str, Module]) -> None:
+    """Raises CompileError where caches were asked for in fewer bits and no entry (by name) has any, or one entry can't keep a state
+    as another does."""
+    asked = {entry: m for entry, m in modules.items() if _REQUEST in m.operation.attributes}
+    if not asked:
+        return
+    rows = {entry: {row["name"]: row for row in quantised_caches(m)} for entry, m in asked.items()}
+    found = {name: entry for entry, of in rows.items() for name, row in of.items() if row["format"]}
+    wanted = ir.StringAttr(next(iter(asked.values())).operation.attributes[_REQUEST]).value
+    if not found:
+        raise CompileError(_NONE.format(wanted), hint=_hint([row for of in rows.values() for row in of.values()]))
+    for name, first in found.items():
+        for entry, module in asked.items():
+            reason = rows[entry][name]["reason"] if name in rows[entry] else "is read there, and not written"
+            if reason and (name in rows[entry] or any(_states(block, name) for block in bodies(module))):
+                raise CompileError(
+                    f"kv_cache: '{name}' can be stored as {wanted} in entry '{first}', but not in entry '{entry}': it {reason}",
+                    hint=_APART,
+                )
+
+
+_APART: Final = (
+    "leave out kv_cache, or that entry: a session clears its buffers by reset(), and read_state() and write_state() read and write "
+    "them"
+)
 
 
 def quantised_caches(module: Module) -> list[dict[str, Any]]:

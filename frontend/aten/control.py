@@ -49,7 +49,9 @@ def _item(b: OpBuilder, x: Value) -> Any:
 @lowers(A._assert_scalar.default)
 def _assert_scalar(b: OpBuilder, cond: Any, message: str = "assertion failed") -> None:
     cond = as_expr(cond)
-    b.require(cond if is_boolean(cond) else sympy.Ne(cond, 0), message)
+    own = not message.startswith("Runtime assertion failed for expression")  # torch's, over names that nobody has given
+    text = message if own else f"the exported program requires {control.CONDITION}"
+    b.require(cond if is_boolean(cond) else sympy.Ne(cond, 0), text)
 
 
 @lowers(A._assert_async.msg, A._assert_async.default, A._functional_assert_async.msg)
@@ -63,7 +65,7 @@ def _assert_tensor_metadata(b: OpBuilder, x: Value, size: Any = None, stride: An
     if dtype is not None and dtype != own:
         raise CompileError(f"the exported program takes for granted that this is {dtype}, and it is {own}")
     for n, wanted in zip(b.shape(x), size or (), strict=False):
-        b.require(sympy.Eq(n, as_expr(wanted)), "a size that the exported program takes for granted")
+        b.require(sympy.Eq(n, as_expr(wanted)), f"the exported program takes for granted that {control.CONDITION}")
 
 
 @lowers(A._linalg_check_errors.default)

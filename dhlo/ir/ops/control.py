@@ -12,6 +12,8 @@ from dhlo.ir.symbols import SYMBOL, is_static, symbol
 from dhlo.ir.types import TensorType
 
 Args = list[torch.Tensor]
+CONDITION = "{condition}"
+"""What `check-contract` replaces in an assertion's message by the condition, as people write it."""
 
 
 def one_element(t: TensorType) -> None:
@@ -58,7 +60,7 @@ class Nonzero(Op, name="nonzero"):
 
 
 class Assert(Op, name="assert"):
-    """Fails the call with `message` unless the condition, a relation of sizes as text, holds."""
+    """Fails the call with `message` unless the condition, a relation of sizes as text, holds. See CONDITION for the message."""
 
     kind = Kind.SYMBOL
     condition: Condition

@@ -1,0 +1,49 @@
+"""What the contract says, in the signature and in errors: in names of inputs and dims, and operators that people read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+import dhlo
+from dhlo.ir.symbols import describe, parse
+
+
+class Conditions(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n, m = x.shape[0], y.shape[0]
+        torch._check(3 * n <= m + 7)
+        torch._check(n % 4 == 0)
+        count = int(y.sum().item())
+        torch._check(count <= n + 9, lambda: "too many")
+        return x[: min(n, 2 * m)] * 2, torch.ones(count)
+
+
+def test_conditions_are_written_for_people() -> None:
+    batch = Dim("batch", max=64)
+    program = export(Conditions(), (torch.ones(8, 2), torch.ones(18)), dynamic_shapes=({0: 4 * Dim("quarter")}, {0: batch}))
+    compiled = dhlo.compile(program)
+    assert "L['" not in compiled.signature and ".size()" not in compiled.signature
+    assert "  the exported program requires 12*quarter <= batch + 7, where batch = 'y' dim 0, " in compiled.signature
+    with pytest.raises(dhlo.ContractError, match=r"requires 12\*quarter <= batch \+ 7, where batch = 'y' dim 0"):
+        compiled(torch.ones(4, 2), torch.ones(2))
+    with pytest.raises(dhlo.ContractError, match=r"requires u\d+ <= 4\*quarter \+ 9"):
+        compiled(torch.ones(4, 2), 20 * torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    "text,described",
+    [
+        ("Eq(mod(s7, 8), 0)", "batch % 8 == 0"),
+        ("floordiv(3*s7, 4) + 1 <= s1", "((3*batch) // 4) + 1 <= s1"),
+        ("And(s1 <= s7, Ne(s1, 3))", "(s1 != 3) and (s1 <= batch)"),
+        ("s1 - s7 >= 0", "s1 >= batch"),
+        ("s1 - 2*s7 < -3", "s1 + 3 < 2*batch"),
+        ("ite(s1 < 3, s1, s7 + 1) >= 2", "(s1 if s1 < 3 else batch + 1) >= 2"),
+        ("mod(floordiv(s7 + 1, 2), max(s1, 2)) <= 1", "((batch + 1) // 2) % max(2, s1) <= 1"),
+        ("Or(Not(s1 < 3), Eq(s1, s7))", "(s1 >= 3) or (batch == s1)"),
+    ],
+)
+def test_described(text: str, described: str) -> None:
+    assert describe(parse(text), {"s7": "batch"}) == described

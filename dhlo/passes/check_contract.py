@@ -144,7 +144,8 @@ class _Contract:
     def _sources(self, e: sympy.Basic) -> str:
         """Says which dims the symbols of an expression are."""
         known: Mapping[str, At] = {s: self.source[s] for s in sorted(symbols_of(e)) if s in self.source}
-        parts = [f"{self.user_names.get(s, s)} = '{self.names[k]}' dim {d}" for s, (k, d) in known.items()]
+        sizes = {at: spell(self.types[at[0]].shape[at[1]], self.user_names) for at in known.values()}
+        parts = [f"{size} = '{self.names[k]}' dim {d}" for (k, d), size in sizes.items()]
         return f", where {', '.join(parts)}" if parts else ""
 
     def assertion(self, op: Any) -> None:

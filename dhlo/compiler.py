@@ -10,7 +10,7 @@ from typing import Any
 
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
-from dhlo.codegen.backends.cpu.descriptor import Code, Descriptor, Entry
+from dhlo.codegen.backends.cpu.descriptor import Code, Descriptor, Entry, State
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, compile_object, lower_common, lower_to_llvm_ir
 from dhlo.codegen.families.constants import Constants, States
 from dhlo.codegen.families.family import Family
@@ -78,9 +78,12 @@ def compile_programs(
     for entry in entries:
         with entry.program.context:
             described.append(entry.described(options.name))
-    dtypes = [DTYPES[str(low.weights[name].dtype)[6:]] for name, *_ in low.states.rows]
-    constants, states = low.constants, low.states
-    descriptor = Descriptor(options.name, PRODUCER, [], described, constants.bytes, states.rows, states.block_bytes, dtypes)
+    constants = low.constants
+    states = [
+        State(name, offset, size, init, DTYPES[str(low.weights[name].dtype)[6:]], list(low.weights[name].shape))
+        for name, offset, size, init in low.states.rows
+    ]
+    descriptor = Descriptor(options.name, PRODUCER, [], described, constants.bytes, states, low.states.block_bytes)
     modules = "\n".join([str(level.module) for levels in planned.values() for level in levels])
     progress("generate code")
     llvm_ir, objects, parts = _objects(entries, targets, descriptor)
@@ -139,7 +142,7 @@ class _Entry:
         }
         code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
         updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
-        return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names)
+        return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names, _symbols(program))
 
 
 def plan_program(program: Program, options: Options, progress: Callable[[str], None], targets: Sequence[Target]) -> list[Planned]:
@@ -243,6 +246,11 @@ def _values(program: Program, values: list[tuple[str, TensorType]]) -> list[dict
     ]
 
 
+def _symbols(program: Program) -> dict[str, tuple[int | None, int | None]]:
+    """Ranges of the program's sizes, by the user's names."""
+    return {program.user_names.get(n, n): (r.lo, r.hi) for n, r in program.symbols.items()}
+
+
 def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) -> dict[str, Any]:
     """What tools show of a model. Of a group: its arithmetic and bytes; of each level: the kernels, the launches of each group as
     [first, end), and the arena."""
@@ -260,7 +268,7 @@ def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) ->
             for op in g.operation.regions[0].blocks[0].operations
             if isinstance(op, Extern)
         },
-        "symbols": {program.user_names.get(n, n): [r.lo, r.hi] for n, r in program.symbols.items()},
+        "symbols": {name: list(bounds) for name, bounds in _symbols(program).items()},
         "states": {
             n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}
             for n, _, size, _ in low.states.rows

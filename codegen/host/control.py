@@ -91,6 +91,7 @@ def emit_while(host: HostProgram, memory: Memory, op: While, emit_block: EmitBlo
     labels = [host.label("test"), host.label("body"), host.label("exit")]
     fn.jump(labels[0])
     fn.label(labels[0])
+    host.poll()
     current = [fn.load(r, PTR) for r in read]
     host.sizes.push()
     emit_block(test, dict(zip(test.arguments, current, strict=True)))

@@ -73,6 +73,8 @@ class _Operations:
             flag = fn.load(fn.gep(cell, 2, I64), I64)
             host.require(fn.cmp("eq", flag, 0), check, fn.load(fn.gep(cell, 1, I64), I64), fn.load(cell, I64))
         updates = [op for op in host.block.operations if isinstance(op, (UpdateArgument, UpdateState))]
+        if updates:
+            host.poll(last=True)  # stopped between two of them, a call would have changed one
         for op in updates:
             self.arguments.update(op)
         if updates:

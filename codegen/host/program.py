@@ -254,6 +254,17 @@ class HostProgram:
         fn.ret(fn.const(1, I32))
         fn.label(good)
 
+    def poll(self, last: bool = False) -> None:
+        """Ends the call if it was told to stop. With `last` it isn't stopped any more afterwards."""
+        fn = self.fn
+        good, bad = self.label("ok"), self.label("bad")
+        r = fn.call_ptr(self.service("poll", PTR), [self.call, fn.const(int(last), I32)], I32)
+        assert r is not None
+        fn.branch(fn.cmp("eq", r, 0), good, bad)
+        fn.label(bad)
+        fn.ret(r)
+        fn.label(good)
+
     # ------------------------------------------------------------------ planning calls
     @property
     def planning(self) -> V:

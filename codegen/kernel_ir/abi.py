@@ -37,6 +37,8 @@ __all__ = [
     "SECTION",
     "STATE",
     "STATE_BYTES",
+    "SYMBOL",
+    "SYMBOL_BYTES",
     "TENSOR",
     "TENSOR_BYTES",
     "TRAILER_MAGIC",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 7
+ABI_VERSION: Final = 8
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -57,8 +59,8 @@ DTYPE_BYTES: Final[dict[str, int]] = {d.torch_name: d.bytes for d in dtypes.DTYP
 """Bytes of one element of each dtype."""
 
 # Byte offsets of the fields of each struct.
-TENSOR: Final[dict[str, int]] = {"data": 0, "sizes": 8, "strides": 16, "dtype": 24, "rank": 28}
-TENSOR_BYTES: Final = 32
+TENSOR: Final[dict[str, int]] = {"data": 0, "sizes": 8, "strides": 16, "dtype": 24, "rank": 28, "capacity": 32}
+TENSOR_BYTES: Final = 40
 CALL: Final[dict[str, int]] = {
     "constants": 0,
     "state": 8,
@@ -70,14 +72,17 @@ CALL: Final[dict[str, int]] = {
     "random": 56,
     "machine": 64,
     "plan": 72,
+    "poll": 80,
 }
-CALL_BYTES: Final = 80
+CALL_BYTES: Final = 88
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
 VALUE_BYTES: Final = 40
-STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24, "dtype": 32}
-STATE_BYTES: Final = 40
+STATE: Final[dict[str, int]] = {"name": 0, "offset": 8, "bytes": 16, "init_offset": 24, "dtype": 32, "rank": 40, "sizes": 48}
+STATE_BYTES: Final = 56
+SYMBOL: Final[dict[str, int]] = {"name": 0, "min": 8, "max": 16}
+SYMBOL_BYTES: Final = 24
 LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8}
 LEVEL_BYTES: Final = 16
 CODE: Final[dict[str, int]] = {"run": 0, "num_launches": 8, "launches": 16, "num_segments": 24}
@@ -95,8 +100,10 @@ ENTRY: Final[dict[str, int]] = {
     "num_updated": 72,
     "updated": 80,
     "grows": 88,
+    "num_symbols": 96,
+    "symbols": 104,
 }
-ENTRY_BYTES: Final = 96
+ENTRY_BYTES: Final = 112
 MODEL: Final[dict[str, int]] = {
     "magic": 0,
     "version": 8,

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   }
   const int64_t length = strtoll(argv[2], NULL, 10);
   float* data = calloc(length > 0 ? (size_t)length : 1, sizeof *data);
-  const dhlo_tensor input = {data, &length, NULL, DHLO_F32, 1};
+  const dhlo_tensor input = {.data = data, .sizes = &length, .dtype = DHLO_F32, .rank = 1};
   dhlo_tensor output;
   int failed = data == NULL || dhlo_session_run(session, &input, 1) != DHLO_OK ||
                dhlo_session_output(session, 0, &output) != DHLO_OK;

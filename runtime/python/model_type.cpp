@@ -232,6 +232,7 @@ PyObject* plan_unfenced(PyObject* self, PyObject* args) {
   inputs.reserve(model);
   std::vector<dhlo_shape> shapes(static_cast<size_t>(dhlo_model_num_outputs(model)));
   dhlo_plan figures{};
+  figures.struct_bytes = sizeof figures;
   if (!inputs.convert(model, objects.get(), true)) {
     inputs.clear();
     return nullptr;

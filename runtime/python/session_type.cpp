@@ -232,7 +232,8 @@ PyObject* get_model(PyObject* self, void*) {
 }
 
 PyObject* get_counters(PyObject* self, void*) {
-  dhlo_counters c;
+  dhlo_counters c{};
+  c.struct_bytes = sizeof c;
   dhlo_session_counters(body_of(self).session, &c);
   auto n = [](int64_t number) { return static_cast<long long>(number); };
   return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs",
@@ -251,6 +252,7 @@ PyObject* get_profile(PyObject* self, void*) {
   Ref list(PyList_New(count));
   for (int64_t i = 0; list && i < count; ++i) {
     dhlo_launch_profile figures{};
+    figures.struct_bytes = sizeof figures;
     dhlo_session_profile(session.session, i, &figures);
     PyObject* entry = Py_BuildValue("(sLL)", dhlo_model_launch(model, i), static_cast<long long>(figures.count),
                                     static_cast<long long>(figures.nanoseconds));

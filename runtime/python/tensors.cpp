@@ -265,7 +265,7 @@ bool Inputs::convert_scalar(const dhlo_abi_value* value, int64_t index, PyObject
   auto store = [&](const auto& number, int32_t dtype) {
     Scalar& scalar = scalars_[static_cast<size_t>(index)];
     std::memcpy(scalar.bytes, &number, sizeof number);
-    tensors_[static_cast<size_t>(index)] = {scalar.bytes, nullptr, nullptr, dtype, 0};
+    tensors_[static_cast<size_t>(index)] = {scalar.bytes, nullptr, nullptr, dtype, 0, 0};
     *done = true;
   };
   if (PyBool_Check(object)) {
@@ -289,7 +289,7 @@ bool Inputs::store_int(const dhlo_abi_value* value, int64_t index, PyObject* int
   }
   Scalar& scalar = scalars_[static_cast<size_t>(index)];
   std::memcpy(scalar.bytes, &number, sizeof number);
-  tensors_[static_cast<size_t>(index)] = {scalar.bytes, nullptr, nullptr, DHLO_I64, 0};
+  tensors_[static_cast<size_t>(index)] = {scalar.bytes, nullptr, nullptr, DHLO_I64, 0, 0};
   return true;
 }
 
@@ -310,8 +310,8 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
     sizes[static_cast<size_t>(dim)] = PyLong_AsLongLong(item.get());
     if (PyErr_Occurred() != nullptr) return reraise(value, index);
   }
-  tensors_[static_cast<size_t>(index)] = {nullptr, sizes.data(), nullptr, static_cast<int32_t>(value->dtype),
-                                          static_cast<int32_t>(rank)};
+  tensors_[static_cast<size_t>(index)] = {
+      nullptr, sizes.data(), nullptr, static_cast<int32_t>(value->dtype), static_cast<int32_t>(rank), 0};
   return true;
 }
 
@@ -382,7 +382,7 @@ bool Inputs::accept(const dhlo_abi_value* value, int64_t index, const dlpack::Te
     return false;
   }
   void* data = tensor.data == nullptr ? nullptr : static_cast<uint8_t*>(tensor.data) + tensor.byte_offset;
-  tensors_[static_cast<size_t>(index)] = {data, tensor.sizes, tensor.strides, dtype, tensor.rank};
+  tensors_[static_cast<size_t>(index)] = {data, tensor.sizes, tensor.strides, dtype, tensor.rank, 0};
   return true;
 }
 

@@ -38,6 +38,8 @@ void check_entry(const dhlo_abi_entry& entry, int64_t num_levels, const std::str
   if (least < 0) throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count");
   for (int64_t i = 0; i < entry.num_inputs; ++i) check_value("input", i, entry.inputs[i], label);
   for (int64_t i = 0; i < entry.num_outputs; ++i) check_value("output", i, entry.outputs[i], label);
+  if (entry.num_symbols < 0 || (entry.num_symbols > 0 && entry.symbols == nullptr))
+    throw Error(DHLO_FORMAT, label + ": its descriptor has a negative count of symbols");
   if (entry.num_updated < 0 || (entry.num_updated > 0 && (entry.updated == nullptr || entry.grows == nullptr)))
     throw Error(DHLO_FORMAT, label + ": its descriptor doesn't say which inputs it writes to");
   for (int64_t i = 0; i < entry.num_updated; ++i) {
@@ -82,6 +84,10 @@ int64_t check_descriptor(const dhlo_abi_model& abi, int64_t constants_bytes, con
     const bool ok = state.bytes >= 0 && state.offset >= 0 && state.init_offset >= 0 &&
                     state.offset <= abi.state_bytes - state.bytes && state.init_offset <= constants_bytes - state.bytes;
     if (!ok) throw Error(DHLO_FORMAT, label + ": state " + std::to_string(i) + " lies outside its block");
+    const bool shaped =
+        state.name != nullptr && state.rank >= 0 && (state.rank == 0 || state.sizes != nullptr) &&
+        count_elements(state.rank, state.sizes) * dhlo_dtype_bytes(static_cast<int32_t>(state.dtype)) == state.bytes;
+    if (!shaped) throw Error(DHLO_FORMAT, label + ": state " + std::to_string(i) + " has sizes of other bytes");
   }
   check_entries(abi, label);
   return level;
@@ -98,12 +104,8 @@ std::string write_metadata(const dhlo_abi_model& abi) {
 }
 
 dhlo_model_options read_options(const dhlo_model_options* given) {
-  dhlo_model_options options;
-  dhlo_model_options_init(&options);
-  if (given == nullptr) return options;
-  if (given->struct_bytes < offsetof(dhlo_model_options, allocator))
-    throw Error(DHLO_INVALID_ARGUMENT, "model options: struct_bytes is not set; use dhlo_model_options_init");
-  std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
+  const dhlo_model_options options =
+      read_struct(given, dhlo_model_options_init, offsetof(dhlo_model_options, allocator), "model options");
   if ((options.allocator.alloc == nullptr) != (options.allocator.free == nullptr))
     throw Error(DHLO_INVALID_ARGUMENT, "model options: an allocator needs both alloc and free");
   return options;
@@ -320,6 +322,31 @@ const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index) 
 
 const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index) {
   return index >= 0 && index < dhlo_model_num_states(model) ? &model->program->abi->states[index] : nullptr;
+}
+
+int64_t dhlo_model_num_symbols(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_symbols; });
+}
+int64_t dhlo_model_num_checks(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_checks; });
+}
+int64_t dhlo_model_num_levels(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->abi->num_levels; });
+}
+int64_t dhlo_model_level_index(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.program->level; });
+}
+
+const dhlo_abi_symbol* dhlo_model_symbol(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < dhlo_model_num_symbols(model) ? &model->entry->symbols[index] : nullptr;
+}
+
+const dhlo_abi_check* dhlo_model_check(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < dhlo_model_num_checks(model) ? &model->entry->checks[index] : nullptr;
+}
+
+const dhlo_abi_level* dhlo_model_level_at(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < dhlo_model_num_levels(model) ? &model->program->abi->levels[index] : nullptr;
 }
 
 const char* dhlo_model_launch(const dhlo_model* model, int64_t index) {

@@ -98,6 +98,9 @@ int32_t plan_fail(dhlo_abi_call* base, int64_t check, int64_t expected, int64_t 
   return DHLO_CONTRACT;
 }
 
+// A plan is short: nothing stops it.
+int32_t plan_poll(dhlo_abi_call*, int32_t) { return 0; }
+
 // Sums that no machine's memory reaches stay at the largest number.
 int64_t sum(int64_t a, int64_t b) {
   int64_t total = 0;
@@ -108,7 +111,7 @@ int64_t sum(int64_t a, int64_t b) {
 }  // namespace dhlo
 
 dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, int64_t num_inputs, dhlo_shape* outputs,
-                            dhlo_plan* plan) {
+                            dhlo_plan* given) {
   return dhlo::guard(
       [&] {
         if (model == nullptr) throw dhlo::Error(DHLO_INVALID_ARGUMENT, "dhlo_model_plan: model is null");
@@ -125,6 +128,7 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         call.launch = dhlo::plan_launch;
         call.fail = dhlo::plan_fail;
         call.plan = call.fields;
+        call.poll = dhlo::plan_poll;
         call.entry = &entry;
         call.code = model->code;
         call.shapes = outputs;
@@ -140,20 +144,21 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         if (call.status != DHLO_OK) throw dhlo::Error(call.status, call.message);
         if (status != 0 && call.fields[1] == 0)
           throw dhlo::Error(DHLO_INTERNAL, "the model's plan failed without a reason");
-        if (plan == nullptr) return;
-        *plan = {};
-        plan->arena_bytes = call.arena_bytes;
-        plan->scratch_bytes = call.worker_scratch > INT64_MAX / 2048
-                                  ? INT64_MAX
-                                  : dhlo::scratch_stride(call.worker_scratch) * program.num_threads;
-        for (const int64_t bytes : call.output_bytes) plan->output_bytes = dhlo::sum(plan->output_bytes, bytes);
-        plan->state_bytes = program.abi->state_bytes;
-        plan->constants_bytes = program.abi->constants_bytes;
-        plan->total_bytes = dhlo::sum(dhlo::sum(plan->arena_bytes, plan->scratch_bytes),
-                                      dhlo::sum(plan->output_bytes, plan->state_bytes));
-        plan->peak_live_bytes = call.fields[0];
-        plan->data_dependent = call.fields[1];
-        plan->num_launches = call.launches;
+        if (given == nullptr) return;
+        dhlo_plan figures{};
+        figures.arena_bytes = call.arena_bytes;
+        figures.scratch_bytes = call.worker_scratch > INT64_MAX / 2048
+                                    ? INT64_MAX
+                                    : dhlo::scratch_stride(call.worker_scratch) * program.num_threads;
+        for (const int64_t bytes : call.output_bytes) figures.output_bytes = dhlo::sum(figures.output_bytes, bytes);
+        figures.state_bytes = program.abi->state_bytes;
+        figures.constants_bytes = program.abi->constants_bytes;
+        figures.total_bytes = dhlo::sum(dhlo::sum(figures.arena_bytes, figures.scratch_bytes),
+                                        dhlo::sum(figures.output_bytes, figures.state_bytes));
+        figures.peak_live_bytes = call.fields[0];
+        figures.data_dependent = static_cast<int32_t>(call.fields[1]);
+        figures.num_launches = call.launches;
+        dhlo::fill(given, figures, "plan");
       },
       dhlo::set_last_error);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dhlo/runtime.h"
+#include "stop.hpp"
 #include "trace.hpp"
 
 namespace dhlo {
@@ -22,12 +23,15 @@ struct Launch {
   int64_t chunks;  // in [1, kMaxChunks]; chunk c is [count * c / chunks, count * (c + 1) / chunks)
   uint8_t* scratch;
   int64_t scratch_stride;  // bytes from one worker's scratch to the next
+  Stop* stop = nullptr;    // of its run, where it may still be stopped
   const LaunchTrace* trace = nullptr;
 
   // count * chunk / chunks without overflow. What doesn't divide evenly is spread over all chunks, so that threads get
   // equal parts.
   int64_t begin(int64_t chunk) const { return count / chunks * chunk + count % chunks * chunk / chunks; }
+  // Does nothing where the run was told to stop.
   void run_chunk(int64_t chunk, int64_t worker) const {
+    if (stop != nullptr && stop->asked()) return;
     fn(args, begin(chunk), begin(chunk + 1), worker, scratch + worker * scratch_stride);
   }
 };

@@ -17,14 +17,33 @@ using dhlo::Output;
 
 namespace {
 
-// Chunks a thread gets at most: enough to even out threads that start late, few enough that claiming costs nothing.
+// Chunks a thread gets at most: enough to even out threads that start late, few enough that claiming costs nothing; and
+// in runs that somebody may want to stop.
 constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kFineChunksPerThread = 64;
 constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
 // Also the result for an empty tensor: aligned, not null, never dereferenced.
 alignas(64) uint8_t empty_block[64];
 constexpr const char* kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
 
 constexpr int64_t kReads = -2;  // of an input that the run doesn't write to
+
+// Throws Error unless all of a tensor lies in the memory that the caller says it has.
+void check_capacity(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t index) {
+  auto fail = [&](const std::string& text) {
+    throw Error(DHLO_INVALID_ARGUMENT, dhlo::describe_value("input", index, &entry.inputs[index]) + ": " + text);
+  };
+  const auto begin = reinterpret_cast<uintptr_t>(input.data);
+  if (input.capacity < 0) fail("its capacity is negative");
+  if (static_cast<uintptr_t>(input.capacity) > UINTPTR_MAX - begin)
+    fail("its capacity reaches beyond what can be addressed");
+  dhlo::Region region;
+  dhlo::find_region(input, dhlo_dtype_bytes(input.dtype), &region);
+  if (region.empty()) return;
+  const auto first = reinterpret_cast<uintptr_t>(region.begin), last = reinterpret_cast<uintptr_t>(region.end);
+  if (first < begin || last - begin > static_cast<uintptr_t>(input.capacity))
+    fail("its sizes and strides reach beyond its capacity of " + std::to_string(input.capacity) + " bytes");
+}
 
 void check_addressable(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t index) {
   // Sizes and strides below 2^20 reach no further than 2^47 bytes: nearly all tensors.
@@ -116,6 +135,7 @@ dhlo_session::dhlo_session(dhlo_model* of, const dhlo_session_options& given_opt
   constants = program.constants;
   num_threads = program.num_threads;
   arena = serve_arena;
+  poll = serve_poll;
   dhlo_abi_call::output = serve_output;
   fail = serve_fail;
   set_profile(options.profile != 0);
@@ -302,6 +322,7 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
                                    int64_t grain, int64_t scratch_bytes, int64_t) {
   auto* self = static_cast<dhlo_session*>(call);
   ++self->counters.launches;
+  if (self->stop.asked()) return self->record_stop();
   if (count <= 0) return 0;
   dhlo::Common& common = *self->common;
   self->scratch_asked = std::max(self->scratch_asked, scratch_bytes);
@@ -316,21 +337,43 @@ int32_t dhlo_session::serve_launch(dhlo_abi_call* call, dhlo_kernel fn, const in
     common.scratch_stride = stride;
   }
   grain = std::max<int64_t>(grain, 1);
-  if (count <= grain || self->num_threads == 1) {
+  const bool limited = self->stop.limited();
+  if (count <= grain || (self->num_threads == 1 && !limited)) {
     fn(args, 0, count, 0, common.scratch.data());
     return 0;
   }
-  const int64_t chunks = std::min({count / grain, self->num_threads * kChunksPerThread, dhlo::Pool::kMaxChunks});
-  if (chunks > 1) {
-    const Launch work{fn, args, count, chunks, common.scratch.data(), common.scratch_stride, self->tracing};
-    if (self->host_threads != nullptr) {
-      const char* wrong = self->host_threads->run(work, common.program->parallel);
-      return wrong == nullptr ? 0 : self->record(DHLO_HOST, [wrong] { return std::string(wrong); });
+  const int64_t most = self->num_threads * (limited ? kFineChunksPerThread : kChunksPerThread);
+  const int64_t chunks = std::min({count / grain, most, dhlo::Pool::kMaxChunks});
+  return self->run_chunks(
+      {fn, args, count, chunks, common.scratch.data(), common.scratch_stride, &self->stop, self->tracing});
+}
+
+int32_t dhlo_session::run_chunks(const Launch& work) noexcept {
+  if (work.chunks > 1 && host_threads != nullptr) {
+    const char* wrong = host_threads->run(work, common->program->parallel);
+    if (wrong != nullptr) return record(DHLO_HOST, [wrong] { return std::string(wrong); });
+  } else if (work.chunks == 1 || num_threads == 1 || !common->program->pool->run(work)) {
+    if (!stop.limited()) {
+      work.fn(work.args, 0, work.count, 0, work.scratch);
+      return 0;
     }
-    if (common.program->pool->run(work)) return 0;
+    for (int64_t chunk = 0; chunk < work.chunks; ++chunk) work.run_chunk(chunk, 0);
   }
-  fn(args, 0, count, 0, common.scratch.data());
-  return 0;
+  return stop.asked() ? record_stop() : 0;  // some chunks may have been left out
+}
+
+int32_t dhlo_session::record_stop() noexcept {
+  const dhlo_status why = stop.why();
+  return record(why, [&] {
+    if (why == DHLO_CANCELLED) return std::string("the run was cancelled");
+    return "the run took longer than its timeout of " + std::to_string(stop.timeout_ns()) + " ns";
+  });
+}
+
+int32_t dhlo_session::serve_poll(dhlo_abi_call* call, int32_t last) {
+  auto* self = static_cast<dhlo_session*>(call);
+  if (last != 0 ? self->stop.finish() : !self->stop.asked()) return 0;
+  return self->record_stop();
 }
 
 // With profile or trace.
@@ -372,8 +415,10 @@ int32_t dhlo_session::serve_fail(dhlo_abi_call* call, int64_t check, int64_t exp
 }
 
 std::string dhlo_session::describe(const dhlo::Given& g) const {
-  const dhlo_abi_value* values = g.output ? model->entry->outputs : model->entry->inputs;
-  return dhlo::describe_value(g.output ? "output" : "input", g.index, &values[g.index]);
+  if (g.kind == dhlo::Given::kState) return "the session's state";
+  const bool output = g.kind == dhlo::Given::kOutput;
+  const dhlo_abi_value* values = output ? model->entry->outputs : model->entry->inputs;
+  return dhlo::describe_value(output ? "output" : "input", g.index, &values[g.index]);
 }
 
 // Memory that the run writes must be nobody else's: kernels read and write in any order. Throws Error.
@@ -382,7 +427,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   given.clear();
   for (int64_t i = 0; i < entry.num_inputs; ++i) {
     const int64_t grows = writes.empty() ? kReads : writes[static_cast<size_t>(i)];
-    given.push_back({{}, i, false, grows != kReads});
+    given.push_back({{}, i, dhlo::Given::kInput, grows != kReads});
     dhlo::Given& g = given.back();
     dhlo_tensor all = inputs[i];
     int64_t sizes[DHLO_ABI_MAX_RANK];
@@ -392,12 +437,15 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
       sizes[grows] = std::max(sizes[grows], all.strides[grows - 1] / std::max<int64_t>(all.strides[grows], 1));
       all.sizes = sizes;
       check_addressable(entry, all, i);
+      if (all.capacity != 0) check_capacity(entry, all, i);
     }
     dhlo::find_region(all, dhlo_dtype_bytes(all.dtype), &g.region);
     if (g.written && g.region.folded)
       throw Error(DHLO_INVALID_ARGUMENT,
                   describe(g) + " is updated by the model, but several of its elements share memory, by its strides");
   }
+  if (counters.state_bytes > 0)
+    given.push_back({dhlo::whole_region(state, counters.state_bytes), -1, dhlo::Given::kState, true});
   // What the session holds for an output is written, too, and may move: an output of the last run is no input of this
   // one.
   for (int64_t i = 0; i < entry.num_outputs; ++i) {
@@ -405,7 +453,7 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
     const bool bound = out.bound != nullptr;
     if (!bound && out.owned.data() == nullptr) continue;
     given.push_back({dhlo::whole_region(bound ? out.bound : out.owned.data(), bound ? out.capacity : out.owned.bytes()),
-                     i, true, true});
+                     i, dhlo::Given::kOutput, true});
   }
   // In the order of their addresses, so that only neighbours are compared.
   std::sort(given.begin(), given.end(),
@@ -421,9 +469,14 @@ void dhlo_session::check_sharing(const dhlo_tensor* inputs) {
   }
 }
 
-// Whether an input lies among what the session holds for outputs: the first look, where nothing else is written.
-bool dhlo_session::reaches_owned(const dhlo_tensor* inputs) const {
+// Whether an input lies among what the session holds for states and outputs: the first look, where nothing else is
+// written.
+bool dhlo_session::reaches_own_memory(const dhlo_tensor* inputs) const {
   const uint8_t *first = nullptr, *last = nullptr;
+  if (counters.state_bytes > 0) {
+    first = state;
+    last = state + counters.state_bytes;
+  }
   for (const Output& out : outputs) {
     if (out.owned.data() == nullptr) continue;
     first = first == nullptr ? out.owned.data() : std::min<const uint8_t*>(first, out.owned.data());
@@ -439,9 +492,10 @@ bool dhlo_session::reaches_owned(const dhlo_tensor* inputs) const {
 
 // Whether memory that the host gave for an output is used by nothing else of the run; records an error if not.
 bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
-  const dhlo::Given output{dhlo::whole_region(data, bytes), index, true, true};
+  const dhlo::Given output{dhlo::whole_region(data, bytes), index, dhlo::Given::kOutput, true};
   for (const dhlo::Given& other : given) {
-    if ((other.output && other.index == index) || !dhlo::share_bytes(output.region, other.region)) continue;
+    if ((other.kind == dhlo::Given::kOutput && other.index == index) || !dhlo::share_bytes(output.region, other.region))
+      continue;
     record(DHLO_HOST,
            [&] { return describe(output) + ": the host gave memory that it shares with " + describe(other); });
     return false;
@@ -450,31 +504,37 @@ bool dhlo_session::is_free(int64_t index, const void* data, int64_t bytes) {
   return true;
 }
 
-dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
+void dhlo_session::run_checked(const dhlo_tensor* inputs, int64_t num_inputs) {
+  for (Output& out : outputs) out.produced = false;
+  counters.arena_used = counters.output_used = 0;
+  hook_bytes = scratch_asked = 0;
+  starved = false;
+  ++common->run_number;
+  dhlo::check_inputs(*model->entry, inputs, num_inputs, true);
+  for (int64_t i = 0; i < num_inputs; ++i) {
+    check_addressable(*model->entry, inputs[i], i);
+    if (inputs[i].capacity != 0) check_capacity(*model->entry, inputs[i], i);
+  }
+  const bool hooked = options.output != nullptr && !trusts_output_hook;
+  const bool written = !writes.empty() || num_bound > 0 || hooked;
+  const bool holds = counters.output_bytes > 0 || counters.state_bytes > 0;
+  if (written || (holds && reaches_own_memory(inputs))) check_sharing(inputs);
+  const int32_t result = model->code->run(this, inputs);
+  if (failure != DHLO_OK) return;
+  if (result != 0) throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (!outputs[i].produced) throw Error(DHLO_INTERNAL, "the model did not produce output " + std::to_string(i));
+}
+
+dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_run_options& how) noexcept {
   const dhlo::Claim claim(*this);
   if (!claim) return DHLO_BUSY;
   const int64_t begin_ns = trace != nullptr ? dhlo::now() : 0;
   failure = DHLO_OK;
-  dhlo_status status = dhlo::guard(
-      [&] {
-        for (Output& out : outputs) out.produced = false;
-        counters.arena_used = counters.output_used = 0;
-        hook_bytes = scratch_asked = 0;
-        starved = false;
-        ++common->run_number;
-        dhlo::check_inputs(*model->entry, inputs, num_inputs, true);
-        for (int64_t i = 0; i < num_inputs; ++i) check_addressable(*model->entry, inputs[i], i);
-        const bool hooked = options.output != nullptr && !trusts_output_hook;
-        const bool written = !writes.empty() || num_bound > 0 || hooked;
-        if (written || (counters.output_bytes > 0 && reaches_owned(inputs))) check_sharing(inputs);
-        const int32_t result = model->code->run(this, inputs);
-        if (failure != DHLO_OK) return;
-        if (result != 0)
-          throw Error(DHLO_INTERNAL, "the model failed without a reason (" + std::to_string(result) + ")");
-        for (size_t i = 0; i < outputs.size(); ++i)
-          if (!outputs[i].produced) throw Error(DHLO_INTERNAL, "the model did not produce output " + std::to_string(i));
-      },
-      [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
+  stop.begin(how.timeout_ns, how.cancel);
+  dhlo_status status = dhlo::guard([&] { run_checked(inputs, num_inputs); },
+                                   [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
+  stop.finish();
   if (status == DHLO_OK) status = failure;
   counters.scratch_used = dhlo::scratch_stride(scratch_asked) * num_threads;
   hook_bytes = 0;  // what the hook gave is the host's now
@@ -491,13 +551,15 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs) noe
 }
 
 const dhlo_abi_state& dhlo_session::find_state(const char* name, int64_t bytes) const {
+  const dhlo_abi_state& s = find_state(name);
+  if (s.bytes == bytes) return s;
+  throw Error(DHLO_INVALID_ARGUMENT, "state '" + std::string(name) + "': expected " + std::to_string(s.bytes) +
+                                         " bytes, got " + std::to_string(bytes));
+}
+
+const dhlo_abi_state& dhlo_session::find_state(const char* name) const {
   const dhlo_abi_model& abi = *model->program->abi;
-  for (int64_t i = 0; name != nullptr && i < abi.num_states; ++i) {
-    const dhlo_abi_state& s = abi.states[i];
-    if (std::strcmp(s.name, name) != 0) continue;
-    if (s.bytes == bytes) return s;
-    throw Error(DHLO_INVALID_ARGUMENT, "state '" + std::string(name) + "': expected " + std::to_string(s.bytes) +
-                                           " bytes, got " + std::to_string(bytes));
-  }
+  for (int64_t i = 0; name != nullptr && i < abi.num_states; ++i)
+    if (std::strcmp(abi.states[i].name, name) == 0) return abi.states[i];
   throw Error(DHLO_INVALID_ARGUMENT, "the model has no state '" + std::string(name != nullptr ? name : "") + "'");
 }

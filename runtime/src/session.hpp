@@ -11,6 +11,7 @@
 #include "memory.hpp"
 #include "model.hpp"
 #include "overlap.hpp"
+#include "stop.hpp"
 #include "support.hpp"
 #include "trace.hpp"
 
@@ -27,11 +28,11 @@ struct Output {
   int64_t capacity = 0;
 };
 
-// Memory that a run is given: of an input, or bound to an output.
+// Memory that a run is given: of an input, bound to an output, or of its states.
 struct Given {
   Region region;
   int64_t index;
-  bool output;
+  enum Kind { kInput, kOutput, kState } kind;
   bool written;
 };
 
@@ -66,7 +67,7 @@ struct dhlo_session : dhlo_abi_call {
   dhlo_session& operator=(const dhlo_session&) = delete;
   ~dhlo_session();
 
-  dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
+  dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_run_options& how) noexcept;
   void set_profile(bool on);
   void set_trace(dhlo_trace_fn fn, void* ctx);
   void seed(uint64_t value) noexcept;
@@ -82,12 +83,15 @@ struct dhlo_session : dhlo_abi_call {
   // Records an error, with the text that `make` returns, and returns `status`.
   template <class Make>
   dhlo_status record(dhlo_status status, Make&& make) noexcept;
+  // Throws Error if there is none.
+  const dhlo_abi_state& find_state(const char* name) const;
   const dhlo_abi_state& find_state(const char* name, int64_t bytes) const;
 
   dhlo_model* model;
   const dhlo_session_options options;
   const int64_t max_bytes;
   const std::shared_ptr<dhlo::Common> common;
+  dhlo::Stop stop;
   int64_t scratch_asked = 0;  // the most scratch that the run in progress has asked for
   std::vector<dhlo::Output> outputs;
   int64_t num_bound = 0;            // outputs with memory of the caller
@@ -113,14 +117,19 @@ struct dhlo_session : dhlo_abi_call {
                               int64_t scratch_bytes, int64_t launch);
   static int32_t serve_watched_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
                                       int64_t grain, int64_t scratch_bytes, int64_t launch);
+  static int32_t serve_poll(dhlo_abi_call* call, int32_t last);
   static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+  // Runs more than one chunk, on whatever threads there are.
+  int32_t run_chunks(const dhlo::Launch& work) noexcept;
+  int32_t record_stop() noexcept;
   void choose_services();
   dhlo::LaunchTrace tracer(const char* name, int64_t index) const;
   void trace_run(int64_t begin_ns, dhlo_status status) const;
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
   std::string describe(const dhlo::Given& given) const;
   void check_sharing(const dhlo_tensor* inputs);
-  bool reaches_owned(const dhlo_tensor* inputs) const;
+  bool reaches_own_memory(const dhlo_tensor* inputs) const;
+  void run_checked(const dhlo_tensor* inputs, int64_t num_inputs);
   bool is_free(int64_t index, const void* data, int64_t bytes);
 };
 

@@ -41,15 +41,20 @@ dhlo::Output& find_output(dhlo_session* session, int64_t index) {
 }
 
 dhlo_session_options read_options(const dhlo_session_options* given) {
-  dhlo_session_options options;
-  dhlo_session_options_init(&options);
-  if (given == nullptr) return options;
-  if (given->struct_bytes < offsetof(dhlo_session_options, output))
-    throw Error(DHLO_INVALID_ARGUMENT, "session options: struct_bytes is not set; use dhlo_session_options_init");
-  std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
+  const dhlo_session_options options =
+      dhlo::read_struct(given, dhlo_session_options_init, offsetof(dhlo_session_options, output), "session options");
   if (options.max_bytes < 0)
     throw Error(DHLO_INVALID_ARGUMENT,
                 "session options: max_bytes: expected 0 (no cap) or more, got " + std::to_string(options.max_bytes));
+  return options;
+}
+
+dhlo_run_options read_run_options(const dhlo_run_options* given) {
+  const dhlo_run_options options =
+      dhlo::read_struct(given, dhlo_run_options_init, sizeof(dhlo_run_options), "run options");
+  if (options.timeout_ns < 0)
+    throw Error(DHLO_INVALID_ARGUMENT,
+                "run options: timeout_ns: expected 0 (none) or more, got " + std::to_string(options.timeout_ns));
   return options;
 }
 
@@ -111,8 +116,27 @@ const char* dhlo_session_error(const dhlo_session* session) {
 }
 
 dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs) {
-  if (session != nullptr) return session->run(inputs, num_inputs);
+  if (session != nullptr) return session->run(inputs, num_inputs, {});
   dhlo::set_last_error("dhlo_session_run: session is null");
+  return DHLO_INVALID_ARGUMENT;
+}
+
+void dhlo_run_options_init(dhlo_run_options* options) {
+  if (options == nullptr) return;
+  *options = dhlo_run_options{};
+  options->struct_bytes = sizeof *options;
+}
+
+dhlo_status dhlo_session_run_with(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs,
+                                  const dhlo_run_options* options) {
+  dhlo_run_options how;
+  const dhlo_status status = guard_session("dhlo_session_run_with", session, [&] { how = read_run_options(options); });
+  return status == DHLO_OK ? session->run(inputs, num_inputs, how) : status;
+}
+
+dhlo_status dhlo_session_cancel(dhlo_session* session) {
+  if (session != nullptr) return session->stop.cancel(), DHLO_OK;
+  dhlo::set_last_error("dhlo_session_cancel: session is null");
   return DHLO_INVALID_ARGUMENT;
 }
 
@@ -136,8 +160,11 @@ dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, dhlo_tenso
     const dhlo::Output& output = find_output(session, index);
     if (!output.produced)
       throw Error(DHLO_INVALID_ARGUMENT, "output " + std::to_string(index) + ": there is no successful last run");
+    const int64_t capacity = output.bound != nullptr              ? output.capacity
+                             : output.data == output.owned.data() ? output.owned.bytes()
+                                                                  : 0;
     *out = {output.data, output.sizes, nullptr, static_cast<int32_t>(session->model->entry->outputs[index].dtype),
-            output.rank};
+            output.rank, capacity};
   });
 }
 
@@ -156,6 +183,15 @@ dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, co
     if (bytes == 0) return;
     need(data, "data");
     std::memcpy(session->state + state.offset, data, static_cast<size_t>(bytes));
+  });
+}
+
+dhlo_status dhlo_session_state(dhlo_session* session, const char* name, dhlo_tensor* out) {
+  return guard_session("dhlo_session_state", session, [&] {
+    need(out, "out");
+    const dhlo_abi_state& state = session->find_state(name);
+    *out = {session->state + state.offset,    state.sizes, nullptr, static_cast<int32_t>(state.dtype),
+            static_cast<int32_t>(state.rank), state.bytes};
   });
 }
 
@@ -192,12 +228,17 @@ dhlo_status dhlo_session_trim(dhlo_session* session) {
   });
 }
 
-void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out) {
-  if (out == nullptr) return;
-  *out = session != nullptr ? session->counters : dhlo_counters{};
-  if (session == nullptr) return;
-  out->arena_bytes = session->common->arena_bytes;
-  out->scratch_bytes = session->common->scratch_bytes;
+dhlo_status dhlo_session_counters(const dhlo_session* session, dhlo_counters* out) {
+  return dhlo::guard(
+      [&] {
+        need(session, "dhlo_session_counters: session");
+        need(out, "dhlo_session_counters: out");
+        dhlo_counters counters = session->counters;
+        counters.arena_bytes = session->common->arena_bytes;
+        counters.scratch_bytes = session->common->scratch_bytes;
+        dhlo::fill(out, counters, "counters");
+      },
+      dhlo::set_last_error);
 }
 
 dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode) {
@@ -216,7 +257,7 @@ dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dh
       throw Error(DHLO_INVALID_ARGUMENT, "launch " + std::to_string(launch) + ": the model has " +
                                              std::to_string(session->model->code->num_launches));
     const bool measured = static_cast<size_t>(launch) < session->profile.size();
-    *out = measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{};
+    dhlo::fill(out, measured ? session->profile[static_cast<size_t>(launch)] : dhlo_launch_profile{}, "profile");
   });
 }
 

@@ -108,10 +108,10 @@ uint32_t dhlo_runtime_version(void) {
 uint32_t dhlo_runtime_abi_version(void) { return DHLO_ABI_VERSION; }
 
 const char* dhlo_status_name(dhlo_status status) {
-  static const char* const names[] = {"ok",           "invalid argument", "contract", "out of memory",
-                                      "input/output", "format",           "version",  "cpu",
-                                      "busy",         "internal",         "host",     "untrusted"};
-  return status >= 0 && status <= DHLO_UNTRUSTED ? names[status] : "unknown";
+  static const char* const names[] = {"ok",     "invalid argument", "contract",  "out of memory", "input/output",
+                                      "format", "version",          "cpu",       "busy",          "internal",
+                                      "host",   "untrusted",        "cancelled", "deadline"};
+  return status >= 0 && status <= DHLO_DEADLINE ? names[status] : "unknown";
 }
 
 int64_t dhlo_dtype_bytes(int32_t dtype) { return dhlo::is_dtype(dtype) ? dhlo::kDtypes[dtype].bytes : 0; }

@@ -1,8 +1,10 @@
 // Errors inside the runtime, their text for the caller, and small helpers that every part uses.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -47,6 +49,30 @@ inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multi
 
 // Bytes between the scratch of one worker and of the next: they differ in the cache lines that they write.
 inline int64_t scratch_stride(int64_t scratch_bytes) { return round_up(scratch_bytes, 128); }
+
+// Fills a struct of the host's, which may have been built with a header that knows fewer fields, or more. Throws Error.
+template <class T>
+void fill(T* out, T value, const char* what) {
+  const size_t room = out->struct_bytes;
+  if (room < 2 * sizeof(int64_t))
+    throw Error(DHLO_INVALID_ARGUMENT, std::string(what) + ": struct_bytes is not set to the struct's sizeof");
+  value.struct_bytes = out->struct_bytes;
+  std::memcpy(out, &value, std::min(room, sizeof value));
+  if (room > sizeof value) std::memset(reinterpret_cast<char*>(out) + sizeof value, 0, room - sizeof value);
+}
+
+// An option struct of the host's as this library knows it. `least` are the bytes that every host's has. Throws Error.
+template <class T>
+T read_struct(const T* given, void (*init)(T*), size_t least, const char* what) {
+  T options;
+  init(&options);
+  if (given == nullptr) return options;
+  if (given->struct_bytes < least)
+    throw Error(DHLO_INVALID_ARGUMENT,
+                std::string(what) + ": struct_bytes is not set; use the struct's _init function");
+  std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));
+  return options;
+}
 
 // Runs `body`, turning exceptions into a status; `record` receives the text.
 template <class Body, class Record>

@@ -51,8 +51,8 @@ struct Call {
   explicit Call(int64_t rows, int64_t m = 0) : mode(m), x(static_cast<size_t>(rows) * 4) {
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(static_cast<int64_t>(i % 13) - 6);
     sizes[0] = rows;
-    views[0] = {x.data(), sizes, nullptr, DHLO_F32, 2};
-    views[1] = {&mode, nullptr, nullptr, DHLO_I64, 0};
+    views[0] = {x.data(), sizes, nullptr, DHLO_F32, 2, 0};
+    views[1] = {&mode, nullptr, nullptr, DHLO_I64, 0, 0};
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;

@@ -1,8 +1,11 @@
-// What a host sees and steers of runs: tracing.
+// What a host sees and steers of runs: tracing, stopping, state in place, introspection, structs that grow.
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "checks.hpp"
@@ -84,9 +87,178 @@ void test_trace_of_host_threads() {
   CHECK(items == 10'000);
 }
 
+struct Steps {  // toy_steps of toy_model.c
+  int64_t items = 0, stop_at = -1;
+  int32_t cancel = 0;
+};
+
+void point_gate(const dhlo::Session& session, const void* target) {
+  const auto address = reinterpret_cast<int64_t>(target);
+  CHECK(dhlo_session_write_state(session.get(), "gate", &address, 8) == DHLO_OK);
+}
+
+dhlo_run_options run_options(int64_t timeout_ns, const volatile int32_t* cancel) {
+  dhlo_run_options options;
+  dhlo_run_options_init(&options);
+  options.timeout_ns = timeout_ns;
+  options.cancel = cancel;
+  return options;
+}
+
+dhlo_status run_with(const dhlo::Session& session, const Call& call, const dhlo_run_options& options) {
+  return dhlo_session_run_with(session.get(), call.views, 2, &options);
+}
+
+int64_t steps_done(const dhlo::Session& session) {
+  int64_t step = -1;
+  CHECK(dhlo_session_read_state(session.get(), "step", &step, 8) == DHLO_OK);
+  return step;
+}
+
+// A flag of the host's stops a run between two chunks of a launch, also on one thread; what comes after works.
+void test_cancel_within_a_launch() {
+  for (const int64_t threads : {1, 3}) {
+    const dhlo::Model model = make_model_with_threads(threads);
+    dhlo::Session session(model);
+    Steps steps;
+    point_gate(session, &steps);
+    Call stopped(5, 7), whole(5, 8), good(700);
+    steps.stop_at = 5;
+    CHECK(run_with(session, stopped, run_options(0, &steps.cancel)) == DHLO_CANCELLED);
+    CHECK(error_of(session) == "the run was cancelled" && steps.items >= 5 && steps.items < 640);
+    CHECK(threads > 1 || steps.items == 10);  // one chunk of 64
+    CHECK(steps_done(session) == 0 && session.counters().failed_runs == 1);
+    dhlo_tensor output;
+    CHECK(dhlo_session_output(session.get(), 0, &output) == DHLO_INVALID_ARGUMENT);
+    // Still set: the next run ends before anything happens.
+    steps.items = 0;
+    CHECK(run_with(session, stopped, run_options(0, &steps.cancel)) == DHLO_CANCELLED && steps.items == 0);
+    CHECK(good.run(session.get()) == DHLO_OK && good.right(session.get()) && steps_done(session) == 1);
+    // A run that has begun to replace what it updates goes on to its end.
+    steps.cancel = 0;
+    CHECK(run_with(session, whole, run_options(0, &steps.cancel)) == DHLO_OK && steps.cancel == 1);
+    CHECK(steps.items == 640 && whole.right(session.get()) && steps_done(session) == 2);
+  }
+}
+
+void test_cancel_from_another_thread() {
+  const dhlo::Model model = make_model_with_threads(2);
+  dhlo::Session session(model);
+  Call looping(5, 6), good(5);
+  CHECK(dhlo_session_cancel(session.get()) == DHLO_OK);  // there is no run, and the next one isn't meant
+  CHECK(good.run(session.get()) == DHLO_OK);
+  std::atomic<bool> over{false};
+  std::thread thread([&] {
+    while (!over) CHECK(dhlo_session_cancel(session.get()) == DHLO_OK);
+  });
+  CHECK(looping.run(session.get()) == DHLO_CANCELLED);
+  over = true;
+  thread.join();
+  CHECK(good.run(session.get()) == DHLO_OK && good.right(session.get()));
+  CHECK(dhlo_session_cancel(nullptr) == DHLO_INVALID_ARGUMENT);
+}
+
+void test_timeout() {
+  const dhlo::Model model = make_model_with_threads(2);
+  dhlo::Session session(model);
+  Call looping(5, 6), good(3000);
+  CHECK(run_with(session, looping, run_options(1'000'000, nullptr)) == DHLO_DEADLINE);
+  CHECK(error_of(session) == "the run took longer than its timeout of 1000000 ns");
+  CHECK(run_with(session, looping, run_options(1, nullptr)) == DHLO_DEADLINE);
+  CHECK(run_with(session, good, run_options(INT64_MAX, nullptr)) == DHLO_OK && good.right(session.get()));
+  CHECK(run_with(session, good, run_options(-1, nullptr)) == DHLO_INVALID_ARGUMENT);
+  dhlo_run_options unset{};
+  CHECK(run_with(session, good, unset) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_session_run_with(session.get(), good.views, 2, nullptr) == DHLO_OK && good.right(session.get()));
+  CHECK(dhlo_session_run_with(nullptr, good.views, 2, nullptr) == DHLO_INVALID_ARGUMENT);
+}
+
+void test_state_in_place() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  Call call(3);
+  const dhlo::Tensor step = session.state("step");
+  CHECK(step.sizes().empty() && *step.data<int64_t>() == 0);
+  CHECK(call.run(session.get()) == DHLO_OK && *step.data<int64_t>() == 1);
+  *step.data<int64_t>() = 40;
+  CHECK(call.run(session.get()) == DHLO_OK && *step.data<int64_t>() == 41);
+  dhlo_tensor out;
+  CHECK(dhlo_session_state(session.get(), "step", &out) == DHLO_OK && out.capacity == 8 && out.dtype == DHLO_I64);
+  CHECK(dhlo_session_state(session.get(), "nothing", &out) == DHLO_INVALID_ARGUMENT);
+  // It is no input of a run, which writes to it.
+  call.views[1].data = out.data;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT &&
+        error_of(session) == "the session's state is written by the model, but shares memory with input 1 'mode'");
+}
+
+void test_capacity() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  Call call(3);
+  const int64_t strides[2] = {8, 2};
+  call.views[0].capacity = 48;
+  CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
+  for (const int64_t capacity : {int64_t{47}, int64_t{1}, int64_t{-1}, INT64_MIN}) {
+    call.views[0].capacity = capacity;
+    CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT && error_of(session).find("capacity") != std::string::npos);
+  }
+  std::vector<float> strided(3 * 8);
+  call.views[0].data = strided.data();
+  call.views[0].strides = strides;
+  call.views[0].capacity = 96 - 4;
+  CHECK(call.run(session.get()) == DHLO_OK);
+  call.views[0].capacity = 96 - 5;
+  CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT);
+  call.views[0].capacity = INT64_MAX;
+  CHECK(call.run(session.get()) == DHLO_OK);
+}
+
+void test_introspection() {
+  const dhlo::Model model = make_model();
+  CHECK(dhlo_model_num_symbols(model.get()) == 1 && dhlo_model_symbol(model.get(), 0)->max == 1'000'000);
+  CHECK(dhlo_model_symbol(model.get(), 1) == nullptr && dhlo_model_symbol(nullptr, 0) == nullptr);
+  CHECK(dhlo_model_num_checks(model.get()) == 8 && dhlo_model_check(model.get(), 3)->kind == DHLO_CHECK_MAX);
+  CHECK(dhlo_model_check(model.get(), -1) == nullptr && dhlo_model_num_checks(nullptr) == 0);
+  CHECK(dhlo_model_num_levels(model.get()) == 1 && dhlo_model_level_index(model.get()) == 0);
+  CHECK(dhlo_model_level_at(model.get(), 0)->cpu_features[0] == 0 && dhlo_model_level_at(model.get(), 1) == nullptr);
+  CHECK(dhlo_model_state(model.get(), 0)->rank == 0);
+}
+
+// Hosts that were built when a struct had fewer fields, or more.
+void test_struct_sizes() {
+  const dhlo::Model model = make_model();
+  dhlo::Session session(model);
+  Call call(3);
+  CHECK(call.run(session.get()) == DHLO_OK);
+  dhlo_counters counters{};
+  CHECK(dhlo_session_counters(session.get(), &counters) == DHLO_INVALID_ARGUMENT);
+  counters.struct_bytes = offsetof(dhlo_counters, launches);
+  counters.launches = 77;
+  CHECK(dhlo_session_counters(session.get(), &counters) == DHLO_OK && counters.runs == 1 && counters.launches == 77);
+  struct {
+    dhlo_counters known;
+    int64_t later;
+  } longer{};
+  longer.later = 5;
+  longer.known.struct_bytes = sizeof longer;
+  CHECK(dhlo_session_counters(session.get(), &longer.known) == DHLO_OK && longer.known.launches == 2);
+  CHECK(longer.later == 0 && longer.known.struct_bytes == sizeof longer);
+  dhlo_plan plan{};
+  CHECK(dhlo_model_plan(model.get(), call.views, 2, nullptr, &plan) == DHLO_INVALID_ARGUMENT);
+  dhlo_launch_profile profile{};
+  CHECK(dhlo_session_profile(session.get(), 0, &profile) == DHLO_INVALID_ARGUMENT);
+}
+
 }  // namespace
 
 void test_control() {
+  test_cancel_within_a_launch();
+  test_cancel_from_another_thread();
+  test_timeout();
+  test_state_in_place();
+  test_capacity();
+  test_introspection();
+  test_struct_sizes();
   test_trace();
   test_trace_of_host_threads();
 }

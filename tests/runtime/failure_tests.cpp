@@ -130,7 +130,8 @@ void test_sessions() {
     CHECK(clean(first.run(session)));
     CHECK(clean(call.run(session)));
     CHECK(clean(dhlo_session_set_profile(session, 2)));
-    dhlo_plan plan;
+    dhlo_plan plan{};
+    plan.struct_bytes = sizeof plan;
     CHECK(clean(dhlo_model_plan(model.get(), call.views, 2, nullptr, &plan)));
     const dhlo_status copied = dhlo_session_copy(session, nullptr, &copy);
     CHECK(clean(copied) && (copied == DHLO_OK) == (copy != nullptr));

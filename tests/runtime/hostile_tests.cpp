@@ -242,8 +242,8 @@ void test_null_arguments() {
   dhlo_session* none = nullptr;
   dhlo_model* model_out = nullptr;
   dhlo_tensor tensor;
-  dhlo_counters counters;
-  dhlo_launch_profile profile;
+  dhlo_counters counters{};
+  dhlo_launch_profile profile{};
   int64_t word = 0;
   const dhlo_status refused[] = {
       dhlo_model_load_file(nullptr, nullptr, &model_out),
@@ -366,7 +366,7 @@ void test_overlap_is_exact() {
         sizes[t][d] = pick(0, 60) == 0 ? 0 : pick(1, 4);
         strides[t][d] = pick(0, 3) == 0 ? pick(-6, 6) : 6 * pick(0, 6);
       }
-      const dhlo_tensor tensor{reinterpret_cast<void*>(base[t]), sizes[t], strides[t], DHLO_U8, rank};
+      const dhlo_tensor tensor{reinterpret_cast<void*>(base[t]), sizes[t], strides[t], DHLO_U8, rank, 0};
       bool twice = false;
       bytes[t] = bytes_of(tensor, item[t], base[t], &twice);
       CHECK(dhlo::addressable(tensor, item[t]));
@@ -382,10 +382,10 @@ void test_overlap_is_exact() {
   int64_t size[2] = {5, 3}, stride[2] = {int64_t{1} << 62, 1};
   for (const int64_t wide : {int64_t{1} << 62, INT64_MIN, int64_t{1} << 55, -(int64_t{1} << 54), INT64_MAX}) {
     stride[0] = wide;
-    CHECK(!dhlo::addressable({&size, size, stride, DHLO_F32, 2}, 4));
+    CHECK(!dhlo::addressable({&size, size, stride, DHLO_F32, 2, 0}, 4));
   }
   size[0] = 1;  // a stride that is never taken
-  CHECK(dhlo::addressable({&size, size, stride, DHLO_F32, 2}, 4));
+  CHECK(dhlo::addressable({&size, size, stride, DHLO_F32, 2, 0}, 4));
 }
 
 void test_shared_memory() {

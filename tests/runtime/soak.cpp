@@ -139,7 +139,8 @@ int64_t planned_bytes(dhlo_model* model, const std::vector<Sequence>& sequences)
   int64_t arena = 0, scratch = 0, outputs = 0;
   for (const Sequence& s : sequences) {
     for (const Call& call : s) {
-      dhlo_plan plan;
+      dhlo_plan plan{};
+      plan.struct_bytes = sizeof plan;
       const std::vector<dhlo_tensor> inputs = tensors(call);
       check(dhlo_model_plan(model, inputs.data(), static_cast<int64_t>(inputs.size()), nullptr, &plan), "plan");
       if (plan.data_dependent != 0) die("a plan leaves out what depends on data");

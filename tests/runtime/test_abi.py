@@ -19,6 +19,7 @@ STRUCTS = {
     "dhlo_abi_check": (abi.CHECK, abi.CHECK_BYTES),
     "dhlo_abi_value": (abi.VALUE, abi.VALUE_BYTES),
     "dhlo_abi_state": (abi.STATE, abi.STATE_BYTES),
+    "dhlo_abi_symbol": (abi.SYMBOL, abi.SYMBOL_BYTES),
     "dhlo_abi_level": (abi.LEVEL, abi.LEVEL_BYTES),
     "dhlo_abi_code": (abi.CODE, abi.CODE_BYTES),
     "dhlo_abi_entry": (abi.ENTRY, abi.ENTRY_BYTES),

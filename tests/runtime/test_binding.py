@@ -198,7 +198,7 @@ def test_descriptions(toy: _runtime.Model) -> None:
     assert [v["name"] for v in toy.outputs] == ["y", "positive", "step"]
     assert toy.outputs[1]["dims"] == ("u0",)
     assert toy.states == [{"name": "step", "dtype": "int64", "bytes": 8}, {"name": "gate", "dtype": "int64", "bytes": 8}]
-    assert toy.launches == ["gather", "scale", "hold"]
+    assert toy.launches == ["gather", "scale", "hold", "step"]
 
 
 def test_state(toy: _runtime.Model) -> None:

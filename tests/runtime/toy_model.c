@@ -3,7 +3,8 @@
  * inputs   x: float32 (n, 4) with any strides; mode: int64 ()
  * outputs  y: float32 (n, 4) = 2 x + bias; positive: float32 (k), x's positive values in order; step: int64 (), calls
  * so far mode     0 ordinary; 1 fails an assertion; 2 fails without a reason; 3 leaves outputs out; 4 fails an index
- * check; 5 holds the caller until toy_gate (an address in state "gate") becomes nonzero
+ * check; 6 loops until it is stopped; 7 runs toy_steps (an address in state "gate") on 640 items, a chunk at least one;
+ * 8 the same after the point from which nothing stops the run; 5 holds the caller until toy_gate (an address in state "gate") becomes nonzero
  *
  * With -DTOY_ADD_ONE: x: float32 (n), y: float32 (n) = x + 1 instead. TOY_CPU_FEATURES and TOY_VERSION override fields.
  */
@@ -87,6 +88,20 @@ static void hold(const int64_t* args, int64_t begin, int64_t end, int64_t worker
   while (__atomic_load_n((int64_t*)args[0], __ATOMIC_ACQUIRE) == 0) sched_yield();
 }
 
+struct toy_steps {
+  int64_t items, stop_at; /* done so far; how many until `cancel` is set */
+  int32_t cancel;
+};
+
+static void step(const int64_t* args, int64_t begin, int64_t end, int64_t worker, void* scratch) {
+  struct toy_steps* steps = (struct toy_steps*)args[0];
+  (void)worker;
+  (void)scratch;
+  for (int64_t i = begin; i < end; ++i)
+    if (__atomic_add_fetch(&steps->items, 1, __ATOMIC_ACQ_REL) == steps->stop_at)
+      __atomic_store_n(&steps->cancel, 1, __ATOMIC_RELEASE);
+}
+
 enum { kRankX, kDtypeX, kWidth, kRows, kDtypeMode, kMode, kAssert, kIndex };
 
 static int32_t check(dhlo_abi_call* call, const dhlo_tensor* in) {
@@ -114,6 +129,13 @@ static int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
   if (mode == 5) {
     const int64_t args[1] = {*(const int64_t*)(call->state + 8)};
     if ((status = call->launch(call, hold, args, 1, 1, 0, 2)) != 0) return status;
+  }
+  while (mode == 6)
+    if ((status = call->poll(call, 0)) != 0) return status;
+  if (mode == 8 && (status = call->poll(call, 1)) != 0) return status;
+  if (mode == 7 || mode == 8) {
+    const int64_t args[1] = {*(const int64_t*)(call->state + 8)};
+    if ((status = call->launch(call, step, args, 640, 1, 0, 3)) != 0) return status;
   }
   uint8_t* arena = call->arena(call, 0, arena_bytes(rows));
   if (arena == NULL) return 1;
@@ -165,18 +187,20 @@ static const dhlo_abi_check kChecks[] = {
     {DHLO_CHECK_ASSERT, -1, "mode must not be one"},
     {DHLO_CHECK_INDEX, -1, "embedding"},
 };
-static const char* const kLaunches[] = {"gather", "scale", "hold"};
-static const dhlo_abi_state kStates[] = {{"step", 0, 8, 16, DHLO_I64}, {"gate", 8, 8, 16, DHLO_I64}};
+static const char* const kLaunches[] = {"gather", "scale", "hold", "step"};
+static const dhlo_abi_state kStates[] = {{"step", 0, 8, 16, DHLO_I64, 0, NULL}, {"gate", 8, 8, 16, DHLO_I64, 0, NULL}};
 enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = 24, kSegments = 2 };
 
 #endif
 
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof(array[0])))
 
+static const dhlo_abi_symbol kSymbols[] = {{"n", 0, 1000000}};
 static const dhlo_abi_level kLevels[] = {{"", TOY_CPU_FEATURES}};
 static const dhlo_abi_code kCode[] = {{run, COUNT(kLaunches), kLaunches, kSegments}};
 static const dhlo_abi_entry kEntries[] = {{"", "{\"toy\": true}", kCode, COUNT(kInputs), kInputs, COUNT(kOutputs),
-                                           kOutputs, COUNT(kChecks), kChecks, 0, NULL, NULL}};
+                                           kOutputs, COUNT(kChecks), kChecks, 0, NULL, NULL, COUNT(kSymbols),
+                                           kSymbols}};
 
 EXPORT extern const dhlo_abi_model dhlo_model_v1;
 const dhlo_abi_model dhlo_model_v1 = {

@@ -13,7 +13,9 @@ from dhlo.codegen.kernel_ir import abi
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
 
-__all__ = ["Code", "Descriptor", "Entry"]
+__all__ = ["Code", "Descriptor", "Entry", "State"]
+
+_NO_MIN, _NO_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,18 @@ class Code:
     run: str
     launches: Sequence[str]
     num_segments: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A state's place in the block of states, that of its initial content among the constants, and its type."""
+
+    name: str
+    offset: int
+    bytes: int
+    init_offset: int
+    dtype: int  # code
+    sizes: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class Entry:
     checks: Checks
     updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
+    symbols: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)  # by the user's names: their ranges
 
 
 @dataclass
@@ -48,9 +63,8 @@ class Descriptor:
     levels: list[tuple[str, str]]  # names and features, comma-separated
     entries: Sequence[Entry]
     constants_bytes: int
-    states: Sequence[tuple[str, int, int, int]] = ()  # name, offset, bytes, offset of the initial content in the constants
+    states: Sequence[State] = ()
     state_bytes: int = 0
-    state_dtypes: Sequence[int] = ()  # codes of the states' dtypes
     _lines: list[str] = field(default_factory=list)
 
     def text(self, module: str) -> str:
@@ -65,14 +79,7 @@ class Descriptor:
         )
         rows = [self._entry(f"e{n}." if n else "", entry) for n, entry in enumerate(self.entries)]
         entries = self._array("entries", rows[0].partition("} {")[0] + "}", rows)
-        states = self._array(
-            "states",
-            "{ ptr, i64, i64, i64, i64 }",
-            [
-                f"{{ ptr {self._string(n)}, i64 {o}, i64 {b}, i64 {c}, i64 {d} }}"
-                for (n, o, b, c), d in zip(self.states, self.state_dtypes, strict=True)
-            ],
-        )
+        states = self._array("states", "{ ptr, i64, i64, i64, i64, i64, ptr }", list(map(self._state, range(len(self.states)))))
         model = self._struct(
             f"i64 {abi.ABI_MAGIC}",
             f"i32 {abi.ABI_VERSION}",
@@ -91,6 +98,12 @@ class Descriptor:
         self._lines.append(f"@{abi.ABI_SYMBOL} = constant {model}, align 8")
         return "\n".join(self._lines) + "\n"
 
+    def _state(self, number: int) -> str:
+        s = self.states[number]
+        sizes = self._array(f"state{number}.sizes", "i64", [f"i64 {n}" for n in s.sizes])
+        numbers = ", ".join(f"i64 {n}" for n in (s.offset, s.bytes, s.init_offset, s.dtype, len(s.sizes)))
+        return f"{{ ptr {self._string(s.name)}, {numbers}, ptr {sizes} }}"
+
     def _entry(self, prefix: str, entry: Entry) -> str:
         inputs = self._values(f"{prefix}in", entry.inputs, entry.names)
         outputs = self._values(f"{prefix}out", entry.outputs, entry.names)
@@ -100,6 +113,10 @@ class Descriptor:
             "{ i64, i64, ptr }",
             [f"{{ i64 {kinds[k.lower()]}, i64 {i}, ptr {self._string(t)} }}" for k, i, t in entry.checks],
         )
+        symbols = [
+            f"{{ ptr {self._string(n)}, i64 {_NO_MIN if lo is None else lo}, i64 {_NO_MAX if hi is None else hi} }}"
+            for n, (lo, hi) in entry.symbols.items()
+        ]
         code = [self._code(f"{prefix}launches{n}", x) for n, x in enumerate(entry.code)]
         return self._struct(
             f"ptr {self._string(entry.name)}",
@@ -114,6 +131,8 @@ class Descriptor:
             f"i64 {len(entry.updated)}",
             f"ptr {self._array(f'{prefix}updated', 'i64', [f'i64 {i}' for i, _ in entry.updated])}",
             f"ptr {self._array(f'{prefix}grows', 'i64', [f'i64 {d}' for _, d in entry.updated])}",
+            f"i64 {len(symbols)}",
+            f"ptr {self._array(f'{prefix}symbols', '{ ptr, i64, i64 }', symbols)}",
         )
 
     def _code(self, name: str, code: Code) -> str:

@@ -64,6 +64,12 @@ class ExternFamily(ChoiceFamily):
         for k, (p, t) in enumerate(zip(pointers, types, strict=True)):
             sizes = host.array([host.size(s) for s in t.shape])
             kind = fn.const(t.dtype.code | t.rank << 32, I64)  # dtype and rank share a word
-            for field, x in (("data", p), ("sizes", sizes), ("strides", fn.i64(0)), ("dtype", kind)):
+            for field, x in (
+                ("data", p),
+                ("sizes", sizes),
+                ("strides", fn.i64(0)),
+                ("dtype", kind),
+                ("capacity", host.size(t.bytes)),
+            ):
                 fn.store(x, fn.gep(array, k * words + abi.TENSOR[field] // 8, I64), 8)
         return array

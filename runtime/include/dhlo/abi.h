@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 7u
+#define DHLO_ABI_VERSION 8u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -56,6 +56,8 @@ typedef struct dhlo_tensor {
   const int64_t* strides; /* NULL means dense row-major */
   int32_t dtype;
   int32_t rank;
+  int64_t capacity; /* bytes from data on that belong to the tensor's owner, all that sizes and strides reach included;
+                       0: not told */
 } dhlo_tensor;
 
 typedef struct dhlo_abi_call dhlo_abi_call;
@@ -105,6 +107,10 @@ struct dhlo_abi_call {
    *  - where the way depends on data it sets plan[1] to 1, and counts both branches and one turn of a loop;
    *  - where a size depends on data it sets plan[1] to 1 and returns 0. */
   int64_t* plan;
+  /* Not 0 if the run was told to stop: code then returns the answer at once. `launch` asks by itself; code asks at each
+   * turn of a loop, and, with `last` 1, before it replaces the content of states and arguments: what follows isn't
+   * stopped any more, so that all of them are replaced or none. */
+  int32_t (*poll)(dhlo_abi_call* call, int32_t last);
 };
 #define DHLO_PLAN_FIELDS 2
 
@@ -168,7 +174,15 @@ typedef struct dhlo_abi_state {
   const char* name;
   int64_t offset, bytes, init_offset;
   int64_t dtype; /* of its elements */
+  int64_t rank;
+  const int64_t* sizes;
 } dhlo_abi_state;
+
+/* A size that differs from call to call, as the dims of values name it. */
+typedef struct dhlo_abi_symbol {
+  const char* name;
+  int64_t min, max; /* what a call may give it; INT64_MAX: no bound */
+} dhlo_abi_symbol;
 
 typedef int32_t (*dhlo_abi_run)(dhlo_abi_call* call, const dhlo_tensor* inputs);
 
@@ -202,6 +216,8 @@ typedef struct dhlo_abi_entry {
   const int64_t* updated; /* indices of inputs that a run writes to, ascending */
   const int64_t* grows;   /* of each of these the dim, above 0, behind whose elements the run writes, too: as far as the
                              stride of the dim before reaches; -1 if there is none */
+  int64_t num_symbols;
+  const dhlo_abi_symbol* symbols;
 } dhlo_abi_entry;
 #define DHLO_ABI_MAX_ENTRIES 1024
 
@@ -265,13 +281,15 @@ typedef struct dhlo_trailer {
 } dhlo_trailer;
 
 #ifdef __cplusplus
-static_assert(sizeof(dhlo_tensor) == 32, "dhlo_tensor");
-static_assert(sizeof(dhlo_abi_call) == 80, "dhlo_abi_call");
+static_assert(sizeof(dhlo_tensor) == 40, "dhlo_tensor");
+static_assert(sizeof(dhlo_abi_call) == 88, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
+static_assert(sizeof(dhlo_abi_state) == 56, "dhlo_abi_state");
+static_assert(sizeof(dhlo_abi_symbol) == 24, "dhlo_abi_symbol");
 static_assert(sizeof(dhlo_abi_level) == 16, "dhlo_abi_level");
 static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
-static_assert(sizeof(dhlo_abi_entry) == 96, "dhlo_abi_entry");
+static_assert(sizeof(dhlo_abi_entry) == 112, "dhlo_abi_entry");
 static_assert(sizeof(dhlo_abi_model) == 96, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");

@@ -8,7 +8,15 @@
  *     dhlo_session_error() (session functions; per session). A failed call leaves the session usable.
  *   - Every `out` argument is written on success only, unless said otherwise.
  *   - Sizes and capacities are bytes unless said otherwise. Tensor layouts are those of dhlo_tensor in abi.h.
- *   - Option structs start with `struct_bytes`; fill them with the matching *_init function, then set fields.
+ *
+ * Growth: all that is here stays as it is as long as the library's name does (libdhlo_runtime.so.1); symbols have the
+ * version of the release that brought them. Only fields, functions and values of enums are added:
+ *   - Structs that may grow start with `struct_bytes`, and new fields come last. Option structs: fill them with the
+ *     matching *_init function, then set fields. Structs that a function fills: set struct_bytes to the sizeof before
+ *     the call (DHLO_INVALID_ARGUMENT if it is none); fields that the library doesn't know are set to 0.
+ *   - dhlo_abi_* structs are given by address, and may grow behind their last field. Never copy arrays of them.
+ *   - dhlo_tensor, dhlo_shape, dhlo_allocator and dhlo_parallel never change: they lie in arrays and other structs.
+ *   - Take values of enums that you don't know for failures, or skip them.
  */
 #ifndef DHLO_RUNTIME_H
 #define DHLO_RUNTIME_H
@@ -45,7 +53,9 @@ enum {
   DHLO_BUSY = 8,             /* the session is in use by another thread */
   DHLO_INTERNAL = 9,         /* compiled code or runtime broke its own rules */
   DHLO_HOST = 10,            /* a hook of the host failed or didn't do what it must */
-  DHLO_UNTRUSTED = 11        /* the host's authorize function refused the file */
+  DHLO_UNTRUSTED = 11,       /* the host's authorize function refused the file */
+  DHLO_CANCELLED = 12,       /* the run was cancelled */
+  DHLO_DEADLINE = 13         /* the run took longer than its timeout */
 };
 
 /* An entry of immutable code and constants. Reference counted; every function may be called from any number of threads
@@ -194,6 +204,17 @@ DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);
 DHLO_API const dhlo_abi_state* dhlo_model_state(const dhlo_model* model, int64_t index);
+/* Sizes that differ from call to call, by the names that dims of inputs and outputs are written with, and their ranges.
+ */
+DHLO_API int64_t dhlo_model_num_symbols(const dhlo_model* model);
+DHLO_API const dhlo_abi_symbol* dhlo_model_symbol(const dhlo_model* model, int64_t index);
+/* What each run checks, in no particular order. Texts are what a failure's text begins with. */
+DHLO_API int64_t dhlo_model_num_checks(const dhlo_model* model);
+DHLO_API const dhlo_abi_check* dhlo_model_check(const dhlo_model* model, int64_t index);
+/* The kinds of machine that the model has code for, and the index of the one that dhlo_model_level names. */
+DHLO_API int64_t dhlo_model_num_levels(const dhlo_model* model);
+DHLO_API const dhlo_abi_level* dhlo_model_level_at(const dhlo_model* model, int64_t index);
+DHLO_API int64_t dhlo_model_level_index(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_launches(const dhlo_model* model);
 /* Kernel name of a launch site. */
 DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
@@ -201,15 +222,16 @@ DHLO_API const char* dhlo_model_launch(const dhlo_model* model, int64_t index);
 /* What a run with these inputs takes: to the byte arena_used, scratch_used, output_used and launches of dhlo_counters
  * after it, where no output is bound and unless data_dependent. */
 typedef struct dhlo_plan {
-  int64_t arena_bytes;     /* intermediate values, copies of inputs that aren't dense */
-  int64_t scratch_bytes;   /* all threads together */
-  int64_t output_bytes;    /* all outputs */
-  int64_t state_bytes;     /* mutable state of a session */
+  uint32_t struct_bytes;
+  int32_t data_dependent; /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
+                             and nothing after the first size that only data tells */
+  int64_t arena_bytes;    /* intermediate values, copies of inputs that aren't dense */
+  int64_t scratch_bytes;  /* all threads together */
+  int64_t output_bytes;   /* all outputs */
+  int64_t state_bytes;    /* mutable state of a session */
   int64_t constants_bytes; /* of the model, which sessions share; not in total_bytes */
   int64_t total_bytes;     /* of a session: arena, scratch, outputs and state */
   int64_t peak_live_bytes; /* lower bound of arena_bytes: the most bytes of values that are live at once */
-  int64_t data_dependent; /* 1 if what a run takes depends on data too: of branches both are counted, of loops one turn,
-                             and nothing after the first size that only data tells */
   int64_t num_launches;
 } dhlo_plan;
 /* rank is -1 where the sizes depend on data. */
@@ -267,6 +289,27 @@ DHLO_API const char* dhlo_session_error(const dhlo_session* session);
  * byte. */
 DHLO_API dhlo_status dhlo_session_run(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs);
 
+typedef struct dhlo_run_options {
+  uint32_t struct_bytes;
+  int32_t reserved;
+  int64_t timeout_ns;             /* 0: none. Otherwise the run fails with DHLO_DEADLINE once it has taken so long */
+  const volatile int32_t* cancel; /* NULL: none. Otherwise the run fails with DHLO_CANCELLED once this isn't 0, as an
+                                     atomic store of any thread makes it; not written to. Runs may share one */
+} dhlo_run_options;
+DHLO_API void dhlo_run_options_init(dhlo_run_options* options);
+/* The same with options, which may be NULL.
+ *
+ * A run is stopped between two launches, at a turn of a loop, and within a launch between two of its chunks, of which a
+ * thread gets 64 in a run with a timeout or a `cancel`, 4 in others: so after a 64th of the longest kernel at the
+ * latest. What a run was stopped in, it leaves like any run that fails: see dhlo_session_reset_state for the state and
+ * dhlo_model_input_is_updated for inputs. Once it replaces the content of states and inputs, at its end, it isn't
+ * stopped any more. */
+DHLO_API dhlo_status dhlo_session_run_with(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs,
+                                           const dhlo_run_options* options);
+/* Stops the run in progress, if there is one, from any thread: it fails with DHLO_CANCELLED. Does nothing to later
+ * runs: to stop a run that may not have begun yet, give it dhlo_run_options.cancel. Never waits. */
+DHLO_API dhlo_status dhlo_session_cancel(dhlo_session* session);
+
 /* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. All of its `capacity` bytes are the
  * output's during a run. A run whose output does not fit fails with DHLO_INVALID_ARGUMENT and says how much is needed.
  */
@@ -281,6 +324,10 @@ DHLO_API dhlo_status dhlo_session_output(dhlo_session* session, int64_t index, d
 DHLO_API dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, void* data, int64_t bytes);
 DHLO_API dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, const void* data, int64_t bytes);
 DHLO_API dhlo_status dhlo_session_reset_state(dhlo_session* session);
+/* The memory of a state, dense, for reading and writing without a copy: `out` is valid as long as the session or one
+ * that shares its state lives, always at the same address. What a run reads and writes there must be left alone until
+ * it has returned, and must not be an input or a bound output of a run that writes to it. DHLO_BUSY during a run. */
+DHLO_API dhlo_status dhlo_session_state(dhlo_session* session, const char* name, dhlo_tensor* out);
 
 /* A new session of the same model with the same state and random generator. It has options of its own; NULL: those of
  * `session`. Outputs and their bindings are not copied. Failures are in dhlo_last_error(). */
@@ -302,6 +349,8 @@ DHLO_API dhlo_status dhlo_session_seed(dhlo_session* session, uint64_t seed);
 DHLO_API dhlo_status dhlo_session_trim(dhlo_session* session);
 
 typedef struct dhlo_counters {
+  uint32_t struct_bytes;
+  int32_t reserved;
   int64_t runs; /* successful runs */
   int64_t failed_runs;
   int64_t launches;      /* kernel launches in all runs */
@@ -314,10 +363,12 @@ typedef struct dhlo_counters {
   int64_t scratch_used;  /* scratch that the last run asked for, all workers */
   int64_t output_used;   /* bytes of the last run's outputs that aren't bound */
 } dhlo_counters;
-DHLO_API void dhlo_session_counters(const dhlo_session* session, dhlo_counters* out);
+DHLO_API dhlo_status dhlo_session_counters(const dhlo_session* session, dhlo_counters* out);
 
 /* Per launch site: how often it ran and the nanoseconds spent, since profiling was switched on or last reset. */
 typedef struct dhlo_launch_profile {
+  uint32_t struct_bytes;
+  int32_t reserved;
   int64_t count;
   int64_t nanoseconds;
 } dhlo_launch_profile;
@@ -361,10 +412,13 @@ DHLO_API dhlo_status dhlo_session_set_trace(dhlo_session* session, dhlo_trace_fn
 
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_plan) == 72, "dhlo_plan");
+static_assert(sizeof(dhlo_launch_profile) == 24, "dhlo_launch_profile");
+static_assert(sizeof(dhlo_run_options) == 24, "dhlo_run_options");
+static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
 static_assert(sizeof(dhlo_model_options) == 80, "dhlo_model_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
-static_assert(sizeof(dhlo_counters) == 88, "dhlo_counters");
+static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");
 }
 #endif
 #endif

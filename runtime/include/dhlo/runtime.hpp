@@ -90,8 +90,9 @@ class Tensor {
   }
   // Borrows sizes and strides from this object.
   dhlo_tensor view() const noexcept {
-    return {data_, sizes_.data(), strides_.empty() ? nullptr : strides_.data(), dtype_,
-            static_cast<int32_t>(sizes_.size())};
+    return {
+        data_, sizes_.data(), strides_.empty() ? nullptr : strides_.data(), dtype_, static_cast<int32_t>(sizes_.size()),
+        0};
   }
 
  private:
@@ -155,7 +156,8 @@ class Model {
     std::vector<dhlo_tensor> views;
     for (const Tensor& input : inputs) views.push_back(input.view());
     if (outputs != nullptr) outputs->resize(static_cast<size_t>(num_outputs()));
-    dhlo_plan plan;
+    dhlo_plan plan{};
+    plan.struct_bytes = sizeof plan;
     check(dhlo_model_plan(model_, views.data(), static_cast<int64_t>(views.size()),
                           outputs != nullptr ? outputs->data() : nullptr, &plan));
     return plan;
@@ -187,11 +189,13 @@ class Session {
   dhlo_session* get() const noexcept { return session_.get(); }
 
   // Runs with the caller's tensors; read results with output().
-  void run(const std::vector<Tensor>& inputs) {
+  void run(const std::vector<Tensor>& inputs, const dhlo_run_options* options = nullptr) {
     views_.clear();
     for (const Tensor& input : inputs) views_.push_back(input.view());
-    check(dhlo_session_run(get(), views_.data(), static_cast<int64_t>(views_.size())));
+    check(dhlo_session_run_with(get(), views_.data(), static_cast<int64_t>(views_.size()), options));
   }
+  // Stops the run in progress, from any thread.
+  void cancel() noexcept { dhlo_session_cancel(get()); }
   Tensor output(int64_t index) const {
     dhlo_tensor view;
     check(dhlo_session_output(get(), index, &view));
@@ -219,6 +223,12 @@ class Session {
   template <class T>
   void write_state(const std::string& name, const std::vector<T>& data) {
     check(dhlo_session_write_state(get(), name.c_str(), data.data(), static_cast<int64_t>(data.size() * sizeof(T))));
+  }
+  // A state's memory, which lives as long as the session: see dhlo_session_state.
+  Tensor state(const std::string& name) const {
+    dhlo_tensor view;
+    check(dhlo_session_state(get(), name.c_str(), &view));
+    return Tensor(view);
   }
   void reset_state() { check(dhlo_session_reset_state(get())); }
   // A session with the same state and random generator; options as in runtime.h.
@@ -249,7 +259,8 @@ class Session {
   // Frees arena, scratch and runtime-owned outputs.
   void trim() { check(dhlo_session_trim(get())); }
   dhlo_counters counters() const {
-    dhlo_counters counters;
+    dhlo_counters counters{};
+    counters.struct_bytes = sizeof counters;
     dhlo_session_counters(get(), &counters);
     return counters;
   }

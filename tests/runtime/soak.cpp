@@ -123,7 +123,7 @@ std::vector<dhlo_tensor> tensors(const Call& call) {
   std::vector<dhlo_tensor> inputs;
   for (const Value& v : call.inputs)
     inputs.push_back({const_cast<char*>(v.bytes.data()), v.sizes, nullptr, static_cast<int32_t>(v.dtype),
-                      static_cast<int32_t>(v.rank)});
+                      static_cast<int32_t>(v.rank), static_cast<int64_t>(v.bytes.size())});
   return inputs;
 }
 

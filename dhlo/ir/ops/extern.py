@@ -49,6 +49,7 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.c_void_p),
         ("dtype", ctypes.c_int32),
         ("rank", ctypes.c_int32),
+        ("capacity", ctypes.c_int64),
     )
 
 
@@ -60,7 +61,8 @@ def _tensors(xs: Args) -> Any:
     rows = []
     for x in xs:
         sizes = (ctypes.c_int64 * max(x.dim(), 1))(*x.shape)
-        rows.append(_Tensor(x.data_ptr(), ctypes.cast(sizes, ctypes.c_void_p), None, from_torch_dtype(x.dtype).code, x.dim()))
+        dtype, shape = from_torch_dtype(x.dtype).code, ctypes.cast(sizes, ctypes.c_void_p)
+        rows.append(_Tensor(x.data_ptr(), shape, None, dtype, x.dim(), x.nbytes))
         rows[-1].kept = sizes
     out = (_Tensor * max(len(rows), 1))(*rows)
     out.kept = rows  # type: ignore[attr-defined]

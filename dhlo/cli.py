@@ -277,6 +277,12 @@ def bench_command(
     explained: Annotated[
         bool, typer.Option("--explain", help="Show each kernel's time, rates and share of the machine's ceiling.")
     ] = False,
+    save_profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-profile", metavar="PROFILE.json", help="Write what --explain measures, for `dhlo inspect --html --profile`."
+        ),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against size; needs matplotlib.")] = None,
     accuracy: Annotated[
         list[str] | None,
@@ -300,6 +306,7 @@ def bench_command(
         threads=threads,
         budget=budget,
         explained=explained,
+        save_profile=save_profile,
         plot=plot,
         accuracy=accuracy or [],
         modules=modules or [],
@@ -313,6 +320,13 @@ def inspect_command(
     groups: Annotated[bool, typer.Option("--groups", help="What was fused.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Compiled kernels and where they are used.")] = False,
     buffers: Annotated[bool, typer.Option("--buffers", help="Symbolic sizes and lifetimes in the arena.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="REPORT.html", help="Write all of it as one page for a browser instead.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="PROFILE.json", help="Show the times of `dhlo bench --save-profile` in the page."),
+    ] = None,
     entry: Entry = None,
     progress: Progress = None,
     modules: Imports = None,
@@ -326,6 +340,8 @@ def inspect_command(
         groups=groups,
         kernels=kernels,
         buffers=buffers,
+        html=html,
+        profile=profile,
         entry=entry,
         progress=sys.stderr.isatty() if progress is None else progress,
         modules=modules or [],

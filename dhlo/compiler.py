@@ -25,12 +25,13 @@ from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
+from dhlo.describe import describe_arena, describe_groups
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, grown_dims, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
-from dhlo.ir.ops.host import Alloc, Arena
+from dhlo.ir.ops.host import Arena
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
@@ -277,34 +278,15 @@ def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) ->
         "quantised": quantised_weights(first.module),
         "caches": quantised_caches(first.module),
         "host_programs": host_programs,
-        "groups": [_group(program, op, [m.planned.groups[attr(op, "number")] for m in made]) for op in groups],
+        **describe_groups(first.block, program.user_names, list(zip(*(m.planned.groups for m in made), strict=True))),
         "levels": [
             {
                 "name": m.planned.target.name,
                 "cpu_features": "",  # known when there is code
                 "launches": list(m.host.launches),
                 "groups": m.host.launches_of,
-                "arena": [
-                    {"name": attr(op, "name_"), "bytes": attr(op, "bytes"), "first": attr(op, "first"), "last": attr(op, "last")}
-                    for op in walk(m.planned.block)
-                    if isinstance(op, Alloc)
-                ],
+                **describe_arena(m.planned.block, program.user_names),
             }
             for m in made
         ],
-    }
-
-
-def _group(program: Program, op: Any, families: Sequence[Family]) -> dict[str, Any]:
-    """`families` are the group's, by level."""
-    cost = families[0].cost()
-    variants = {kernel: flops for f in families for kernel, flops in f.cost().variants.items()}
-    return {
-        "anchor": attr(op, "anchor"),
-        "ops": [x.OPERATION_NAME for x in op.operation.regions[0].blocks[0].operations][:-1],
-        "results": [str(from_mlir(v)) for v in op.results],
-        "flops": spell(cost.flops, program.user_names),
-        "bytes": spell(cost.bytes, program.user_names),
-        "weight_bytes": spell(cost.weight_bytes, program.user_names),
-        "variants": {kernel: spell(flops, program.user_names) for kernel, flops in variants.items()},
     }

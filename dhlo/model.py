@@ -273,6 +273,23 @@ class CompiledModel:
         """JSON: symbols, checks, groups, buffers."""
         return self._model.metadata
 
+    def report(self, path: str | Path | None = None, *, profile: str | Path | Mapping[str, Any] | None = None) -> str:
+        """The report of all entries, also written to `path` if one is given: an HTML page that needs no network, with contract,
+        source lines, groups, kernels, and memory at sizes that are chosen in it.
+
+        `profile` is a file of `dhlo bench --save-profile`, or its content, whose times are shown under the machine's roofline.
+        Raises DhloError where it isn't one of this model, OSError if the page can't be written.
+        """
+        from dhlo.container import write_bytes
+        from dhlo.model_file import ModelInfo
+        from dhlo.report import read_profile, render_report
+
+        infos = {name: ModelInfo.of(json.loads(self[name].metadata)) for name in self.entries}
+        page = render_report(infos, profile=read_profile(profile) if isinstance(profile, (str, Path)) else profile)
+        if path is not None:
+            write_bytes(Path(path), page.encode())
+        return page
+
     def save(self, path: str | Path) -> None:
         """Writes the model file (a shared object with the weights behind it) for `dhlo.load` and C++ hosts; needs a C compiler.
 

@@ -28,9 +28,12 @@ _METADATA = {
     "name": str, "entry": str, "producer": str, "inputs": [_VALUE], "outputs": [_VALUE],
     "constants_bytes": int, "state_bytes": int, "symbols": {str: [(int, float, _NONE)]},
     "states": {str: {"dtype": str, "shape": [int], "bytes": int}}, "checks": [{"kind": str, "input": int, "text": str}],
-    "groups": [{"anchor": str, "ops": [str], "results": [str]}],
+    "groups": [{"anchor": str, "ops": [str], "results": [str], "module": str, "source": int, "step": int, "lines": [int],
+                "reads": [(int, str)], "flops": str, "bytes": str, "weight_bytes": str, "variants": {str: str}}],
+    "sources": [str],
     "levels": [{"name": str, "cpu_features": str, "launches": [str], "groups": [[int]],
-                "arena": [{"name": str, "bytes": str, "first": int, "last": int}]}],
+                "arena": [{"name": str, "bytes": str, "first": int, "last": int, "segment": int, "group": int, "use": str}],
+                "arrangements": [{"segment": int, "order": [int]}]}],
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from dhlo import _runtime
 if TYPE_CHECKING:
     from dhlo.model_file import ModelInfo
 
-__all__ = ["signature", "signature_html"]
+__all__ = ["signature", "signature_html", "type_for_people"]
 
 
 def signature(model: _runtime.Model | ModelInfo) -> str:
@@ -54,3 +55,12 @@ def _sections(model: _runtime.Model | ModelInfo, meta: Mapping[str, Any]) -> Ite
 
 def _range(name: str, lo: float | None, hi: float | None) -> str:
     return f"{lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else "")
+
+
+def type_for_people(text: str) -> str:
+    """`f32[batch, 64]` for `tensor<?x64xf32, #dhlo.shape<["batch", "64"]>>`; any other text as it is."""
+    found = re.fullmatch(r"tensor<((?:(?:\?|\d++)x)*+)([a-z]\w*+(?:<\w++>)?)(?:, #dhlo\.shape<\[(.*)\]>)?>", text)
+    if found is None:
+        return text
+    sizes = re.findall(r'"([^"]*)"', found[3]) if found[3] is not None else found[1].split("x")[:-1]
+    return f"{found[2]}[{', '.join(sizes)}]"

@@ -22,7 +22,7 @@ from dhlo.codegen.target import Target, parse_target
 from dhlo.ir.symbols import evaluate, parse
 from dhlo.shape_infer.cost import Rates
 
-__all__ = ["KernelTime", "explain", "rates", "sizes_of"]
+__all__ = ["GroupTime", "KernelTime", "by_kernels", "explain", "rates", "sizes_of", "time_groups"]
 
 _SECONDS = 0.3
 _PRODUCTS = ("matmul", "convolution", "attention")
@@ -86,34 +86,59 @@ def rates(target: Target, threads: int) -> Rates:
     return Rates(threads, flops, levels, facts["wake_ns"], WAKE_SHARE)
 
 
+@dataclass(frozen=True)
+class GroupTime:
+    """What one call takes in a group's launches, or in one launch of none (`group` is -1 then). The last four are as in
+    KernelTime."""
+
+    group: int
+    kernels: list[str]
+    launches: int
+    seconds: float
+    flops: float | None
+    bytes: float | None
+    floor: float | None
+    predicted: float | None
+
+
 def explain(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ceilings) -> list[KernelTime]:
     """Runs the model some times with these inputs; the most expensive kernels first. Times are medians over the calls.
 
     Raises ValueError where the inputs break the model's contract.
     """
+    return by_kernels(time_groups(model, tensors, ceilings))
+
+
+def by_kernels(groups: Sequence[GroupTime]) -> list[KernelTime]:
+    """The same times by kernels that work together, the most expensive first."""
+    rows: dict[str, KernelTime] = {}
+    for g in groups:
+        key = " + ".join(g.kernels)
+        known = g.flops is not None and g.bytes is not None and g.floor is not None and g.predicted is not None
+        work = (g.flops, g.bytes, g.floor, g.predicted) if known else None
+        rows.setdefault(key, KernelTime(key)).add(g.launches, g.seconds, work)  # type: ignore[arg-type]
+    return sorted(rows.values(), key=lambda r: -r.seconds)
+
+
+def time_groups(model: _runtime.Model, tensors: Sequence[torch.Tensor], ceilings: Ceilings) -> list[GroupTime]:
+    """Runs the model some times with these inputs: what each group that ran takes, in order, and then launches that belong to none.
+    Raises ValueError where the inputs break the model's contract."""
     times = _site_times(model, tensors)
     names = model.launches
     sizes = sizes_of(model.inputs, [t.shape for t in tensors])
-    rows: dict[str, KernelTime] = {}
-
-    def add(sites: Sequence[int], work: tuple[float, float, float, float] | None) -> None:
-        ran = [s for s in sites if s in times]
-        if ran:
-            key = " + ".join(names[s] for s in ran)
-            rows.setdefault(key, KernelTime(key)).add(len(ran), sum(times[s] for s in ran), work)
-
-    grouped: set[int] = set()
     machine = rates(parse_target(model.level or "native"), ceilings.threads)
     metadata = json.loads(model.metadata)
     (level,) = (x for x in metadata["levels"] if x["name"] == model.level)
-    for group, (first, end) in zip(metadata["groups"], level["groups"], strict=True):
-        sites = range(first, end)
-        grouped |= set(sites)
-        ran = [names[s] for s in sites if s in times]
-        add(sites, _work(group, ran, sizes, ceilings, machine, model.constants_bytes))
-    for site in set(range(len(names))) - grouped:
-        add([site], None)
-    return sorted(rows.values(), key=lambda r: -r.seconds)
+    out, grouped = list[GroupTime](), set[int]()
+    for number, (group, (first, end)) in enumerate(zip(metadata["groups"], level["groups"], strict=True)):
+        grouped |= set(range(first, end))
+        ran = [s for s in range(first, end) if s in times]
+        if ran:
+            kernels = [names[s] for s in ran]
+            work = _work(group, kernels, sizes, ceilings, machine, model.constants_bytes) or (None,) * 4
+            out.append(GroupTime(number, kernels, len(ran), sum(times[s] for s in ran), *work))
+    out += [GroupTime(-1, [names[s]], 1, times[s], None, None, None, None) for s in times if s not in grouped]
+    return out
 
 
 def _site_times(model: _runtime.Model, tensors: Sequence[torch.Tensor]) -> dict[int, float]:

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from dhlo import _runtime
 from dhlo.api import compile as compile_model
 from dhlo.api import open_model
-from dhlo.bench.ceilings import machine, measure, processors
-from dhlo.bench.explain import KernelTime, explain
+from dhlo.bench.ceilings import cache_bytes, machine, measure, processors
+from dhlo.bench.explain import GroupTime, KernelTime, by_kernels, sizes_of, time_groups
 from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, take_turns
 from dhlo.callspec import read_call
@@ -29,6 +29,7 @@ from dhlo.commands.accuracy import compare_formats
 from dhlo.commands.console import console, print_table
 from dhlo.commands.run import check_memory, generate
 from dhlo.commands.shapes import assignments, complete_shapes, is_size
+from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
 from dhlo.exported import read_program
 from dhlo.frontend.program import InputSpec
@@ -89,12 +90,14 @@ def bench_file(
     threads: int,
     budget: float,
     explained: bool,
+    save_profile: Path | None = None,
     plot: Path | None,
     accuracy: Sequence[str],
     modules: Sequence[str],
 ) -> None:
-    """Prints times by shape for each peer; on request explains them kernel by kernel and draws them. With formats of weights in
-    `accuracy`, prints what results lose by these instead.
+    """Prints times by shape for each peer; on request explains them kernel by kernel, writes what was measured of groups to
+    `save_profile`, for reports, and draws the times. With formats of weights in `accuracy`, prints what results lose by these
+    instead.
 
     Raises ContractError for shapes that the model doesn't take, DhloError for peers and formats that there aren't.
     """
@@ -112,10 +115,14 @@ def bench_file(
     chosen = _choose(peers, model.exported is not None)
     facts = _compare(model, points, chosen, threads, budget)
     _print_times(points, facts, threads)
-    if explained:
+    if explained or save_profile is not None:
         native = open_model(path, threads) if model.exported is None else compile_model(model.exported).native
-        for p in points:
-            _print_kernels(p, _explain(native, model.tensors(p), threads))
+        times = [_explain(native, model.tensors(p), threads) for p in points]
+        if explained:
+            for p, groups in zip(points, times, strict=True):
+                _print_kernels(p, by_kernels(groups))
+        if save_profile is not None:
+            write_bytes(save_profile, json.dumps(_profile(native, points, times, threads)).encode())
     if plot is not None:
         _plot(points, facts, plot)
 
@@ -246,11 +253,29 @@ def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threa
             return take_turns(request, peers)
 
 
-def _explain(native: _runtime.Model, tensors: list[torch.Tensor], threads: int) -> list[KernelTime]:
+def _explain(native: _runtime.Model, tensors: list[torch.Tensor], threads: int) -> list[GroupTime]:
     try:
-        return explain(native, tensors, measure(threads))
+        return time_groups(native, tensors, measure(threads))
     except ValueError as e:
         raise ContractError(str(e)) from None
+
+
+def _profile(native: _runtime.Model, points: Sequence[Point], times: Sequence[Sequence[GroupTime]], threads: int) -> dict[str, Any]:
+    """What reports show of the measured times; see `dhlo.report.page.PROFILE`."""
+    rates = asdict(measure(threads))
+    return {
+        "model": native.name,
+        "entry": json.loads(native.metadata)["entry"],
+        "level": native.level,
+        "machine": machine(),
+        "threads": rates.pop("threads"),
+        "ceilings": rates,
+        "caches": cache_bytes(),
+        "points": [
+            {"label": p.label, "sizes": sizes_of(native.inputs, p.shapes), "groups": [asdict(g) for g in groups]}
+            for p, groups in zip(points, times, strict=True)
+        ],
+    }
 
 
 # ---------------------------------------------------------------------- showing

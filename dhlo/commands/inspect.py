@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,12 +11,14 @@ from typing import Any
 
 from dhlo.api import build
 from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
+from dhlo.container import write_bytes
 from dhlo.errors import DhloError
 from dhlo.exported import read_program
 from dhlo.model_file import ModelInfo, open_sections, read_infos
 from dhlo.options import Options
 from dhlo.progress import reporter
-from dhlo.signature import signature
+from dhlo.report import read_profile, render_report
+from dhlo.signature import signature, type_for_people
 from dhlo.signing import describe_signature
 
 __all__ = ["inspect_file"]
@@ -33,12 +34,18 @@ def inspect_file(
     progress: bool,
     modules: Sequence[str],
     entry: str | None = None,
+    html: Path | None = None,
+    profile: Path | None = None,
 ) -> None:
     """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory.
 
-    Of a model file every byte is verified. `entry` is the one to print, where there are several; by default the first. Raises
-    ModelFileError, and DhloError if there is no such entry.
+    Of a model file every byte is verified. `entry` is the one to print, where there are several; by default the first. `html` is
+    where to write the report of all entries instead, with the times of `profile`, a file of `dhlo bench --save-profile`. Raises
+    ModelFileError, and DhloError if there is no such entry or the profile isn't of this model.
     """
+    if profile is not None and html is None:
+        raise DhloError("a profile is shown in a report: give --html, too")
+    times = read_profile(profile) if profile is not None else None
     facts: dict[str, str] = {}
     if path.suffix == ".pt2":
         with reporter(progress) as tell:
@@ -50,6 +57,10 @@ def inspect_file(
             infos = read_infos(sections)
             facts["SHA-256"] = f"{sections.file_digest.hex()} (all sections verified)"
             facts["signature"] = describe_signature(path, sections.file_digest)
+    if html is not None:
+        write_bytes(html, render_report(infos, facts, times).encode())
+        console().print(f"{html}: the report of {path}", markup=False)
+        return
     if entry is not None and entry not in infos:
         raise DhloError(f"the model has no entry '{entry}'; it has {', '.join(infos) if '' not in infos else 'only one'}")
     info = infos[next(iter(infos)) if entry is None else entry]
@@ -64,7 +75,7 @@ def inspect_file(
         print_table(
             f"{len(meta['groups'])} groups",
             ("#", "anchor", "ops", "results"),
-            ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(_type, g["results"]))) for n, g in enumerate(meta["groups"])),
+            ((n, g["anchor"], _ops(g["ops"]), ", ".join(map(type_for_people, g["results"]))) for n, g in enumerate(meta["groups"])),
             right=("#",),
         )
     if kernels:
@@ -149,12 +160,3 @@ def _ops(names: Sequence[str]) -> str:
     """`mul x2, add, exp`: the dialect's prefix left out, runs counted."""
     runs = [(name.removeprefix("dhlo."), len(list(run))) for name, run in groupby(names)]
     return ", ".join(name if n == 1 else f"{name} x{n}" for name, n in runs)
-
-
-def _type(text: str) -> str:
-    """`f32[batch, 64]` for `tensor<?x64xf32, #dhlo.shape<["batch", "64"]>>`; any other text as it is."""
-    found = re.fullmatch(r"tensor<((?:(?:\?|\d++)x)*+)([a-z]\w*+(?:<\w++>)?)(?:, #dhlo\.shape<\[(.*)\]>)?>", text)
-    if found is None:
-        return text
-    sizes = re.findall(r'"([^"]*)"', found[3]) if found[3] is not None else found[1].split("x")[:-1]
-    return f"{found[2]}[{', '.join(sizes)}]"

@@ -20,7 +20,7 @@ from dhlo.shape_infer.buffers import Buffer, aligned, plan_arena
 from dhlo.shape_infer.in_place import in_place
 from dhlo.shape_infer.views import strided
 
-__all__ = ["assign_buffers"]
+__all__ = ["assign_buffers", "steps"]
 
 FIRST_DYNAMIC_SEGMENT = 2  # segment 1 holds dense copies of arguments
 
@@ -34,12 +34,17 @@ def assign_buffers(module: Any) -> None:
             _Assignment(block, ranges).write()
 
 
+def steps(block: Any) -> list[Any]:
+    """The ops of a function by the number of their step, in which lifetimes of buffers are given."""
+    return [op for op in walk(block) if op.kind is not Kind.HOST and not isinstance(op, CONTRACT)]
+
+
 class _Assignment:
     """The memory of one function's values."""
 
     def __init__(self, block: Any, ranges: Mapping[str, Bounds]) -> None:
         self.block, self.ranges = block, ranges
-        self.ops = [op for op in walk(block) if op.kind is not Kind.HOST and not isinstance(op, CONTRACT)]
+        self.ops = steps(block)
         self.numbers = {op.operation: n for n, op in enumerate(self.ops)}
         self.alias, self.offsets = _aliases(self.ops)
         self.updates = updates_of(block)

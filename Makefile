@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade pip
 	$(BIN)/python -m pip install -qq torch==$(TORCH)
-	$(BIN)/python -m pip install -qq --editable '.[test]'
+	$(BIN)/python -m pip install -qq --editable '.[test]' --config-settings=cmake.define.DHLO_WERROR=ON
 	touch $@
 
 test: $(STAMP)

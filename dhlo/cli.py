@@ -117,9 +117,26 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _cmake_dir(wanted: bool) -> None:
+    if wanted:
+        from dhlo.commands.flags import cmake_dir
+
+        typer.echo(cmake_dir())
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    cmake: Annotated[
+        bool,
+        typer.Option(
+            "--cmake-dir",
+            callback=_cmake_dir,
+            is_eager=True,
+            help="Print the folder for CMake's find_package(dhlo): -Ddhlo_DIR=...",
+        ),
+    ] = False,
 ) -> None:
     """Options of the program itself."""
 
@@ -139,9 +156,10 @@ def compile_command(
     emit: Annotated[
         str,
         typer.Option(
-            help="so: model file; obj: object and constants; mlir: the imported module; planned: the module "
+            help="so: model file; obj: object and constants; archive: static library of both; mlir: the imported "
+            "module; planned: the module "
             "after all passes; llvm, asm: generated code.",
-            metavar="so|obj|mlir|planned|llvm|asm",
+            metavar="so|obj|archive|mlir|planned|llvm|asm",
         ),
     ] = "so",
     target: Annotated[
@@ -160,6 +178,18 @@ def compile_command(
             "faster, with errors of up to 5e-5 of the results' scale; without, 5e-6."
         ),
     ] = True,
+    symbol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What begins the names that objects, static libraries and headers define (NAME_descriptor, ...), so that several "
+            "models fit in one binary; by default the model's name.",
+        ),
+    ] = None,
+    header: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.h|FILE.hpp", help="Also write a C or C++ header: the model's names, dtypes and a typed call."),
+    ] = None,
     locations: Locations = False,
     name: Annotated[str | None, typer.Option(help="The model's name; by default the file's.")] = None,
     weights: Annotated[
@@ -184,7 +214,9 @@ def compile_command(
         raise typer.BadParameter(f"'{emit}' is none of {', '.join(Emit)}", param_hint="--emit")
     show = sys.stderr.isatty() if progress is None else progress
     formats = {name or "default": value for name, _, value in (w.rpartition("=") for w in weights or [])}
-    compile_file(sources, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache)
+    compile_file(
+        sources, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache, symbol, header
+    )
 
 
 @app.command("run")

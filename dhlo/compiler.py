@@ -134,15 +134,16 @@ class _Entry:
         inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
         returns = [v for i, v in enumerate(list(planned.block.operations)[-1].operands) if i not in updates]
         outputs = _output_names(program, [from_mlir(v) for v in returns])
+        updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
         metadata = {
             "name": model,
             "entry": self.name,
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
+            "updated": [t for t, _ in updated],
             **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels)),
         }
         code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
-        updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
         return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names, _symbols(program))
 
 

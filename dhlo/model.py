@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.autograd.graph import increment_version
@@ -299,11 +299,29 @@ class CompiledModel:
 
         write_model(self._compiled(), Path(path))
 
-    def save_object(self, path: str | Path) -> None:
-        """Writes one relocatable object, and the weights beside it as `.constants`, for hosts that link the model themselves."""
+    def save_object(self, path: str | Path, symbol: str | None = None) -> None:
+        """Writes one relocatable object, and the weights beside it as `.constants`, for hosts that link the model themselves.
+
+        It defines `SYMBOL_descriptor` and nothing else; `symbol` is by default made of the model's name. Raises CompileError for
+        what is no name in C, OSError if a file can't be written.
+        """
         from dhlo.codegen.backends.cpu.link import write_object
 
-        write_object(self._compiled(), Path(path))
+        write_object(self._compiled(), Path(path), symbol)
+
+    def save_archive(self, path: str | Path, symbol: str | None = None) -> None:
+        """Writes a static library of code and weights, which defines `SYMBOL_descriptor` and `SYMBOL_constants`. Raises the errors
+        of `save_object`."""
+        from dhlo.codegen.backends.cpu.link import write_archive
+
+        write_archive(self._compiled(), Path(path), symbol)
+
+    def save_header(self, path: str | Path, emit: Literal["so", "obj", "archive"] = "so", symbol: str | None = None) -> None:
+        """Writes a header with typed calls, in C or, for names that end with `.hpp`, C++, for what `emit` names: the file of
+        `save`, `save_object` or `save_archive`. What it declares begins with `symbol`. Raises the errors of `save_object`."""
+        from dhlo.codegen.backends.cpu.link import write_header
+
+        write_header(self._compiled(), Path(path), emit, symbol)
 
     def _compiled(self) -> Artifact:
         if self._artifact is None:

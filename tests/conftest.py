@@ -109,7 +109,7 @@ def build_host() -> BuildHost:
             "-Wextra",
             "-Werror",
             *map(str, sources),
-            *_runtime_flags(),
+            *runtime_flags(),
             "-o",
             str(binary),
         ]
@@ -120,7 +120,7 @@ def build_host() -> BuildHost:
     return build
 
 
-def _runtime_flags() -> list[str]:
+def runtime_flags() -> list[str]:
     """Flags of the installed package, or of a CMake build of this source tree, kept between runs."""
     try:
         return host_flags()

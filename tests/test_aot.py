@@ -390,7 +390,7 @@ STATIC_HOST = """
 #include <iterator>
 #include <memory>
 #include "dhlo/runtime.hpp"
-extern "C" const dhlo_abi_model dhlo_model_v1;
+extern "C" const dhlo_abi_model scale_descriptor;
 int main(int, char** argv) {
   std::ifstream file(argv[1], std::ios::binary);
   const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
@@ -399,7 +399,7 @@ int main(int, char** argv) {
   std::size_t space = memory.size();
   std::align(64, data.size(), place, space);
   std::copy(data.begin(), data.end(), static_cast<char*>(place));
-  const dhlo::Model model = dhlo::Model::from(dhlo_model_v1, place, data.size());
+  const dhlo::Model model = dhlo::Model::from(scale_descriptor, place, data.size());
   dhlo::Session session(model);
   std::vector<float> x = {1, 2, 3};
   session.run({dhlo::Tensor::of(x.data(), {3})});
@@ -419,7 +419,7 @@ def test_object_links_into_a_host(build_host: Any, tmp_path: Path) -> None:
             return x * self.factor + 1
 
     compiled = dhlo.compile(torch.export.export(Scale(), (torch.randn(4),), dynamic_shapes=({0: Dim("n")},)))
-    compiled.save_object(tmp_path / "scale.o")
+    compiled.save_object(tmp_path / "scale.o", symbol="scale")
     source = tmp_path / "static_host.cpp"
     source.write_text(STATIC_HOST)
     host = build_host(tmp_path / "static_host", source, tmp_path / "scale.o")

@@ -15,6 +15,7 @@ from dhlo.commands.console import cache_summary, console, megabytes, quantised_s
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
+from dhlo.header import Form, check_identifier
 from dhlo.options import Options, default_target
 from dhlo.progress import reporter
 from dhlo.sharing import check_names
@@ -27,6 +28,7 @@ class Emit(StrEnum):
 
     SO = "so"
     OBJ = "obj"
+    ARCHIVE = "archive"
     MLIR = "mlir"
     PLANNED = "planned"
     LLVM = "llvm"
@@ -36,11 +38,14 @@ class Emit(StrEnum):
 _SUFFIX = {
     Emit.SO: ".so",
     Emit.OBJ: ".o",
+    Emit.ARCHIVE: ".a",
     Emit.MLIR: ".mlir",
     Emit.PLANNED: ".planned.mlir",
     Emit.LLVM: ".ll",
     Emit.ASM: ".s",
 }
+
+_BINARY: dict[Emit, Form] = {Emit.SO: "so", Emit.OBJ: "obj", Emit.ARCHIVE: "archive"}
 
 
 def compile_file(
@@ -55,13 +60,20 @@ def compile_file(
     weights: Mapping[str, str] | None = None,
     winograd: bool = True,
     kv_cache: str = "",
+    symbol: str | None = None,
+    header: Path | None = None,
 ) -> Path:
     """Compiles `sources` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
     the only source with the suffix of what is written. A source is a path; if there are several, each is a name, `=` and a path.
+    `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one.
     Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
+    if emit not in _BINARY and (symbol is not None or header is not None):
+        raise CompileError("--symbol and --header go with --emit so, obj and archive")
+    if symbol is not None:
+        check_identifier(symbol)
     files = _named(sources)
     if output is None and list(files) != [""]:
         raise CompileError("a model of several entries needs a name for its file: -o FILE")
@@ -70,7 +82,7 @@ def compile_file(
         raise CompileError(
             f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
         )
-    if emit in (Emit.SO, Emit.OBJ):
+    if emit in _BINARY:
         check_target(output)
     start = time.perf_counter()
     options = Options(
@@ -95,13 +107,17 @@ def compile_file(
             case Emit.SO:
                 link.write_model(artifact, output)
             case Emit.OBJ:
-                link.write_object(artifact, output)
+                link.write_object(artifact, output, symbol)
+            case Emit.ARCHIVE:
+                link.write_archive(artifact, output, symbol)
             case Emit.LLVM:
                 write_bytes(output, link.merged_ir(artifact).encode())
             case _:
                 write_bytes(output, link.merged_assembly(artifact).encode())
-    if emit in (Emit.SO, Emit.OBJ):
-        code = output.stat().st_size - (artifact.constants.bytes if emit is Emit.SO else 0)
+        if header is not None:
+            link.write_header(artifact, header, _BINARY[emit], symbol)
+    if emit in _BINARY:
+        code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
         console().print(
             f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
             f"{time.perf_counter() - start:.1f} s"

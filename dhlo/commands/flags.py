@@ -1,4 +1,4 @@
-"""`dhlo flags`: where an installation keeps the runtime that C and C++ hosts link."""
+"""`dhlo flags` and `dhlo --cmake-dir`: where an installation keeps the runtime that C and C++ hosts link."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from dhlo import _runtime
 from dhlo.errors import DhloError
 
-__all__ = ["host_flags"]
+__all__ = ["cmake_dir", "host_flags"]
 
 
 def host_flags() -> list[str]:
@@ -15,8 +15,17 @@ def host_flags() -> list[str]:
 
     Raises DhloError if dhlo is used from a source tree without being installed: its runtime lies in the build folder.
     """
-    package = Path(_runtime.__file__).parent
-    library = package / "lib" / "libdhlo_runtime.a"
-    if not library.is_file():
-        raise DhloError(f"'{library}' does not exist: the runtime is part of an installed package (pip install)")
-    return [f"-I{package / 'include'}", str(library), "-pthread", "-ldl"]
+    library = _installed("lib/libdhlo_runtime.a")
+    return [f"-I{library.parents[1] / 'include'}", str(library), "-pthread", "-ldl"]
+
+
+def cmake_dir() -> Path:
+    """The folder of the package's dhloConfig.cmake. Raises DhloError like `host_flags`."""
+    return _installed("lib/cmake/dhlo/dhloConfig.cmake").parent
+
+
+def _installed(name: str) -> Path:
+    path = Path(_runtime.__file__).parent / name
+    if not path.is_file():
+        raise DhloError(f"'{path}' does not exist: the runtime is part of an installed package (pip install)")
+    return path

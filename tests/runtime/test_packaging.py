@@ -19,14 +19,20 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("frontend", "shape_infer", "codegen", "runtime"):
         sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / package).rglob("*.py")}
         assert {f"dhlo/{source}" for source in sources} <= set(names)
-    native = {n for n in names if n.endswith((".so", ".a", ".h", ".hpp", ".pyi"))}
+    native = {n for n in names if n.endswith((".so", ".a", ".h", ".hpp", ".pyi", ".cmake", ".pc"))}
     assert native == {
         "dhlo/_runtime.abi3.so",
         "dhlo/_runtime.pyi",
         "dhlo/include/dhlo/abi.h",
         "dhlo/include/dhlo/runtime.h",
         "dhlo/include/dhlo/runtime.hpp",
+        "dhlo/lib/cmake/dhlo/dhlo-targets-release.cmake",
+        "dhlo/lib/cmake/dhlo/dhlo-targets.cmake",
+        "dhlo/lib/cmake/dhlo/dhloConfig.cmake",
+        "dhlo/lib/cmake/dhlo/dhloConfigVersion.cmake",
         "dhlo/lib/libdhlo_runtime.a",
         "dhlo/lib/libdhlo_runtime.so",
+        "dhlo/lib/pkgconfig/dhlo-static.pc",
+        "dhlo/lib/pkgconfig/dhlo.pc",
     }
     assert not [n for n in names if n.endswith((".cpp", "CMakeLists.txt"))]

@@ -16,12 +16,14 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from dhlo.codegen.backends.artifact import Artifact
+from dhlo.codegen.backends.cpu.archive import Member, archive_head, constants_object
 from dhlo.codegen.backends.cpu.llvm import optimise
 from dhlo.codegen.host.program import HOST_PROGRAM
 from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.target import Target, native
-from dhlo.container import atomic_write, write_bytes
+from dhlo.container import atomic_write, check_target, write_bytes
 from dhlo.errors import CompileError
+from dhlo.header import Form, Language, check_identifier, identifier, model_header
 from dhlo.model_file import features_text, write_model_file
 from dhlo.options import c_compiler
 
@@ -32,6 +34,9 @@ __all__ = [
     "link_shared",
     "merged_assembly",
     "merged_ir",
+    "prefix_of",
+    "write_archive",
+    "write_header",
     "write_model",
     "write_object",
 ]
@@ -53,7 +58,7 @@ _FLAGS = (
     "-lm",
     "-lc",
 )
-_HINT = "install a C compiler or name one in the environment variable CC; --emit=obj needs none"
+_HINT = "install a C compiler or name one in the environment variable CC; --emit=obj and --emit=archive need none"
 
 
 def write_model(artifact: Artifact, path: Path) -> None:
@@ -122,7 +127,7 @@ def _link(arguments: list[str], target: Target) -> None:
     package = f"gcc-{target.triple.partition('-')[0].replace('_', '-')}-linux-gnu"
     hint = (
         f"install {usual} (Debian's package {package}) or name a C compiler for {target.name} in the environment variable CC; "
-        "--emit=obj needs none"
+        "--emit=obj and --emit=archive need none"
         if foreign
         else _HINT
     )
@@ -145,13 +150,14 @@ def constants_path(path: Path) -> Path:
     return path.with_suffix(".constants")
 
 
-def write_object(artifact: Artifact, path: Path) -> None:
-    """Writes one relocatable object that defines `dhlo_model_v1`, its constants beside it, and their SHA-256 beside them, as
+def write_object(artifact: Artifact, path: Path, symbol: str | None = None) -> None:
+    """Writes one relocatable object that defines the model's descriptor, its constants beside it, and their SHA-256 beside them, as
     `sha256sum --check` reads it; needs no linker.
 
-    A host links the object and passes it and the constants to `dhlo_model_from_descriptor`. Raises OSError.
+    The descriptor is `SYMBOL_descriptor`, all else is local; `symbol` is by default made of the model's name. A host links the
+    object and passes it and the constants to `dhlo_model_from_descriptor`. Raises CompileError for what is no name in C, OSError.
     """
-    module, machine = _merge(artifact)
+    data = _object(artifact, prefix_of(artifact, symbol))
     constants, whole = constants_path(path), hashlib.sha256()
 
     def fill(fd: int) -> None:
@@ -160,9 +166,53 @@ def write_object(artifact: Artifact, path: Path) -> None:
                 file.write(chunk.data)
                 whole.update(chunk.data)
 
-    write_bytes(path, machine.emit_object(module))
+    write_bytes(path, data)
     atomic_write(constants, fill)
     write_bytes(constants.with_suffix(".constants.sha256"), f"{whole.hexdigest()}  {constants.name}\n".encode())
+
+
+def write_archive(artifact: Artifact, path: Path, symbol: str | None = None) -> None:
+    """Writes a static library with the model's code and constants: `SYMBOL_descriptor` as `write_object` defines it, and
+    `SYMBOL_constants`, a pointer to the constants. Needs no linker. Raises CompileError for what is no name in C, or constants of
+    more than 9.9 GB; OSError."""
+    prefix, nbytes = prefix_of(artifact, symbol), artifact.constants.bytes
+    code = _object(artifact, prefix)
+    before, behind = constants_object(f"{prefix}_constants", nbytes, artifact.targets[0])
+    members = [
+        Member("model.o", [f"{prefix}_descriptor"], len(code)),
+        Member("constants.o", [f"{prefix}_constants"], len(before) + nbytes + len(behind)),
+    ]
+    first, second = archive_head(members)
+
+    def fill(fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(first + code + b"\n" * (len(code) % 2) + second + before)
+            for chunk in artifact.constants.chunks():
+                file.write(chunk.data)
+            file.write(behind + b"\n" * (members[1].nbytes % 2))
+
+    atomic_write(check_target(path), fill)
+
+
+def prefix_of(artifact: Artifact, symbol: str | None) -> str:
+    """What the model's symbols begin with. Raises CompileError for what is no name in C."""
+    return check_identifier(symbol) if symbol is not None else identifier(artifact.metadata["name"])
+
+
+def write_header(artifact: Artifact, path: Path, form: Form, symbol: str | None = None) -> None:
+    """Writes the header for a model file (`so`), object or static library of these symbols: see `model_header`. Raises CompileError
+    where the path ends with neither .h nor .hpp, OSError."""
+    languages: dict[str, Language] = {".h": "c", ".hpp": "c++"}
+    if path.suffix not in languages:
+        raise CompileError(f"'{path}': a header's name ends with .h (C) or .hpp (C++)")
+    text = model_header(artifact.entries, prefix_of(artifact, symbol), form, languages[path.suffix])
+    write_bytes(path, text.encode())
+
+
+def _object(artifact: Artifact, prefix: str) -> bytes:
+    module, machine = _merge(artifact)
+    module.get_global_variable(abi.ABI_SYMBOL).name = f"{prefix}_descriptor"
+    return bytes(machine.emit_object(module))
 
 
 def merged_ir(artifact: Artifact) -> str:
@@ -180,9 +230,10 @@ def _merge(artifact: Artifact) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """One optimised module, and the machine to make code of it with; everything but the model's descriptor becomes local to it.
     The code for each target is optimised by itself; its functions say what features they may use."""
     made = [optimise(str(_joined(texts, HOST_PROGRAM)), target) for target, texts in artifact.levels]
-    if len(made) == 1:
-        return made[0]
-    return _joined([str(module) for module, _ in made]), made[0][1]
+    if len(made) > 1:
+        return _joined([str(module) for module, _ in made]), made[0][1]
+    _make_local(made[0][0], abi.ABI_SYMBOL)
+    return made[0]
 
 
 def _joined(texts: list[str], visible: str = abi.ABI_SYMBOL) -> llvm.ModuleRef:
@@ -191,7 +242,11 @@ def _joined(texts: list[str], visible: str = abi.ABI_SYMBOL) -> llvm.ModuleRef:
     module = llvm.parse_assembly(texts[0], context)
     for text in texts[1:]:
         module.link_in(llvm.parse_assembly(text, context))
+    _make_local(module, visible)
+    return module
+
+
+def _make_local(module: llvm.ModuleRef, visible: str) -> None:
     for value in [*module.functions, *module.global_variables]:
         if not value.is_declaration and value.name != abi.ABI_SYMBOL and value.name.partition(".")[0] != visible:
             value.linkage = "internal"
-    return module

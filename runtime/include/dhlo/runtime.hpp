@@ -3,12 +3,15 @@
 #ifndef DHLO_RUNTIME_HPP
 #define DHLO_RUNTIME_HPP
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -102,6 +105,35 @@ class Tensor {
   std::vector<int64_t> strides_;
 };
 
+// A view of memory whose dtype and number of dims are known when the host is compiled, as in the headers that
+// `dhlo compile --header` writes. `strides` are in elements; null means dense row-major.
+template <class T, std::size_t Rank>
+struct View {
+  T* data = nullptr;
+  std::array<int64_t, Rank> sizes{};
+  const int64_t* strides = nullptr;
+
+  // Borrows sizes and strides. `dtype` is that of the elements, which T may hold as their bits.
+  dhlo_tensor tensor(int32_t dtype) const noexcept {
+    dhlo_tensor view{};
+    view.data = const_cast<std::remove_const_t<T>*>(data);
+    view.sizes = sizes.data();
+    view.strides = strides;
+    view.dtype = dtype;
+    view.rank = static_cast<int32_t>(Rank);
+    return view;
+  }
+  // Of a result. Throws RuntimeError if it has another dtype or number of dims.
+  static View of(const Tensor& result, int32_t dtype) {
+    if (result.dtype() != dtype || result.sizes().size() != Rank)
+      throw RuntimeError(DHLO_INVALID_ARGUMENT, "dhlo::View: the session is of a model with other results");
+    View view;
+    view.data = static_cast<T*>(result.raw());
+    for (std::size_t dim = 0; dim < Rank; ++dim) view.sizes[dim] = result.sizes()[dim];
+    return view;
+  }
+};
+
 // A counted reference to a model; copies share it. Thread-safe like dhlo_model.
 class Model {
  public:
@@ -192,7 +224,10 @@ class Session {
   void run(const std::vector<Tensor>& inputs, const dhlo_run_options* options = nullptr) {
     views_.clear();
     for (const Tensor& input : inputs) views_.push_back(input.view());
-    check(dhlo_session_run_with(get(), views_.data(), static_cast<int64_t>(views_.size()), options));
+    run(views_.data(), static_cast<int64_t>(views_.size()), options);
+  }
+  void run(const dhlo_tensor* inputs, int64_t count, const dhlo_run_options* options = nullptr) {
+    check(dhlo_session_run_with(get(), inputs, count, options));
   }
   // Stops the run in progress, from any thread.
   void cancel() noexcept { dhlo_session_cancel(get()); }

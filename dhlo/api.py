@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from dhlo.capture import as_exported
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.hidden import Shared
 from dhlo.model import CompiledModel
-from dhlo.options import Options, cache_dir
+from dhlo.options import Options, cache_dir, read_options
 from dhlo.pickling import FileOrigin, calls_of
 from dhlo.progress import reporter
 
@@ -50,12 +49,7 @@ def compile(
     Raises UnsupportedError listing every operator that can't be compiled, with the user's source lines; CompileError if a program
     is inconsistent, or states of one name differ between programs.
     """
-    try:
-        opts = Options(**options)
-    except TypeError:
-        known = [f.name for f in fields(Options)]
-        strange = ", ".join(f"'{name}'" for name in options if name not in known)
-        raise CompileError(f"unknown option: {strange}", hint=f"options are {', '.join(known)}") from None
+    opts = read_options(options)
     _refuse_foreign(opts.target)
     exported = {name: as_exported(p, args, kwargs, dynamic_shapes) for name, p in _by_name(program).items()}
     with reporter(opts.progress) as progress:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-__all__ = ["Options", "c_compiler", "cache_dir", "default_target", "verify_passes"]
+from dhlo.errors import CompileError
+
+__all__ = ["Options", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
 
 
 def default_target() -> str:
@@ -44,6 +47,15 @@ class Options:
     weights: str | Mapping[str, str | float] = ""
     kv_cache: str = ""
     winograd: bool = True
+
+
+def read_options(options: Mapping[str, Any]) -> Options:
+    """Options by name. Raises CompileError for names that there aren't."""
+    known = [f.name for f in fields(Options)]
+    strange = ", ".join(f"'{name}'" for name in options if name not in known)
+    if strange:
+        raise CompileError(f"unknown option: {strange}", hint=f"options are {', '.join(known)}")
+    return Options(**options)
 
 
 def cache_dir() -> str | None:

@@ -168,7 +168,10 @@ def _sources(names: list[str], values: list[Any]) -> dict[str, Any]:
         head = re.match(r"\w*", name)[0]  # type: ignore[index]
         below = name[len(head) :]
         inputs[f"L['flat_args'][{i}]"] = value  # by strict export
-        inputs[_normal(f"L['{head}']{below}")] = value
+        try:
+            inputs[_normal(f"L['{head}']{below}")] = value
+        except SyntaxError:  # `layers.0.weight`, say: no guard can be about it
+            continue
         variadic = re.fullmatch(r"(\w+)_(\d+)", head)  # one of *args
         if variadic:
             inputs.setdefault(_normal(f"L['{variadic[1]}'][{variadic[2]}]{below}"), value)

@@ -109,6 +109,7 @@ SCALAR_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_not: lambda a: sympy.Not(_bool(a)),
     torch.sym_ite: _ite,
     torch.sym_max: sympy.Max,
+    torch.sym_sum: lambda *xs: sympy.Add(*map(_int, xs)),
     torch.sym_min: sympy.Min,
     float: _float,
     int: _truncate,
@@ -122,6 +123,8 @@ def scalar_call(target: Any, args: Any, kwargs: Any) -> Any:
     """The value of a call on Python and symbolic numbers."""
     if target is round and args[1:] == (None,):
         args = args[:1]
+    if target is torch.sym_sum:  # it takes a list
+        return static_value(SCALAR_FUNCTIONS[target](*[as_expr(a) for a in args[0]]))
     if kwargs or not any(isinstance(a, sympy.Basic) for a in args):
         return static_value(target(*args, **kwargs))
     return static_value(sympy.sympify(SCALAR_FUNCTIONS[target](*[as_expr(a) for a in args])))

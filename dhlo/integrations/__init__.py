@@ -1,0 +1,1 @@
+"""dhlo inside other libraries: a backend of torch.compile, an export backend of transformers."""

@@ -1,0 +1,194 @@
+"""The backend of torch.compile."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from dhlo.frontend.scalars import scalar_call
+from dhlo.integrations.packed import PackedGraph
+from dhlo.ir.symbols import symbol
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def said(caplog) -> str:
+    return "\n".join(r.getMessage() for r in caplog.records if r.name == "dhlo" and r.levelno >= logging.WARNING)
+
+
+class Mixed(nn.Module):
+    """Sizes, numbers, a buffer that changes, attention, results that are views, numbers and nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros(8))
+
+    def forward(self, x, n, mask, *, more):
+        y = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        self.calls.add_(1)
+        more["seen"].mul_(2)
+        new = self.norm(self.linear(y).flatten(0, 1)) * n
+        return {"new": new, "turned": x.transpose(0, 1)[1:], "seen": more["seen"][:, 1:].t(), "size": 2 * x.shape[0], "none": None}
+
+
+def arguments(batch: int, length: int, n: int):
+    mask = torch.rand(length, length) > 0.3
+    mask[:, 0] = True
+    return (torch.randn(batch, length, 8), n, mask), {"more": {"seen": torch.randn(batch, length)}}
+
+
+def test_one_graph_serves_all_sizes(caplog):
+    """Results, views of arguments, changed arguments and buffers are eager's; weights that change are never stale."""
+    model = Mixed().eval()
+    compiled = torch.compile(model, backend="dhlo", dynamic=True)
+
+    def check(batch: int, length: int, n: int) -> None:
+        args, kwargs = arguments(batch, length, n)
+        own = {"more": {"seen": kwargs["more"]["seen"].clone()}}
+        before = model.calls.clone()
+        got = compiled(*args, **own)
+        assert torch.equal(model.calls, before + 1)
+        want = model(*args, **kwargs)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(own, kwargs)
+        assert got["turned"].untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
+        assert got["seen"].untyped_storage().data_ptr() == own["more"]["seen"].untyped_storage().data_ptr()
+
+    with torch.no_grad():
+        for sizes in ((3, 4, 5), (2, 7, 3), (6, 5, 9)):
+            check(*sizes)
+        assert graphs() == 1 and not said(caplog)
+        model.linear.weight.mul_(2)
+        check(4, 5, 6)
+        assert "weights (linear.weight) have changed" in said(caplog)
+        model.load_state_dict({name: t + 0.5 for name, t in model.state_dict().items()})
+        check(5, 4, 6)
+        model.linear.weight.data = torch.randn(8, 8)
+        check(5, 4, 6)
+    assert graphs() == 1
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @torch.compile(backend="dhlo", dynamic=True)
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def test_modules_of_one_class_share_a_graph(caplog, monkeypatch):
+    """Each has its weights packed, up to a number; memory goes with the module."""
+    monkeypatch.setattr("dhlo.integrations.packed._MOST_SETS", 2)
+    packed: list[PackedGraph] = []
+    make = PackedGraph.__init__
+    monkeypatch.setattr(PackedGraph, "__init__", lambda self, *args: packed.append(self) or make(self, *args))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        layers = [Layer() for _ in range(4)]
+        for layer in (*layers[:2], layers[0]):
+            torch.testing.assert_close(layer(x), layer.linear(x).relu())
+        assert graphs() == 1 and len(packed) == 1 and len(packed[0]._known) == 2 and not said(caplog)
+        memory = weakref.ref(layers[1].linear.weight)
+        layer = None
+        del layers[1]
+        gc.collect()
+        assert memory() is None and len(packed[0]._known) == 1
+        for layer in layers:
+            torch.testing.assert_close(layer(x), layer.linear(x).relu())
+    assert graphs() == 1 and "come in 2 sets" in said(caplog)
+
+
+def test_training_runs_as_aot_eager(caplog):
+    from dhlo.integrations import torch_compile
+
+    torch_compile._told.clear()
+    model = nn.Linear(4, 2)
+    compiled = torch.compile(model, backend="dhlo", dynamic=True)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        compiled(x).sum().backward()
+        want = torch.autograd.grad(model(x).sum(), model.weight)[0]
+        torch.testing.assert_close(model.weight.grad, want)
+        with torch.no_grad():
+            model.weight -= 0.1 * model.weight.grad
+        model.weight.grad = None
+    assert said(caplog).count("aot_eager") == 1
+
+
+def test_graph_breaks_and_inference_mode():
+    def f(x):
+        y = x.sin() + 1
+        torch._dynamo.graph_break()
+        return y.cumsum(0) if y.sum() > 0 else y
+
+    compiled = torch.compile(f, backend="dhlo", dynamic=True)
+    for make in (torch.no_grad, torch.inference_mode):
+        with make():
+            for n in (5, 9):
+                x = torch.rand(n)
+                torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_weights_of_inference_mode_are_arguments(caplog):
+    with torch.inference_mode():
+        model = nn.Linear(4, 2)
+        compiled = torch.compile(model, backend="dhlo", dynamic=True)
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x), model(x))
+        model.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert "inference_mode" in said(caplog)
+
+
+def test_random_numbers_follow_manual_seed():
+    compiled = torch.compile(lambda x: torch.rand_like(x), backend="dhlo", dynamic=True)
+    x = torch.zeros(100)
+    torch.manual_seed(3)
+    a, b = compiled(x), compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(compiled(x), a) and torch.equal(compiled(x), b) and not torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"options": {"wieghts": "int8"}}, "unknown option: 'wieghts'"),
+        ({"options": {"grow": {"x": 0}}}, "'grow'"),
+        ({"mode": "max-autotune"}, "inductor"),
+    ],
+)
+def test_unknown_options_are_refused(settings, text):
+    compiled = torch.compile(lambda x: x + 1, backend="dhlo", **settings)
+    with pytest.raises(Exception, match=text):
+        compiled(torch.ones(3))
+
+
+def test_what_has_no_lowering_is_named():
+    compiled = torch.compile(lambda x: x.to_sparse().coalesce().values(), backend="dhlo", fullgraph=True)
+    with pytest.raises(Exception, match="sparse"):
+        compiled(torch.ones(3))
+
+
+def test_sums_of_sizes():
+    s = symbol("s0")
+    assert scalar_call(torch.sym_sum, ([s, 2, s],), {}) == 2 * s + 2
+    assert scalar_call(torch.sym_sum, ([1, 2, 4],), {}) == 7

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Self, TypedDict, final, type_check_only
+from typing import Self, TypeAlias, TypedDict, final, type_check_only
 
 from torch import Tensor
 from typing_extensions import Buffer as ReadableBuffer
@@ -125,6 +125,9 @@ class Model:
         these.
         """
 
+Span: TypeAlias = tuple[int, str, int, int, int, int, int, int, int, int]
+"""A `dhlo_trace_event` of runtime.h: kind, name, begin and end in ns, run, launch site, items, worker, thread, status."""
+
 @final
 class Session:
     """Runs a model; for one call at a time, others are refused. `max_bytes` caps arena, scratch, state, constants and the
@@ -141,6 +144,10 @@ class Session:
     def profile(self) -> list[tuple[str, int, int]]:
         """(kernel, count, nanoseconds) of each launch site since profiling was switched on or reset."""
     def set_profile(self, on: bool, *, reset: bool = False) -> None: ...
+    def start_trace(self, capacity: int, /) -> None:
+        """Records what later runs spend their time on, up to `capacity` spans."""
+    def stop_trace(self) -> tuple[list[Span], list[list[tuple[int, ...]]], int]:
+        """Ends that: the spans in the order of their ends, the shapes of each run's inputs, and how many spans had no room."""
     def read_state(self, name: str) -> bytes: ...
     def write_state(self, name: str, data: ReadableBuffer) -> None: ...
     def reset_state(self) -> None: ...

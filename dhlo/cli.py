@@ -240,6 +240,10 @@ def run_command(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
     entry: Entry = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="TRACE.json", help="Write what each thread did in the timed runs, for Perfetto."),
+    ] = None,
     require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
@@ -254,6 +258,7 @@ def run_command(
         output=output,
         seed=seed,
         threads=threads,
+        trace=trace,
         entry=entry,
         require_key=require_key,
     )

@@ -12,12 +12,23 @@ from dhlo.ir.memory import buffers_of, memory_of
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.host import Alloc, Arrange
 from dhlo.ir.ops.movement import State, Weight
-from dhlo.ir.places import place_of
-from dhlo.ir.symbols import parse, spell
+from dhlo.ir.places import Place, place_of
+from dhlo.ir.symbols import SYMBOL_NAME, parse, spell
 from dhlo.ir.types import from_mlir
 from dhlo.passes.assign_buffers import steps
 
-__all__ = ["describe_arena", "describe_groups"]
+__all__ = ["describe_arena", "describe_groups", "shaping_place"]
+
+
+def _shaping(group: Any) -> Any:
+    """The op that a group is best known by: its last that isn't computed where it is read."""
+    ops = list(group.operation.regions[0].blocks[0].operations)[:-1]
+    return next((x for x in reversed(ops) if not x.kind.pullable), ops[-1])
+
+
+def shaping_place(group: Any) -> Place:
+    """Where that op comes from."""
+    return place_of(_shaping(group))
 
 
 def describe_groups(block: Any, names: Mapping[str, str], families: Sequence[Sequence[Family]]) -> dict[str, Any]:
@@ -56,7 +67,7 @@ def describe_groups(block: Any, names: Mapping[str, str], families: Sequence[Seq
 
     def described(op: Any) -> dict[str, Any]:
         ops = list(op.operation.regions[0].blocks[0].operations)[:-1]
-        shaping = next((x for x in reversed(ops) if not x.kind.pullable), ops[-1])
+        shaping = _shaping(op)
         made = families[attr(op, "number")]
         cost = made[0].cost()
         variants = {kernel: flops for f in made for kernel, flops in f.cost().variants.items()}
@@ -68,7 +79,7 @@ def describe_groups(block: Any, names: Mapping[str, str], families: Sequence[Seq
             "ops": [x.OPERATION_NAME for x in ops],
             "lines": [line(x) for x in ops],
             "reads": reads(op, ops),
-            "results": [str(from_mlir(v)) for v in op.results],
+            "results": [SYMBOL_NAME.sub(lambda m: names.get(m[0], m[0]), str(from_mlir(v))) for v in op.results],
             "flops": spell(cost.flops, names),
             "bytes": spell(cost.bytes, names),
             "weight_bytes": spell(cost.weight_bytes, names),

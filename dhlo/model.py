@@ -6,6 +6,7 @@ import copy
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -245,6 +246,12 @@ class CompiledModel:
         session = getattr(self._local, "session", None)
         counts: dict[str, int] = dict(session.counters) if session is not None else {"runs": 0}
         return {"compilations": 1, **counts}
+
+    def trace(self, path: str | Path) -> AbstractContextManager[None]:
+        """`with compiled.trace("trace.json"):` records this thread's calls without a session inside, as `Session.trace` does."""
+        from dhlo.trace import traced
+
+        return traced(Path(path), [self[name]._hidden_session() for name in self.entries])
 
     @property
     def native(self) -> _runtime.Model:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,6 +142,18 @@ class Session:
         return Session._restored, (self._model, self.snapshot(), self._max_bytes)
 
     # ------------------------------------------------------------------ memory and figures
+    def trace(self, path: str | Path) -> AbstractContextManager[None]:
+        """`with session.trace("trace.json"):` records the calls inside, of all entries over this session's state.
+
+        The file has runs, launches, what each thread did and where it waited, with source lines and shapes; Perfetto
+        (ui.perfetto.dev) and Chrome's about:tracing show it. It is written when the `with` ends, also by an exception. Raises
+        SessionError where the session is in use or being traced, OSError if the file can't be written.
+        """
+        from dhlo.trace import traced
+
+        entries = [self[name].native for name in self._model.entries]
+        return traced(Path(path), entries)
+
     @property
     def counters(self) -> dict[str, int]:
         """Runs, launches, and bytes held and used; `compilations` is always 1: nothing is compiled later."""

@@ -9,6 +9,7 @@ import statistics
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
+from dhlo.trace import traced
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value
@@ -36,13 +38,14 @@ def run_file(
     *,
     repeat: int,
     profile: bool,
+    trace: Path | None = None,
     output: Path | None,
     seed: int,
     threads: int,
     require_key: Path | None = None,
     entry: str | None = None,
 ) -> None:
-    """Loads, runs `repeat` times, prints. Raises ModelFileError and ContractError."""
+    """Loads, runs `repeat` times, writes a trace of these to `trace`, prints. Raises ModelFileError and ContractError."""
     model = open_model(path, threads, require_key=require_key)
     if entry is not None:
         try:
@@ -55,10 +58,11 @@ def run_file(
     try:
         results = session(tensors)
         session.set_profile(profile, reset=True)
-        for _ in range(repeat):
-            start = time.perf_counter_ns()
-            results = session(tensors)
-            times.append((time.perf_counter_ns() - start) / 1e3)
+        with traced(trace, [session]) if trace is not None else nullcontext():
+            for _ in range(repeat):
+                start = time.perf_counter_ns()
+                results = session(tensors)
+                times.append((time.perf_counter_ns() - start) / 1e3)
     except ValueError as e:
         raise ContractError(str(e)) from None
     print_table(

@@ -1,11 +1,13 @@
 // The Python type Session: runs a model on tensors and returns fresh torch tensors.
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "../src/session.hpp"
 #include "binding.hpp"
 #include "output_pool.hpp"
+#include "recorder.hpp"
 
 namespace dhlo::python {
 namespace {
@@ -26,6 +28,7 @@ struct Session {
   std::vector<dlpack::ManagedTensorVersioned*> outputs;  // of the run in progress
   std::string error;                                     // from the output allocator
   std::shared_ptr<OutputPool> pool = std::make_shared<OutputPool>();
+  std::unique_ptr<Recorder> recorder;  // while traced
 };
 
 struct SessionObject {
@@ -114,6 +117,7 @@ PyObject* run(Session& session, PyObject* objects) {
     session.inputs.clear();
     return nullptr;
   }
+  if (session.recorder != nullptr) session.recorder->begin_run(session.inputs.tensors(), session.inputs.count());
   dhlo_status status = DHLO_OK;
   if (session.release_gil) {
     WithoutGil others_run;
@@ -277,6 +281,40 @@ PyObject* set_profile(PyObject* self, PyObject* args, PyObject* kwargs) {
   Py_RETURN_NONE;
 }
 
+PyObject* start_trace_unfenced(PyObject* self, PyObject* args) {
+  Py_ssize_t capacity = 0;
+  if (PyArg_ParseTuple(args, "n:start_trace", &capacity) == 0) return nullptr;
+  Session& session = body_of(self);
+  Claim claim(session);
+  if (!claim) return nullptr;
+  if (session.recorder != nullptr) return raise(DHLO_BUSY, "session is being traced already");
+  if (capacity < 1 || capacity > (1 << 26)) {
+    PyErr_Format(PyExc_ValueError, "a trace has room for 1 to %d spans, not %zd", 1 << 26, capacity);
+    return nullptr;
+  }
+  auto recorder = std::make_unique<Recorder>(static_cast<size_t>(capacity));
+  const dhlo_status status = dhlo_session_set_trace(session.session, Recorder::tell, recorder.get());
+  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
+  session.recorder = std::move(recorder);
+  Py_RETURN_NONE;
+}
+
+PyObject* start_trace(PyObject* self, PyObject* args) {
+  return fenced([&] { return start_trace_unfenced(self, args); });
+}
+
+PyObject* stop_trace(PyObject* self, PyObject*) {
+  return fenced([&]() -> PyObject* {
+    Session& session = body_of(self);
+    Claim claim(session);
+    if (!claim) return nullptr;
+    if (session.recorder == nullptr) return raise(DHLO_BUSY, "session is not being traced");
+    dhlo_session_set_trace(session.session, nullptr, nullptr);
+    const std::unique_ptr<Recorder> recorder = std::move(session.recorder);
+    return recorder->take();
+  });
+}
+
 PyObject* read_state(PyObject* self, PyObject* args) {
   const char* name = nullptr;
   if (PyArg_ParseTuple(args, "s:read_state", &name) == 0) return nullptr;
@@ -363,6 +401,8 @@ bool add_session_type(PyObject* module) {
   static PyMethodDef methods[] = {
       {"set_profile", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(set_profile)),
        METH_VARARGS | METH_KEYWORDS, "Switches timing of launches on or off."},
+      {"start_trace", start_trace, METH_VARARGS, "Records what runs spend their time on."},
+      {"stop_trace", stop_trace, METH_NOARGS, "Ends that: (spans, sizes of inputs by run, spans left out)."},
       {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
       {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
       {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
         TorchVersionError,
         UnsupportedError,
     )
+    from dhlo.exported import save_program
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
     from dhlo.model import CompiledModel
-    from dhlo.options import Options
+    from dhlo.options import Options, Range
     from dhlo.session import Session
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "InternalError",
     "ModelFileError",
     "Options",
+    "Range",
     "Session",
     "SessionError",
     "SignatureError",
@@ -39,16 +41,19 @@ __all__ = [
     "register_c_op",
     "register_decomposition",
     "register_lowering",
+    "save_program",
 ]
 _HOME = {
     "compile": "dhlo.api",
     "load": "dhlo.api",
     "CompiledModel": "dhlo.model",
     "Options": "dhlo.options",
+    "Range": "dhlo.options",
     "Session": "dhlo.session",
     "register_c_op": "dhlo.frontend",
     "register_decomposition": "dhlo.frontend",
     "register_lowering": "dhlo.frontend",
+    "save_program": "dhlo.exported",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from dhlo.capture import as_exported
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.hidden import Shared
 from dhlo.model import CompiledModel
-from dhlo.options import Options, cache_dir, read_options
+from dhlo.options import Options, Range, cache_dir, read_options
 from dhlo.pickling import FileOrigin, calls_of
 from dhlo.progress import reporter
 
@@ -136,16 +136,31 @@ def import_programs(
     from dhlo.sharing import check_names, share_states
 
     check_names(exported)
+    given = options.shapes
+    if not isinstance(given, Mapping) or not all(isinstance(k, str) and isinstance(x, Range) for k, x in given.items()):
+        raise CompileError("shapes: is a dict of sizes, each with its dhlo.Range", hint='{"batch": dhlo.Range(min=1, max=64)}, say')
     programs = {}
     for name, program in exported.items():
         progress("import" + (f" {name}" if name else ""))
-        programs[name] = import_program(program)
+        programs[name] = import_program(program, options.shapes)
+    _check_bounded(programs, options.shapes)
     request_growth(programs.values(), options.grow)
     share_states(programs)
     modules = [program.module for program in programs.values()]
     request_weights(modules, options.weights)
     request_caches(modules, options.kv_cache)
     return programs
+
+
+def _check_bounded(programs: Mapping[str, Program], shapes: Iterable[str]) -> None:
+    """Raises CompileError where no program has a dynamic size of that name."""
+    bounded = frozenset[str]().union(*(p.bounded for p in programs.values()))
+    for key in shapes:
+        if key not in bounded:
+            sizes = dict.fromkeys(p.user_names.get(n, n) for p in programs.values() for n in p.symbols if not n.startswith("u"))
+            inputs = dict.fromkeys(s.name for p in programs.values() for s in p.inputs if s.type is not None)
+            hint = f"sizes are {', '.join(sizes) or 'all static'}; or INPUT.DIM, where inputs are {', '.join(inputs)}"
+            raise CompileError(f"shapes: '{key}' is no dynamic size of the program", hint=hint)
 
 
 def load_artifact(artifact: Artifact) -> _runtime.Model:

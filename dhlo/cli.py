@@ -73,7 +73,6 @@ class _OptCommand(TyperCommand):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="A dynamic-shape compiler for PyTorch: one native binary serves every shape.",
 )
@@ -98,6 +97,15 @@ RequireKey = Annotated[
 Entry = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The entry, of a model that was compiled of several programs; by default the first."),
+]
+ShapeRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape-range",
+        metavar="NAME=MIN:[OPT:]MAX",
+        help="Bounds of a size, and a usual one, by the dim's name or as INPUT.DIM: calls outside are refused, and the compiler "
+        "makes use of it. Bounds may be left out (batch=:8:); may be repeated.",
+    ),
 ]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
@@ -152,7 +160,7 @@ def compile_command(
             "of one model, which share weights and state.",
         ),
     ],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write; by default the current folder.")] = None,
     emit: Annotated[
         str,
         typer.Option(
@@ -204,6 +212,12 @@ def compile_command(
         str,
         typer.Option(metavar="FORMAT", help="Store keys and values that a session keeps (a static cache) as int8, bf16 or f16."),
     ] = "",
+    shape_ranges: ShapeRanges = None,
+    force: Annotated[bool, typer.Option("--force", help="Without -o: replace the file where there is one already.")] = False,
+    dump_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the module after each pass there, and on failure how to run the pass alone."),
+    ] = None,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -215,7 +229,22 @@ def compile_command(
     show = sys.stderr.isatty() if progress is None else progress
     formats = {name or "default": value for name, _, value in (w.rpartition("=") for w in weights or [])}
     compile_file(
-        sources, output, Emit(emit), name, show, modules or [], locations, target, formats, winograd, kv_cache, symbol, header
+        sources,
+        output,
+        Emit(emit),
+        name,
+        show,
+        modules or [],
+        locations,
+        target,
+        formats,
+        winograd,
+        kv_cache,
+        symbol,
+        header,
+        shape_ranges or [],
+        force,
+        dump_dir,
     )
 
 
@@ -321,6 +350,11 @@ def bench_command(
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against size; needs matplotlib.")] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON; -: print them in place of the tables.")
+    ] = None,
+    entry: Entry = None,
+    shape_ranges: ShapeRanges = None,
     accuracy: Annotated[
         list[str] | None,
         typer.Option(
@@ -332,7 +366,7 @@ def bench_command(
     ] = None,
     modules: Imports = None,
 ) -> None:
-    """Time a model beside other compilers; the shape changes at every call."""
+    """Time a model beside other compilers; the shape changes at every call. Shapes are made up where none are given."""
     from dhlo.commands.bench import bench_file
 
     bench_file(
@@ -347,6 +381,9 @@ def bench_command(
         plot=plot,
         accuracy=accuracy or [],
         modules=modules or [],
+        shape_ranges=shape_ranges or [],
+        entry=entry,
+        as_json=as_json,
     )
 
 

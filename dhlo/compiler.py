@@ -28,7 +28,7 @@ from dhlo.codegen.target import Target, parse_targets
 from dhlo.describe import describe_arena, describe_groups
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
-from dhlo.ir.function import bodies, grown_dims, updates_of, walk
+from dhlo.ir.function import bodies, grown_dims, hints_of, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.host import Arena
@@ -37,7 +37,7 @@ from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.quantise_caches import check_caches, quantised_caches
 from dhlo.passes.quantise_weights import check_weights, quantised_weights
-from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, Pass, Stage, run_passes, verify
+from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, STAGES, Pass, Stage, run_passes, verify
 from dhlo.sharing import share_weights
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "compile_programs", "plan_program", "plan_programs", "renumber"]
@@ -165,6 +165,8 @@ def plan_programs(
 
     for name, program in programs.items():
         with program.context:
+            if options.dump is not None:
+                after(name, STAGES[0], program.module)
             run_passes(program.module, program.weights, PASSES, partial(after, name), verified=True)
     modules = [program.module for program in programs.values()]
     check_weights(modules)
@@ -270,6 +272,7 @@ def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) ->
             for op in g.operation.regions[0].blocks[0].operations
             if isinstance(op, Extern)
         },
+        "hints": {program.user_names.get(n, n): value for n, value in hints_of(first.module).items()},
         "symbols": {name: list(bounds) for name, bounds in _symbols(program).items()},
         "states": {
             n: {"dtype": str(low.weights[n].dtype)[6:], "shape": list(low.weights[n].shape), "bytes": size}

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dhlo.errors import CompileError
 
-__all__ = ["read_program"]
+__all__ = ["read_program", "save_program"]
+
+_NAMES = "dhlo.dims"  # a file in the archive of torch.export.save
+
+
+def save_program(program: torch.export.ExportedProgram, path: str | Path) -> None:
+    """Writes an exported program as torch.export.save does, and the names of its dims (torch.export.Dim) besides, which that leaves
+    out: `dhlo.compile(path)` and the command line know them again. Other readers see an ordinary file of torch.export.save."""
+    env = _shape_env(program)
+    names = getattr(env, "source_name_to_debug_name", None) or {}
+    torch.export.save(program, path, extra_files={_NAMES: json.dumps(dict(names))})
+
+
+def _shape_env(program: torch.export.ExportedProgram) -> Any:
+    values = (n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder")
+    modes = (getattr(v, "fake_mode", None) for v in values if isinstance(v, torch.Tensor))
+    return next((mode.shape_env for mode in modes if mode is not None), None)
+
+
+def _restore_names(program: torch.export.ExportedProgram, text: str) -> None:
+    """Gives a program the names of dims that `save_program` wrote down; anything else is left alone."""
+    env = _shape_env(program)
+    try:
+        names = json.loads(text or "{}")
+    except ValueError:
+        return
+    if env is not None and isinstance(names, dict):
+        env.source_name_to_debug_name.update({k: v for k, v in names.items() if isinstance(v, str)})
 
 
 def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.ExportedProgram:
@@ -31,7 +60,10 @@ def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.Export
     level = log.level
     log.setLevel(logging.CRITICAL)  # it logs a traceback before it raises
     try:
-        return torch.export.load(path)
+        extra = {_NAMES: ""}
+        program = torch.export.load(path, extra_files=extra)
+        _restore_names(program, extra[_NAMES])
+        return program
     except Exception as e:  # the loader raises whatever its parts raise
         raise CompileError(
             f"'{path}' can't be read as a program of torch.export.save: {e}",

@@ -9,12 +9,27 @@ from typing import Any
 
 from dhlo.errors import CompileError
 
-__all__ = ["Options", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
+__all__ = ["Options", "Range", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
 
 
 def default_target() -> str:
     """DHLO_TARGET: the machine to compile for; "native", this one, if unset or empty."""
     return os.environ.get("DHLO_TARGET") or "native"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sizes that a dim may have: `min` to `max`, both included; None leaves the program's own bound. `opt` is a usual size: what
+    doesn't matter otherwise is chosen for it. Raises CompileError where the three aren't sizes in this order."""
+
+    min: int | None = None
+    opt: int | None = None
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [n for n in (self.min, self.opt, self.max) if n is not None]
+        if any(type(n) is not int or not 0 <= n < 1 << 62 for n in given) or given != sorted(given):
+            raise CompileError(f"{self}: sizes from 0 on are expected, with min <= opt <= max")
 
 
 @dataclass(frozen=True)
@@ -29,6 +44,8 @@ class Options:
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
+    shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
+              narrows to them, and the compiler makes use of them. See docs/bounds.md
     weights   format in which constants of products are stored: "int4:64", "int8", "f8e4m3fn", "mxfp4", "bf16", ...; or formats by
               names or patterns of weights, "default" for the others, "f32" for as they are. See docs/quantisation.md
     kv_cache  format in which keys and values that a session keeps are stored: "int8", "bf16" or "f16"; "" for as they are. See
@@ -44,6 +61,7 @@ class Options:
     cache: str | None = None
     target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Range] = field(default_factory=dict)
     weights: str | Mapping[str, str | float] = ""
     kv_cache: str = ""
     winograd: bool = True

@@ -192,9 +192,13 @@ def run_passes(
         verify(module, "the importer made an invalid module")
     each = verify_passes()
     for p in passes:
-        p.run(module, weights)
-        if each:
-            verify(module, f"pass {p.name} left an invalid module")
+        try:
+            p.run(module, weights)
+            if each:
+                verify(module, f"pass {p.name} left an invalid module")
+        except Exception as e:
+            e.add_note(f"in pass {p.name}")
+            raise
         if after is not None:
             after(p, module)
     if passes and not each:

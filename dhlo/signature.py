@@ -47,14 +47,16 @@ def _sections(model: _runtime.Model | ModelInfo, meta: Mapping[str, Any]) -> Ite
         states = [(n, f"{s['dtype']}[{', '.join(map(str, s['shape']))}]") for n, s in meta["states"].items()]
         yield "state, kept by a session from call to call", states
     if meta["symbols"]:
-        yield "sizes", [(_range(name, *bounds),) for name, bounds in meta["symbols"].items()]
+        hints = meta.get("hints", {})
+        yield "sizes", [(_range(name, lo, hi, hints.get(name)),) for name, (lo, hi) in meta["symbols"].items()]
     checks = [(c["text"],) for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max", "size")]
     if checks:
         yield "checked at every call", checks
 
 
-def _range(name: str, lo: float | None, hi: float | None) -> str:
-    return f"{lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else "")
+def _range(name: str, lo: float | None, hi: float | None, usual: int | None) -> str:
+    text = f"{lo if lo is not None else '-inf'} <= {name}" + (f" <= {hi}" if hi is not None else "")
+    return text if usual is None else f"{text}, usually {usual}"
 
 
 def type_for_people(text: str) -> str:

@@ -217,6 +217,9 @@ class _Verifier:
         )
         if not good:
             self.fail(module, "dhlo.symbols gives each symbol a range [low, high]")
+        hints = module.attributes["dhlo.hints"] if "dhlo.hints" in module.attributes else ir.DictAttr.get({})
+        if not isinstance(hints, ir.DictAttr) or not all(isinstance(n.attr, ir.IntegerAttr) and n.attr.value >= 0 for n in hints):
+            self.fail(module, "dhlo.hints gives each symbol a size")
 
     def _names(self, module: Any) -> None:
         """Are the user's names of symbols texts?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import dhlo.frontend.aten  # noqa: F401  (fills the table of lowerings)
 from dhlo.errors import CompileError, InternalError, UnsupportedError
 from dhlo.frontend.autocast import lowered_dtype
+from dhlo.frontend.bounds import bounded_sizes, conditions_of, hints_of
 from dhlo.frontend.compat import higher_order, inner_tensor
 from dhlo.frontend.decompose import Decompositions
 from dhlo.frontend.dims import Dims
@@ -28,6 +30,8 @@ from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, RE
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.frontend.state import parts_of
 from dhlo.ir.context import context
+from dhlo.ir.function import set_hints
+from dhlo.options import Range
 
 __all__ = ["import_program", "unknown_ops"]
 
@@ -35,10 +39,11 @@ _MAX_ROUNDS = 8
 _VMAP = "torch._functorch.predispatch"
 
 
-def import_program(ep: torch.export.ExportedProgram) -> Program:
-    """The program as a dhlo module under its own symbols, with one name for every size that must be equal.
+def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range] | None = None) -> Program:
+    """The program as a dhlo module under its own symbols, with one name for every size that must be equal, and within the bounds
+    that `shapes` gives for sizes that it has (see `Options.shapes`).
 
-    Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself.
+    Raises UnsupportedError naming every unknown operator, CompileError where the program contradicts itself, or the bounds.
     """
     decompositions = Decompositions()
     _check_tensors(ep)
@@ -56,12 +61,21 @@ def import_program(ep: torch.export.ExportedProgram) -> Program:
         guards = [r for r in guards if not only_two(r, ep.range_constraints, values)]
         for relation in guards:
             dims.learn(relation)
+        sizes = bounded_sizes(names, values, shapes or {})
+        bounds = conditions_of(sizes, shapes or {}, dims)
+        try:
+            for relation in (*bounds, *guards):
+                dims.learn(relation)
+        except CompileError as e:
+            raise CompileError(f"shapes: the bounds contradict each other or the program: {e.what}") from None
         for _ in range(_MAX_ROUNDS):
             dims.changed, dims.unsolved, dims.asserted = False, [], set()
             before = dict(dims.ranges)
-            program = Importer(ep, dims, names, guards, ctx, decompositions).run()
+            program = Importer(ep, dims, names, [*guards, *bounds], ctx, decompositions).run()
             if not dims.changed and before == dims.ranges:
                 break
+        program.bounded = frozenset(key for key, e in sizes.items() if not e.is_number)
+        set_hints(program.module, hints_of(sizes, shapes or {}, dims, program.user_names))
         if not program.module.operation.verify():
             raise InternalError("the imported module does not verify")
     return program

@@ -77,6 +77,8 @@ class Program:
     mutations: list[Mutation] = field(default_factory=list)
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Where the module has the buffers that the program changes, of which `weights` holds copies: addresses, [first, end)."""
+    bounded: frozenset[str] = frozenset()
+    """Keys of `Options.shapes` that mean a size of this program which isn't static."""
 
 
 def output_structure(ep: torch.export.ExportedProgram) -> Any:

@@ -83,9 +83,9 @@ def aligned(size: sympy.Expr) -> sympy.Expr:
     return ceil_div(size, ALIGN) * ALIGN
 
 
-def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]]) -> Plan:
+def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]], certain: int = 0) -> Plan:
     """Arranges buffers at each sample, which gives a value of every symbol, and keeps the fewest arrangements (up to
-    _MAX_KEPT) of which one is near the best at each sample."""
+    _MAX_KEPT) of which one is near the best at each sample; at the first `certain` ones before others."""
     names = {s.name for b in buffers for s in b.bytes.free_symbols}
     envs = {tuple(sorted(e.items())): e for e in ({n: sample(n) for n in names} for sample in samples)}
     points = list(envs.values())[: None if len(buffers) <= _MANY else 3]
@@ -100,7 +100,7 @@ def plan_arena(buffers: Sequence[Buffer], samples: Sequence[Callable[[str], int]
     kept: list[Arrangement] = []
     open_ = set(range(len(points)))
     while open_ and len(kept) < _MAX_KEPT:
-        k = max(range(len(made)), key=lambda i: len(near[i] & open_))
+        k = max(range(len(made)), key=lambda i: (sum(p < certain for p in near[i] & open_), len(near[i] & open_)))
         kept.append(made[k])
         open_ -= near[k]
     return Plan(list(buffers), kept, peaks(buffers))

@@ -22,7 +22,7 @@ from dhlo.bench.peers import PEERS, installed
 from dhlo.bench.turns import Request, _Worker, take_turns
 from dhlo.bench.worker import scaled_error
 from dhlo.cli import app
-from dhlo.commands.bench import parse_range
+from dhlo.commands.points import Sizes, parse_range, usual_points
 from dhlo.errors import ContractError
 from dhlo.ir.symbols import evaluate, parse
 
@@ -297,6 +297,40 @@ def test_bench_compares_peers(files: tuple[Path, Path]) -> None:
     assert all(f"ids.0={n}" in text for n in (1, 10, 100))
 
 
+def test_bench_of_usual_sizes(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Without shapes these are made up, within the bounds; figures are written as JSON, and what a hint is worth is told."""
+    path = tmp_path / "net.json"
+    code, text = bench(files[0], "--shape-range", "ids.0=2:7:20", "--peer", "dhlo", "--json", path)
+    assert code == 0, text
+    assert text.count("of the time without the hint") == 1 and "usual sizes (s" in text
+    found = json.loads(path.read_text())
+    assert [s["inputs"] for s in found["shapes"]] == [{"ids": [n], "scale": [n, 1]} for n in (2, 7, 20)]
+    assert set(found["peers"]) == {"dhlo", "dhlo_unhinted"} and len(found["peers"]["dhlo"]["median_ms"]) == 3
+    assert found["threads"] == 1 and found["machine"]
+
+
+def test_bench_of_an_entry(tmp_path: Path) -> None:
+    x = torch.ones(5)
+    n = ({0: Dim("n", max=30)},)
+    entries = {name: export(m, (x,), dynamic_shapes=n) for name, m in (("a", torch.nn.ReLU()), ("b", torch.nn.Sigmoid()))}
+    dhlo.compile(entries, shapes={"n": dhlo.Range(opt=6)}).save(tmp_path / "two.so")
+    result = CliRunner().invoke(app, ["bench", str(tmp_path / "two.so"), "--entry", "b", "--json", "-", "--budget", "0"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [s["label"] for s in found["shapes"]] == ["n=1", "n=6", "n=24"] and "median_ms" in found["peers"]["dhlo"]
+
+
+def test_made_up_sizes_are_those_that_the_model_takes() -> None:
+    values: Any = [{"name": "x", "dtype": "float32", "dims": ("a", "8", "2*a")}, {"name": "y", "dtype": "int64", "dims": ("b",)}]
+    known = Sizes({"a": (0, None), "b": (3, 9)}, {"a": 5}, {"a": 2, "b": 4}, lambda shapes: shapes[0][0] != 1)
+    assert [(p.label, p.shapes) for p in usual_points(values, known)] == [
+        ("a=5, b=4", [(5, 8, 10), (4,)]),
+        ("a=20, b=9", [(20, 8, 40), (9,)]),
+    ]
+    with pytest.raises(ContractError, match="takes none of the shapes that were made up"):
+        usual_points(values, Sizes({}, {}, {}, lambda shapes: False))
+
+
 def test_bench_explains_a_model_file(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dhlo.commands.bench.measure", lambda threads: CEILINGS)
     code, text = bench(files[1], "--shape", "ids=3", "--shape", "ids=50", "--explain")
@@ -308,7 +342,10 @@ def test_bench_refuses(files: tuple[Path, Path]) -> None:
     for arguments, message in (
         ((files[1], "--shape", "ids=3", "--peer", "eager"), "needs the exported program"),
         ((files[1], "--shape", "ids=3", "--peer", "other"), "no peer 'other'"),
-        ((files[1],), "no shape for 'ids'"),
+        ((files[1], "--shape", "scale=2x1"), "no shape for 'ids'"),
+        ((files[1], "--entry", "other"), "other"),
+        ((files[1], "--shape-range", "rows=1:3"), "--shape-range needs the exported program"),
+        ((files[0], "--entry", "other"), "--entry is for model files"),
         ((files[1], "--shape", "nothing=3"), "no input or size 'nothing'"),
         ((files[1], "--shape", "ids=3", "--range", "ids.0=4:5"), "--range varies"),
         ((files[1], "--shape", "ids=3,scale=4x1"), "dhlo failed"),

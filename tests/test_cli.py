@@ -23,7 +23,7 @@ from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.container import check_target
 from dhlo.errors import ContractError
 from dhlo.model_file import features_text, open_sections, write_model_file
-from dhlo.pipeline import PASSES
+from dhlo.pipeline import PASSES, Pass
 from tests.test_kv_cache import Attends
 from tests.test_kv_cache import program as kv_cache_program
 
@@ -86,6 +86,51 @@ def test_emit(program: Path, tmp_path: Path) -> None:
     call("compile", program, "--emit", "obj", "-o", tmp_path / "out.o")
     assert (tmp_path / "out.o").read_bytes()[:4] == b"\x7fELF"
     assert (tmp_path / "out.constants").stat().st_size >= 24
+
+
+def test_compile_writes_here_and_replaces_nothing(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call("compile", program, "--emit", "mlir")
+    (path,) = tmp_path.iterdir()
+    assert path.name == "small.mlir"
+    path.write_text("precious")
+    assert "'small.mlir' is there already" in call("compile", program, "--emit", "mlir", code=1)[1]
+    assert path.read_text() == "precious"
+    call("compile", program, "--emit", "mlir", "--force")
+    assert "func.func" in path.read_text()
+
+
+def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module after each pass, each of which `dhlo opt` reads; and what failed, to be run alone."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "999-old.mlir").write_text("old")
+    (folder / "notes.txt").write_text("mine")
+    call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", folder, "--shape-range", "x.0=1:4:9")
+    names = sorted(p.name for p in folder.glob("*.mlir"))
+    assert names[0] == "000-import.mlir" and names[1] == "001-grow.mlir" and names[-1].endswith("-schedule-launches.mlir")
+    assert len(names) == len(PASSES) + 4 and (folder / "notes.txt").exists()
+    call("opt", folder / names[0], "--pipeline", "-o", tmp_path / "out.mlir")
+    assert "usually 4" in call("inspect", tmp_path / "x.so", "--contract")[0]
+    assert "is not a folder" in call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", tmp_path / "x.so", code=1)[1]
+
+    def fail(module: object, weights: object) -> None:
+        raise dhlo.CompileError("no luck")
+
+    failing = [Pass(p.name, fail) if p.name == "fuse" else p for p in PASSES]
+    monkeypatch.setattr("dhlo.compiler.PASSES", tuple(failing))
+    out, error = call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", folder, code=1)
+    assert "no luck" in error and "how to run what failed" in out
+    script = (folder / "reproduce.sh").read_text()
+    assert re.search(r"^DHLO_VERIFY_PASSES=1 dhlo opt \d+-narrow-images.mlir --fuse -o /dev/null$", script, re.MULTILINE), script
+    assert "# no luck" in script and "# dhlo " in script
+    subprocess.run(["sh", "-n", folder / "reproduce.sh"], check=True)
+
+
+def test_completion() -> None:
+    env = dict(os.environ, _DHLO_COMPLETE="complete_bash", COMP_WORDS="dhlo comp", COMP_CWORD="1")
+    run = subprocess.run([sys.executable, "-c", "from dhlo.cli import app; app(prog_name='dhlo')"], env=env, capture_output=True)
+    assert run.stdout.split() == [b"compile"]
 
 
 def test_compile_refuses(program: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as tsf
 
 from dhlo import callspec
-from dhlo.commands.bench import _points, parse_range
+from dhlo.commands.points import chosen_points, parse_range
 from dhlo.commands.run import check_memory, read_tensor
 from dhlo.commands.shapes import complete_shapes, parse_shape
 from dhlo.errors import CompileError, ContractError, ModelFileError
@@ -206,7 +206,7 @@ def test_shapes_of_absurd_size() -> None:
     with pytest.raises(ContractError, match="is not a range"):
         parse_range("s0=1:" + "9" * 5000)
     with pytest.raises(ContractError, match="can be measured together"):
-        _points([value], [], [f"s{i}=1:150" for i in range(9)])
+        chosen_points([value], [], [f"s{i}=1:150" for i in range(9)])
 
 
 def test_arrays(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from dhlo.bench.subject import Arguments, Subject
 from dhlo.errors import CompileError
+from dhlo.options import Range
 
 __all__ = ["PEERS", "Peer", "installed"]
 
@@ -144,15 +146,28 @@ class Dhlo(Eager, peer="dhlo"):
         import dhlo
 
         if self.subject.model_file is not None:
-            self.fn = dhlo.load(self.subject.model_file)
+            model = dhlo.load(self.subject.model_file)
+            self.fn = model if self.subject.entry is None else model[self.subject.entry]
         else:
-            self.fn = dhlo.compile(self._exported(), cache="", grow=self.grow())
+            self.fn = dhlo.compile(self._exported(), cache="", grow=self.grow(), shapes=self.shapes())
+
+    def shapes(self) -> Mapping[str, Range]:
+        return self.subject.shapes
 
     def grow(self) -> Mapping[str, int]:
         return {}
 
     def code_bytes(self) -> int | None:
         return None if self.subject.model_file is not None else int(self.fn._compiled().code_bytes)
+
+
+class DhloUnhinted(Dhlo, peer="dhlo_unhinted"):
+    """This compiler, without being told of usual sizes."""
+
+    from_file: ClassVar[bool] = False
+
+    def shapes(self) -> Mapping[str, Range]:
+        return {name: replace(r, opt=None) for name, r in self.subject.shapes.items()}
 
 
 class DhloGrow(Dhlo, peer="dhlo_grow"):

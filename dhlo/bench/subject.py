@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from dhlo.options import Range
 
 __all__ = ["Arguments", "Subject", "from_files"]
 
@@ -28,22 +30,27 @@ class Subject:
     exported: Callable[[], torch.export.ExportedProgram] | None = None
     model_file: Path | None = None
     grow: Mapping[str, int] = field(default_factory=dict)  # `Options.grow`, where the program has caches
+    shapes: Mapping[str, Range] = field(default_factory=dict)  # `Options.shapes`
+    entry: str | None = None  # of the model file
     example: int = 0  # the shape at which just-in-time compilers compile first
 
 
-def from_files(program: str, arguments: str, labels: list[str]) -> Subject:
-    """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label."""
+def from_files(program: str, arguments: str, labels: list[str], ranges: Sequence[str] = (), entry: str | None = None) -> Subject:
+    """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label. `ranges` are texts of
+    `--shape-range`."""
+    from dhlo.commands.shapes import parse_bounds
     from dhlo.exported import read_program
 
     saved = torch.load(arguments, weights_only=False)
     path = Path(program)
     if path.suffix != ".pt2":
-        return Subject(labels, lambda i: saved[i], model_file=path)
+        return Subject(labels, lambda i: saved[i], model_file=path, entry=entry)
     exported = read_program(path)
     return Subject(
         labels,
         lambda i: saved[i],
         lambda: exported.module(check_guards=False),
         lambda: exported,
+        shapes=parse_bounds(ranges),
         example=len(saved) // 2,
     )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
-import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,31 +25,28 @@ from dhlo.bench.turns import Request, take_turns
 from dhlo.callspec import read_call
 from dhlo.commands.accuracy import compare_formats
 from dhlo.commands.console import console, print_table
-from dhlo.commands.run import check_memory, generate
-from dhlo.commands.shapes import assignments, complete_shapes, is_size
+from dhlo.commands.points import Point, Sizes, chosen_points, usual_points
+from dhlo.commands.run import generate
+from dhlo.commands.shapes import parse_bounds
 from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
 from dhlo.exported import read_program
+from dhlo.frontend.guards import input_values
 from dhlo.frontend.program import InputSpec
-from dhlo.ir.symbols import parse, spell
+from dhlo.ir.dialect import attr
+from dhlo.ir.function import bodies, hints_of, walk
+from dhlo.ir.ops.control import Assert
+from dhlo.ir.symbols import evaluate, parse, spell, symbol, symbols_of
+from dhlo.options import Options, Range
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value
 
-__all__ = ["bench_file", "parse_range"]
+__all__ = ["bench_file"]
 
 _USUAL = ("eager", "inductor", "ort", "openvino", "dhlo")
-_MOST_POINTS = 200
+_UNHINTED = "dhlo_unhinted"
 _TOLERANCE, _NARROW_TOLERANCE = 1e-3, 2e-2  # the second for float types of 16 bits
-
-
-@dataclass(frozen=True)
-class Point:
-    """One shape of every tensor input. `size` is the value of the size that is varied, if one is."""
-
-    label: str
-    shapes: list[tuple[int, ...]]
-    size: int | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +58,8 @@ class _Model:
     leaves: list[InputSpec]
     in_spec: Any
     exported: torch.export.ExportedProgram | None
+    native: _runtime.Model | None  # of a model file
+    sizes: Sizes
 
     def tensors(self, point: Point) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -94,29 +91,41 @@ def bench_file(
     plot: Path | None,
     accuracy: Sequence[str],
     modules: Sequence[str],
+    shape_ranges: Sequence[str] = (),
+    entry: str | None = None,
+    as_json: Path | None = None,
 ) -> None:
     """Prints times by shape for each peer; on request explains them kernel by kernel, writes what was measured of groups to
-    `save_profile`, for reports, and draws the times. With formats of weights in `accuracy`, prints what results lose by these
-    instead.
+    `save_profile`, for reports, draws the times, and writes them as JSON (to standard output, in place of the tables, for "-").
+    Shapes are made up where none are given. With formats of weights in `accuracy`, prints what results lose by these instead.
 
-    Raises ContractError for shapes that the model doesn't take, DhloError for peers and formats that there aren't.
+    Raises ContractError for shapes that the model doesn't take, DhloError for peers and formats and entries that there aren't.
     """
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise DhloError("--plot needs matplotlib, which isn't installed (pip install matplotlib)")
     threads = threads or len(processors())
     os.environ["DHLO_NUM_THREADS"] = str(threads)
-    model = _open(path, modules)
+    bounds = parse_bounds(shape_ranges)
+    model = _open(path, modules, bounds, entry)
     if accuracy and model.exported is None:
         raise DhloError("--accuracy needs the exported program (.pt2), not a model file")
-    points = _points(model.values, shapes, ranges)
+    made_up = not shapes and not ranges
+    points = usual_points(model.values, model.sizes) if made_up else chosen_points(model.values, shapes, ranges)
     if accuracy and model.exported is not None:
         compare_formats(model.exported, [(p.label, *model.arguments(p)) for p in points], accuracy)
         return
     chosen = _choose(peers, model.exported is not None)
-    facts = _compare(model, points, chosen, threads, budget)
-    _print_times(points, facts, threads)
+    if any(r.opt is not None for r in bounds.values()) and "dhlo" in chosen and _UNHINTED not in chosen:
+        chosen.append(_UNHINTED)
+    facts = _compare(model, points, chosen, threads, budget, {"ranges": list(shape_ranges), "entry": entry})
+    title = f"{threads} thread{'s' * (threads > 1)} of {machine()}"
+    if as_json is not None:
+        _write_json(as_json, model, points, facts, threads)
+    if as_json != Path("-"):
+        _print_times(points, facts, title)
+        _print_hints(model, points, facts)
     if explained or save_profile is not None:
-        native = open_model(path, threads) if model.exported is None else compile_model(model.exported).native
+        native = model.native or compile_model(model.exported, shapes=bounds).native
         times = [_explain(native, model.tensors(p), threads) for p in points]
         if explained:
             for p, groups in zip(points, times, strict=True):
@@ -124,29 +133,74 @@ def bench_file(
         if save_profile is not None:
             write_bytes(save_profile, json.dumps(_profile(native, points, times, threads)).encode())
     if plot is not None:
-        _plot(points, facts, plot)
+        _plot(points, facts, plot, f"{path.stem}, {title}", any(":x" in r for r in ranges))
+    if "error" in facts.get("dhlo", {}):
+        raise DhloError(f"dhlo failed: {facts['dhlo']['error']}")
 
 
-def _open(path: Path, modules: Sequence[str]) -> _Model:
+def _open(path: Path, modules: Sequence[str], bounds: Mapping[str, Range], entry: str | None) -> _Model:
     if path.suffix != ".pt2":
-        native = open_model(path)
-        call = read_call(json.loads(native.metadata).get("call"), native.inputs, native.outputs)
-        return _Model(path, native.inputs, call.inputs, call.in_spec, None)
-    from dhlo.frontend import import_program
+        if bounds:
+            raise DhloError("--shape-range needs the exported program (.pt2): a model file was compiled for its bounds")
+        return _open_model(path, entry)
+    if entry is not None:
+        raise DhloError("--entry is for model files: a .pt2 holds one program")
+    from dhlo.api import import_programs
 
     exported = read_program(path, modules)
-    program = import_program(exported)
+    program = import_programs({"": exported}, Options(shapes=bounds))[""]
+    names = program.user_names
     values: list[Value] = [
         {
             "name": s.name,
             "dtype": s.type.dtype.torch_name,
             "sizes": (),
-            "dims": tuple(spell(d, program.user_names) for d in s.type.shape),
+            "dims": tuple(spell(d, names) for d in s.type.shape),
         }
         for s in program.inputs
         if s.type is not None
     ]
-    return _Model(path, values, program.inputs, program.in_spec, exported)
+    tensors = [x for s, x in zip(program.inputs, input_values(exported), strict=True) if s.type is not None]
+    example = {
+        d: int(n.node.hint) if isinstance(n, torch.SymInt) else n
+        for v, x in zip(values, tensors, strict=True)
+        if isinstance(x, torch.Tensor)
+        for d, n in zip(v["dims"], x.shape, strict=True)
+        if not isinstance(n, torch.SymInt) or n.node.hint is not None
+    }
+    with program.context:
+        conditions = [parse(attr(op, "condition")) for op in walk(bodies(program.module)[0]) if isinstance(op, Assert)]
+        usual = {names.get(n, n): size for n, size in hints_of(program.module).items()}
+
+    def takes(shapes: list[tuple[int, ...]]) -> bool:
+        sizes = {parse(d): n for v, shape in zip(values, shapes, strict=True) for d, n in zip(v["dims"], shape, strict=True)}
+        sizes |= {symbol(n): sizes[symbol(name)] for n, name in names.items() if symbol(name) in sizes}
+        known = {s.name: n for s, n in sizes.items() if s.is_Symbol}
+        return all(evaluate(c, known) for c in conditions if symbols_of(c) <= set(known))
+
+    ranges = {names.get(n, n): (r.lo, r.hi) for n, r in program.symbols.items()}
+    return _Model(path, values, program.inputs, program.in_spec, exported, None, Sizes(ranges, usual, example, takes))
+
+
+def _open_model(path: Path, entry: str | None) -> _Model:
+    native = open_model(path)
+    if entry is not None:
+        try:
+            native = native.entry(entry)
+        except ValueError as e:
+            raise DhloError(str(e)) from None
+    meta = json.loads(native.metadata)
+    call = read_call(meta.get("call"), native.inputs, native.outputs)
+
+    def takes(shapes: list[tuple[int, ...]]) -> bool:
+        try:
+            native.plan([list(s) for s in shapes])
+        except ValueError:
+            return False
+        return True
+
+    ranges = {n: (low, high) for n, (low, high) in meta["symbols"].items()}
+    return _Model(path, native.inputs, call.inputs, call.in_spec, None, native, Sizes(ranges, meta["hints"], {}, takes))
 
 
 def _choose(peers: Sequence[str], has_program: bool) -> list[str]:
@@ -165,67 +219,10 @@ def _choose(peers: Sequence[str], has_program: bool) -> list[str]:
     return wanted
 
 
-# ---------------------------------------------------------------------- shapes
-def parse_range(text: str) -> tuple[str, list[int]]:
-    """`s0=1:512:64` as a name and sizes from 1 to at most 512 in steps of 64 (by default 1), `s0=1:512:x2` by factors.
-
-    Raises ContractError on anything else.
-    """
-    name, equals, value = text.partition("=")
-    low, *rest = value.split(":")
-    if not equals or not 1 <= len(rest) <= 2 or not all(map(is_size, (low, rest[0]))):
-        raise ContractError(f"'{text}' is not a range: NAME=LOW:HIGH, NAME=LOW:HIGH:STEP or NAME=LOW:HIGH:xFACTOR")
-    step = rest[1] if len(rest) == 2 else "1"
-    factor = step.startswith("x")
-    amount = step.removeprefix("x")
-    if not is_size(amount) or int(amount) < (2 if factor else 1) or (factor and int(low) == 0):
-        raise ContractError(f"'{text}': a range advances by a positive step, or from 1 on by a factor of at least 2")
-    sizes: list[int] = []
-    n = int(low)
-    while n <= int(rest[0]) and len(sizes) <= _MOST_POINTS:
-        sizes.append(n)
-        n = n * int(amount) if factor else n + int(amount)
-    return name, sizes
-
-
-def _symbol(name: str, values: Sequence[Value]) -> str:
-    """The size symbol that `name` means: itself, or `input.dim`."""
-    base, dot, dim = name.rpartition(".")
-    for v in values:
-        if dot and v["name"] == base and is_size(dim) and int(dim) < len(v["dims"]):
-            symbol = v["dims"][int(dim)]
-            if not parse(symbol).is_Symbol:
-                raise ContractError(f"'{name}' is {symbol}, not a size of its own")
-            return symbol
-    return name
-
-
-def _points(values: Sequence[Value], shapes: Sequence[str], ranges: Sequence[str]) -> list[Point]:
-    """Every shape combined with every size of the ranges. Raises ContractError where they don't fit the model."""
-    parsed = [parse_range(r) for r in ranges]
-    count = len(shapes or [""]) * math.prod(len(sizes) for _, sizes in parsed)
-    if not 1 <= count <= _MOST_POINTS:
-        raise ContractError(f"{count} shapes; from 1 to {_MOST_POINTS} can be measured together")
-    out = []
-    for text in shapes or [""]:
-        fixed = assignments([t for t in text.split(",") if t], values)
-        for sizes in itertools.product(*(s for _, s in parsed)):
-            varied = {_symbol(n, values): str(size) for (n, _), size in zip(parsed, sizes, strict=True)}
-            full = complete_shapes(values, {_symbol(n, values): t for n, t in fixed.items()} | varied)
-            dims = [x for v, shape in zip(values, full, strict=True) for x in zip(v["dims"], shape, strict=False)]
-            if any(varied.get(d, str(n)) != str(n) for d, n in dims):
-                raise ContractError(
-                    f"'{text}' fixes a size that --range varies; give the others alone, e.g. {values[0]['name']}.0=2"
-                )
-            label = [t for t in (text, *(f"{n}={size}" for (n, _), size in zip(parsed, sizes, strict=True))) if t]
-            size = sizes[0] if len(parsed) == 1 else None
-            check_memory([(shape, getattr(torch, v["dtype"])) for v, shape in zip(values, full, strict=True)])
-            out.append(Point(", ".join(label) or "its only shape", full, size))
-    return out
-
-
 # ---------------------------------------------------------------------- measuring
-def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float) -> dict[str, Any]:
+def _compare(
+    model: _Model, points: Sequence[Point], peers: Sequence[str], threads: int, budget: float, how: Mapping[str, Any]
+) -> dict[str, Any]:
     arguments = [model.arguments(p) for p in points]
     with tempfile.TemporaryDirectory(prefix="dhlo-bench-") as folder:
         inputs, reference = Path(folder) / "arguments.pt", None
@@ -242,7 +239,7 @@ def _compare(model: _Model, points: Sequence[Point], peers: Sequence[str], threa
                 tolerance = _NARROW_TOLERANCE
         request = Request(
             "dhlo.bench.subject:from_files",
-            {"program": str(model.path), "arguments": str(inputs), "labels": [p.label for p in points]},
+            {"program": str(model.path), "arguments": str(inputs), "labels": [p.label for p in points], **how},
             len(points),
             threads,
             reference,
@@ -279,9 +276,9 @@ def _profile(native: _runtime.Model, points: Sequence[Point], times: Sequence[Se
 
 
 # ---------------------------------------------------------------------- showing
-def _print_times(points: Sequence[Point], facts: dict[str, Any], threads: int) -> None:
+def _print_times(points: Sequence[Point], facts: dict[str, Any], title: str) -> None:
     ran = [n for n, f in facts.items() if "median_ms" in f]
-    others = [n for n in ran if n != "dhlo"]
+    others = [n for n in ran if not PEERS[n].ours and n != "dhlo"]
 
     def cells(i: int) -> list[str]:
         times = {n: facts[n]["median_ms"][i] for n in ran}
@@ -291,7 +288,7 @@ def _print_times(points: Sequence[Point], facts: dict[str, Any], threads: int) -
 
     head = ["shape", *ran, *(["over the best other"] if "dhlo" in ran and others else [])]
     print_table(
-        f"median us, {threads} thread{'s' * (threads > 1)} of {machine()}",
+        f"median us, {title}",
         head,
         (cells(i) for i in range(len(points))),
         right=head[1:],
@@ -301,8 +298,33 @@ def _print_times(points: Sequence[Point], facts: dict[str, Any], threads: int) -
             console().print(f"{n} fails: {f['error']}", markup=False)
         else:
             console().print(f"{n}: compiled in {f['compile_s']:.1f} s, {f['n']} samples at each shape", markup=False)
-    if "error" in facts.get("dhlo", {}):
-        raise DhloError(f"dhlo failed: {facts['dhlo']['error']}")
+
+
+def _print_hints(model: _Model, points: Sequence[Point], facts: dict[str, Any]) -> None:
+    """What usual sizes are worth where they hold."""
+    ours, plain = (facts.get(n, {}).get("median_ms") for n in ("dhlo", _UNHINTED))
+    if ours is None or plain is None:
+        return
+    for p, a, b in zip(points, ours, plain, strict=True):
+        dims = {d: n for v, s in zip(model.values, p.shapes, strict=True) for d, n in zip(v["dims"], s, strict=True)}
+        if all(dims.get(n, size) == size for n, size in model.sizes.usual.items()):
+            console().print(f"usual sizes ({p.label}): {a / b:.3f} of the time without the hint", markup=False)
+
+
+def _write_json(path: Path, model: _Model, points: Sequence[Point], facts: dict[str, Any], threads: int) -> None:
+    names = [v["name"] for v in model.values]
+    found = {
+        "model": str(model.path),
+        "machine": machine(),
+        "threads": threads,
+        "shapes": [{"label": p.label, "inputs": dict(zip(names, map(list, p.shapes), strict=True))} for p in points],
+        "peers": facts,
+    }
+    text = json.dumps(found, indent=1)
+    if path == Path("-"):
+        print(text)
+    else:
+        write_bytes(path, (text + "\n").encode())
 
 
 def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
@@ -345,8 +367,8 @@ def _print_kernels(point: Point, rows: Sequence[KernelTime]) -> None:
     )
 
 
-def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path) -> None:
-    """Latency against the varied size, or against the shapes in order; a line for each peer."""
+def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path, title: str, doubling: bool) -> None:
+    """Latency against the varied size, or against the shapes in order; a line for each peer. `doubling`: sizes grow by factors."""
     import_module("matplotlib").use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(8, 5))
@@ -356,6 +378,10 @@ def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path) -> None:
         if "median_ms" in f:
             axes.plot(x, f["median_ms"], marker=".", label=name)
     axes.set_yscale("log")
+    axes.set_title(title, fontsize="medium", wrap=True)
+    if by_size and doubling:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, list(map(str, x)))
     axes.set_ylabel("median latency, ms")
     if not by_size:
         axes.set_xticks(x, [p.label for p in points], rotation=45, ha="right")

@@ -6,12 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from dhlo.api import build_entries, import_programs
 from dhlo.codegen.target import parse_targets
 from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
+from dhlo.commands.dump import Dump
+from dhlo.commands.shapes import parse_bounds
 from dhlo.container import check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
@@ -19,6 +22,9 @@ from dhlo.header import Form, check_identifier
 from dhlo.options import Options, default_target
 from dhlo.progress import reporter
 from dhlo.sharing import check_names
+
+if TYPE_CHECKING:
+    from dhlo.codegen.backends.artifact import Artifact
 
 __all__ = ["Emit", "compile_file"]
 
@@ -62,11 +68,15 @@ def compile_file(
     kv_cache: str = "",
     symbol: str | None = None,
     header: Path | None = None,
+    shape_ranges: Sequence[str] = (),
+    force: bool = False,
+    dump_dir: Path | None = None,
 ) -> Path:
-    """Compiles `sources` for `target`, with `weights`, `winograd` and `kv_cache` (see `Options`), and writes `output`: by default,
-    the only source with the suffix of what is written. A source is a path; if there are several, each is a name, `=` and a path.
-    `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one.
-    Returns the path of the output.
+    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache` and `shape_ranges` (see `Options`), and writes
+    `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which must not
+    be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path.
+    `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
+    gets the modules after each pass. Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -77,7 +87,10 @@ def compile_file(
     files = _named(sources)
     if output is None and list(files) != [""]:
         raise CompileError("a model of several entries needs a name for its file: -o FILE")
-    output = output or files[""].with_suffix(_SUFFIX[emit])
+    if output is None:
+        output = Path(files[""].with_suffix(_SUFFIX[emit]).name)
+        if output.exists() and not force:
+            raise CompileError(f"'{output}' is there already", hint="replace it by --force, or name the file: -o FILE")
     if not output.parent.is_dir() or output.is_dir():
         raise CompileError(
             f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
@@ -85,6 +98,7 @@ def compile_file(
     if emit in _BINARY:
         check_target(output)
     start = time.perf_counter()
+    dump = None if dump_dir is None else Dump(dump_dir)
     options = Options(
         name=name or (files[""] if "" in files else output).stem,
         progress=progress,
@@ -92,15 +106,47 @@ def compile_file(
         weights=weights or {},
         winograd=winograd,
         kv_cache=kv_cache,
+        shapes=parse_bounds(shape_ranges),
+        dump=dump,
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = {entry: read_program(path, modules) for entry, path in files.items()}
+    try:
+        artifact = _write(exported, output, emit, locations, options, symbol, header)
+    except Exception as e:
+        if dump is not None:
+            console().print(f"how to run what failed: {dump.failed(e)}", markup=False)
+        raise
+    if artifact is not None and emit in _BINARY:
+        code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
+        console().print(
+            f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
+            f"{time.perf_counter() - start:.1f} s"
+        )
+        for entry in artifact.entries:
+            if entry["quantised"]:
+                console().print(quantised_summary(entry["quantised"]), markup=False)
+            if entry["caches"]:
+                console().print(cache_summary(entry["caches"]), markup=False)
+    return output
+
+
+def _write(
+    exported: Mapping[str, torch.export.ExportedProgram],
+    output: Path,
+    emit: Emit,
+    locations: bool,
+    options: Options,
+    symbol: str | None,
+    header: Path | None,
+) -> Artifact | None:
+    """Compiles as far as is asked for, and writes that; returns what the code generator made, if it came to that."""
     if emit in (Emit.MLIR, Emit.PLANNED):
         write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations, options).encode())
-        return output
+        return None
     from dhlo.codegen.backends.cpu import link
 
-    with reporter(progress) as tell:
+    with reporter(options.progress) as tell:
         _, artifact = build_entries(exported, options, tell)
         tell(f"write {output}")
         match emit:
@@ -116,18 +162,7 @@ def compile_file(
                 write_bytes(output, link.merged_assembly(artifact).encode())
         if header is not None:
             link.write_header(artifact, header, _BINARY[emit], symbol)
-    if emit in _BINARY:
-        code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
-        console().print(
-            f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
-            f"{time.perf_counter() - start:.1f} s"
-        )
-        for entry in artifact.entries:
-            if entry["quantised"]:
-                console().print(quantised_summary(entry["quantised"]), markup=False)
-            if entry["caches"]:
-                console().print(cache_summary(entry["caches"]), markup=False)
-    return output
+    return artifact
 
 
 def _named(sources: Sequence[str]) -> dict[str, Path]:

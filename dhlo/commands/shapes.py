@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dhlo.errors import ContractError
+from dhlo.errors import CompileError, ContractError
 from dhlo.ir.symbols import evaluate, parse, symbols_of
+from dhlo.options import Range
 
 if TYPE_CHECKING:
     from dhlo._runtime import Value
 
-__all__ = ["assignments", "complete_shapes", "is_size", "parse_shape"]
+__all__ = ["assignments", "complete_shapes", "is_size", "parse_bounds", "parse_shape"]
 
 Shape = tuple[int, ...]
 MOST_ELEMENTS = 1 << 48  # along a dim
@@ -45,6 +46,24 @@ def parse_shape(text: str) -> Shape:
 def is_size(text: str) -> bool:
     """Is the text a size that a dim can have?"""
     return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < MOST_ELEMENTS
+
+
+def parse_bounds(texts: Sequence[str]) -> dict[str, Range]:
+    """`batch=1:8:64` as {"batch": Range(1, 8, 64)}, `batch=1:64` without a usual size; what is left out has no bound.
+
+    Raises CompileError on anything else.
+    """
+    out: dict[str, Range] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        parts = value.split(":")
+        if not equals or not name or len(parts) not in (2, 3) or not all(p == "" or is_size(p) for p in parts):
+            raise CompileError(f"'{text[:80]}' is not a range: NAME=MIN:MAX or NAME=MIN:OPT:MAX")
+        if name in out:
+            raise CompileError(f"'{name}' is bounded twice")
+        low, *usual, high = (int(p) if p else None for p in parts)
+        out[name] = Range(low, usual[0] if usual else None, high)
+    return out
 
 
 def complete_shapes(inputs: Sequence[Value], given: Mapping[str, str], known: Mapping[str, Shape] | None = None) -> list[Shape]:

@@ -24,12 +24,14 @@ __all__ = [
     "filled_mark",
     "filled_sizes",
     "grown_dims",
+    "hints_of",
     "mark_argument",
     "mark_results",
     "mark_sizes",
     "memory_type",
     "ranges_of",
     "requested_growth",
+    "set_hints",
     "set_ranges",
     "set_user_names",
     "sizes_of",
@@ -88,6 +90,22 @@ def set_ranges(module: Any, ranges: Mapping[str, Bounds]) -> None:
             for name, bounds in ranges.items()
         }
     )
+
+
+def hints_of(module: Any) -> dict[str, int]:
+    """Usual values of symbols, where the user has said."""
+    attributes = module.operation.attributes
+    if "dhlo.hints" not in attributes:
+        return {}
+    return {e.name: ir.IntegerAttr(e.attr).value for e in ir.DictAttr(attributes["dhlo.hints"])}
+
+
+def set_hints(module: Any, hints: Mapping[str, int]) -> None:
+    """Writes down what `hints_of` reads."""
+    if hints:
+        i64 = ir.IntegerType.get_signless(64)
+        given = {name: ir.IntegerAttr.get(i64, n) for name, n in hints.items()}
+        module.operation.attributes["dhlo.hints"] = ir.DictAttr.get(given)
 
 
 def user_names(module: Any) -> dict[str, str]:

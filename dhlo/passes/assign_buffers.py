@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
 
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, build, defining, is_size
-from dhlo.ir.function import Bounds, bodies, ranges_of, updates_of, walk
+from dhlo.ir.function import Bounds, bodies, hints_of, ranges_of, updates_of, walk
 from dhlo.ir.memory import set_memory
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While, new_symbols, yielded
@@ -28,10 +29,10 @@ FIRST_DYNAMIC_SEGMENT = 2  # segment 1 holds dense copies of arguments
 def assign_buffers(module: Any) -> None:
     """Writes `memory` beside every op that makes a value, and how arena segments are laid out: one segment for what the arguments
     tell the size of, and one after each op that defines a symbol that sizes depend on."""
-    ranges = ranges_of(module)
+    ranges, hints = ranges_of(module), hints_of(module)
     for block in bodies(module)[:1]:
         if not any(isinstance(op, Plan) for op in block.operations):
-            _Assignment(block, ranges).write()
+            _Assignment(block, ranges, hints).write()
 
 
 def steps(block: Any) -> list[Any]:
@@ -42,8 +43,8 @@ def steps(block: Any) -> list[Any]:
 class _Assignment:
     """The memory of one function's values."""
 
-    def __init__(self, block: Any, ranges: Mapping[str, Bounds]) -> None:
-        self.block, self.ranges = block, ranges
+    def __init__(self, block: Any, ranges: Mapping[str, Bounds], hints: Mapping[str, int]) -> None:
+        self.block, self.ranges, self.hints = block, ranges, hints
         self.ops = steps(block)
         self.numbers = {op.operation: n for n, op in enumerate(self.ops)}
         self.alias, self.offsets = _aliases(self.ops)
@@ -130,7 +131,10 @@ class _Assignment:
         """The layout of each segment, where its sizes are known."""
         start = next(op for op in self.block.operations if not isinstance(op, CONTRACT))
         staged = next(op for op in self.block.operations if not isinstance(op, (*CONTRACT, Stage)))
-        samples = [lambda name, t=t, p=p: _sample(name, t, p, self.ranges) for t in _TYPICAL for p in _PROPORTIONS]
+        samples: list[Callable[[str], int]]
+        samples = [partial(_sample, typical=t, proportion=p, ranges=self.ranges) for t in _TYPICAL for p in _PROPORTIONS]
+        if self.hints:  # what the user says is usual comes first
+            samples.insert(0, lambda name: self.hints.get(name, _sample(name, _TYPICAL[0], _PROPORTIONS[0], self.ranges)))
         with ir.InsertionPoint(start), ir.Location.unknown():
             build(Plan, [], {})
         for k, epoch in enumerate(sorted(self.epochs)):
@@ -147,7 +151,7 @@ class _Assignment:
         for b in buffers:
             attrs = {"name_": b.name, "bytes": show(b.bytes), "first": b.first, "last": b.last}
             build(Alloc, [], {"buffer": number[b], "segment": segment, "conditional": b in self.conditional, **attrs})
-        for a in plan_arena(buffers, samples).arrangements:
+        for a in plan_arena(buffers, samples, certain=bool(self.hints)).arrangements:
             below = [[number[x] for x in a.below[b]] for b in a.order]
             build(Arrange, [], {"segment": segment, "order": [number[b] for b in a.order], "below": below})
         build(Arena, [], {"segment": segment})

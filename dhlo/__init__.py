@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dhlo.api import compile, load
+    from dhlo.custom import CustomPass, check_pass, custom_pass, register_fusion, rewrite
     from dhlo.errors import (
         CompileError,
         ContractError,
@@ -26,6 +27,7 @@ __all__ = [
     "CompileError",
     "CompiledModel",
     "ContractError",
+    "CustomPass",
     "DhloError",
     "InternalError",
     "ModelFileError",
@@ -36,17 +38,26 @@ __all__ = [
     "SignatureError",
     "TorchVersionError",
     "UnsupportedError",
+    "check_pass",
     "compile",
+    "custom_pass",
     "load",
     "register_c_op",
     "register_decomposition",
+    "register_fusion",
     "register_lowering",
+    "rewrite",
     "save_program",
 ]
 _HOME = {
     "compile": "dhlo.api",
     "load": "dhlo.api",
     "CompiledModel": "dhlo.model",
+    "CustomPass": "dhlo.custom",
+    "check_pass": "dhlo.custom",
+    "custom_pass": "dhlo.custom",
+    "register_fusion": "dhlo.custom",
+    "rewrite": "dhlo.custom",
     "Options": "dhlo.options",
     "Range": "dhlo.options",
     "Session": "dhlo.session",

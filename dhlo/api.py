@@ -92,9 +92,12 @@ def build_entries(
     from dhlo.cache import Cache, model_key
     from dhlo.codegen.target import parse_targets
     from dhlo.compiler import compile_programs, renumber
+    from dhlo.custom import CustomPass, registered_fusions
     from dhlo.frontend.growing import read_growth
     from dhlo.pipeline import FRONT, run_passes
 
+    if not all(isinstance(p, CustomPass) for p in options.passes):
+        raise CompileError("passes: is a sequence of dhlo.CustomPass", hint="dhlo.custom_pass(before='fuse')(f) makes one of f")
     programs = import_programs(exported, options, progress)
     for entry, program in programs.items():
         try:
@@ -107,10 +110,11 @@ def build_entries(
         read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
-    if not folder or options.dump is not None:
+    passes = (*registered_fusions(), *options.passes)
+    if not folder or options.dump is not None or not all(p.version for p in passes):
         return programs, compile_programs(programs, options, progress)
     try:
-        key = model_key(programs, targets, options.name, winograd=options.winograd)
+        key = model_key(programs, targets, options.name, winograd=options.winograd, passes=passes)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return programs, compile_programs(programs, options, progress)
     cache = Cache(folder)

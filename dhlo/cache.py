@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.codegen.target import Target
+    from dhlo.custom import CustomPass
     from dhlo.frontend.program import Program
 
 __all__ = ["Cache", "model_key", "program_key"]
@@ -61,9 +62,11 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def program_key(program: Program, targets: Sequence[Target], name: str, *, winograd: bool = True) -> str:
-    """SHA-256 over an imported program with its weights, the targets, options and the compiler itself. Raises OSError where
-    the compiler's own files can't be read."""
+def program_key(
+    program: Program, targets: Sequence[Target], name: str, *, winograd: bool = True, passes: Sequence[CustomPass] = ()
+) -> str:
+    """SHA-256 over an imported program with its weights, the targets, options, users' passes and the compiler itself. Raises
+    OSError where the compiler's own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (
@@ -78,15 +81,23 @@ def program_key(program: Program, targets: Sequence[Target], name: str, *, winog
         [(t.name, t.tune) for t in targets],
         name,
         winograd,
+        [p.key for p in passes],
         _compiler_version(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def model_key(programs: Mapping[str, Program], targets: Sequence[Target], name: str, *, winograd: bool = True) -> str:
+def model_key(
+    programs: Mapping[str, Program],
+    targets: Sequence[Target],
+    name: str,
+    *,
+    winograd: bool = True,
+    passes: Sequence[CustomPass] = (),
+) -> str:
     """The key of a model of several entries. Raises the errors of `program_key`."""
-    keys = [(entry, program_key(p, targets, name, winograd=winograd)) for entry, p in programs.items()]
+    keys = [(entry, program_key(p, targets, name, winograd=winograd, passes=passes)) for entry, p in programs.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 

@@ -213,6 +213,12 @@ def compile_command(
         typer.Option(metavar="FORMAT", help="Store keys and values that a session keeps (a static cache) as int8, bf16 or f16."),
     ] = "",
     shape_ranges: ShapeRanges = None,
+    passes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass", metavar="MODULE:NAME", help="Run a pass of yours, too: a dhlo.CustomPass, or a function before `fuse`."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Without -o: replace the file where there is one already.")] = False,
     dump_dir: Annotated[
         Path | None,
@@ -245,6 +251,7 @@ def compile_command(
         shape_ranges or [],
         force,
         dump_dir,
+        passes or [],
     )
 
 

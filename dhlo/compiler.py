@@ -25,6 +25,7 @@ from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
+from dhlo.custom import registered_fusions
 from dhlo.describe import describe_arena, describe_groups
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
@@ -37,7 +38,7 @@ from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.quantise_caches import check_caches, quantised_caches
 from dhlo.passes.quantise_weights import check_weights, quantised_weights
-from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, STAGES, Pass, Stage, run_passes, verify
+from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, STAGES, Pass, Stage, run_passes, verify, with_custom
 from dhlo.sharing import share_weights
 
 __all__ = ["Artifact", "PRODUCER", "compile_program", "compile_programs", "plan_program", "plan_programs", "renumber"]
@@ -163,11 +164,12 @@ def plan_programs(
         if options.dump is not None:
             options.dump(f"{name}.{stage.name}" if name else stage.name, str(module))
 
+    passes = with_custom(PASSES, (*registered_fusions(), *options.passes))
     for name, program in programs.items():
         with program.context:
             if options.dump is not None:
                 after(name, STAGES[0], program.module)
-            run_passes(program.module, program.weights, PASSES, partial(after, name), verified=True)
+            run_passes(program.module, program.weights, passes, partial(after, name), verified=True)
     modules = [program.module for program in programs.values()]
     check_weights(modules)
     check_caches({name: program.module for name, program in programs.items()})

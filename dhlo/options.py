@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dhlo.errors import CompileError
+
+if TYPE_CHECKING:
+    from dhlo.custom import CustomPass
 
 __all__ = ["Options", "Range", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
 
@@ -46,6 +49,7 @@ class Options:
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
     shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
               narrows to them, and the compiler makes use of them. See docs/bounds.md
+    passes    passes of the user's, each a `dhlo.CustomPass` (see docs/extending.md)
     weights   format in which constants of products are stored: "int4:64", "int8", "f8e4m3fn", "mxfp4", "bf16", ...; or formats by
               names or patterns of weights, "default" for the others, "f32" for as they are. See docs/quantisation.md
     kv_cache  format in which keys and values that a session keeps are stored: "int8", "bf16" or "f16"; "" for as they are. See
@@ -62,6 +66,7 @@ class Options:
     target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Range] = field(default_factory=dict)
+    passes: Sequence[CustomPass] = ()
     weights: str | Mapping[str, str | float] = ""
     kv_cache: str = ""
     winograd: bool = True

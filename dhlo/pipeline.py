@@ -27,9 +27,9 @@ beside it but the families of groups that choose between kernels at each call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,7 +39,7 @@ from dhlo.codegen.families.registry import lower_groups
 from dhlo.codegen.families.schedule import schedule_launches
 from dhlo.codegen.host.operations import emit_host_program
 from dhlo.codegen.kernel_ir.split import split_module
-from dhlo.errors import InternalError
+from dhlo.errors import CompileError, InternalError
 from dhlo.frontend import import_program
 from dhlo.ir import mlir
 from dhlo.ir.handles import Module
@@ -81,7 +81,11 @@ __all__ = [
     "Weights",
     "run_passes",
     "verify",
+    "with_custom",
 ]
+
+if TYPE_CHECKING:
+    from dhlo.custom import CustomPass
 
 Weights = dict[str, torch.Tensor]
 
@@ -100,10 +104,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pass:
-    """A named rewrite of a module in place. Passes that need constant data take the weights and may add to them."""
+    """A named rewrite of a module in place. Passes that need constant data take the weights and may add to them. `custom`: one of a
+    user's, whose mistakes are the user's."""
 
     name: str
-    run: Callable[[Module, Weights], None]
+    run: Callable[[Module, Weights], object]
+    custom: bool = False
 
     @property
     def summary(self) -> str:
@@ -114,7 +120,7 @@ def _first_sentence(f: Callable[..., Any]) -> str:
     return " ".join(re.split(r"\.\s|\.$|;", f.__doc__ or "")[0].split())
 
 
-def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], None]:
+def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
     """A pass that needs no weights."""
 
     def run(module: Module, weights: Weights) -> None:
@@ -193,7 +199,10 @@ def run_passes(
     each = verify_passes()
     for p in passes:
         try:
-            p.run(module, weights)
+            if p.custom:
+                _run_custom(p, module, weights)
+            else:
+                p.run(module, weights)
             if each:
                 verify(module, f"pass {p.name} left an invalid module")
         except Exception as e:
@@ -205,6 +214,38 @@ def run_passes(
         several = f"one of the passes {passes[0].name} to {passes[-1].name}"
         culprit = f"pass {passes[0].name}" if len(passes) == 1 else f"{several} (DHLO_VERIFY_PASSES=1 tells which)"
         verify(module, f"{culprit} left an invalid module")
+
+
+def with_custom(passes: Sequence[Pass], custom: Sequence[CustomPass]) -> tuple[Pass, ...]:
+    """The passes with users' ones among them. Those at one place run in the order given. Raises CompileError for names that are
+    taken, and places that there aren't."""
+    out = list(passes)
+    for c in custom:
+        names = [p.name for p in out]
+        places = names[len(FRONT) :]
+        place = c.before or c.after
+        if c.name in names or place not in places:
+            what = f"there is a pass '{c.name}' already" if c.name in names else f"pass '{c.name}': no place '{place}'"
+            raise CompileError(what, hint=f"passes are {', '.join(places)}")
+        at = names.index(place) + (not c.before)
+        while c.after and at < len(out) and any(out[at].name == x.name and x.after == c.after for x in custom):
+            at += 1
+        out.insert(at, Pass(c.name, c.run, custom=True))
+    return tuple(out)
+
+
+def _run_custom(p: Pass, module: Module, weights: Weights) -> None:
+    """Runs a user's pass between two verifications. Raises CompileError, naming it, for whatever it raises or leaves behind."""
+    verify(module, f"the module before pass '{p.name}' is invalid")
+    try:
+        p.run(module, weights)
+        verify(module, "it left an invalid module")
+    except CompileError:
+        raise
+    except InternalError as e:
+        raise CompileError(f"pass '{p.name}': {e}") from e
+    except Exception as e:
+        raise CompileError(f"pass '{p.name}' failed: {type(e).__name__}: {e}") from e
 
 
 def verify(module: Module, what: str) -> None:

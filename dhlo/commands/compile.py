@@ -16,6 +16,7 @@ from dhlo.commands.console import cache_summary, console, megabytes, quantised_s
 from dhlo.commands.dump import Dump
 from dhlo.commands.shapes import parse_bounds
 from dhlo.container import check_target, write_bytes
+from dhlo.custom import read_pass
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
 from dhlo.header import Form, check_identifier
@@ -71,12 +72,13 @@ def compile_file(
     shape_ranges: Sequence[str] = (),
     force: bool = False,
     dump_dir: Path | None = None,
+    passes: Sequence[str] = (),
 ) -> Path:
     """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache` and `shape_ranges` (see `Options`), and writes
     `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which must not
     be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
-    gets the modules after each pass. Returns the path of the output.
+    gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -108,6 +110,7 @@ def compile_file(
         kv_cache=kv_cache,
         shapes=parse_bounds(shape_ranges),
         dump=dump,
+        passes=[read_pass(text) for text in passes],
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = {entry: read_program(path, modules) for entry, path in files.items()}

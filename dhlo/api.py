@@ -96,7 +96,7 @@ def build_entries(
     from dhlo.frontend.growing import read_growth
     from dhlo.pipeline import FRONT, run_passes
 
-    if not all(isinstance(p, CustomPass) for p in options.passes):
+    if not isinstance(options.passes, Sequence) or not all(isinstance(p, CustomPass) for p in options.passes):
         raise CompileError("passes: is a sequence of dhlo.CustomPass", hint="dhlo.custom_pass(before='fuse')(f) makes one of f")
     programs = import_programs(exported, options, progress)
     for entry, program in programs.items():

@@ -123,7 +123,7 @@ def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "no luck" in error and "how to run what failed" in out
     script = (folder / "reproduce.sh").read_text()
     assert re.search(r"^DHLO_VERIFY_PASSES=1 dhlo opt \d+-narrow-images.mlir --fuse -o /dev/null$", script, re.MULTILINE), script
-    assert "# no luck" in script and "# dhlo " in script
+    assert "# no luck" in script and "\n# dhlo" in script
     subprocess.run(["sh", "-n", folder / "reproduce.sh"], check=True)
 
 

@@ -124,8 +124,9 @@ def test_mistakes_are_named(program: ExportedProgram) -> None:
         dhlo.compile(program, passes=[custom.CustomPass("nowhere", fails.run, before="grow")])
     with pytest.raises(dhlo.CompileError, match="there is a pass 'fuse' already"):
         dhlo.compile(program, passes=[custom.CustomPass("fuse", fails.run, before="fuse")])
-    with pytest.raises(dhlo.CompileError, match="a sequence of dhlo.CustomPass"):
-        dhlo.compile(program, passes=[by_root])
+    for no_passes in ([by_root], 5, breaks):
+        with pytest.raises(dhlo.CompileError, match="a sequence of dhlo.CustomPass"):
+            dhlo.compile(program, passes=no_passes)
     for places in ({}, {"before": "fuse", "after": "cse"}):
         with pytest.raises(dhlo.CompileError, match="it comes before or after"):
             dhlo.custom_pass(**places)(fails.run)

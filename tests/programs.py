@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dhlo import interp
-from dhlo.api import _load_artifact
+from dhlo.api import load_artifact
 from dhlo.callspec import CallSpec
 from dhlo.compiler import Artifact, compile_program, renumber
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
@@ -111,7 +111,7 @@ class Module:
         artifact = compile_program(program, Options())
         renumber(program)
         call = CallSpec(program.inputs, program.outputs, None, None, [])
-        return CompiledModel(_load_artifact(artifact), {"": call}, artifact), artifact
+        return CompiledModel(load_artifact(artifact), {"": call}, artifact), artifact
 
     def draw(self, env: Env, seed: int) -> list[torch.Tensor]:
         g = torch.Generator().manual_seed(seed)

@@ -14,7 +14,7 @@ from torch.export import Dim, export
 
 import dhlo
 from dhlo import _runtime
-from dhlo.api import _load_artifact
+from dhlo.api import load_artifact
 from dhlo.callspec import read_call
 from dhlo.codegen.backends.cpu.llvm import (
     Jit,
@@ -96,7 +96,7 @@ needs_v4 = pytest.mark.skipif(not runs_here(V4), reason="a CPU without AVX-512")
 
 def check(module: torch.nn.Module, artifact: Artifact) -> str:
     """That the artifact's results are right on this machine; returns the level that was taken."""
-    model = _load_artifact(artifact)
+    model = load_artifact(artifact)
     args = torch.randn(3, 7, 32), torch.randint(0, 255, (3, 7, 32), dtype=torch.uint8)
     with torch.no_grad():
         want = module(*args)
@@ -203,7 +203,7 @@ def test_rounding_to_bf16_calls_nothing(name: str) -> None:
     made = compile_program(import_program(exported), Options(target=name))
     assert not re.search(r"__(trunc|extend)\w+", assembly(made, parse_target(name)))
     if runs_here(parse_target(name)):
-        model = _load_artifact(made)
+        model = load_artifact(made)
         got = dhlo.CompiledModel(model, {"": read_call(made.metadata["call"], model.inputs, model.outputs)})(x)
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
@@ -306,7 +306,7 @@ def test_one_program_for_several_machines(dtype: torch.dtype, monkeypatch: pytes
     with pytest.raises(
         dhlo.CompileError, match="DHLO_TARGET asks for 'x86-64-v5'; the model has the levels 'x86-64-v3', 'x86-64-v4"
     ):
-        _load_artifact(made)
+        load_artifact(made)
 
 
 class Both(torch.nn.Module):
@@ -338,7 +338,7 @@ def test_levels_share_a_host_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("br " not in body for body in bodies)  # a level's own part decides nothing
     for target in ("x86-64-v3", "x86-64-v4") if runs_here(V4) else ("x86-64-v3",):
         monkeypatch.setenv("DHLO_TARGET", target)
-        loaded, alone = _load_artifact(made), dhlo.compile(exported, target=target)
+        loaded, alone = load_artifact(made), dhlo.compile(exported, target=target)
         several = dhlo.CompiledModel(loaded, {"": read_call(made.metadata["call"], loaded.inputs, loaded.outputs)})
         assert several.native.level == target and several.native.launches == alone.native.launches
         for shape, count in (((1, 1), 1), ((2, 7), 3), ((3, 40), 0), ((0, 4), 2), ((5, 129), 64)):
@@ -375,7 +375,7 @@ def test_levels_share_the_host_program_of_convolutions(layer: torch.nn.Conv2d, s
     made = compile_program(import_program(exported), Options(target="x86-64-v3,x86-64-v4"))
     assert made.metadata["host_programs"] == 1
     monkeypatch.setenv("DHLO_TARGET", "x86-64-v3")
-    loaded = _load_artifact(made)
+    loaded = load_artifact(made)
     several = dhlo.CompiledModel(loaded, {"": read_call(made.metadata["call"], loaded.inputs, loaded.outputs)})
     for batch in (1, 2, 5):
         x = torch.randn(batch, *example.shape[1:])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dhlo
-from dhlo.api import _load_artifact
+from dhlo.api import load_artifact
 from dhlo.callspec import read_call
 from dhlo.codegen.backends.cpu.link import extern_addresses
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, emit_assembly, lower_to_llvm_ir
@@ -338,7 +338,7 @@ def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(module: torch.nn.Module, args: tuple[torch.Tensor, ...], dims: Any, target: Target) -> dhlo.CompiledModel:
     exported = torch.export.export(module.eval(), args, dynamic_shapes=dims)
     made = compile_program(import_program(exported), Options(target=target.name))
-    model = _load_artifact(made)
+    model = load_artifact(made)
     return dhlo.CompiledModel(model, {"": read_call(made.metadata["call"], model.inputs, model.outputs)})
 
 
@@ -415,10 +415,10 @@ def test_a_program_for_tiles_is_refused_where_there_are_none(monkeypatch: pytest
     several = compile_program(import_program(exported), Options(target="x86-64-v3,x86-64-v4+amx-bf16"))
     needs = {level["name"]: level["cpu_features"].split(",") for level in several.metadata["levels"]}
     assert "amx-bf16" in needs["x86-64-v4+amx-bf16"] and "amx-tile" not in needs["x86-64-v3"]
-    assert _load_artifact(several).level == "x86-64-v3"
+    assert load_artifact(several).level == "x86-64-v3"
     monkeypatch.setenv("DHLO_TARGET", "x86-64-v4+amx-bf16")
     with pytest.raises(dhlo.CompileError, match="lacks .*amx-tile.* for 'x86-64-v4\\+amx-bf16'"):
-        _load_artifact(several)
+        load_artifact(several)
     plain = torch.export.export(torch.nn.Linear(64, 40), (x.float(),))
     (level,) = compile_program(import_program(plain), Options(target="x86-64-v4+amx-bf16+amx-int8")).metadata["levels"]
     assert "amx" not in level["cpu_features"]

@@ -24,6 +24,7 @@ from dhlo.session import Session, translate
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
+    from dhlo.profile import Profile
 
 __all__ = ["CompiledModel"]
 
@@ -239,6 +240,10 @@ class CompiledModel:
         from dhlo.signature import signature
 
         return signature(self._model)
+
+    def profile(self) -> Profile:
+        """As `Session.profile`, of this thread's calls without a session. Raises the errors of `read_state`."""
+        return Session(self, self._hidden_session()).profile()
 
     @property
     def counters(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from dhlo.errors import ContractError, DhloError, SessionError
 
 if TYPE_CHECKING:
     from dhlo.model import CompiledModel
+    from dhlo.profile import Profile
 
 __all__ = ["Session"]
 
@@ -153,6 +154,13 @@ class Session:
 
         entries = [self[name].native for name in self._model.entries]
         return traced(Path(path), entries)
+
+    def profile(self) -> Profile:
+        """Times each launch of this session's calls inside of `with session.profile() as profile:`; `print(profile)` shows them by
+        kernel and line of the model's source. Raises SessionError while a call is running."""
+        from dhlo.profile import Profile
+
+        return Profile(self._native)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
+from dhlo.profile import HEAD, cells, profile_rows
 from dhlo.trace import traced
 
 if TYPE_CHECKING:
@@ -76,12 +77,7 @@ def run_file(
     if times:
         console().print(f"{repeat} runs after a first one: min {min(times):.1f} us, median {statistics.median(times):.1f} us")
     if profile:
-        print_table(
-            "kernels",
-            ("kernel", "launches", "us in all", "us each", "share"),
-            _profile_rows(session),
-            right=("launches", "us in all", "us each", "share"),
-        )
+        print_table("kernels", HEAD, cells(profile_rows(session)), right=HEAD[2:])
     if output is not None:
         _save(output, model.outputs, results)
 
@@ -163,16 +159,6 @@ def _statistics(name: str, t: torch.Tensor) -> tuple[str, ...]:
         *(f"{v:.6g}" for v in (x.min().item(), x.max().item(), x.mean().item(), spread)),
         str(int((~x.isfinite()).sum())),
     )
-
-
-def _profile_rows(session: _runtime.Session) -> Iterator[tuple[object, ...]]:
-    total: dict[str, tuple[int, int]] = {}
-    for name, count, nanoseconds in session.profile:
-        seen = total.get(name, (0, 0))
-        total[name] = (seen[0] + count, seen[1] + nanoseconds)
-    everything = sum(ns for _, ns in total.values()) or 1
-    for name, (count, ns) in sorted(total.items(), key=lambda x: -x[1][1]):
-        yield name, count, f"{ns / 1e3:.1f}", f"{ns / 1e3 / max(count, 1):.1f}", f"{100 * ns / everything:.1f}%"
 
 
 def _save(path: Path, values: Sequence[Value], results: Sequence[torch.Tensor]) -> None:

@@ -125,6 +125,9 @@ def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert re.search(r"^DHLO_VERIFY_PASSES=1 dhlo opt \d+-narrow-images.mlir --fuse -o /dev/null$", script, re.MULTILINE), script
     assert "# no luck" in script and "\n# dhlo" in script
     subprocess.run(["sh", "-n", folder / "reproduce.sh"], check=True)
+    monkeypatch.setattr("dhlo.compiler.PASSES", PASSES)
+    call("compile", program, "-o", tmp_path / "x.so", "--dump-dir", folder, "--pass", "os.path:join", code=1)
+    assert "# what stood before pass join: 018-narrow-images.mlir" in (folder / "reproduce.sh").read_text()
 
 
 def test_completion() -> None:

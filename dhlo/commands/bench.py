@@ -385,7 +385,7 @@ def _plot(points: Sequence[Point], facts: dict[str, Any], path: Path, title: str
     axes.set_ylabel("median latency, ms")
     if not by_size:
         axes.set_xticks(x, [p.label for p in points], rotation=45, ha="right")
-    axes.set_xlabel("size" if by_size else "shape")
+    axes.set_xlabel(points[0].label.rpartition(", ")[2].partition("=")[0] if by_size else "shape")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     figure.tight_layout()

@@ -42,6 +42,8 @@ class Dump:
         if found and self._last and found[0] in {p.name for p in REWRITES}:
             alone = ["# the pass alone; constants have no data here, so passes that compute with them may do less:"]
             alone += ['cd "$(dirname "$0")"', f"DHLO_VERIFY_PASSES=1 dhlo opt {shlex.quote(self._last)} --{found[0]} -o /dev/null"]
+        elif found and self._last:
+            alone = [f"# what stood before pass {found[0]}: {self._last}"]
         whole = f"# all of it, in {Path.cwd()}:\n# {shlex.join(['dhlo', *sys.argv[1:]])}"
         path = self._folder / "reproduce.sh"
         write_bytes(path, "\n".join(["#!/bin/sh", *reasons, *alone, whole, ""]).encode())

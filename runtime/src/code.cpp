@@ -1,160 +1,94 @@
-// Maps the code of a model: from an anonymous file, or from a private temporary one where there is no /proc.
+// Maps the code of a model and connects it with the functions of this process that it calls.
 #include "code.hpp"
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <fcntl.h>
-#include <link.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
-#include <vector>
 
 #include "support.hpp"
 
 namespace dhlo {
 namespace {
 
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
-  // False with errno if it can't be written.
-  bool fill(const uint8_t* data, int64_t bytes) const {
-    while (bytes > 0) {
-      const ssize_t wrote = write(fd_, data, static_cast<size_t>(bytes));
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote <= 0) return false;
-      data += wrote;
-      bytes -= wrote;
-    }
-    return true;
-  }
-
- private:
-  int fd_;
-};
-
-// A path of the open file that no loaded library has. The dynamic loader takes a name that it knows for the library
-// that it loaded under it, though the number may since have been closed and given to another file: so each attempt
-// spells the path otherwise, the bits of a counter being "/." and "/".
-std::string unused_name(int fd) {
-  for (unsigned attempt = 1; attempt != 0; ++attempt) {
-    std::string path = "/proc/self/fd";
-    for (unsigned bits = attempt; bits > 1; bits >>= 1) path += (bits & 1u) != 0 ? "/." : "/";
-    path += "/" + std::to_string(fd);
-    void* known = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-    if (known == nullptr) return path;
-    dlclose(known);
-  }
-  return {};
+// Those that every process has, and whose functions are known or found without opening anything.
+bool is_system_library(const std::string& name) {
+  for (const char* prefix :
+       {"libc.so.", "libm.so.", "libpthread.so.", "libdl.so.", "librt.so.", "libgcc_s.so.", "ld-linux"})
+    if (name.compare(0, std::strlen(prefix), prefix) == 0) return true;
+  return false;
 }
 
-// Why code couldn't be loaded: what the dynamic loader said first, or else that it never got a file.
-struct Reasons {
-  std::string loader, files;
-
-  void* open(const std::string& path) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr && loader.empty()) loader = dlerror();
-    return handle;
+// With DHLO_PERF_MAP=1, names of the code's functions for Linux's perf and others that read /tmp/perf-PID.map.
+void write_perf_map(const uint8_t* image, int64_t bytes, uint64_t bias) {
+  const char* wanted = secure_getenv("DHLO_PERF_MAP");
+  if (wanted == nullptr || std::strcmp(wanted, "1") != 0) return;
+  const std::string path = "/tmp/perf-" + std::to_string(getpid()) + ".map";
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return;
+  std::string text;
+  for (const ElfImage::Function& function : ElfImage::functions_of(image, bytes)) {
+    char place[48];
+    std::snprintf(place, sizeof place, "%llx %llx ", static_cast<unsigned long long>(bias + function.address),
+                  static_cast<unsigned long long>(function.bytes));
+    text += place + std::string(function.name) + "\n";
   }
-  void* no_file(const std::string& what, int error) {
-    if (!files.empty()) files += "; ";
-    files += what + ": " + std::generic_category().message(error);
-    return nullptr;
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t wrote = write(fd, text.data() + done, text.size() - done);
+    if (wrote <= 0) break;
+    done += static_cast<size_t>(wrote);
   }
-};
-
-void* open_anonymous(const uint8_t* image, int64_t bytes, Reasons* why) {
-  const File file(memfd_create("dhlo-model", MFD_CLOEXEC));
-  if (file.fd() < 0 || !file.fill(image, bytes)) return why->no_file("anonymous file", errno);
-  const std::string path = unused_name(file.fd());
-  // Whether /proc is there and shows this very file.
-  struct stat here{}, there{};
-  if (fstat(file.fd(), &here) != 0 || stat(path.c_str(), &there) != 0 || here.st_ino != there.st_ino ||
-      here.st_dev != there.st_dev)
-    return why->no_file(path, ENOENT);
-  return why->open(path);
-}
-
-// In a folder of a new name that only this user can enter; file and folder are gone when it returns.
-void* open_temporary(const std::string& parent, const uint8_t* image, int64_t bytes, Reasons* why) {
-  std::string folder = parent + "/dhlo-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) return why->no_file(parent, errno);
-  const std::string path = folder + "/model.so";
-  void* handle = nullptr;
-  {
-    const File file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0700));
-    const bool written = file.fd() >= 0 && file.fill(image, bytes);
-    handle = written ? why->open(path) : why->no_file(path, errno);
-  }
-  unlink(path.c_str());
-  rmdir(folder.c_str());
-  return handle;
-}
-
-std::vector<std::string> temporary_folders() {
-  std::vector<std::string> folders;
-  if (const char* chosen = secure_getenv("TMPDIR"); chosen != nullptr && *chosen == '/') folders.emplace_back(chosen);
-  for (const char* usual : {"/tmp", "/var/tmp", "/dev/shm"}) folders.emplace_back(usual);
-  return folders;
-}
-
-// That what was mapped at `symbol` is the image: whatever the dynamic loader doesn't write to is compared with it.
-bool is_mapped(const void* handle, const uint8_t* image, int64_t bytes, const void* symbol) {
-  const link_map* map = nullptr;
-  if (dlinfo(const_cast<void*>(handle), RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) return false;
-  Elf64_Ehdr header;
-  std::memcpy(&header, image, sizeof header);
-  const auto size = static_cast<uint64_t>(bytes);
-  if (header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phoff > size ||
-      header.e_phnum > (size - header.e_phoff) / sizeof(Elf64_Phdr))
-    return false;
-  const auto at = reinterpret_cast<uint64_t>(symbol) - map->l_addr;
-  bool holds_symbol = false;
-  for (unsigned i = 0; i < header.e_phnum; ++i) {
-    Elf64_Phdr part;
-    std::memcpy(&part, image + header.e_phoff + i * sizeof part, sizeof part);
-    if (part.p_type != PT_LOAD) continue;
-    if (part.p_offset > size || part.p_filesz > size - part.p_offset) return false;
-    holds_symbol |= at >= part.p_vaddr && at - part.p_vaddr < part.p_memsz;
-    if ((part.p_flags & PF_W) != 0 || (part.p_flags & PF_R) == 0) continue;
-    const auto* mapped = reinterpret_cast<const uint8_t*>(map->l_addr + part.p_vaddr);
-    if (std::memcmp(mapped, image + part.p_offset, part.p_filesz) != 0) return false;
-  }
-  return holds_symbol;
+  close(fd);
 }
 
 }  // namespace
 
 Code::~Code() {
-  if (handle_ != nullptr) dlclose(handle_);
+  for (void (*destructor)() : destructors_) destructor();
+  for (void* library : libraries_) dlclose(library);
+}
+
+// Libraries of custom operators: from the folders that the model names, or where the system finds them.
+void Code::open_libraries(const std::string& label) {
+  for (const std::string& name : image_.needed()) {
+    if (is_system_library(name)) continue;
+    void* opened = nullptr;
+    std::string reason;
+    auto attempt = [&](const std::string& path) {
+      if (opened != nullptr) return;
+      opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (opened == nullptr) reason = dlerror();
+    };
+    if (name.find('/') == std::string::npos)
+      for (const std::string& folder : image_.folders())
+        if (access((folder + "/" + name).c_str(), R_OK) == 0) attempt(folder + "/" + name);
+    attempt(name);
+    if (opened == nullptr) throw Error(DHLO_FORMAT, label + ": its code cannot be loaded: " + reason);
+    libraries_.push_back(opened);
+  }
+}
+
+const void* Code::resolve(const char* name) const {
+  if (const void* known = known_function(name); known != nullptr) return known;
+  for (void* library : libraries_)
+    if (const void* found = dlsym(library, name); found != nullptr) return found;
+  return dlsym(RTLD_DEFAULT, name);
 }
 
 const dhlo_abi_model* Code::load(const uint8_t* image, int64_t bytes, const std::string& label) {
-  Reasons why;
-  handle_ = open_anonymous(image, bytes, &why);
-  for (const std::string& folder : temporary_folders())
-    if (handle_ == nullptr) handle_ = open_temporary(folder, image, bytes, &why);
-  if (handle_ == nullptr)
-    throw Error(why.loader.empty() ? DHLO_IO : DHLO_FORMAT,
-                label + ": its code cannot be loaded: " + (why.loader.empty() ? why.files : why.loader));
-  const void* symbol = dlsym(handle_, DHLO_ABI_SYMBOL);
+  image_.map(image, bytes, label);
+  open_libraries(label);
+  image_.relocate([this](const char* name) { return resolve(name); });
+  const void* symbol = image_.find(DHLO_ABI_SYMBOL, sizeof(dhlo_abi_model));
   if (symbol == nullptr) throw Error(DHLO_FORMAT, label + ": its code does not export '" DHLO_ABI_SYMBOL "'");
-  if (!is_mapped(handle_, image, bytes, symbol))
-    throw Error(DHLO_INTERNAL, label + ": the dynamic loader mapped something else than its code");
+  const std::vector<void (*)()> constructors = image_.constructors();
+  std::vector<void (*)()> destructors = image_.destructors();
+  write_perf_map(image, bytes, image_.bias());
+  for (void (*constructor)() : constructors) constructor();
+  destructors_ = std::move(destructors);
   return static_cast<const dhlo_abi_model*>(symbol);
 }
 

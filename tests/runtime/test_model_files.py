@@ -223,7 +223,7 @@ def test_code_and_sections_must_agree(build_elf: Callable[..., Path], tmp_path: 
 
 
 def test_a_model_for_another_cpu_runs_none_of_its_code(build_elf: Callable[..., Path], tmp_path: Path) -> None:
-    """A library's constructors run when it is mapped: nothing of a file that will be refused may be."""
+    """Nor its constructors."""
     source = tmp_path / "constructor.c"
     source.write_text(
         '#include <stdio.h>\n__attribute__((constructor)) static void f(void) { fclose(fopen("%s", "w")); }' % (tmp_path / "ran")
@@ -237,10 +237,9 @@ def test_a_model_for_another_cpu_runs_none_of_its_code(build_elf: Callable[..., 
     assert "damaged constants" in refused(path)
     with pytest.raises(RuntimeError, match="doesn't authorize"):
         _runtime.Model.from_file(path, authorize=lambda digest: False)
-    assert not (tmp_path / "ran").exists()
     write_model_file(path, (tmp_path / "code").read_bytes(), [], "{}", "")
     assert "does not export" in refused(path)
-    assert (tmp_path / "ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_authorize(build_toy: BuildToy) -> None:
@@ -302,16 +301,11 @@ def test_nothing_stays_open(build_toy: BuildToy) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hides /proc, which takes root")
 def test_without_proc(build_toy: BuildToy, tmp_path: Path) -> None:
-    """Code is then loaded from a private folder, of which nothing is left; where that can't be executed from, from the next."""
-    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
-    paths = (build_toy(), build_toy(add_one=True), build_toy(), build_toy(add_one=True))
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    assert run_host(*paths, prefix=hide, TMPDIR=str(temporary)) == "done\n"
-    assert not list(temporary.iterdir())
+    """And without a folder that could be executed from."""
     mounts = 'mount -t tmpfs none /proc && mount -t tmpfs -o noexec none "$TMPDIR"'
-    noexec = ("unshare", "-m", "sh", "-c", mounts + ' && exec "$@"', "sh")
-    assert run_host(*paths, prefix=noexec, TMPDIR=str(temporary)) == "done\n"
+    prefix = ("unshare", "-m", "sh", "-c", mounts + ' && exec "$@"', "sh")
+    paths = (build_toy(), build_toy(add_one=True), build_toy(), build_toy(add_one=True))
+    assert run_host(*paths, prefix=prefix, TMPDIR=str(tmp_path)) == "done\n"
 
 
 def test_a_missing_function_is_named_once(tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ __all__ = [
 ]
 
 # No undefined symbols, so that a missing function shows here and not where the file is loaded; no memory that is both
-# writable and executable.
+# writable and executable. Functions keep their names, for profilers.
 _FLAGS = (
     "-shared",
     "-nostartfiles",
     "-fPIC",
-    "-s",
+    "-Wl,--strip-debug",
+    "-Wl,--discard-locals",
+    "-Wl,--hash-style=gnu",
     "-Wl,--no-undefined",
     "-Wl,--gc-sections",
     "-Wl,--build-id=none",

@@ -17,7 +17,7 @@ import sympy
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.index import Index, IndexMath
 from dhlo.codegen.elementwise.philox import emit_word
-from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to
+from dhlo.codegen.elementwise.rules import emit_op, narrow, round_to, splat, with_plain_nans
 from dhlo.codegen.kernel_ir.builder import BITS, F64, I1, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, attr, defining
@@ -58,6 +58,7 @@ class Emitter(IndexMath):
         super().__init__(fn)
         self.args, self.members, self.check_of = args, members, check_of
         self.leaves: dict[Any, Leaf] = {}
+        self.made_plain: set[Any] = set()  # buffers of f32 whose NaNs become plain ones as they are loaded
         self.mask: V | None = None
         self.partial = False  # no lane may be active
         self.touching = False  # memory is only prefetched; loads give zeros
@@ -120,7 +121,7 @@ class Emitter(IndexMath):
 
     def _apply(self, op: Any, args: list[V]) -> V:
         if any(a.lanes for a in args):
-            args = [a if a.lanes else self.fn.splat(a) for a in args]
+            args = [a if a.lanes else splat(self.fn, a) for a in args]
         return emit_op(self.fn, op, args)
 
     def _compute(self, v: Any, idx: Sequence[Index]) -> V:
@@ -128,7 +129,8 @@ class Emitter(IndexMath):
             return self.leaves[v](self, idx)
         op = defining(v)
         if op is None or op.operation not in self.members:
-            return self.load(v, idx)
+            x = self.load(v, idx)
+            return with_plain_nans(self.fn, x) if v in self.made_plain else x
         if isinstance(op, Reshape):
             src = op.operands[0]
             if self._is_buffer(src):

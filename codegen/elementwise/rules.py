@@ -6,6 +6,7 @@ derive from it. Every elementwise op has one; `tests/test_ops.py` sees to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +16,27 @@ from dhlo.codegen.elementwise import vmath
 from dhlo.codegen.elementwise.float8 import FLOAT8, from_float8, to_float8
 from dhlo.codegen.elementwise.vmath_base import any_lane, with_sign
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, Fn, V
+from dhlo.codegen.target import Target
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Op, attr, defining, number
+from dhlo.ir.nans import KEEPS_PLAIN, is_number
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import special
 from dhlo.ir.ops.movement import Full
 from dhlo.ir.types import DTYPES
 
-__all__ = ["emit_op", "narrow", "round_to", "rule", "rule_of", "typed_rule", "wrap"]
+__all__ = [
+    "emit_op",
+    "narrow",
+    "round_to",
+    "rounds_by_integers",
+    "rule",
+    "rule_of",
+    "splat",
+    "typed_rule",
+    "with_plain_nans",
+    "wrap",
+]
 
 Rule = Callable[..., V]  # (fn, op, *operands)
 
@@ -63,11 +77,35 @@ def rule_of(cls: type[Op]) -> Rule:
 def emit_op(fn: Fn, op: Any, operands: Sequence[V]) -> V:
     """The value of an elementwise op, in the range of its dtype."""
     x = wrap(fn, rule_of(type(op))(fn, op, *operands), _dtype(op.results[0]))
-    if isinstance(op, _CHOICES) and x.elem == F32:
-        chosen = list(zip(operands, op.operands, strict=True))[isinstance(op, ew.Select) :]
-        if all(v.name in fn.halves or _is_half(of) for v, of in chosen):
+    if isinstance(op, KEEPS_PLAIN) and x.elem == F32:
+        given = list(zip(operands, op.operands, strict=True))[isinstance(op, ew.Select) :]
+        if isinstance(op, _CHOICES) and all(v.name in fn.halves or _is_half(of) for v, of in given):
             fn.halves.add(x.name)
+        if all(_is_plain(fn, v) or is_number(of) for v, of in given):
+            fn.plain.add(x.name)
     return x
+
+
+def _is_plain(fn: Fn, x: V) -> bool:
+    return x.name in fn.plain or x.name in fn.halves
+
+
+def with_plain_nans(fn: Fn, x: V) -> V:
+    """An f32 register value with no NaNs but plain ones (see `dhlo.ir.nans`)."""
+    if _is_plain(fn, x):
+        return x
+    y = fn.select(fn.cmp("uno", x, x), fn.const(math.nan, x.type), x)
+    fn.plain.add(y.name)
+    return y
+
+
+def splat(fn: Fn, x: V) -> V:
+    """A scalar in all lanes, of which as much is known."""
+    y = fn.splat(x)
+    for known in (fn.halves, fn.plain):
+        if x.name in known:
+            known.add(y.name)
+    return y
 
 
 def _is_half(v: Any) -> bool:
@@ -120,18 +158,24 @@ def narrow(fn: Fn, x: V, dtype: str) -> V:
     return fn.bitcast(fn.cast(fn.shr(bits, 16), "i16"), dtype)
 
 
+def rounds_by_integers(target: Target) -> bool:
+    """Whether a target has no instruction that rounds to bf16."""
+    return "bf16" not in target.dots
+
+
 def _rounds_itself(fn: Fn, x: V, dtype: str) -> bool:
     """Whether vectors of f32 become bf16 by operations on integers: LLVM's own take twice as many instructions where the target has
     none for it, and go by way of sixteen bits."""
-    return dtype == "bf16" and x.elem == F32 and bool(x.lanes) and "bf16" not in fn.target.dots
+    return dtype == "bf16" and x.elem == F32 and bool(x.lanes) and rounds_by_integers(fn.target)
 
 
 def _rounded_bits(fn: Fn, x: V) -> V:
-    """Bits (i32) of f32 whose upper halves are those of x rounded to nearest, ties to even, as bf16; of NaN all are set."""
+    """Bits (i32) of f32 whose upper halves are those of x rounded to nearest, ties to even, as bf16; of NaN they are some NaN's.
+    What is added doesn't reach the upper half of a plain one; it may make a number of another."""
     bits = fn.bitcast(x, I32)
     with fn.wrapping():
         up = fn.add(fn.add(bits, 0x7FFF), fn.and_(fn.shr(bits, 16), 1))
-    return fn.select(fn.cmp("ne", x, x), fn.const(-1, up.type), up)
+    return up if x.name in fn.plain else fn.select(fn.cmp("ne", x, x), fn.const(-1, up.type), up)
 
 
 def wrap(fn: Fn, x: V, dtype: str) -> V:

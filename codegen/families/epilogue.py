@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
+from dhlo.codegen.elementwise.rules import rounds_by_integers
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish, vectors
 from dhlo.codegen.families.lowering import GroupHost
-from dhlo.codegen.kernel_ir.builder import I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS
-from dhlo.ir.dialect import Op
+from dhlo.ir.dialect import Op, attr, defining
+from dhlo.ir.handles import Value
+from dhlo.ir.nans import has_plain_nans
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.movement import Broadcast
 from dhlo.ir.types import DType, from_mlir
 
-__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue"]
+__all__ = ["Epilogue", "emit_store_rows", "epilogue_args", "lower_epilogue", "repeated_buffers", "set_sums"]
 
 
 @dataclass
@@ -53,16 +57,47 @@ def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, In
     with fn.loop(0, mr) as lp, em.scope():
         row = fn.gep(tile, fn.mul(lp.iv, ld), register)
         m = Index(fn.add(m0, lp.iv))
+        if not em.touching:
+            _load_of_row(k, acc, place(em, Index(batch), m, Index(n0, 1)))
 
         def body(c: Index) -> None:
             x: V = fn.const(0, fn.vec(register)) if em.touching else fn.load(fn.gep(row, c.base, register), fn.vec(register))
-            em.leaves[acc] = lambda _em, _idx: x
+            set_sums(em, acc, x)
             idx = list(place(em, Index(batch), m, Index(fn.add(n0, c.base), 1, multiple=fn.lanes)))
             for r, v in enumerate(k.yields):
                 em.store(em.value(v, idx), k.result_pointer(r), from_mlir(v).dtype, em.flatten(idx, from_mlir(v).shape))
             del em.leaves[acc]
 
         vectors(em, 0, nr, body)
+
+
+def repeated_buffers(k: GroupKernel, acc: Value) -> list[Broadcast]:
+    """The group's broadcasts of buffers to the shape of the anchor's result. Where the target rounds to bf16 by integers, NaNs of
+    these buffers become plain ones as they are loaded, for many sums at once."""
+    members = k.em.members
+    found = [op for op in k.ops if isinstance(op, Broadcast) and from_mlir(op.results[0]).shape == from_mlir(acc).shape]
+    found = [op for op in found if (source := defining(op.operands[0])) is None or source.operation not in members]
+    if has_plain_nans(acc) and rounds_by_integers(k.fn.target):
+        k.em.made_plain |= {op.operands[0] for op in found if from_mlir(op.operands[0]).dtype.name == F32}
+    return found
+
+
+def _load_of_row(k: GroupKernel, acc: Value, idx: Sequence[Index]) -> None:
+    """Loads what all columns of a tile's row have in common, at the index `idx` of one of its elements: LLVM leaves loads inside a
+    loop that stores."""
+    for op in repeated_buffers(k, acc):
+        sizes = from_mlir(op.operands[0]).shape
+        if all(idx[d].uniform for n, d in zip(sizes, attr(op, "dims"), strict=True) if n != 1):
+            k.em.value(op.results[0], idx)
+        else:
+            k.em.made_plain.discard(op.operands[0])
+
+
+def set_sums(em: Emitter, acc: Value, x: V) -> None:
+    """Makes `x` the anchor's result in what is computed next."""
+    if x.elem == F32 and has_plain_nans(acc):
+        em.fn.plain.add(x.name)
+    em.leaves[acc] = lambda _em, _idx: x
 
 
 def epilogue_args(host: GroupHost, e: Epilogue) -> tuple[V, V]:

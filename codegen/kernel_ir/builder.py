@@ -76,6 +76,7 @@ class Fn(Arithmetic):
         self._lines: list[str] = []
         self._uses: set[str] = set()
         self.halves: set[str] = set()  # names of f32 that are known to be numbers of bf16
+        self.plain: set[str] = set()  # names of f32 that are known to have plain NaNs alone (`dhlo.ir.nans`)
         self._n = 0
         self._indent = 1
 

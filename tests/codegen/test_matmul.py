@@ -296,8 +296,9 @@ def test_bf16(spec: TileSpec, packed: bool) -> None:
         check(got, a, b)
 
 
+@pytest.mark.parametrize("spec", [TILES, *({PLAIN} - {TILES})], ids=str)
 @pytest.mark.parametrize("packed", [True, False])
-def test_bf16_rows_in_place_are_summed_as_packed_ones(packed: bool) -> None:
+def test_bf16_rows_in_place_are_summed_as_packed_ones(packed: bool, spec: TileSpec) -> None:
     """Odd depths, whose last unit is packed, in one chunk and in several; beside A there is a NaN that isn't part of it."""
     rng = np.random.default_rng(13)
     for m, n, k in ((7, 40, 129), (15, 33, 131), (61, 70, 257), (40, 16, 128), (100, 37, 1501), (29, 600, 999), (20, 5, 3)):
@@ -306,9 +307,9 @@ def test_bf16_rows_in_place_are_summed_as_packed_ones(packed: bool) -> None:
         a, b = wide[..., :k], tensor(rng, (1, 1, k, n), BF16)
         packed_a = np.ascontiguousarray(a.swapaxes(2, 3)).swapaxes(2, 3)
         for l2_bytes in (128 << 10, 1 << 20):
-            got = run(a, b, packed=packed, num_threads=2, l2_bytes=l2_bytes)
+            got = run(a, b, packed=packed, num_threads=2, l2_bytes=l2_bytes, spec=spec)
             check(got, a, b)
-            np.testing.assert_array_equal(got, run(packed_a, b, packed=packed, l2_bytes=l2_bytes))
+            np.testing.assert_array_equal(got, run(packed_a, b, packed=packed, l2_bytes=l2_bytes, spec=spec))
 
 
 @pytest.mark.parametrize("packed", [True, False])

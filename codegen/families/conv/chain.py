@@ -23,6 +23,7 @@ from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS
 from dhlo.errors import InternalError
 from dhlo.ir.dialect import Kind, Op, attr
+from dhlo.ir.nans import with_plain_nans
 from dhlo.ir.ops.control import Group
 from dhlo.ir.types import from_mlir
 
@@ -87,10 +88,11 @@ class ConvChainFamily(ChoiceFamily):
         mixing = ("packed_depthwise", w.panel, low.constant_key(self.second.operands[1]))
         panels, points = -(-self.depthwise.out_channels // w.panel), w.kernel[0] * w.kernel[1]
         nbytes = panels * points * w.panel * BITS[w.elem] // 8
-        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(second.numpy(), w.panel))
+        self.w2 = low.constants.add(mixing, nbytes, lambda: _pack_depthwise(with_plain_nans(second).numpy(), w.panel))
 
     def _pack_first(self, weight: torch.Tensor) -> Array:
-        return pack_codes(self.window.code, self.layout, weight) if self.window.code else self.layout.pack(weight.numpy())
+        code = self.window.code
+        return pack_codes(code, self.layout, weight) if code else self.layout.pack(with_plain_nans(weight).numpy())
 
     def _place(self, em: Emitter, batch: Index, row: Index, column: Index) -> list[Index]:
         column = Index(column.base, column.step, column.vec)  # positions may start anywhere

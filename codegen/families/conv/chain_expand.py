@@ -15,7 +15,7 @@ from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
 from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.microkernel import emit_products
-from dhlo.codegen.families.epilogue import Epilogue
+from dhlo.codegen.families.epilogue import Epilogue, repeated_buffers, set_sums
 from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish
 from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V
@@ -142,6 +142,7 @@ def _lower_tile(w: Window, module: KernelModule, r: Rows, spec: TileSpec, rows: 
     sums = emit_products(f, w.elem, rows, spec, x, w.spec.mr, weights, w.panel, depth)
     positions = [Index(f.add(n0, i)) for i in range(rows)]
     anchor = r.anchor.results[0]
+    repeated_buffers(k, anchor)
     together = f.lanes // w.lanes  # vectors that hold as many elements as are computed at once
     for v in range(0, spec.vectors, together):
         channel, mask = Index(f.add(m0, v * w.lanes), 1), f.tail_mask(f.sub(nr, v * w.lanes))
@@ -160,7 +161,7 @@ def _join(f: Fn, parts: Sequence[V]) -> V:
 
 def _finish_sum(em: Emitter, r: Rows, anchor: Value, total: V, at: Sequence[Index]) -> V:
     """What becomes of the sums at (batch, channel, position)."""
-    em.leaves[anchor] = lambda _em, _idx: total
+    set_sums(em, anchor, total)
     value = em.value(r.result, list(r.place(em, *at)))
     del em.leaves[anchor]
     return value

@@ -25,6 +25,7 @@ from dhlo.ir.coded import stored_image, takes_codes
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.gates import gate_of
 from dhlo.ir.handles import Value
+from dhlo.ir.nans import with_plain_nans
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.elementwise import Mul
 from dhlo.ir.symbols import is_static
@@ -81,7 +82,7 @@ class ConvFamily(ChoiceFamily):
             def pack() -> Array:
                 if isinstance(conv, Conv) and conv.code:
                     return pack_codes(conv.code, conv.layout, weight)
-                return conv.pack_weight(weight.numpy())
+                return conv.pack_weight(with_plain_nans(weight).numpy())
 
             code = conv.code if isinstance(conv, Conv) else ""
             self.packed = low.constants.add((*key, code), conv.workspace_bytes, pack)

@@ -42,6 +42,8 @@ DOTS_PAY = 71
 beside which B's are taken apart. In the middle of what is measured, 50 and 100."""
 # A last unit of rows in place that is packed costs another call for each tile, which may take one part in so many of its products.
 _HALF_SHARE = 16
+# Rows of bf16 are widened in place, for each tile, where no more than so many panels of B read them: else once, as they are packed.
+_PANELS_WIDENED = 2
 # Of so many rows even a few columns are streamed: packing them would take longer than the product.
 _ROWS_OF_NARROW = 4
 # Rows of B shorter than so many of the narrowest passes are read whole, one after the other, as from memory: passes over pieces of
@@ -136,8 +138,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; bytes, and what is taken apart when it is packed, always are."""
-        return (False,) if self.elem == I8 or self.spec.left_parts(self.elem) > 1 else (True, False)
+        """Forms of A: in place or packed; bytes always are."""
+        return (False,) if self.elem == I8 else (True, False)
 
     @property
     def _half_depth(self) -> int:
@@ -420,7 +422,8 @@ class Matmul:
         return fn.select(needless, null, x.touch)
 
     def _reads_in_place(self, host: HostContext, x: Operands) -> V:
-        """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache.
+        """Whether A is read where it lies: k contiguous, and a row panel's lines don't crowd few sets of the L1 cache; and
+        few panels of B meet it, if its numbers are widened.
 
         The rows' lines fall on 4096 / g different places, where g is the largest power of two that divides the row
         stride. There they may take two thirds of the cache: B passes through it, a line each while a row's line is in use. A
@@ -436,6 +439,8 @@ class Matmul:
         if depth(self.elem) > 1:  # whose last unit may be packed: sums of several sets would be other ones then
             whole = fn.or_(fn.cmp("eq", fn.remu(k, depth(self.elem)), 0), fn.cmp("ge", k, self._half_depth))
             fits = fn.and_(fits, fn.and_(whole, fn.cmp("ge", m, in_one_set(self.elem, self.spec))))
+        if self.spec.left_parts(self.elem) > 1:
+            fits = fn.and_(fits, fn.cmp("le", x.n, _PANELS_WIDENED * self.spec.panel(self.elem)))
         return fn.and_(fn.cmp("eq", k_stride, 1), fits)
 
     def _launch_pack(self, host: HostContext, x: Operands, workspace: V, panels: V, items: V) -> tuple[V, V]:

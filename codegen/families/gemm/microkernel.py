@@ -236,6 +236,7 @@ _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 SIGN_BITS = -0x7F7F7F80
 """Of a unit of bytes."""
 
+_I16 = "i16"
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
@@ -349,6 +350,12 @@ def _apart(fn: Fn, p: V) -> V:
     return fn.op(PTR, f'llvm.inline_asm "", "=r,0" {p.name} : (!llvm.ptr) -> !llvm.ptr')
 
 
+def _after(fn: Fn, p: V, x: V) -> V:
+    """The same address, of which LLVM loads nothing before it has computed `x`: registers are short."""
+    args = f"{p.name}, {x.name} : (!llvm.ptr, {x.type})"
+    return fn.op(PTR, f'llvm.inline_asm "", "=r,0,{fn.target.constraint}" {args} -> !llvm.ptr')
+
+
 def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
     """sum_ + x * y for vectors of units, or of elements of such that lie apart (`left_parts`); units of several elements add all
     their products."""
@@ -447,8 +454,11 @@ def _emit_body(
                 return factors[i]
             base, offset = a_k[i]
             if in_place:
-                x = fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
-                return x if parts == 1 else widened_pair(fn, x)[which]
+                if parts == 1:
+                    return fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
+                # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
+                number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
+                return fn.bitcast(fn.shl(_as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
             x = fn.splat(fn.load(fn.gep(base, offset + u * a_step + which * mr, part), part), lanes)
             return fn.bitcast(x, F32) if parts > 1 else x
 
@@ -495,7 +505,7 @@ def _emit_body(
                 fetch = fn.gep(fetch, ahead_step, I8)
                 s = u % sets * n
                 for i, p in enumerate(b_k):
-                    acc[s : s + n] = step(rows, u, i, acc[s : s + n], p, a_k)
+                    acc[s : s + n] = step(rows, u, i, acc[s : s + n], _after(fn, p, acc[s + n - 1]) if i and in_place else p, a_k)
             loop.yield_(*acc)
         sums = loop.results[:n]
         for s in range(1, sets):

@@ -16,8 +16,8 @@ Triple = tuple[int, int, int]
 TRANSPOSED_LD = 64
 # Output channels whose partial tiles are kept between depth blocks.
 _RUN_CHANNELS = 512
-# Bytes of a row of the positions packed together: if no partial sums are kept, and if they are, twice as many if all of them share
-# what widening a weight takes. What they may take of the second cache.
+# Bytes of a row of the positions packed together: if no partial sums are kept, and if they are. What they may take of the second
+# cache.
 _WIDE_ROW, _KEPT_ROW, _WIDE_BYTES = 1024, 256, 1 << 17
 
 
@@ -164,5 +164,5 @@ class ConvParams(Tiled):
             return (TRANSPOSED_LD - self.panel_width(swapped)) // self.spec.mr + 1
         row = self.nr * self.bytes
         if self.depth_blocks > 1:
-            return max(2, _KEPT_ROW * (1 + self.decodes) // row)
+            return max(2, _KEPT_ROW // row)
         return max(2, min(_WIDE_ROW // row, _WIDE_BYTES // (self.depth * row)))

@@ -63,7 +63,13 @@ def _version(package: str) -> str:
 
 
 def program_key(
-    program: Program, targets: Sequence[Target], name: str, *, winograd: bool = True, passes: Sequence[CustomPass] = ()
+    program: Program,
+    targets: Sequence[Target],
+    name: str,
+    *,
+    winograd: bool = True,
+    debug_info: bool = False,
+    passes: Sequence[CustomPass] = (),
 ) -> str:
     """SHA-256 over an imported program with its weights, the targets, options, users' passes and the compiler itself. Raises
     OSError where the compiler's own files can't be read."""
@@ -82,6 +88,7 @@ def program_key(
         name,
         winograd,
         [p.key for p in passes],
+        debug_info,
         _compiler_version(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )
@@ -94,10 +101,12 @@ def model_key(
     name: str,
     *,
     winograd: bool = True,
+    debug_info: bool = False,
     passes: Sequence[CustomPass] = (),
 ) -> str:
     """The key of a model of several entries. Raises the errors of `program_key`."""
-    keys = [(entry, program_key(p, targets, name, winograd=winograd, passes=passes)) for entry, p in programs.items()]
+    options = {"winograd": winograd, "debug_info": debug_info}
+    keys = [(entry, program_key(p, targets, name, passes=passes, **options)) for entry, p in programs.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 

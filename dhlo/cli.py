@@ -224,6 +224,10 @@ def compile_command(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write the module after each pass there, and on failure how to run the pass alone."),
     ] = None,
+    debug_info: Annotated[
+        bool,
+        typer.Option("--debug-info", help="Keep the lines of the user's source that code comes from, for debuggers and profilers."),
+    ] = False,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -252,6 +256,7 @@ def compile_command(
         force,
         dump_dir,
         passes or [],
+        debug_info=debug_info,
     )
 
 
@@ -273,13 +278,13 @@ def run_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the outputs: .pt, .npz or .npy.")] = None,
     repeat: Annotated[int, typer.Option(min=0, help="Timed runs after a first one.")] = 1,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time in each kernel.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
-    entry: Entry = None,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="TRACE.json", help="Write what each thread did in the timed runs, for Perfetto."),
     ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
+    entry: Entry = None,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
     require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
@@ -291,10 +296,10 @@ def run_command(
         shapes or [],
         repeat=repeat,
         profile=profile,
+        trace=trace,
         output=output,
         seed=seed,
         threads=threads,
-        trace=trace,
         entry=entry,
         require_key=require_key,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
+from dhlo.codegen.backends.cpu.debug_info import with_line_tables
 from dhlo.codegen.backends.cpu.descriptor import Code, Descriptor, Entry, State
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, compile_object, lower_common, lower_to_llvm_ir
 from dhlo.codegen.families.constants import Constants, States
@@ -26,13 +27,14 @@ from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.kernel_ir.split import Part, split_module
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.custom import registered_fusions
-from dhlo.describe import describe_arena, describe_groups
+from dhlo.describe import describe_arena, describe_groups, shaping_place
 from dhlo.frontend.program import Program
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, grown_dims, hints_of, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.host import Arena
+from dhlo.ir.places import Place
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
@@ -79,7 +81,7 @@ def compile_programs(
     described = []
     for entry in entries:
         with entry.program.context:
-            described.append(entry.described(options.name))
+            described.append(entry.described(options.name, options.debug_info))
     constants = low.constants
     states = [
         State(name, offset, size, init, DTYPES[str(low.weights[name].dtype)[6:]], list(low.weights[name].shape))
@@ -88,7 +90,8 @@ def compile_programs(
     descriptor = Descriptor(options.name, PRODUCER, [], described, constants.bytes, states, low.states.block_bytes)
     modules = "\n".join([str(level.module) for levels in planned.values() for level in levels])
     progress("generate code")
-    llvm_ir, objects, parts = _objects(entries, targets, descriptor)
+    debug_info = _places(entries) if options.debug_info else None
+    llvm_ir, objects, parts = _objects(entries, targets, descriptor, debug_info)
     return Artifact(objects, low.constants, modules, [e.metadata for e in described], llvm_ir, parts)
 
 
@@ -128,7 +131,7 @@ class _Entry:
     levels: list[_Lowered]
     shared: tuple[KernelModule, Target] | None
 
-    def described(self, model: str) -> Entry:
+    def described(self, model: str, debug_info: bool) -> Entry:
         """The entry for the descriptor; what features its code needs isn't known yet."""
         program, planned = self.program, self.levels[0].planned
         updates, grows = updates_of(planned.block), grown_dims(planned.block)
@@ -142,7 +145,7 @@ class _Entry:
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
             "updated": [t for t, _ in updated],
-            **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels)),
+            **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels), debug_info),
         }
         code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
         return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names, _symbols(program))
@@ -204,12 +207,31 @@ def renumber(program: Program) -> None:
     program.outputs = [s if s.index is None else replace(s, index=number(s.index)) for s in program.outputs]
 
 
+_Places = tuple[dict[str, Place], dict[str, list[Place]]]
+
+
+def _places(entries: Sequence[_Entry]) -> _Places:
+    """Where the first group that may launch each kernel comes from; and, by host program, the group of each launch site."""
+    kernels, programs = dict[str, Place](), dict[str, list[Place]]()
+    for entry in entries:
+        with entry.program.context:
+            for made in entry.levels:
+                groups = [shaping_place(op) for op in walk(made.planned.block) if isinstance(op, Group)]
+                sites = [Place()] * len(made.host.launches)
+                for place, (first, end) in zip(groups, made.host.launches_of, strict=True):
+                    sites[first:end] = [place] * (end - first)
+                    for kernel in made.host.launches[first:end]:
+                        kernels.setdefault(kernel, place)
+                programs[made.host.symbol] = programs[made.host.fn.name] = sites
+    return kernels, programs
+
+
 def _objects(
-    entries: Sequence[_Entry], targets: Sequence[Target], descriptor: Descriptor
+    entries: Sequence[_Entry], targets: Sequence[Target], descriptor: Descriptor, debug_info: _Places | None
 ) -> tuple[list[str], list[bytes], list[Target]]:
     """LLVM IR and object code of every part and the target that it is for, made on two threads: MLIR and LLVM run without
-    Python's lock. The descriptor and its metadata, which are told what features the code of each target uses, are added to the
-    first part."""
+    Python's lock. With `debug_info` instructions have lines of the user's source. The descriptor and its metadata, which are told
+    what features the code of each target uses, are added to the first part."""
     modules = [level.planned.low.module for level in entries[0].levels]  # all entries' kernels and host programs
     parts = [(part, target) for module, target in zip(modules, targets, strict=True) for part in split_module(module, 4)]
     parts += [(Part(e.shared[0].text()), e.shared[1]) for e in entries if e.shared is not None]
@@ -223,6 +245,8 @@ def _objects(
 
     with ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(lower, *zip(*parts, strict=True)))
+        if debug_info is not None:
+            texts = [with_line_tables(text, *debug_info, PRODUCER) for text in texts]
         for n, target in enumerate(targets):
             used = {f for part, t in parts if t is target for f in code_features(part.text, t)}
             features = ",".join([*target.features, *sorted(used - set(target.features))])
@@ -257,7 +281,7 @@ def _symbols(program: Program) -> dict[str, tuple[int | None, int | None]]:
     return {program.user_names.get(n, n): (r.lo, r.hi) for n, r in program.symbols.items()}
 
 
-def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) -> dict[str, Any]:
+def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int, debug_info: bool) -> dict[str, Any]:
     """What tools show of a model. Of a group: its arithmetic and bytes; of each level: the kernels, the launches of each group as
     [first, end), and the arena."""
     first = made[0].planned
@@ -284,6 +308,7 @@ def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int) ->
         "quantised": quantised_weights(first.module),
         "caches": quantised_caches(first.module),
         "host_programs": host_programs,
+        "debug_info": debug_info,
         **describe_groups(first.block, program.user_names, list(zip(*(m.planned.groups for m in made), strict=True))),
         "levels": [
             {

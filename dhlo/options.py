@@ -57,6 +57,9 @@ class Options:
     winograd  lets convolutions of 2 x 2 and 3 x 3 windows, and of 2 and 3 in one dim, be computed by Winograd's algorithm at sizes
               at which that is faster: errors are then up to 5e-5 of the results' scale, where sums of products in order are off by
               up to 5e-6
+    debug_info
+              keeps the lines of the user's source that code comes from in what is saved, for debuggers and profilers. See
+              docs/seeing.md
     """
 
     name: str = "model"
@@ -70,6 +73,7 @@ class Options:
     weights: str | Mapping[str, str | float] = ""
     kv_cache: str = ""
     winograd: bool = True
+    debug_info: bool = False
 
 
 def read_options(options: Mapping[str, Any]) -> Options:

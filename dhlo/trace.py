@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -26,7 +27,8 @@ _KINDS = {_RUN: "run", _LAUNCH: "launch", _WORK: "work", _WAIT: "wait"}
 
 @contextmanager
 def traced(path: Path, sessions: Sequence[_runtime.Session], spans: int = SPANS) -> Iterator[None]:
-    """Traces all calls of the sessions inside the `with`, and then writes `path`, also if a call fails.
+    """Traces all calls of the sessions inside the `with`, and then writes `path`, also if a call fails; waits for the end of a call
+    that another thread is in.
 
     Of more than `spans` spans of a session the later ones are left out, which the file says. Raises SessionError where a session is
     being traced or in use, ValueError for a number of spans that is none, OSError if the file can't be written.
@@ -36,7 +38,14 @@ def traced(path: Path, sessions: Sequence[_runtime.Session], spans: int = SPANS)
     lost = [0]
 
     def finish(session: _runtime.Session) -> None:
-        found, shapes, left_out = session.stop_trace()
+        while True:
+            try:
+                found, shapes, left_out = session.stop_trace()
+                break
+            except RuntimeError as e:
+                if getattr(e, "status", None) != "busy":
+                    raise
+                time.sleep(1e-3)  # another thread's call is not over
         lost[0] += left_out
         events.extend(_Events(session.model).of(found, shapes, threads))
 

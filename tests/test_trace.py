@@ -145,6 +145,23 @@ def test_calls_without_a_session_and_other_threads(tmp_path: Path) -> None:
     assert [(r["name"], r["args"]["input"]) for r in runs] == [("second", [4, 8]), ("first", [6, 8])]
 
 
+def test_ends_behind_a_call_of_another_thread(model: dhlo.CompiledModel, tmp_path: Path) -> None:
+    session, begun, ended = model.session(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            session(torch.randn(5000, 32))
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    with session.trace(tmp_path / "trace.json"):
+        thread.start()
+        begun.wait()
+    ended.set()
+    thread.join()
+    assert sum(e["cat"] == "run" for e in events(tmp_path / "trace.json")[0]) >= 1
+
+
 def test_command_line(model: dhlo.CompiledModel, tmp_path: Path) -> None:
     path, trace = tmp_path / "model.so", tmp_path / "trace.json"
     model.save(path)

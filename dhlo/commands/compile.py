@@ -73,10 +73,12 @@ def compile_file(
     force: bool = False,
     dump_dir: Path | None = None,
     passes: Sequence[str] = (),
+    *,
+    debug_info: bool = False,
 ) -> Path:
-    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache` and `shape_ranges` (see `Options`), and writes
-    `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which must not
-    be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path.
+    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `shape_ranges` and `debug_info` (see `Options`), and
+    writes `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which
+    must not be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
     gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. Returns the path of the output.
 
@@ -111,6 +113,7 @@ def compile_file(
         shapes=parse_bounds(shape_ranges),
         dump=dump,
         passes=[read_pass(text) for text in passes],
+        debug_info=debug_info,
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     exported = {entry: read_program(path, modules) for entry, path in files.items()}

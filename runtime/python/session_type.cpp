@@ -308,7 +308,10 @@ PyObject* stop_trace(PyObject* self, PyObject*) {
     Session& session = body_of(self);
     Claim claim(session);
     if (!claim) return nullptr;
-    if (session.recorder == nullptr) return raise(DHLO_BUSY, "session is not being traced");
+    if (session.recorder == nullptr) {
+      PyErr_SetString(PyExc_RuntimeError, "session is not being traced");
+      return nullptr;
+    }
     dhlo_session_set_trace(session.session, nullptr, nullptr);
     const std::unique_ptr<Recorder> recorder = std::move(session.recorder);
     return recorder->take();

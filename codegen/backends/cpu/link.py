@@ -47,7 +47,6 @@ _FLAGS = (
     "-shared",
     "-nostartfiles",
     "-fPIC",
-    "-Wl,--strip-debug",
     "-Wl,--discard-locals",
     "-Wl,--hash-style=gnu",
     "-Wl,--no-undefined",
@@ -70,7 +69,7 @@ def write_model(artifact: Artifact, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
-        link_shared(artifact.objects, image, artifact.externs, artifact.targets[0])
+        link_shared(artifact.objects, image, artifact.externs, artifact.targets[0], debug_info=artifact.metadata["debug_info"])
         constants = (chunk.data for chunk in artifact.constants.chunks())
         metadata = "\n".join(json.dumps(entry) for entry in artifact.entries)
         write_model_file(path, image.read_bytes(), constants, metadata, features_text(artifact.metadata["levels"]))
@@ -100,9 +99,10 @@ def _loadable(library: str) -> str:
     return str(path)
 
 
-def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str], target: Target) -> None:
+def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str], target: Target, *, debug_info: bool = False) -> None:
     """Links objects of a target, and the libraries of the C functions that they call, to a shared object that exports
-    `dhlo_model_v1` only. Functions of no library are left to the process that loads it. Raises CompileError like write_model."""
+    `dhlo_model_v1` only. Functions of no library are left to the process that loads it. Line tables are kept with
+    `debug_info`. Raises CompileError like write_model."""
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         names = []
         for i, data in enumerate(objects):
@@ -113,7 +113,8 @@ def link_shared(objects: list[bytes], path: Path, externs: Mapping[str, str], ta
         libraries = sorted(set(externs.values()) - {""})
         names += [*libraries, *(f"-Wl,-rpath,{Path(x).parent}" for x in libraries if not x.endswith((".o", ".a")))]
         late = ["-Wl,-z,undefs"] if "" in externs.values() else []
-        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *late], target)
+        strip = [] if debug_info else ["-Wl,--strip-debug"]
+        _link(["-o", str(path), *names, f"-Wl,--version-script={exports}", *_FLAGS, *strip, *late], target)
 
 
 def cross_compiler(target: Target) -> str:

@@ -1,0 +1,140 @@
+"""The export backend of transformers, and generate() over compiled decoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers.exporters import AutoHfExporter, ExportedModel
+
+import dhlo
+from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
+
+COMMON = dict(
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+CONFIGS = {
+    "llama": lambda: hf.LlamaConfig(**COMMON),
+    "qwen3": lambda: hf.Qwen3Config(**COMMON, head_dim=8),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **COMMON, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral": lambda: hf.MixtralConfig(**COMMON, num_local_experts=4),
+    "deepseek_v3": lambda: hf.DeepseekV3Config(
+        **COMMON | {"num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+    ),
+}
+
+
+def decoder(name: str) -> Any:
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(5)  # random weights as they come say the same token again and again
+    return model
+
+
+def calls() -> list[dict[str, Any]]:
+    """One prompt, and four that are padded on the left: greedy, beams, sampling."""
+    torch.manual_seed(1)
+    one, four = torch.randint(3, 99, (1, 7)), torch.randint(3, 99, (4, 9))
+    mask = (torch.arange(9)[None] >= 2 * torch.arange(4)[:, None]).long()
+    batch = {"input_ids": four * mask, "attention_mask": mask}
+    return [
+        {"input_ids": one, "max_new_tokens": 16, "do_sample": False},
+        {**batch, "max_new_tokens": 16, "do_sample": False},
+        {**batch, "max_new_tokens": 8, "num_beams": 3, "do_sample": False},
+        {**batch, "max_new_tokens": 8, "do_sample": True},
+    ]
+
+
+def generated(model: Any) -> list[torch.Tensor]:
+    out = []
+    for call in calls():
+        torch.manual_seed(2)
+        out.append(model.generate(**call))
+    return out
+
+
+@pytest.mark.parametrize("name", ["llama", *[pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS if n != "llama"]])
+def test_generate(name, tmp_path):
+    """Token by token what eager says, from a file, too."""
+    model = decoder(name)
+    want = generated(model)
+    assert len(set(want[1].flatten().tolist())) > 10
+    compiled = compile_decoder(model)
+    for got, tokens in zip(generated(model), want, strict=True):
+        assert torch.equal(got, tokens)
+    assert compiled.counters["runs"] > 40
+    compiled.save(tmp_path / "model.so")
+    fresh = decoder(name)
+    attach(fresh, dhlo.load(tmp_path / "model.so"))
+    assert torch.equal(fresh.generate(**calls()[1]), want[1])
+    if name != "llama":
+        return
+    ids = calls()[0]["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(fresh(ids).logits, type(fresh).forward(fresh, ids).logits, rtol=1e-3, atol=1e-4)
+        assert fresh(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
+    with pytest.raises(dhlo.ContractError, match="inputs_embeds"):
+        fresh(inputs_embeds=torch.zeros(1, 3, 32))
+    with pytest.raises(dhlo.ContractError, match="attention_mask"):
+        fresh(ids, attention_mask=torch.ones(1, 1, 7, 7, dtype=torch.bool))
+    with pytest.raises(dhlo.ContractError, match="dynamic caches: layer 0 is a StaticLayer|attention_mask"):
+        fresh.generate(**calls()[1], cache_implementation="static")
+    assert torch.equal(fresh.generate(**calls()[1]), want[1])
+    del fresh.forward
+    assert torch.equal(fresh.generate(**calls()[1]), want[1])
+
+
+def test_what_is_no_decoder_is_refused():
+    model = hf.BertModel(
+        hf.BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    )
+    with pytest.raises(dhlo.CompileError, match="BertModel isn't a decoder"):
+        compile_decoder(model)
+
+
+def test_export_backend(tmp_path):
+    """Any model by the same call; saved and loaded by transformers."""
+    config = hf.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4, num_labels=3
+    )
+    model = hf.ViTForImageClassification(config).eval()
+    config = DhloConfig(options={"name": "vit"})
+    exported = AutoHfExporter.from_config(config).export(model, {"pixel_values": torch.randn(2, 3, 16, 16)}, config)
+    exported.save_pretrained(tmp_path)
+    loaded = ExportedModel.from_pretrained(tmp_path)
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        with torch.no_grad():
+            want = model(x).logits
+        for program in (exported, loaded):
+            torch.testing.assert_close(program(pixel_values=x).logits, want, rtol=1e-3, atol=1e-4)
+    with pytest.raises(dhlo.CompileError, match="cuda"):
+        loaded.to("cuda")

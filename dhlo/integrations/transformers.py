@@ -69,7 +69,7 @@ class DhloRunner(ModelRunner):  # type: ignore[misc]
     def __init__(self, model: CompiledModel, metadata: ExportMetadata) -> None:
         super().__init__(metadata)
         self.model = model
-        self._order = load_treespec(metadata.in_spec).children_specs[1].context
+        self._order = load_treespec(metadata.in_spec).children()[1].context
 
     @classmethod
     def from_program(cls, program: CompiledModel, metadata: ExportMetadata, device: Any = None) -> DhloRunner:

@@ -120,7 +120,8 @@ def test_the_default_symbol_and_names_that_c_refuses(models: dict[str, Any], tmp
     assert {name: check_identifier(identifier(name)) for name in names} == names
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     exported = torch.export.export(Decoder(), (torch.randn(2, 3),))
     torch.export.save(exported, tmp_path / "m.pt2")
 

@@ -28,7 +28,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   BufferObject& buffer = cast(self.get());
   buffer.bytes = bytes;
   buffer.block = new (std::nothrow) Block;
-  if (buffer.block == nullptr || !buffer.block->allocate(bytes, nullptr)) return PyErr_NoMemory();
+  if (buffer.block == nullptr || !buffer.block->allocate(bytes, {})) return PyErr_NoMemory();
   return self.release();
 }
 

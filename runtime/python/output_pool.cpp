@@ -20,7 +20,7 @@ dlpack::ManagedTensorVersioned* OutputPool::take(const dlpack::Tensor& prototype
   std::unique_ptr<Entry> entry = reuse(bytes);
   if (!entry) {
     entry.reset(new (std::nothrow) Entry);
-    if (!entry || !entry->block.allocate(bytes, nullptr)) return nullptr;
+    if (!entry || !entry->block.allocate(bytes, {})) return nullptr;
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);

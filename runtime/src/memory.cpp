@@ -24,22 +24,42 @@ void give_back(const dhlo_allocator& host, void* data, size_t bytes) noexcept {
 
 }  // namespace
 
-bool Block::allocate(int64_t bytes, const dhlo_allocator* host, int64_t room) noexcept {
+std::string over_limit_text(int64_t bytes, const Account& account) {
+  return std::to_string(bytes) + " bytes needed, but the environment's limit of " + std::to_string(account.limit()) +
+         " bytes leaves " + std::to_string(std::max<int64_t>(account.limit() - account.used(), 0));
+}
+
+bool Block::allocate(int64_t bytes, Memory from, int64_t room) noexcept {
   free();
-  misaligned_ = false;
+  misaligned_ = over_limit_ = false;
   if (bytes < 0 || bytes > (int64_t{1} << 62)) return false;
+  if (from.account != nullptr && !from.account->take(bytes)) {
+    over_limit_ = true;
+    return false;
+  }
+  host_ = from.host;
+  if (!get(bytes, room)) {
+    if (from.account != nullptr) from.account->give(bytes);
+    host_ = nullptr;
+    return false;
+  }
+  account_ = from.account;
+  bytes_ = bytes;
+  return true;
+}
+
+bool Block::get(int64_t bytes, int64_t room) noexcept {
   const bool large = bytes >= kHugePage;
   const size_t size = asked(bytes);
-  if (host != nullptr && host->alloc != nullptr) {
-    data_ = fenced([&] { return host->alloc(host->ctx, size, kAlignment); }, static_cast<void*>(nullptr));
+  if (host_ != nullptr) {
+    data_ = fenced([&] { return host_->alloc(host_->ctx, size, kAlignment); }, static_cast<void*>(nullptr));
     if (data_ == nullptr) return false;
     if (reinterpret_cast<uintptr_t>(data_) % kAlignment != 0) {
       misaligned_ = true;
-      give_back(*host, data_, size);
+      give_back(*host_, data_, size);
       data_ = nullptr;
       return false;
     }
-    host_ = host;
   } else if (large) {
     size_t whole_pages = 0, total = 0;
     auto map = [&](int64_t most) {
@@ -59,7 +79,6 @@ bool Block::allocate(int64_t bytes, const dhlo_allocator* host, int64_t room) no
     data_ = nullptr;
     return false;
   }
-  bytes_ = bytes;
   return true;
 }
 
@@ -67,7 +86,9 @@ bool Block::extend(int64_t bytes) noexcept {
   if (mapping_ == nullptr) return false;
   const auto begin = reinterpret_cast<uintptr_t>(data_), end = reinterpret_cast<uintptr_t>(mapping_) + mapping_bytes_;
   if (bytes > static_cast<int64_t>(end - begin)) return false;
-  bytes_ = std::max(bytes_, bytes);
+  if (bytes <= bytes_) return true;
+  if (account_ != nullptr && !account_->take(bytes - bytes_)) return false;
+  bytes_ = bytes;
   return true;
 }
 
@@ -81,7 +102,9 @@ void Block::free() noexcept {
       std::free(data_);
     }
   }
+  if (data_ != nullptr && account_ != nullptr) account_->give(bytes_);
   data_ = mapping_ = nullptr;
+  account_ = nullptr;
   bytes_ = 0;
   mapping_bytes_ = 0;
   host_ = nullptr;

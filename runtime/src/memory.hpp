@@ -1,12 +1,43 @@
 // Aligned memory blocks: the host's allocator, or our own with huge pages for large blocks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "dhlo/runtime.h"
 
 namespace dhlo {
+
+// Counts the bytes that an environment's sessions and models hold, up to a limit.
+class Account {
+ public:
+  explicit Account(int64_t limit = 0) : limit_(limit > 0 ? limit : INT64_MAX) {}
+  bool take(int64_t bytes) noexcept {
+    int64_t used = used_.load(std::memory_order_relaxed);
+    do {
+      if (bytes > limit_ - used) return false;
+    } while (!used_.compare_exchange_weak(used, used + bytes));
+    return true;
+  }
+  void give(int64_t bytes) noexcept { used_.fetch_sub(bytes); }
+  int64_t used() const noexcept { return used_.load(); }
+  int64_t limit() const noexcept { return limit_; }
+
+ private:
+  const int64_t limit_;
+  std::atomic<int64_t> used_{0};
+};
+
+// Why it refused.
+std::string over_limit_text(int64_t bytes, const Account& account);
+
+// Where blocks come from: the host's allocator, null for our own, and who counts them, null for nobody.
+struct Memory {
+  const dhlo_allocator* host = nullptr;
+  Account* account = nullptr;
+};
 
 // A block of memory with one owner. Neither copied nor moved; empty after free().
 class Block {
@@ -18,14 +49,16 @@ class Block {
 
   // Replaces the block (content lost) by one of at least `bytes`, 64-byte aligned; large ones are 2 MB aligned
   // anonymous memory with huge pages advised. Returns false, leaving the block empty, if there is no memory. The
-  // allocator must outlive it; whatever it throws counts as no memory.
+  // allocator and the account must outlive it; whatever the allocator throws counts as no memory.
   // Behind a large block of ours, `room` more bytes of address space are kept, which take no memory until extend() uses
   // them.
-  bool allocate(int64_t bytes, const dhlo_allocator* host, int64_t room = 0) noexcept;
+  bool allocate(int64_t bytes, Memory from, int64_t room = 0) noexcept;
   // Lengthens the block where it is, if it has room; what it holds stays.
   bool extend(int64_t bytes) noexcept;
   // The last allocate() failed because the host's allocator gave memory that isn't aligned as it must be.
   bool misaligned() const { return misaligned_; }
+  // It failed because of the account's limit.
+  bool over_limit() const { return over_limit_; }
   void free() noexcept;
 
   uint8_t* data() const { return static_cast<uint8_t*>(data_); }
@@ -37,7 +70,11 @@ class Block {
   void* mapping_ = nullptr;  // the whole mapping behind data_, if it is one
   size_t mapping_bytes_ = 0;
   const dhlo_allocator* host_ = nullptr;
+  Account* account_ = nullptr;
   bool misaligned_ = false;
+  bool over_limit_ = false;
+
+  bool get(int64_t bytes, int64_t room) noexcept;
 };
 
 // Bytes to reserve for a block that must hold `needed` and held `held`: grows geometrically so that random shapes

@@ -114,17 +114,42 @@ dhlo_model_options read_options(const dhlo_model_options* given) {
 void apply_options(Program* model, const dhlo_model_options& options) {
   check_machine_settings();
   model->allocator = options.allocator;
+  if (model->env != nullptr && options.allocator.alloc == nullptr) model->allocator = model->env->allocator;
   model->parallel = options.parallel;
   if (options.parallel.run != nullptr) {
     if (options.parallel.num_threads < 1 || options.parallel.num_threads > Pool::kMaxThreads)
       throw Error(DHLO_INVALID_ARGUMENT, "model options: parallel.num_threads: expected 1 to 1024, got " +
                                              std::to_string(options.parallel.num_threads));
     model->num_threads = options.parallel.num_threads;
+  } else if (model->env != nullptr) {
+    model->num_threads = model->env->num_threads;
+    model->pool = model->env->pool;
   } else {
     model->num_threads = Pool::resolve_threads(options.num_threads);
     if (model->num_threads > 1) model->pool = Pool::get(model->num_threads);
   }
   machine_facts(model->pool.get());  // here rather than in a session's first call
+}
+
+// Takes the environment's share of what is loaded. Throws Error.
+void join_environment(Program* model, const dhlo_model_options& options, int64_t constants_bytes,
+                      const std::string& label) {
+  if (options.env == nullptr) return;
+  model->env = options.env->environment;
+  Account& account = model->env->account;
+  if (!account.take(constants_bytes))
+    throw Error(DHLO_OUT_OF_MEMORY, label + ": constants: " + over_limit_text(constants_bytes, account));
+  model->charged_bytes = constants_bytes;
+}
+
+void log_loaded(const Program& model, const std::string& label) {
+  if (model.env == nullptr) return;
+  model.env->log(DHLO_LOG_INFO, [&] {
+    return "loaded " + label + ": " + text_or_empty(model.abi->name) + " by " + text_or_empty(model.abi->producer) +
+           ", " + std::to_string(model.abi->constants_bytes) + " bytes of constants, " +
+           std::to_string(model.num_threads) + " thread(s), level '" +
+           text_or_empty(model.abi->levels[model.level].name) + "'";
+  });
 }
 
 void authorize(const dhlo_model_options& options, const Digest& digest, const std::string& label) {
@@ -153,6 +178,7 @@ std::shared_ptr<const Program> load(const Source& source, const dhlo_model_optio
   Block image;
   sections.read(DHLO_SECTION_CODE, 1, true, &image);
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  join_environment(model.get(), options, sections.bytes(DHLO_SECTION_CONSTANTS), label);
   // A host that brings its own threads expects none of ours.
   const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
   sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr,
@@ -163,6 +189,7 @@ std::shared_ptr<const Program> load(const Source& source, const dhlo_model_optio
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   model->constants = model->owned_constants.data();
   apply_options(model.get(), options);
+  log_loaded(*model, label);
   return model;
 }
 
@@ -177,6 +204,10 @@ T from(const dhlo_model* model, T none, Get get) {
 }  // namespace
 
 Program::~Program() {
+  if (env != nullptr) {
+    env->account.give(charged_bytes);
+    if (abi != nullptr) env->log(DHLO_LOG_INFO, [this] { return std::string("released ") + text_or_empty(abi->name); });
+  }
   if (release != nullptr) fenced([this] { return release(release_ctx), true; }, false);
 }
 
@@ -223,10 +254,12 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
         const dhlo_model_options read = dhlo::read_options(options);
         auto program = std::make_shared<dhlo::Program>();
         program->level = dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
+        dhlo::join_environment(program.get(), read, 0, "model descriptor");
         dhlo::apply_options(program.get(), read);
         program->abi = descriptor;
         program->constants = static_cast<const uint8_t*>(constants);
         auto model = std::make_unique<dhlo_model>(program, 0);
+        dhlo::log_loaded(*program, "model descriptor");
         program->release = release;  // nothing fails from here on
         program->release_ctx = ctx;
         *out = model.release();

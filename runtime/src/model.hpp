@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "code.hpp"
+#include "env.hpp"
 #include "memory.hpp"
 #include "pool.hpp"
 
@@ -18,10 +19,15 @@ struct Program {
   Program& operator=(const Program&) = delete;
   ~Program();
 
-  const dhlo_allocator* host_allocator() const { return allocator.alloc != nullptr ? &allocator : nullptr; }
+  Memory memory() const {
+    const bool own = allocator.alloc != nullptr;
+    return {own ? &allocator : nullptr, env != nullptr ? &env->account : nullptr};
+  }
 
-  Code code;              // empty for a model from a descriptor
-  Block owned_constants;  // likewise
+  std::shared_ptr<Environment> env;  // or null; first, since all else may be of its memory
+  int64_t charged_bytes = 0;         // to the environment, for constants
+  Code code;                         // empty for a model from a descriptor
+  Block owned_constants;             // likewise
   const dhlo_abi_model* abi = nullptr;
   int64_t level = 0;  // of abi, the one that this machine takes
   const uint8_t* constants = nullptr;

@@ -33,7 +33,7 @@ std::string hex(uint64_t value) {
 bool looks_cut_off(const Source& source) {
   Block head;
   const int64_t bytes = std::min<int64_t>(source.bytes(), int64_t{64} << 20);
-  if (!head.allocate(bytes, nullptr)) return false;
+  if (!head.allocate(bytes, {})) return false;
   source.read(head.data(), bytes, 0);
   const std::string_view text(reinterpret_cast<const char*>(head.data()), static_cast<size_t>(bytes));
   return text.substr(0, 4) ==
@@ -184,7 +184,7 @@ const dhlo_section& Sections::find(dhlo_section_kind kind) const {
 void Sections::read(dhlo_section_kind kind, int64_t threads, bool verify, Block* to) const {
   const dhlo_section& section = find(kind);
   const auto bytes = static_cast<int64_t>(section.bytes);
-  if (!to->allocate(bytes, nullptr))
+  if (!to->allocate(bytes, {}))
     throw Error(DHLO_OUT_OF_MEMORY, source_.label() + ": no memory for " + std::to_string(bytes) + " bytes of " +
                                         section_name(section.kind));
   auto get = [&](int64_t offset, int64_t length) -> const uint8_t* {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "async.hpp"
 #include "machine.hpp"
 #include "support.hpp"
 
@@ -97,10 +98,12 @@ Common::Common(std::shared_ptr<const Program> of, int64_t max_bytes)
     throw Error(DHLO_OUT_OF_MEMORY, "state of " + std::to_string(abi.state_bytes) + " bytes and constants of " +
                                         std::to_string(abi.constants_bytes) + " bytes exceed the session's cap of " +
                                         std::to_string(max_bytes) + " bytes");
-  if (!state.allocate(abi.state_bytes, program->host_allocator()))
-    throw Error(
-        state.misaligned() ? DHLO_HOST : DHLO_OUT_OF_MEMORY,
-        state.misaligned() ? kMisaligned : "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
+  if (!state.allocate(abi.state_bytes, program->memory())) {
+    if (state.misaligned()) throw Error(DHLO_HOST, kMisaligned);
+    if (state.over_limit())
+      throw Error(DHLO_OUT_OF_MEMORY, "state: " + over_limit_text(abi.state_bytes, program->env->account));
+    throw Error(DHLO_OUT_OF_MEMORY, "no memory for " + std::to_string(abi.state_bytes) + " bytes of state");
+  }
   reset_state();
   random[0] = static_cast<int64_t>(entropy());
 }
@@ -138,6 +141,10 @@ dhlo_session::dhlo_session(dhlo_model* of, const dhlo_session_options& given_opt
   poll = serve_poll;
   dhlo_abi_call::output = serve_output;
   fail = serve_fail;
+  if (program.env != nullptr) {
+    trace = program.env->trace;
+    trace_ctx = program.env->trace_ctx;
+  }
   set_profile(options.profile != 0);
   random = common->random;
   machine = dhlo::machine_facts();
@@ -151,6 +158,7 @@ dhlo_session::dhlo_session(dhlo_model* of, const dhlo_session_options& given_opt
 }
 
 dhlo_session::~dhlo_session() {
+  if (async != nullptr) async->end();
   outputs.clear();  // blocks may belong to the allocator inside the program
   dhlo_model_release(model);
 }
@@ -227,14 +235,27 @@ bool dhlo_session::grow(Block* block, int64_t bytes, int64_t* held, const char* 
   const int64_t wanted = dhlo::grown_bytes(bytes, block->bytes(), room);
   *held -= block->bytes();
   ++counters.growths;
-  const bool ok = block->extend(wanted) || block->allocate(wanted, model->program->host_allocator(), wanted / 2) ||
-                  (wanted > bytes && block->allocate(bytes, model->program->host_allocator()));
+  const dhlo::Memory from = model->program->memory();
+  bool ok = block->extend(wanted) || block->allocate(wanted, from, wanted / 2) ||
+            (wanted > bytes && block->allocate(bytes, from));
+  if (!ok && block->over_limit()) {
+    release_unused(block);
+    ok = block->allocate(bytes, from);
+  }
   *held += block->bytes();
+  if (model->program->env != nullptr)
+    model->program->env->log(DHLO_LOG_DEBUG, [&] {
+      return std::string(what) + " of a session of " + model->program->abi->name + ": now " +
+             std::to_string(block->bytes()) + " bytes";
+    });
   if (!ok && block->misaligned())
     record(DHLO_HOST, [&] { return std::string(what) + ": " + kMisaligned; });
   else if (!ok)
-    record(DHLO_OUT_OF_MEMORY,
-           [&] { return std::string(what) + ": no memory for " + std::to_string(bytes) + " bytes"; });
+    record(DHLO_OUT_OF_MEMORY, [&] {
+      return std::string(what) + ": " +
+             (block->over_limit() ? dhlo::over_limit_text(bytes, *from.account)
+                                  : "no memory for " + std::to_string(bytes) + " bytes");
+    });
   starved |= !ok;
   return ok;
 }
@@ -529,9 +550,13 @@ void dhlo_session::run_checked(const dhlo_tensor* inputs, int64_t num_inputs) {
 dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_run_options& how) noexcept {
   const dhlo::Claim claim(*this);
   if (!claim) return DHLO_BUSY;
+  stop.begin(how.timeout_ns, how.cancel);
+  return run_claimed(inputs, num_inputs);
+}
+
+dhlo_status dhlo_session::run_claimed(const dhlo_tensor* inputs, int64_t num_inputs) noexcept {
   const int64_t begin_ns = trace != nullptr ? dhlo::now() : 0;
   failure = DHLO_OK;
-  stop.begin(how.timeout_ns, how.cancel);
   dhlo_status status = dhlo::guard([&] { run_checked(inputs, num_inputs); },
                                    [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
   stop.finish();
@@ -545,6 +570,11 @@ dhlo_status dhlo_session::run(const dhlo_tensor* inputs, int64_t num_inputs, con
     ++counters.failed_runs;
     for (Output& out : outputs) out.produced = false;
     if (starved) trim();  // what is held for other shapes may be what is missing for the next
+    if (model->program->env != nullptr)
+      model->program->env->log(DHLO_LOG_WARNING, [&] {
+        return std::string("a run of ") + model->program->abi->name + " failed (" + dhlo_status_name(status) +
+               "): " + message;
+      });
   }
   if (trace != nullptr) trace_run(begin_ns, status);
   return status;

@@ -17,6 +17,8 @@
 
 namespace dhlo {
 
+class AsyncRun;
+
 // One output: the sizes that the last run gave it, and where its memory comes from.
 struct Output {
   void* data = nullptr;  // null until the run in progress has produced it, and for a caller's empty tensor
@@ -68,6 +70,8 @@ struct dhlo_session : dhlo_abi_call {
   ~dhlo_session();
 
   dhlo_status run(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_run_options& how) noexcept;
+  // The same of a session that is claimed for it, and may be stopped already.
+  dhlo_status run_claimed(const dhlo_tensor* inputs, int64_t num_inputs) noexcept;
   void set_profile(bool on);
   void set_trace(dhlo_trace_fn fn, void* ctx);
   void seed(uint64_t value) noexcept;
@@ -92,7 +96,8 @@ struct dhlo_session : dhlo_abi_call {
   const int64_t max_bytes;
   const std::shared_ptr<dhlo::Common> common;
   dhlo::Stop stop;
-  int64_t scratch_asked = 0;  // the most scratch that the run in progress has asked for
+  std::shared_ptr<dhlo::AsyncRun> async;  // made by the first asynchronous run
+  int64_t scratch_asked = 0;              // the most scratch that the run in progress has asked for
   std::vector<dhlo::Output> outputs;
   int64_t num_bound = 0;            // outputs with memory of the caller
   int64_t hook_bytes = 0;           // of outputs that the output hook gave memory for in the run in progress

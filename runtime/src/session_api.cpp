@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "async.hpp"
 #include "session.hpp"
 #include "snapshot.hpp"
 #include "support.hpp"
@@ -132,6 +133,29 @@ dhlo_status dhlo_session_run_with(dhlo_session* session, const dhlo_tensor* inpu
   dhlo_run_options how;
   const dhlo_status status = guard_session("dhlo_session_run_with", session, [&] { how = read_run_options(options); });
   return status == DHLO_OK ? session->run(inputs, num_inputs, how) : status;
+}
+
+dhlo_status dhlo_session_run_async(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs,
+                                   const dhlo_run_options* options, dhlo_done_fn done, void* ctx) {
+  if (session == nullptr || done == nullptr || num_inputs < 0 || (num_inputs > 0 && inputs == nullptr)) {
+    dhlo::set_last_error("dhlo_session_run_async: session, done or inputs is null, or num_inputs is negative");
+    return DHLO_INVALID_ARGUMENT;
+  }
+  if (session->common->running.exchange(true, std::memory_order_acquire)) {
+    dhlo::set_last_error(dhlo::kBusy);
+    return DHLO_BUSY;
+  }
+  bool begun = false;
+  const dhlo_status status = dhlo::guard(
+      [&] {
+        const dhlo_run_options how = read_run_options(options);
+        if (session->async == nullptr) session->async = std::make_shared<dhlo::AsyncRun>(session);
+        begun = true;  // it has the claim now
+        session->async->begin(inputs, num_inputs, how, done, ctx);
+      },
+      dhlo::set_last_error);
+  if (!begun) session->common->running.store(false, std::memory_order_release);
+  return status;
 }
 
 dhlo_status dhlo_session_cancel(dhlo_session* session) {

@@ -85,3 +85,5 @@ void test_hostile_hosts();
 void test_failures(const char* file);
 // What a host sees and steers of runs.
 void test_control();
+// Threads, limits and hooks that sessions share; asynchronous runs.
+void test_environments();

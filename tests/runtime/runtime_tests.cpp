@@ -438,6 +438,7 @@ int main(int argc, char** argv) {
   test_profile();
   test_helpers();
   test_control();
+  test_environments();
   test_hostile_hosts();
   test_failures(argc > 1 ? argv[1] : nullptr);
   std::printf(failures == 0 ? "all passed%s\n" : "failed%s\n", COUNTS_ALLOCATIONS ? ", allocations counted" : "");

@@ -134,6 +134,94 @@ typedef struct dhlo_parallel {
   int32_t (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
 } dhlo_parallel;
 
+/* ---- tracing and logs ----------------------------------------------------------------------------------------------
+ */
+
+/* What a span of time was spent on. New kinds may be added: skip those that you don't know. */
+typedef enum dhlo_trace_kind {
+  DHLO_TRACE_RUN = 0, /* one run, from its first check to its end, on its thread; name: the entry's, or the model's */
+  DHLO_TRACE_LAUNCH = 1, /* one launch, on the run's thread, from its call to its return; name: the kernel's */
+  DHLO_TRACE_WORK = 2,   /* what one thread did of a launch that several could take part in, the run's own thread
+                            included; launches without any ran as a whole on the run's thread */
+  DHLO_TRACE_WAIT = 3    /* the run's thread, out of work, waited for others to finish their parts of the launch */
+} dhlo_trace_kind;
+
+/* A span that has ended. Spans come in the order of their ends: those of threads before their launch's, launches before
+ * their run. Fields are only ever added behind the last; struct_bytes tells which there are. */
+typedef struct dhlo_trace_event {
+  uint32_t struct_bytes;
+  int32_t kind;     /* dhlo_trace_kind */
+  const char* name; /* of the entry or kernel; lives as long as the model */
+  int64_t begin_ns; /* of CLOCK_MONOTONIC */
+  int64_t end_ns;
+  const dhlo_session* session;
+  int64_t run;        /* the number of the run among those of the session and of others that share its state, from 1 */
+  int64_t launch;     /* index of the launch site (dhlo_model_launch); -1 of a run */
+  int64_t items;      /* of the launch's iteration space: of a launch all, of work those that the thread did; else 0 */
+  int32_t worker;     /* number of the thread in the launch, 0 is the run's own; of work, else 0 */
+  int32_t thread;     /* the operating system's id of the thread */
+  dhlo_status status; /* of a run or launch; else DHLO_OK */
+} dhlo_trace_event;
+/* Called on the thread whose span it is, several at once, as soon as the span has ended; the event is valid during the
+ * call. What it takes is part of the spans around it. Must not call functions of the session. */
+typedef void (*dhlo_trace_fn)(void* ctx, const dhlo_trace_event* event);
+
+typedef enum dhlo_log_level {
+  DHLO_LOG_ERROR = 0,   /* the runtime can't do what it should: a hook of the host threw, threads can't be started */
+  DHLO_LOG_WARNING = 1, /* a run failed: its text */
+  DHLO_LOG_INFO = 2,    /* models are loaded and released */
+  DHLO_LOG_DEBUG = 3    /* sessions' memory grows */
+} dhlo_log_level;
+/* `text` is one line without its end, valid during the call. Called on any thread, several at once. Must not call
+ * functions of the session or model that it is about. */
+typedef void (*dhlo_log_fn)(void* ctx, int32_t level, const char* text);
+
+/* ---- environment ---------------------------------------------------------------------------------------------------
+ */
+
+/* What models and their sessions share in a process: one pool of threads, a limit on memory, and the host's hooks for
+ * these. Models without one share a pool with all those of as many threads. Reference counted, and thread-safe; models
+ * hold a reference. */
+typedef struct dhlo_env dhlo_env;
+
+/* Starts a thread that calls main(arg) once and ends, and returns what it is to be joined by, or NULL if there is none.
+ * `name`: "dhlo-worker" of the pool, "dhlo-runner" for dhlo_session_run_async. Here the host chooses stack, priority,
+ * processors and signals; threads of the runtime's own have all signals blocked but those of faults. */
+typedef void* (*dhlo_create_thread_fn)(void* ctx, const char* name, void (*main)(void* arg), void* arg);
+/* Waits for the thread's end. Called for each as the environment ends, but not for the one that it ends on, if a
+ * dhlo_done_fn gives up the last reference. */
+typedef void (*dhlo_join_thread_fn)(void* ctx, void* thread);
+
+typedef struct dhlo_env_options {
+  uint32_t struct_bytes;
+  int32_t log_level;   /* tell `log` of this level and those below; default DHLO_LOG_WARNING */
+  int64_t num_threads; /* as dhlo_model_options.num_threads; 0: as many as there are `processors`, if they are given */
+  int64_t max_bytes;   /* 0: none. Limit on all that sessions hold (arena, scratch, state, outputs of theirs) and on
+                          constants that were loaded; what would exceed it fails with DHLO_OUT_OF_MEMORY */
+  dhlo_allocator allocator;  /* alloc == NULL: the runtime's own */
+  const int32_t* processors; /* those that threads of the runtime's may run on, by number; NULL: where the thread that
+                                starts them may run. The host's own threads are never moved */
+  int64_t num_processors;
+  dhlo_create_thread_fn create_thread; /* NULL: the runtime's own; excludes processors */
+  dhlo_join_thread_fn join_thread;
+  void* threads_ctx;
+  dhlo_trace_fn trace; /* of all sessions that have none of their own; NULL: none */
+  void* trace_ctx;
+  dhlo_log_fn log; /* NULL: nothing is logged */
+  void* log_ctx;
+} dhlo_env_options;
+
+DHLO_API void dhlo_env_options_init(dhlo_env_options* options);
+/* `options` may be NULL. Starts no thread yet. Threads of the pool help all launches in progress, a chunk of each in
+ * turn, up to eight at once; each session's thread works on its own. Contexts of hooks must outlive the environment. */
+DHLO_API dhlo_status dhlo_env_create(const dhlo_env_options* options, dhlo_env** out);
+DHLO_API void dhlo_env_retain(dhlo_env* env);
+/* NULL is allowed. */
+DHLO_API void dhlo_env_release(dhlo_env* env);
+DHLO_API int64_t dhlo_env_num_threads(const dhlo_env* env);
+/* What counts against max_bytes, now. */
+DHLO_API int64_t dhlo_env_used_bytes(const dhlo_env* env);
+
 /* ---- model ---------------------------------------------------------------------------------------------------------
  */
 
@@ -154,6 +242,8 @@ typedef struct dhlo_model_options {
   dhlo_parallel parallel;      /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
   dhlo_authorize_fn authorize; /* NULL: every file may be loaded */
   void* authorize_ctx;
+  dhlo_env* env; /* NULL: none. Otherwise its threads, limit, and, if there is none above, allocator; num_threads above
+                    is ignored. With `parallel` the environment's threads only serve dhlo_session_run_async */
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
@@ -272,7 +362,8 @@ DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_o
  */
 DHLO_API dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry,
                                                  const dhlo_session_options* options, dhlo_session** out);
-/* NULL is allowed. Must not be called during a run. */
+/* NULL is allowed. Must not be called during a run, but for asynchronous ones: these are cancelled and waited for,
+ * `done` included unless it is what calls. */
 DHLO_API void dhlo_session_destroy(dhlo_session* session);
 /* Borrowed. */
 DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
@@ -309,6 +400,17 @@ DHLO_API dhlo_status dhlo_session_run_with(dhlo_session* session, const dhlo_ten
 /* Stops the run in progress, if there is one, from any thread: it fails with DHLO_CANCELLED. Does nothing to later
  * runs: to stop a run that may not have begun yet, give it dhlo_run_options.cancel. Never waits. */
 DHLO_API dhlo_status dhlo_session_cancel(dhlo_session* session);
+
+/* Called once, when an asynchronous run has ended, on the thread that ran it. The session is free again: the function
+ * may read outputs, run it again, or destroy it. */
+typedef void (*dhlo_done_fn)(void* ctx, dhlo_session* session, dhlo_status status);
+/* The same on a thread of the environment's (or of the process's, without one), as many at once as it has threads, in
+ * the order of the calls. DHLO_OK: the run is accepted, and `done` will be called. From then on dhlo_session_cancel and
+ * the timeout stop it, and other calls are refused with DHLO_BUSY until right before `done`. Sizes, strides and
+ * `options` are copied; data and `cancel` must stay until `done`. Any other status, with a text in dhlo_last_error():
+ * `done` won't be called. */
+DHLO_API dhlo_status dhlo_session_run_async(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs,
+                                            const dhlo_run_options* options, dhlo_done_fn done, void* ctx);
 
 /* Binds caller-owned memory to an output for all later runs; `data` NULL unbinds. All of its `capacity` bytes are the
  * output's during a run. A run whose output does not fit fails with DHLO_INVALID_ARGUMENT and says how much is needed.
@@ -375,39 +477,8 @@ typedef struct dhlo_launch_profile {
 /* mode 0: off (costs nothing), 1: on, 2: on with figures set to zero. */
 DHLO_API dhlo_status dhlo_session_set_profile(dhlo_session* session, int32_t mode);
 DHLO_API dhlo_status dhlo_session_profile(const dhlo_session* session, int64_t launch, dhlo_launch_profile* out);
-
-/* ---- tracing -------------------------------------------------------------------------------------------------------
+/* Traces all later runs of the session, instead of the environment's function; NULL ends both. Costs nothing while off.
  */
-
-/* What a span of time was spent on. New kinds may be added: skip those that you don't know. */
-typedef enum dhlo_trace_kind {
-  DHLO_TRACE_RUN = 0, /* one run, from its first check to its end, on its thread; name: the entry's, or the model's */
-  DHLO_TRACE_LAUNCH = 1, /* one launch, on the run's thread, from its call to its return; name: the kernel's */
-  DHLO_TRACE_WORK = 2,   /* what one thread did of a launch that several could take part in, the run's own thread
-                            included; launches without any ran as a whole on the run's thread */
-  DHLO_TRACE_WAIT = 3    /* the run's thread, out of work, waited for others to finish their parts of the launch */
-} dhlo_trace_kind;
-
-/* A span that has ended. Spans come in the order of their ends: those of threads before their launch's, launches before
- * their run. Fields are only ever added behind the last; struct_bytes tells which there are. */
-typedef struct dhlo_trace_event {
-  uint32_t struct_bytes;
-  int32_t kind;     /* dhlo_trace_kind */
-  const char* name; /* of the entry or kernel; lives as long as the model */
-  int64_t begin_ns; /* of CLOCK_MONOTONIC */
-  int64_t end_ns;
-  const dhlo_session* session;
-  int64_t run;        /* the number of the run among those of the session and of others that share its state, from 1 */
-  int64_t launch;     /* index of the launch site (dhlo_model_launch); -1 of a run */
-  int64_t items;      /* of the launch's iteration space: of a launch all, of work those that the thread did; else 0 */
-  int32_t worker;     /* number of the thread in the launch, 0 is the run's own; of work, else 0 */
-  int32_t thread;     /* the operating system's id of the thread */
-  dhlo_status status; /* of a run or launch; else DHLO_OK */
-} dhlo_trace_event;
-/* Called on the thread whose span it is, several at once, as soon as the span has ended; the event is valid during the
- * call. What it takes is part of the spans around it. Must not call functions of the session. */
-typedef void (*dhlo_trace_fn)(void* ctx, const dhlo_trace_event* event);
-/* Traces all later runs of the session; NULL ends it. Costs nothing while off. */
 DHLO_API dhlo_status dhlo_session_set_trace(dhlo_session* session, dhlo_trace_fn trace, void* ctx);
 
 #ifdef __cplusplus
@@ -416,7 +487,8 @@ static_assert(sizeof(dhlo_launch_profile) == 24, "dhlo_launch_profile");
 static_assert(sizeof(dhlo_run_options) == 24, "dhlo_run_options");
 static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 80, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 88, "dhlo_model_options");
+static_assert(sizeof(dhlo_env_options) == 120, "dhlo_env_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
 static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");
 }

@@ -6,8 +6,10 @@ if TYPE_CHECKING:
     from dhlo.api import compile, load
     from dhlo.custom import CustomPass, check_pass, custom_pass, register_fusion, rewrite
     from dhlo.errors import (
+        CancelledError,
         CompileError,
         ContractError,
+        DeadlineError,
         DhloError,
         InternalError,
         ModelFileError,
@@ -21,13 +23,17 @@ if TYPE_CHECKING:
     from dhlo.model import CompiledModel
     from dhlo.options import Options, Range
     from dhlo.session import Session
+    from dhlo.stopping import CancelToken
 
 __version__ = "0.1.0"
 __all__ = [
+    "CancelToken",
+    "CancelledError",
     "CompileError",
     "CompiledModel",
     "ContractError",
     "CustomPass",
+    "DeadlineError",
     "DhloError",
     "InternalError",
     "ModelFileError",
@@ -61,6 +67,7 @@ _HOME = {
     "Options": "dhlo.options",
     "Range": "dhlo.options",
     "Session": "dhlo.session",
+    "CancelToken": "dhlo.stopping",
     "register_c_op": "dhlo.frontend",
     "register_decomposition": "dhlo.frontend",
     "register_lowering": "dhlo.frontend",

@@ -59,7 +59,7 @@ class Model:
     """A loaded program: immutable, shared by sessions and threads.
 
     Errors carry an attribute `status`: "contract", "invalid argument" (ValueError), "out of memory" (MemoryError),
-    "input/output", "format", "version", "cpu", "busy", "internal", "host", "untrusted" (RuntimeError).
+    "input/output", "format", "version", "cpu", "busy", "internal", "host", "untrusted", "cancelled", "deadline" (RuntimeError).
     """
 
     @classmethod
@@ -136,6 +136,11 @@ class Session:
     def __new__(cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True) -> Self: ...
     def __call__(self, *inputs: object) -> list[Tensor]:
         """Inputs are CPU tensors (torch, or anything with DLPack) or numbers; or one list or tuple of these."""
+    def run(self, inputs: object, timeout_ns: int = 0, cancel: ReadableBuffer | None = None) -> list[Tensor]:
+        """The same of a list or tuple of inputs. Fails after so many nanoseconds (0: never) with status "deadline", or once the
+        32-bit number in the buffer isn't 0 with status "cancelled" (RuntimeError)."""
+    def cancel(self) -> None:
+        """Stops the run in progress, if there is one, from any thread: it fails with status "cancelled"."""
     @property
     def model(self) -> Model: ...
     @property

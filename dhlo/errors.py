@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "CancelledError",
     "CompileError",
     "ContractError",
+    "DeadlineError",
     "DhloError",
     "InternalError",
     "ModelFileError",
@@ -64,6 +66,14 @@ class SignatureError(ModelFileError):
 
 class SessionError(DhloError, RuntimeError):
     """A session can't be used so: it is in use by another call, its state belongs to another thread, or a snapshot doesn't fit."""
+
+
+class CancelledError(DhloError, RuntimeError):
+    """A run was cancelled. The session is free for the next one; its state is as after any run that fails."""
+
+
+class DeadlineError(DhloError, TimeoutError):
+    """A run took longer than its timeout. The session is free for the next one; its state is as after any run that fails."""
 
 
 class TorchVersionError(DhloError, ImportError):

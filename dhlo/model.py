@@ -21,6 +21,7 @@ from dhlo.errors import ContractError, DhloError
 from dhlo.frontend.program import OutputSpec
 from dhlo.hidden import Shared
 from dhlo.session import Session, translate
+from dhlo.stopping import CancelToken, in_thread, nanoseconds
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
@@ -101,12 +102,38 @@ class CompiledModel:
             raise translate(e) from None
         return results[0] if self._plain_out == "tensor" else tuple(results)
 
-    def _run(self, session: _runtime.Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Any:
+        """A call with a timeout in seconds, or a CancelToken that stops it from any thread. Raises the errors of a call, and
+        DeadlineError or CancelledError: see `Session.run`."""
+        return self._run(self._hidden_session(), tuple(args), dict(kwargs or {}), nanoseconds(timeout), cancel)
+
+    async def run_async(self, *args: Any, **kwargs: Any) -> Any:
+        """A call in a thread of the event loop's executor. A task that is cancelled, as by `asyncio.timeout`, stops the run. Of a
+        model with state it is a call of the thread that awaits it, and one at a time."""
+        session = self._hidden_session() if self._states else None
+        return await in_thread(lambda token: self._run(session or self._hidden_session(), args, kwargs, 0, token))
+
+    def _run(
+        self,
+        session: _runtime.Session,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_ns: int = 0,
+        cancel: CancelToken | None = None,
+    ) -> Any:
         """One call in a session. Raises ContractError, SessionError if the session is in use."""
         plain = self._plain_call and not kwargs
         leaves = args if plain else self._read_arguments(args, kwargs)
         try:
-            results = session(leaves)
+            limited = timeout_ns > 0 or cancel is not None
+            results = session.run(leaves, timeout_ns, None if cancel is None else cancel.flag) if limited else session(leaves)
         except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from None
         if plain:

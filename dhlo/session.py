@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dhlo import _runtime
-from dhlo.errors import ContractError, DhloError, SessionError
+from dhlo.errors import CancelledError, ContractError, DeadlineError, DhloError, SessionError
+from dhlo.stopping import CancelToken, in_thread, nanoseconds
 
 if TYPE_CHECKING:
     from dhlo.model import CompiledModel
@@ -41,6 +42,27 @@ class Session:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model. Raises ContractError where the arguments break the contract (see `CompiledModel.signature`)."""
         return self._model._run(self._native, args, kwargs)
+
+    def run(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Any:
+        """The same with a timeout in seconds, or a CancelToken that stops it from any thread. Raises the errors of a call, and
+        DeadlineError or CancelledError, in general within a millisecond; in single kernels that take longer than 64 ms,
+        when a 64th is done."""
+        return self._model._run(self._native, tuple(args), dict(kwargs or {}), nanoseconds(timeout), cancel)
+
+    async def run_async(self, *args: Any, **kwargs: Any) -> Any:
+        """A call in a thread of the event loop's executor. A task that is cancelled, as by `asyncio.timeout`, stops the run."""
+        return await in_thread(lambda token: self.run(args, kwargs, cancel=token))
+
+    def cancel(self) -> None:
+        """Stops the run in progress, if there is one, from any thread: it raises CancelledError."""
+        self._native.cancel()
 
     def __getitem__(self, entry: str) -> Session:
         """The session of another entry of the model over the same state and random generator, and in the memory that a run takes:
@@ -201,4 +223,8 @@ def translate(error: Exception) -> Exception:
         return error
     if isinstance(error, (TypeError, ValueError)):
         return ContractError(str(error))
-    return SessionError(str(error)) if getattr(error, "status", None) == "busy" else error
+    kind = _ERRORS.get(getattr(error, "status", None) or "")
+    return error if kind is None else kind(str(error))
+
+
+_ERRORS: dict[str, type[DhloError]] = {"busy": SessionError, "cancelled": CancelledError, "deadline": DeadlineError}

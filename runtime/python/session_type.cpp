@@ -109,7 +109,7 @@ PyObject* take_outputs(Session& session) {
   return list.release();
 }
 
-PyObject* run(Session& session, PyObject* objects) {
+PyObject* run(Session& session, PyObject* objects, const dhlo_run_options* how = nullptr) {
   Claim claim(session);
   if (!claim) return nullptr;
   if (session.torch == nullptr && (session.torch = torch_api()) == nullptr) return nullptr;
@@ -121,9 +121,9 @@ PyObject* run(Session& session, PyObject* objects) {
   dhlo_status status = DHLO_OK;
   if (session.release_gil) {
     WithoutGil others_run;
-    status = dhlo_session_run(session.session, session.inputs.tensors(), session.inputs.count());
+    status = dhlo_session_run_with(session.session, session.inputs.tensors(), session.inputs.count(), how);
   } else {
-    status = dhlo_session_run(session.session, session.inputs.tensors(), session.inputs.count());
+    status = dhlo_session_run_with(session.session, session.inputs.tensors(), session.inputs.count(), how);
   }
   session.inputs.clear();
   if (status == DHLO_OK) return take_outputs(session);
@@ -145,6 +145,59 @@ PyObject* call_unfenced(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
   return fenced([&] { return call_unfenced(self, args, kwargs); });
+}
+
+// A run's number that another thread sets to stop it, in memory of a Python object.
+class Flag {
+ public:
+  Flag() = default;
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+  ~Flag() {
+    if (held_) PyBuffer_Release(&buffer_);
+  }
+  // False with an exception.
+  bool take(PyObject* object) {
+    if (object == nullptr || object == Py_None) return true;
+    if (PyObject_GetBuffer(object, &buffer_, PyBUF_SIMPLE) != 0) return false;
+    held_ = true;
+    if (buffer_.len == sizeof(int32_t) && reinterpret_cast<uintptr_t>(buffer_.buf) % alignof(int32_t) == 0) return true;
+    PyErr_SetString(PyExc_ValueError, "cancel: expected a buffer of one aligned 32-bit number");
+    return false;
+  }
+  const volatile int32_t* data() const { return held_ ? static_cast<const int32_t*>(buffer_.buf) : nullptr; }
+
+ private:
+  Py_buffer buffer_{};
+  bool held_ = false;
+};
+
+PyObject* run_with_unfenced(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"inputs", "timeout_ns", "cancel", nullptr};
+  PyObject *inputs = nullptr, *cancel = nullptr;
+  dhlo_run_options how;
+  dhlo_run_options_init(&how);
+  long long timeout_ns = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|LO:run", const_cast<char**>(names), &inputs, &timeout_ns, &cancel) ==
+      0)
+    return nullptr;
+  Flag flag;
+  if (!flag.take(cancel)) return nullptr;
+  how.timeout_ns = timeout_ns;
+  how.cancel = flag.data();
+  Ref tuple(PyTuple_Pack(1, inputs));
+  Ref objects(tuple ? flat_arguments(tuple.get()) : nullptr);
+  return objects ? run(body_of(self), objects.get(), &how) : nullptr;
+}
+
+PyObject* run_with(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return run_with_unfenced(self, args, kwargs); });
+}
+
+// Of whatever thread's run is in progress.
+PyObject* cancel_run(PyObject* self, PyObject*) {
+  dhlo_session_cancel(body_of(self).session);
+  Py_RETURN_NONE;
 }
 
 // A session object of the type, with a native session of the given options, which `create` makes.
@@ -406,6 +459,9 @@ bool add_session_type(PyObject* module) {
        METH_VARARGS | METH_KEYWORDS, "Switches timing of launches on or off."},
       {"start_trace", start_trace, METH_VARARGS, "Records what runs spend their time on."},
       {"stop_trace", stop_trace, METH_NOARGS, "Ends that: (spans, sizes of inputs by run, spans left out)."},
+      {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_with)), METH_VARARGS | METH_KEYWORDS,
+       "Runs the model; fails after timeout_ns, or once the number in the buffer `cancel` isn't 0."},
+      {"cancel", cancel_run, METH_NOARGS, "Stops the run in progress, if there is one, from any thread."},
       {"read_state", read_state, METH_VARARGS, "Bytes of a mutable state."},
       {"write_state", write_state, METH_VARARGS, "Sets a mutable state from a buffer of its size."},
       {"reset_state", reset_state, METH_NOARGS, "Puts every state back to its initial value."},

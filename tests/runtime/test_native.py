@@ -1,5 +1,6 @@
 """The runtime without Python: C++ tests (plain and under sanitizers), the libraries' surface, and the host examples."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +30,12 @@ def test_cpp_under_sanitizers(build_native: BuildNative, build_toy: Callable[...
 
 def test_shared_library_exports_and_needs_little(build_native: BuildNative) -> None:
     library = build_native("dhlo_runtime_shared") / "libdhlo_runtime.so"
-    names = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
-    assert names
-    assert all(name.startswith("dhlo_") for name in names)
-    header = (Path(__file__).parents[2] / "runtime/include/dhlo/runtime.h").read_text()
-    assert {name for name in names if f"{name}(" not in header} == set()
+    symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
+    names = {symbol.partition("@@")[0] for symbol in symbols if "@@" in symbol}
+    assert {symbol for symbol in symbols if "@@" not in symbol} == {"DHLO_1.0"}  # the version itself
+    header = re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[2] / "runtime/include/dhlo/runtime.h").read_text(), flags=re.S)
+    assert names == set(re.findall(r"DHLO_API[^;]*?\b(dhlo_\w+)\(", header))
+    assert "Library soname: [libdhlo_runtime.so.1]" in run("readelf", "-d", library)
     needed = {line.split("[")[1].split(".so")[0] for line in run("readelf", "-d", library).splitlines() if "NEEDED" in line}
     assert needed <= {"libstdc++", "libgcc_s", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64"}
 

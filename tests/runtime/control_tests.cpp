@@ -1,7 +1,9 @@
 // What a host sees and steers of runs: tracing, stopping, state in place, introspection, structs that grow.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -249,9 +251,41 @@ void test_struct_sizes() {
   CHECK(dhlo_session_profile(session.get(), 0, &profile) == DHLO_INVALID_ARGUMENT);
 }
 
+// Every number of the type is itself again, and what lies between two goes to the nearer, ties to the even one.
+template <class T>
+void test_small_float(uint32_t finite, float beyond, uint32_t beyond_bits) {
+  for (uint32_t bits = 0; bits <= finite; ++bits) {
+    const auto low = static_cast<float>(T::from_bits(static_cast<decltype(T().bits())>(bits)));
+    CHECK(T(low).bits() == bits && static_cast<float>(T(-low)) == -low);
+    if (bits == finite) break;
+    const auto high = static_cast<float>(T::from_bits(static_cast<decltype(T().bits())>(bits + 1)));
+    const float middle = low + (high - low) / 2;
+    CHECK(low < high && T(middle).bits() == bits + bits % 2);
+    CHECK(T(std::nextafter(middle, high)).bits() == bits + 1 && T(std::nextafter(middle, low)).bits() == bits);
+  }
+  CHECK(T(beyond).bits() == beyond_bits && T(std::numeric_limits<float>::infinity()).bits() == beyond_bits);
+  CHECK(std::isnan(static_cast<float>(T(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+void test_element_types() {
+  test_small_float<dhlo::f16>(0x7bff, 65520.0f, 0x7c00);
+  test_small_float<dhlo::bf16>(0x7f7f, std::numeric_limits<float>::max(), 0x7f80);
+  test_small_float<dhlo::f8e4m3fn>(0x7e, 465.0f, 0x7f);
+  test_small_float<dhlo::f8e5m2>(0x7b, 61440.0f, 0x7c);
+  CHECK(static_cast<float>(dhlo::f16(1.5f)) == 1.5f && dhlo::bf16(1.0f).bits() == 0x3f80);
+  CHECK(static_cast<float>(dhlo::f8e4m3fn(448.0f)) == 448.0f);
+  for (int low = -8; low < 8; ++low)
+    for (int high = -8; high < 8; ++high)
+      CHECK(dhlo::int4x2(low, high).low() == low && dhlo::int4x2(low, high).high() == high);
+  static_assert(sizeof(dhlo::f16) == 2 && sizeof(dhlo::f8e5m2) == 1 && sizeof(dhlo::int4x2) == 1, "as in memory");
+  dhlo::bf16 data[2] = {dhlo::bf16(1.0f), dhlo::bf16(-2.0f)};
+  CHECK(dhlo::Tensor::of(data, {2}).dtype() == DHLO_BF16 && dhlo::Tensor::of(data, {2}).bytes() == 4);
+}
+
 }  // namespace
 
 void test_control() {
+  test_element_types();
   test_cancel_within_a_launch();
   test_cancel_from_another_thread();
   test_timeout();

@@ -3,10 +3,14 @@
 #ifndef DHLO_RUNTIME_HPP
 #define DHLO_RUNTIME_HPP
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -29,8 +33,105 @@ class RuntimeError : public std::runtime_error {
   dhlo_status status_;
 };
 
+// An element type that C++ has none for: its bits as they lie in memory, converted from float to the nearest, ties to
+// even, and to float exactly. Without infinities what is too large becomes NaN, whose exponent and mantissa are all
+// ones.
+template <class Bits, int Exponent, int Mantissa, bool Infinities>
+class SmallFloat {
+ public:
+  SmallFloat() = default;
+  explicit SmallFloat(float value) noexcept : bits_(encode(value)) {}
+  static SmallFloat from_bits(Bits bits) noexcept {
+    SmallFloat made;
+    made.bits_ = bits;
+    return made;
+  }
+  Bits bits() const noexcept { return bits_; }
+  explicit operator float() const noexcept {
+    const int exponent = (bits_ >> Mantissa) & kOnes, mantissa = bits_ & ((1 << Mantissa) - 1);
+    float value;
+    if (Infinities && exponent == kOnes)
+      value = mantissa == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+    else if (!Infinities && (bits_ & kNan) == kNan)
+      value = std::numeric_limits<float>::quiet_NaN();
+    else if (exponent == 0)
+      value = std::ldexp(static_cast<float>(mantissa), kLeast - Mantissa);
+    else
+      value = std::ldexp(static_cast<float>(mantissa + (1 << Mantissa)), exponent - 1 + kLeast - Mantissa);
+    return (bits_ & kSign) != 0 ? -value : value;
+  }
+
+ private:
+  static constexpr int kOnes = (1 << Exponent) - 1;
+  static constexpr int kLeast = 2 - (1 << (Exponent - 1));  // exponent of the smallest normal number
+  static constexpr uint32_t kSign = 1u << (Exponent + Mantissa);
+  static constexpr uint32_t kNan = Infinities ? (2u * kOnes + 1) << (Mantissa - 1) : kSign - 1;
+  static constexpr uint32_t kBeyond = Infinities ? static_cast<uint32_t>(kOnes) << Mantissa : kNan;
+
+  static Bits encode(float value) noexcept {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    const uint32_t sign = word >> 31 != 0 ? kSign : 0;
+    word &= 0x7fffffffu;
+    if (word > 0x7f800000u) return static_cast<Bits>(sign | kNan);
+    const int exponent = std::max(static_cast<int>(word >> 23), 1) - 127;
+    const uint32_t significand = (word & 0x7fffffu) | (word >> 23 != 0 ? 0x800000u : 0);
+    const int below = std::max(kLeast - exponent, 0);
+    const int drop = 23 - Mantissa + below;  // bits that don't fit
+    if (drop > 25) return static_cast<Bits>(sign);
+    const uint32_t rounded = (significand + (1u << (drop - 1)) - 1 + (significand >> drop & 1)) >> drop;
+    const uint32_t steps = below > 0 ? 0 : static_cast<uint32_t>(exponent - kLeast);
+    const uint32_t magnitude = (steps << Mantissa) + rounded;
+    return static_cast<Bits>(sign | std::min(magnitude, kBeyond));
+  }
+
+  Bits bits_ = 0;
+};
+using f16 = SmallFloat<uint16_t, 5, 10, true>;
+using bf16 = SmallFloat<uint16_t, 8, 7, true>;
+using f8e4m3fn = SmallFloat<uint8_t, 4, 3, false>;
+using f8e5m2 = SmallFloat<uint8_t, 5, 2, true>;
+
+// Two numbers from -8 to 7 in a byte, the first in its low half: how programs keep codes of four bits, in tensors of
+// uint8.
+class int4x2 {
+ public:
+  int4x2() = default;
+  int4x2(int low, int high) noexcept : bits_(static_cast<uint8_t>((low & 15) | (high & 15) << 4)) {}
+  int low() const noexcept { return ((bits_ & 15) ^ 8) - 8; }
+  int high() const noexcept { return ((bits_ >> 4) ^ 8) - 8; }
+  uint8_t bits() const noexcept { return bits_; }
+
+ private:
+  uint8_t bits_ = 0;
+};
+
 template <class T>
 struct DtypeOf;
+template <>
+struct DtypeOf<f16> {
+  static constexpr dhlo_dtype value = DHLO_F16;
+};
+template <>
+struct DtypeOf<bf16> {
+  static constexpr dhlo_dtype value = DHLO_BF16;
+};
+template <>
+struct DtypeOf<f8e4m3fn> {
+  static constexpr dhlo_dtype value = DHLO_F8E4M3FN;
+};
+template <>
+struct DtypeOf<f8e5m2> {
+  static constexpr dhlo_dtype value = DHLO_F8E5M2;
+};
+template <>
+struct DtypeOf<int4x2> {
+  static constexpr dhlo_dtype value = DHLO_U8;
+};
+template <>
+struct DtypeOf<uint64_t> {
+  static constexpr dhlo_dtype value = DHLO_U64;
+};
 template <>
 struct DtypeOf<bool> {
   static constexpr dhlo_dtype value = DHLO_BOOL;

@@ -17,7 +17,7 @@ from tests.runtime.abi.freeze import FROZEN, HERE, compile_model
 
 EXPECTED = """\
 input x float32 [rows, 4]
-output y float32 [rows, 4]
+output add float32 [rows, 4]
 symbol rows 0 to 16
 state calls float32 rank 0
 run 0 2 4 6

@@ -1,4 +1,4 @@
-"""What a release promised: its hosts run with today's library, its names are there, its model files load or are refused by version."""
+"""What a release promised: its hosts run with today's library, its names are there, its files load or are refused by version."""
 
 import os
 import platform

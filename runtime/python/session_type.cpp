@@ -1,4 +1,4 @@
-// The Python type Session: runs a model on tensors and returns fresh torch tensors.
+// The Python type Session: runs a model on tensors and returns fresh torch tensors, or DLPack capsules.
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -12,6 +12,8 @@
 namespace dhlo::python {
 namespace {
 
+constexpr const char* kCapsuleName = "dltensor_versioned";
+
 struct Session {
   ~Session() {
     dhlo_session_destroy(session);
@@ -23,6 +25,7 @@ struct Session {
   dhlo_session_options options{};
   bool release_gil = true;
   std::atomic<bool> busy{false};
+  bool capsules = false;  // results are DLPack capsules, and torch isn't needed
   const dlpack::ExchangeApi* torch = nullptr;
   Inputs inputs;
   std::vector<dlpack::ManagedTensorVersioned*> outputs;  // of the run in progress
@@ -73,7 +76,7 @@ void* allocate_output(void* context, int64_t index, int32_t dtype, int64_t rank,
   int64_t bytes = dhlo_dtype_bytes(dtype);
   for (int64_t d = 0; d < rank; ++d) bytes *= sizes[d];
   // Under a cap nothing is kept for later.
-  if (bytes >= OutputPool::kSmallest && session.options.max_bytes == 0) {
+  if (session.capsules || (bytes >= OutputPool::kSmallest && session.options.max_bytes == 0)) {
     slot = session.pool->take(prototype, bytes);
     return slot != nullptr ? slot->tensor.data : nullptr;
   }
@@ -89,6 +92,31 @@ void drop_outputs(Session& session) {
     if (output != nullptr && output->deleter != nullptr) output->deleter(output);
     output = nullptr;
   }
+}
+
+void drop_capsule(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, kCapsuleName) == 0) return;  // a consumer took it, and renamed it
+  auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, kCapsuleName));
+  if (managed->deleter != nullptr) managed->deleter(managed);
+}
+
+// The outputs of a successful run as a list of DLPack capsules.
+PyObject* take_capsules(Session& session) {
+  const auto count = static_cast<Py_ssize_t>(session.outputs.size());
+  Ref list(PyList_New(count));
+  for (Py_ssize_t i = 0; list && i < count; ++i) {
+    dlpack::ManagedTensorVersioned*& output = session.outputs[static_cast<size_t>(i)];
+    PyObject* capsule = PyCapsule_New(output, kCapsuleName, drop_capsule);
+    if (capsule == nullptr) {
+      drop_outputs(session);
+      return nullptr;
+    }
+    output = nullptr;
+    PyList_SetItem(list.get(), i, capsule);
+  }
+  if (!list) drop_outputs(session);
+  if (session.options.max_bytes != 0) session.pool->trim();
+  return list.release();
 }
 
 // The outputs of a successful run as a list of torch tensors.
@@ -112,7 +140,7 @@ PyObject* take_outputs(Session& session) {
 PyObject* run(Session& session, PyObject* objects, const dhlo_run_options* how = nullptr) {
   Claim claim(session);
   if (!claim) return nullptr;
-  if (session.torch == nullptr && (session.torch = torch_api()) == nullptr) return nullptr;
+  if (!session.capsules && session.torch == nullptr && (session.torch = torch_api()) == nullptr) return nullptr;
   if (!session.inputs.convert(dhlo_session_model(session.session), objects, false)) {
     session.inputs.clear();
     return nullptr;
@@ -126,7 +154,7 @@ PyObject* run(Session& session, PyObject* objects, const dhlo_run_options* how =
     status = dhlo_session_run_with(session.session, session.inputs.tensors(), session.inputs.count(), how);
   }
   session.inputs.clear();
-  if (status == DHLO_OK) return take_outputs(session);
+  if (status == DHLO_OK) return session.capsules ? take_capsules(session) : take_outputs(session);
   drop_outputs(session);
   std::string text = dhlo_session_error(session.session);
   if (!session.error.empty()) text += ": " + session.error.substr(0, session.error.find('\n'));
@@ -200,9 +228,14 @@ PyObject* cancel_run(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// How a session meets Python.
+struct Manners {
+  bool release_gil, capsules;
+};
+
 // A session object of the type, with a native session of the given options, which `create` makes.
 template <class Create>
-PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, bool release_gil, Create create) {
+PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, Manners manners, Create create) {
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   Ref self(allocate(type, 0));
   if (!self) return nullptr;
@@ -210,7 +243,8 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
   object->body = new (std::nothrow) Session;
   if (object->body == nullptr) return PyErr_NoMemory();
   Session& session = *object->body;
-  session.release_gil = release_gil;
+  session.release_gil = manners.release_gil;
+  session.capsules = manners.capsules;
   Py_INCREF(model);
   session.model = model;
   options.output = allocate_output;
@@ -226,18 +260,18 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", nullptr};
+  static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", "capsules", nullptr};
   PyObject* model = nullptr;
   long long max_bytes = 0;
-  int profile = 0, release_gil = 1;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$Lpp:Session", const_cast<char**>(names), model_type(), &model,
-                                  &max_bytes, &profile, &release_gil) == 0)
+  int profile = 0, release_gil = 1, capsules = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$Lppp:Session", const_cast<char**>(names), model_type(), &model,
+                                  &max_bytes, &profile, &release_gil, &capsules) == 0)
     return nullptr;
   dhlo_session_options options;
   dhlo_session_options_init(&options);
   options.profile = profile;
   options.max_bytes = max_bytes;
-  return make(type, model, options, release_gil != 0, dhlo_session_create);
+  return make(type, model, options, {release_gil != 0, capsules != 0}, dhlo_session_create);
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -248,7 +282,7 @@ PyObject* copy_unfenced(PyObject* self, PyObject*) {
   Session& session = body_of(self);
   Claim claim(session);
   if (!claim) return nullptr;
-  return make(Py_TYPE(self), session.model, session.options, session.release_gil,
+  return make(Py_TYPE(self), session.model, session.options, {session.release_gil, session.capsules},
               [&session](dhlo_model*, const dhlo_session_options* options, dhlo_session** out) {
                 return dhlo_session_copy(session.session, options, out);
               });
@@ -260,7 +294,7 @@ PyObject* sharing_unfenced(PyObject* self, PyObject* args) {
   Session& session = body_of(self);
   Claim claim(session);
   if (!claim) return nullptr;
-  return make(Py_TYPE(self), entry, session.options, session.release_gil,
+  return make(Py_TYPE(self), entry, session.options, {session.release_gil, session.capsules},
               [&session](dhlo_model* model, const dhlo_session_options* options, dhlo_session** out) {
                 return dhlo_session_create_sharing(session.session, model, options, out);
               });

@@ -238,7 +238,9 @@ bool Inputs::convert_exchanged(const dhlo_abi_value* value, int64_t index, PyObj
       kept_.push_back(resolved.release());
     }
   }
-  if (updated && api != torch_api()) {  // tensors of torch are never read-only, and this way tells no flags
+  const ExchangeApi* torch = updated ? torch_api() : nullptr;
+  if (updated && torch == nullptr) PyErr_Clear();  // there is no torch
+  if (updated && api != torch) {                   // tensors of torch are never read-only, and this way tells no flags
     dlpack::ManagedTensorVersioned* managed = nullptr;
     if (api->managed_from_object == nullptr || api->managed_from_object(object, &managed) != 0)
       return reraise(value, index);

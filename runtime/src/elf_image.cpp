@@ -79,8 +79,8 @@ ElfImage::~ElfImage() {
   if (base_ != nullptr) munmap(base_, span_);
 }
 
-void ElfImage::malformed(const std::string& what) const {
-  throw Error(DHLO_FORMAT, label_ + ": its code cannot be loaded: " + what);
+void ElfImage::malformed(const char* what, const std::string& more) const {
+  throw Error(DHLO_FORMAT, label_ + ": its code cannot be loaded: " + what + more);
 }
 
 // ------------------------------------------------------------------ mapping
@@ -102,7 +102,7 @@ void ElfImage::map(const uint8_t* image, int64_t bytes, const std::string& label
   if (segments_.empty()) malformed("it has no segments");
   low_ = segments_.front().address;
   span_ = segments_.back().address + segments_.back().bytes - low_;
-  if (span_ > kMost) malformed("its segments take " + std::to_string(span_) + " bytes");
+  if (span_ > kMost) malformed("its segments are too large: bytes: ", std::to_string(span_));
   void* mapped = mmap(nullptr, span_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED)
     throw Error(DHLO_OUT_OF_MEMORY, label_ + ": no memory for " + std::to_string(span_) + " bytes of code");
@@ -124,7 +124,7 @@ void ElfImage::add_segment(const Elf64_Phdr& part, uint64_t image_bytes) {
   if ((part.p_flags & PF_W) != 0 && (part.p_flags & PF_X) != 0) malformed("a segment would be writable and executable");
   const uint64_t start = page_down(part.p_vaddr), end = page_up(part.p_vaddr + part.p_memsz);
   if (!segments_.empty() && start < segments_.back().address + segments_.back().bytes)
-    malformed("segments overlap, or share a page of " + std::to_string(page_bytes()) + " bytes");
+    malformed("segments overlap, or share a page; bytes of a page: ", std::to_string(page_bytes()));
   segments_.push_back({start, end - start, part.p_vaddr, part.p_memsz, part.p_offset, part.p_filesz, part.p_flags});
 }
 
@@ -134,7 +134,7 @@ uint8_t* ElfImage::at(uint64_t address, uint64_t bytes, const char* what, uint32
     if (address >= segment.exact_address && inside(address - segment.exact_address, bytes, segment.exact_bytes) &&
         (segment.flags & flags) == flags)
       return base_ + (address - low_);
-  malformed(std::string(what) + " lies outside of its segments");
+  malformed(what, " lies outside of its segments");
 }
 
 template <class T>
@@ -208,13 +208,13 @@ uint64_t ElfImage::symbol_address(uint64_t index, const Resolve& resolve) const 
   const auto symbol = read<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym), "a symbol");
   const unsigned type = ELF64_ST_TYPE(symbol.st_info);
   if (type == STT_TLS || type == STT_GNU_IFUNC)
-    malformed(std::string("symbol '") + text(symbol.st_name) + "' is of a kind that code of models can't have");
+    malformed("code of models can't have symbols of a kind like that of ", text(symbol.st_name));
   if (symbol.st_shndx == SHN_ABS) return symbol.st_value;
   if (symbol.st_shndx != SHN_UNDEF) return bias_ + symbol.st_value;
   const char* name = text(symbol.st_name);
   const void* found = resolve(name);
   if (found == nullptr && ELF64_ST_BIND(symbol.st_info) != STB_WEAK)
-    malformed(std::string("nothing in this process defines '") + name + "'");
+    malformed("nothing in this process defines ", "'" + std::string(name) + "'");
   return reinterpret_cast<uint64_t>(found);
 }
 
@@ -230,7 +230,7 @@ void ElfImage::apply(const Table& relocations, const Resolve& resolve) {
     else if (type == kAbsolute || type == kGlobal || type == kJump)
       value = symbol_address(ELF64_R_SYM(entry.r_info), resolve) + (type == kAbsolute || kAddends ? addend : 0);
     else
-      malformed("a relocation of type " + std::to_string(type) + ", which code of models can't have");
+      malformed("code of models can't have relocations of type ", std::to_string(type));
     std::memcpy(at(entry.r_offset, sizeof value, "what a relocation writes to", PF_W), &value, sizeof value);
   }
 }
@@ -303,7 +303,7 @@ const void* ElfImage::find(const char* name, uint64_t bytes) const {
     if ((link | 1) == (hash | 1)) {
       const auto symbol = read<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym), "a symbol");
       if (symbol.st_shndx != SHN_UNDEF && std::strcmp(text(symbol.st_name), name) == 0) {
-        if (symbol.st_value % alignof(uint64_t) != 0) malformed(std::string("'") + name + "' isn't aligned");
+        if (symbol.st_value % alignof(uint64_t) != 0) malformed(name, " isn't aligned");
         return at(symbol.st_value, bytes, name, PF_R);
       }
     }

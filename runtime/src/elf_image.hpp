@@ -60,10 +60,11 @@ class ElfImage {
     Table array;
   };
 
-  [[noreturn]] void malformed(const std::string& what) const;
+  // Out of line, since checks are many.
+  [[noreturn, gnu::noinline, gnu::cold]] void malformed(const char* what, const std::string& more = {}) const;
   void add_segment(const Elf64_Phdr& part, uint64_t image_bytes);
   void read_dynamic(Table dynamic);
-  uint8_t* at(uint64_t address, uint64_t bytes, const char* what, uint32_t flags = 0) const;
+  [[gnu::noinline]] uint8_t* at(uint64_t address, uint64_t bytes, const char* what, uint32_t flags = 0) const;
   template <class T>
   T read(uint64_t address, const char* what) const;
   const char* text(uint64_t offset) const;

@@ -118,8 +118,12 @@ Input read_input(bool at_end) {
   input.bytes = static_cast<size_t>(read_number());
   input.memory = std::make_unique<Guarded>(input.bytes, static_cast<size_t>(element), at_end);
   read_bytes(input.memory->data(), input.bytes);
-  input.tensor = {input.memory->data() + before * element, input.sizes.data(), input.strides.data(),
-                  static_cast<int32_t>(dtype), static_cast<int32_t>(rank)};
+  input.tensor = {input.memory->data() + before * element,
+                  input.sizes.data(),
+                  input.strides.data(),
+                  static_cast<int32_t>(dtype),
+                  static_cast<int32_t>(rank),
+                  0};
   return input;
 }
 
@@ -189,7 +193,7 @@ class Host {
     for (size_t i = 0; i < inputs.size(); ++i)
       if (dhlo_model_input_is_updated(model_, static_cast<int64_t>(i)) != 0) {
         const int64_t elements = static_cast<int64_t>(inputs[i].bytes) / dhlo_dtype_bytes(inputs[i].tensor.dtype);
-        write_output({inputs[i].memory->data(), &elements, nullptr, inputs[i].tensor.dtype, 1});
+        write_output({inputs[i].memory->data(), &elements, nullptr, inputs[i].tensor.dtype, 1, 0});
       }
   }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dhlo.options import Options, Range
     from dhlo.session import Session
     from dhlo.stopping import CancelToken
+    from dhlo.update import update_weights
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "register_lowering",
     "rewrite",
     "save_program",
+    "update_weights",
 ]
 _HOME = {
     "compile": "dhlo.api",
@@ -72,6 +74,7 @@ _HOME = {
     "register_decomposition": "dhlo.frontend",
     "register_lowering": "dhlo.frontend",
     "save_program": "dhlo.exported",
+    "update_weights": "dhlo.update",
 }
 
 

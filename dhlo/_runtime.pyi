@@ -67,11 +67,12 @@ class Model:
         cls,
         path: str | PathLike[str],
         *,
-        verify: bool = True,
+        verify: int = 1,
+        memory: int = 0,
         num_threads: int = 0,
         authorize: Callable[[bytes], object] | None = None,
     ) -> Model:
-        """Loads a model file. `verify=False` leaves out hashing the constants; all else is always verified.
+        """Loads a model file. `verify` is a dhlo_verify, `memory` a dhlo_constants_memory of runtime.h.
 
         `authorize` is asked, with the file's digest, before any code is loaded: false or an exception refuses the file.
         """

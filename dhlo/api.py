@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from dhlo.frontend.program import Program
 
 __all__ = ["build", "build_entries", "compile", "import_programs", "load", "load_artifact", "open_model"]
+
+
+Verify: TypeAlias = bool | Literal["always"]
+Memory: TypeAlias = Literal["auto", "mapped", "populated", "locked", "copied"]
+_MEMORY: Final[tuple[Memory, ...]] = get_args(Memory)  # in the order of dhlo_constants_memory
 
 
 def compile(
@@ -114,7 +119,15 @@ def build_entries(
     if not folder or options.dump is not None or not all(p.version for p in passes):
         return programs, compile_programs(programs, options, progress)
     try:
-        key = model_key(programs, targets, options.name, winograd=options.winograd, debug_info=options.debug_info, passes=passes)
+        key = model_key(
+            programs,
+            targets,
+            options.name,
+            winograd=options.winograd,
+            debug_info=options.debug_info,
+            updatable=options.updatable,
+            passes=passes,
+        )
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return programs, compile_programs(programs, options, progress)
     cache = Cache(folder)
@@ -188,12 +201,24 @@ def load_artifact(artifact: Artifact) -> _runtime.Model:
 
 
 def load(
-    path: str | Path, *, num_threads: int = 0, verify: bool = True, require_key: str | Path | bytes | None = None
+    path: str | Path,
+    *,
+    num_threads: int = 0,
+    verify: Verify = True,
+    memory: Memory = "auto",
+    require_key: str | Path | bytes | None = None,
 ) -> CompiledModel:
     """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
-    All of the file is verified against its digests before any of its code is loaded; `verify=False` leaves out the weights,
-    where no key is asked for. `num_threads` run each call, 0: as many as DHLO_NUM_THREADS says, or one per processor.
+    All of the file is verified against its digests before any of its code is loaded. Of the weights it is remembered that they
+    were found right, as long as nobody has changed the file since; `verify="always"` reads them each time, and `verify=False`
+    never, where no key is asked for. `num_threads` run each call, 0: as many as DHLO_NUM_THREADS says, or one per processor.
+
+    `memory` says where the weights are: "mapped", as pages of the file that all processes share and that are read when first
+    needed; "populated", which reads all of them now; "locked", which keeps them in memory, too; or "copied", in memory of this
+    model's own. "auto" is "mapped", but "copied" with a key and from file systems that can't map. A mapped file may be replaced by
+    another, but mustn't be written to as long as the model lives.
+
     `require_key` is an Ed25519 public key (a PEM file, or its bytes): a file is refused that `dhlo sign` didn't sign with its
     private key. Without it a model file is trusted like any program: load what you made or got from somebody you trust.
 
@@ -202,27 +227,42 @@ def load(
     another CPU; SignatureError, a kind of it, if the signature is missing or isn't right.
     """
     key = require_key if require_key is None or isinstance(require_key, bytes) else Path(require_key).absolute()
-    options = {"num_threads": num_threads, "verify": verify, "require_key": key}
+    options = {"num_threads": num_threads, "verify": verify, "memory": memory, "require_key": key}
     origin = FileOrigin.of(path, options)
-    model = open_model(path, num_threads, verify=verify, require_key=require_key)
+    model = open_model(path, num_threads, verify=verify, memory=memory, require_key=require_key)
     calls = calls_of(model)
     return CompiledModel(model, calls, shared=Shared(model, calls, origin=origin))
 
 
 def open_model(
-    path: str | Path, num_threads: int = 0, *, verify: bool = True, require_key: str | Path | bytes | None = None
+    path: str | Path,
+    num_threads: int = 0,
+    *,
+    verify: Verify = True,
+    memory: Memory = "auto",
+    require_key: str | Path | bytes | None = None,
 ) -> _runtime.Model:
     """The native model of a file, run by `num_threads` threads (0: one per processor).
 
     The rest is like `load`, errors included.
     """
+    if verify not in (False, True, "always"):
+        raise DhloError(f"verify: expected True, False or 'always', got {verify!r}")
+    if memory not in _MEMORY:
+        raise DhloError(f"memory: expected {', '.join(map(repr, _MEMORY))}, got {memory!r}")
     authorize = None
     if require_key is not None:
         from dhlo.signing import check_signature
 
         authorize = check_signature(path, require_key)
     try:
-        return _runtime.Model.from_file(path, num_threads=num_threads, verify=verify, authorize=authorize)
+        return _runtime.Model.from_file(
+            path,
+            num_threads=num_threads,
+            verify=2 if verify == "always" else int(verify),
+            memory=_MEMORY.index(memory),
+            authorize=authorize,
+        )
     except MemoryError as e:
         raise ModelFileError(f"model file '{path}': {e}") from None
     except RuntimeError as e:

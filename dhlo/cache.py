@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from dhlo.custom import CustomPass
     from dhlo.frontend.program import Program
 
-__all__ = ["Cache", "model_key", "program_key"]
+__all__ = ["Cache", "compiler_version", "model_key", "program_key"]
 
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
-_VERSION: Final = 3
+_VERSION: Final = 4
 _SUFFIX: Final = ".entry"
 _ENTRY: Final = r"[0-9a-f]{64}\.entry"
-_KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5}
+_KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5, "source": 6}
 _FACTS: Final = {
     "key": str, "parts": [int], "entries": [{"externs": {str: str}, "constants_bytes": int, "levels": [{"cpu_features": str}]}],
 }  # fmt: skip
@@ -44,7 +44,7 @@ _PACKAGES: Final = ("torch", "torch-mlir", "llvmlite", "numpy", "sympy")
 
 
 @cache
-def _compiler_version() -> tuple[str, ...]:
+def _compiler_parts() -> tuple[str, ...]:
     """Changes with every edit of the compiler, its native extension, or the packages that it makes code with."""
     root = Path(__file__).parent
     folders = (root, *(p.resolve() for p in root.iterdir() if p.is_dir()))
@@ -62,6 +62,14 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+def compiler_version() -> str:
+    """SHA-256 of all that the compiler is; "" where its own files can't be read."""
+    try:
+        return hashlib.sha256(repr(_compiler_parts()).encode()).hexdigest()
+    except OSError:
+        return ""
+
+
 def program_key(
     program: Program,
     targets: Sequence[Target],
@@ -69,6 +77,7 @@ def program_key(
     *,
     winograd: bool = True,
     debug_info: bool = False,
+    updatable: bool = True,
     passes: Sequence[CustomPass] = (),
 ) -> str:
     """SHA-256 over an imported program with its weights, the targets, options, users' passes and the compiler itself. Raises
@@ -87,9 +96,10 @@ def program_key(
         [(t.name, t.tune) for t in targets],
         name,
         winograd,
+        updatable,
         [p.key for p in passes],
         debug_info,
-        _compiler_version(),
+        _compiler_parts(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -102,10 +112,11 @@ def model_key(
     *,
     winograd: bool = True,
     debug_info: bool = False,
+    updatable: bool = True,
     passes: Sequence[CustomPass] = (),
 ) -> str:
     """The key of a model of several entries. Raises the errors of `program_key`."""
-    options = {"winograd": winograd, "debug_info": debug_info}
+    options = {"winograd": winograd, "debug_info": debug_info, "updatable": updatable}
     keys = [(entry, program_key(p, targets, name, passes=passes, **options)) for entry, p in programs.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
@@ -207,6 +218,7 @@ def _pack(key: str, artifact: Artifact) -> Iterator[tuple[int, Iterable[Buffer]]
     facts = {"key": key, "parts": [order.index(t) for t in artifact.targets], "entries": artifact.entries}
     yield _KINDS["facts"], [json.dumps(facts).encode()]
     yield _KINDS["planned module"], [artifact.planned.encode()]
+    yield _KINDS["source"], [artifact.source]
     for data in artifact.objects:
         yield _KINDS["objects"], [data]
     for text in artifact.llvm_ir:
@@ -229,9 +241,10 @@ def _unpack(entry: Container, key: str, targets: Sequence[Target]) -> Artifact:
     objects = [entry.read(s) for s in entry.of_kind(_KINDS["objects"])]
     texts = [entry.read(s).decode() for s in entry.of_kind(_KINDS["LLVM IR"])]
     planned = entry.read(entry.only(_KINDS["planned module"])).decode()
+    source = entry.read(entry.only(_KINDS["source"]))
     if not objects or not len(objects) == len(texts) == len(facts["parts"]):
         raise ValueError("parts are missing")
     if not all(0 <= n < len(targets) for n in facts["parts"]):
         raise ValueError("parts for other targets")
     of = [targets[n] for n in facts["parts"]]
-    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["entries"], texts, of)
+    return Artifact(objects, StoredConstants(memory, constants.nbytes), planned, facts["entries"], texts, of, source)

@@ -1,4 +1,4 @@
-"""The command line: dhlo compile, run, plan, bench, inspect, sign, verify, keygen, opt, flags."""
+"""The command line: dhlo compile, run, plan, bench, inspect, update-weights, sign, verify, keygen, opt, flags."""
 
 from __future__ import annotations
 
@@ -432,6 +432,27 @@ def inspect_command(
         progress=sys.stderr.isatty() if progress is None else progress,
         modules=modules or [],
     )
+
+
+@app.command("update-weights")
+def update_weights_command(
+    model: ModelFile,
+    weights: Annotated[
+        list[Path],
+        typer.Argument(metavar="WEIGHTS.safetensors...", show_default=False, help="By the names of the module's state dict."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", show_default=False, help="By default, the model file is replaced.")
+    ] = None,
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Leave out weights that the model doesn't have.")
+    ] = False,
+) -> None:
+    """Give a model file other weights; its code stays as it is."""
+    from dhlo.commands.console import console
+    from dhlo.update import update_weights
+
+    console().print(f"{update_weights(model, weights, output, strict=not ignore_unknown)}", markup=False)
 
 
 @app.command("keygen")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from dhlo.cache import compiler_version
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.debug_info import with_line_tables
@@ -39,11 +40,21 @@ from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.quantise_caches import check_caches, quantised_caches
-from dhlo.passes.quantise_weights import check_weights, quantised_weights
+from dhlo.passes.quantise_weights import check_weights, quantised_weights, without_report
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, STAGES, Pass, Stage, run_passes, verify, with_custom
 from dhlo.sharing import share_weights
+from dhlo.source import code_digest, source_of, write_source
 
-__all__ = ["Artifact", "PRODUCER", "compile_program", "compile_programs", "plan_program", "plan_programs", "renumber"]
+__all__ = [
+    "Artifact",
+    "PRODUCER",
+    "compile_program",
+    "compile_programs",
+    "lower_programs",
+    "plan_program",
+    "plan_programs",
+    "renumber",
+]
 
 PRODUCER = "dhlo 0.1.0"
 
@@ -67,17 +78,13 @@ def compile_programs(
     """Compiles programs, by name, as entries of one model: equal constants are stored once, states of one name are one, and so
     are equal kernels. Raises the errors of `compile_program`, and CompileError where a state differs between entries."""
     targets = targets or parse_targets(options.target)
-    planned = plan_programs(programs, options, progress, targets)
-    progress("lower")
-    entries = []
-    for number, (name, levels) in enumerate(planned.items()):
-        with programs[name].context:
-            renumber(programs[name])
-            symbol = f"{HOST_PROGRAM}.{number}" if number else HOST_PROGRAM
-            hosts = [emit_host_program(x.low, x.module, x.block, x.groups, symbol) for x in levels]
-            shared = share_host_program(hosts)
-            entries.append(_Entry(name, programs[name], [_Lowered(*x) for x in zip(levels, hosts, strict=True)], shared))
-    low = next(iter(planned.values()))[0].low
+    # Passes of users are Python, which no file holds.
+    updatable = options.updatable and not options.passes and not registered_fusions()
+    source = source_of(programs, targets, winograd=options.winograd) if updatable else None
+    lowered = lower_programs(programs, options, targets, progress)
+    entries, low = lowered.entries, lowered.low
+    if source is not None:
+        source.code, source.compiler = lowered.code_digest(), compiler_version()
     described = []
     for entry in entries:
         with entry.program.context:
@@ -88,11 +95,60 @@ def compile_programs(
         for name, offset, size, init in low.states.rows
     ]
     descriptor = Descriptor(options.name, PRODUCER, [], described, constants.bytes, states, low.states.block_bytes)
-    modules = "\n".join([str(level.module) for levels in planned.values() for level in levels])
     progress("generate code")
     debug_info = _places(entries) if options.debug_info else None
     llvm_ir, objects, parts = _objects(entries, targets, descriptor, debug_info)
-    return Artifact(objects, low.constants, modules, [e.metadata for e in described], llvm_ir, parts)
+    metadata, kept = [e.metadata for e in described], write_source(source) if source is not None else b""
+    return Artifact(objects, low.constants, lowered.planned, metadata, llvm_ir, parts, kept)
+
+
+@dataclass
+class LoweredPrograms:
+    """Programs with kernels, constants and host programs, before machine code is made of them."""
+
+    entries: list[_Entry]
+
+    @property
+    def low(self) -> Lowering:
+        return self.entries[0].levels[0].planned.low
+
+    @property
+    def constants(self) -> Constants:
+        return self.low.constants
+
+    @property
+    def planned(self) -> str:
+        """The planned modules."""
+        return "\n".join([str(level.planned.module) for entry in self.entries for level in entry.levels])
+
+    def code_digest(self) -> str:
+        """Of all that machine code and its description are made of: where it is equal, constants of one go with code of another."""
+        texts = [repr(self.low.states.rows), str(self.constants.bytes)]
+        for entry in self.entries:
+            with entry.program.context:
+                texts += [repr(list(entry.checks)), *(without_report(level.planned.module) for level in entry.levels)]
+        modules = [level.planned.low.module for level in self.entries[0].levels]
+        for module in [*modules, *(e.shared[0] for e in self.entries if e.shared is not None)]:
+            texts += sorted(s.text() for s in (*module.globals.values(), *module.functions.values()))
+        return code_digest(texts)
+
+
+def lower_programs(
+    programs: Mapping[str, Program], options: Options, targets: Sequence[Target], progress: Callable[[str], None] = lambda _: None
+) -> LoweredPrograms:
+    """Runs all passes, lowers the groups and writes the host programs of a model's entries. Raises the errors of
+    `compile_programs`."""
+    planned = plan_programs(programs, options, progress, targets)
+    progress("lower")
+    entries = []
+    for number, (name, levels) in enumerate(planned.items()):
+        with programs[name].context:
+            renumber(programs[name])
+            symbol = f"{HOST_PROGRAM}.{number}" if number else HOST_PROGRAM
+            hosts = [emit_host_program(x.low, x.module, x.block, x.groups, symbol) for x in levels]
+            shared = share_host_program(hosts)
+            entries.append(_Entry(name, programs[name], [_Lowered(*x) for x in zip(levels, hosts, strict=True)], shared))
+    return LoweredPrograms(entries)
 
 
 @dataclass
@@ -130,6 +186,10 @@ class _Entry:
     program: Program
     levels: list[_Lowered]
     shared: tuple[KernelModule, Target] | None
+
+    @property
+    def checks(self) -> Checks:
+        return self.levels[0].planned.low.checks
 
     def described(self, model: str, debug_info: bool) -> Entry:
         """The entry for the descriptor; what features its code needs isn't known yet."""

@@ -42,7 +42,9 @@ def features_text(levels: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(f"{x['name']}: {x['cpu_features']}" if x["name"] else x["cpu_features"] for x in levels)
 
 
-def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metadata: str, features: str) -> None:
+def write_model_file(
+    path: Path, code: bytes, constants: Iterable[Buffer], metadata: str, features: str, source: bytes = b""
+) -> None:
     """Writes a model file; it appears under its name when it is complete and on the disk.
 
     Args:
@@ -51,6 +53,7 @@ def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metad
         constants: contiguous buffers whose concatenation is the blob; never joined in memory.
         metadata: JSON of each entry, a line each, the same texts as in the code's descriptor.
         features: what processor features each level of the code needs: see `features_text`.
+        source: what other constants can be made with: see `dhlo.source`; there is no such section if it is empty.
 
     Raises:
         OSError: the file can't be written. Whatever had the name before is still there.
@@ -58,6 +61,8 @@ def write_model_file(path: Path, code: bytes, constants: Iterable[Buffer], metad
     sections: list[tuple[int, Iterable[Buffer]]] = [
         (SECTION["code"], [code]), (SECTION["constants"], constants), (SECTION["metadata"], [metadata.encode()]),
         (SECTION["features"], [features.encode()])]  # fmt: skip
+    if source:
+        sections.append((SECTION["source"], [source]))
     atomic_write(path, partial(write_sections, magic=TRAILER_MAGIC, abi=ABI_VERSION, sections=sections))
 
 
@@ -68,8 +73,9 @@ def open_sections(path: str | Path) -> Container:
     except OSError as e:
         raise ModelFileError(f"model file '{path}': cannot be opened: {e.strerror}") from None
     try:
-        for kind in SECTION.values():
-            found.only(kind)
+        for name, kind in SECTION.items():
+            if name != "source" or found.of_kind(kind):
+                found.only(kind)
     except BaseException:
         found.close()
         raise

@@ -60,6 +60,7 @@ class Options:
     debug_info
               keeps the lines of the user's source that code comes from in what is saved, for debuggers and profilers. See
               docs/seeing.md
+    updatable keeps the imported program, compressed, in the model file, so that `dhlo update-weights` can replace its weights
     """
 
     name: str = "model"
@@ -74,6 +75,7 @@ class Options:
     kv_cache: str = ""
     winograd: bool = True
     debug_info: bool = False
+    updatable: bool = True
 
 
 def read_options(options: Mapping[str, Any]) -> Options:

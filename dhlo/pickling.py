@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileOrigin", "calls_of", "pack", "unpack"]
 
-_TEXTS = ("objects", "planned", "entries", "llvm_ir", "targets")  # of an Artifact, besides its constants
+_TEXTS = ("objects", "planned", "entries", "llvm_ir", "targets", "source")  # of an Artifact, besides its constants
 
 
 @dataclass(frozen=True)

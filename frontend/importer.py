@@ -28,7 +28,7 @@ from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
 from dhlo.frontend.scalars import SCALAR_FUNCTIONS
-from dhlo.frontend.state import parts_of
+from dhlo.frontend.state import parts_of, state_names
 from dhlo.ir.context import context
 from dhlo.ir.function import set_hints
 from dhlo.options import Range
@@ -78,6 +78,7 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
         set_hints(program.module, hints_of(sizes, shapes or {}, dims, program.user_names))
         if not program.module.operation.verify():
             raise InternalError("the imported module does not verify")
+    program.parameters = {name: weight for name, weight in state_names(ep).items() if name in ep.state_dict}
     return program
 
 

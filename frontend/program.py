@@ -79,6 +79,8 @@ class Program:
     """Where the module has the buffers that the program changes, of which `weights` holds copies: addresses, [first, end)."""
     bounded: frozenset[str] = frozenset()
     """Keys of `Options.shapes` that mean a size of this program which isn't static."""
+    parameters: dict[str, str] = field(default_factory=dict)
+    """By name in the module's state dict, also of several names for one tensor: the name of the weight."""
 
 
 def output_structure(ep: torch.export.ExportedProgram) -> Any:

@@ -122,7 +122,7 @@ def test_weights_that_differ_only_in_signs_are_different_programs(tmp_path: Path
 
 def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def key() -> str:
-        cache_module._compiler_version.cache_clear()
+        cache_module._compiler_parts.cache_clear()
         return program_key(import_program(export(1.0)), [TARGET], "model")
 
     try:
@@ -140,7 +140,7 @@ def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatc
                 m.setattr(Path, "read_bytes", lambda p, n=name: read(p) + b" " * (n in p.name))
                 assert key() != first, name
     finally:
-        cache_module._compiler_version.cache_clear()
+        cache_module._compiler_parts.cache_clear()
 
 
 def test_programs_for_other_targets_are_other_entries(tmp_path: Path) -> None:
@@ -422,7 +422,8 @@ def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artif
     good = {"key": KEY, "parts": [0], "entries": artifact.entries}
     kinds = cache_module._KINDS
     rest: list[tuple[int, list[bytes]]] = [
-        (kinds["objects"], artifact.objects[:1]), (kinds["LLVM IR"], [b""]), (kinds["planned module"], [b""])]  # fmt: skip
+        (kinds["objects"], artifact.objects[:1]), (kinds["LLVM IR"], [b""]), (kinds["planned module"], [b""]),
+        (kinds["source"], [b""])]  # fmt: skip
     blob = (kinds["constants"], [b"".join(c.tobytes() for c in artifact.constants.chunks())])
 
     def entry(facts: bytes, sections: list[tuple[int, list[bytes]]]) -> Artifact | None:
@@ -441,7 +442,7 @@ def test_entries_whose_digests_are_right_and_facts_are_not(tmp_path: Path, artif
     other = (kinds["constants"], [b"x"])
     for sections in ([], rest, [*rest, blob, blob], [*rest[1:], blob], [*rest, rest[0], blob], [*rest, other]):
         assert entry(text, sections) is None
-    assert entry(text, [rest[0], (kinds["LLVM IR"], [b"\xff"]), rest[2], blob]) is None
+    assert entry(text, [rest[0], (kinds["LLVM IR"], [b"\xff"]), *rest[2:], blob]) is None
 
 
 def test_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Artifact:
     entries: list[dict[str, Any]]  # the metadata of each
     llvm_ir: list[str]  # what the objects were made of, before optimisation
     targets: list[Target]  # of each of these
+    source: bytes = b""  # what other constants can be made with: see dhlo.source
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -81,4 +81,5 @@ class States:
 def raw(t: torch.Tensor) -> npt.NDArray[Any]:
     """A tensor's elements as bytes (numpy knows no bfloat16)."""
     t = t.detach().contiguous()
-    return t.reshape(-1).view(torch.uint8).numpy() if t.numel() else np.zeros(0, np.uint8)
+    # Not reshape(-1), as one element alone may keep a stride of 0.
+    return t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() if t.numel() else np.zeros(0, np.uint8)

@@ -154,5 +154,5 @@ MACHINE: Final[dict[str, int]] = {name: i for i, name in enumerate(MACHINE_RANGE
 MACHINE_FIELDS: Final = len(MACHINE_RANGES)
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
-SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4}
+SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4, "source": 5}
 """Code of each dhlo_section_kind."""

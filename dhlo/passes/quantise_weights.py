@@ -25,7 +25,7 @@ from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 from dhlo.passes.find_dequantize import constant_of
 
-__all__ = ["Format", "check_weights", "quantise", "quantise_weights", "quantised_weights", "request_weights"]
+__all__ = ["Format", "check_weights", "quantise", "quantise_weights", "quantised_weights", "request_weights", "without_report"]
 
 Weights = dict[str, torch.Tensor]
 
@@ -113,6 +113,14 @@ def check_weights(modules: Iterable[Module]) -> None:
             raise CompileError(
                 f"weights: no product has a constant called '{pattern}'", hint=f"there are {', '.join(names[:8]) or 'none'}"
             )
+
+
+def without_report(module: Module) -> str:
+    """The module's text without what the pass found out about values."""
+    copy = module.operation.clone()
+    if _REPORT in copy.operation.attributes:
+        del copy.operation.attributes[_REPORT]
+    return str(copy)
 
 
 def quantised_weights(module: Module) -> list[dict[str, Any]]:

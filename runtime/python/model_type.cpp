@@ -40,10 +40,11 @@ struct Authorize {
 
 // What from_file and from_memory have in common. `load` is called without Python's lock.
 template <class Load>
-PyObject* load_with(PyObject* type, int verify, long long threads, PyObject* function, Load load) {
+PyObject* load_with(PyObject* type, int verify, int memory, long long threads, PyObject* function, Load load) {
   dhlo_model_options options;
   dhlo_model_options_init(&options);
   options.verify_constants = verify;
+  options.constants_memory = memory;
   options.num_threads = threads;
   Authorize authorize;
   if (function != nullptr && function != Py_None) {
@@ -65,19 +66,20 @@ PyObject* load_with(PyObject* type, int verify, long long threads, PyObject* fun
 }
 
 PyObject* from_file_unfenced(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"path", "verify", "num_threads", "authorize", nullptr};
+  static const char* const names[] = {"path", "verify", "memory", "num_threads", "authorize", nullptr};
   PyObject* path = nullptr;
   PyObject* authorize = nullptr;
-  int verify = 1;
+  int verify = DHLO_VERIFY_ONCE, memory = DHLO_CONSTANTS_AUTO;
   long long threads = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pLO:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
-                                  &path, &verify, &threads, &authorize) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$iiLO:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
+                                  &path, &verify, &memory, &threads, &authorize) == 0)
     return nullptr;
   Ref bytes(path);
   const char* text = PyBytes_AsString(path);
-  return load_with(type, verify, threads, authorize, [text](const dhlo_model_options* options, dhlo_model** model) {
-    return dhlo_model_load_file(text, options, model);
-  });
+  return load_with(type, verify, memory, threads, authorize,
+                   [text](const dhlo_model_options* options, dhlo_model** model) {
+                     return dhlo_model_load_file(text, options, model);
+                   });
 }
 
 PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
@@ -93,10 +95,10 @@ PyObject* from_memory_unfenced(PyObject* type, PyObject* args, PyObject* kwargs)
   if (PyArg_ParseTupleAndKeywords(args, kwargs, "y*|$pLO:from_memory", const_cast<char**>(names), &data, &verify,
                                   &threads, &authorize) == 0)
     return nullptr;
-  PyObject* model =
-      load_with(type, verify, threads, authorize, [&data](const dhlo_model_options* options, dhlo_model** out) {
-        return dhlo_model_load_memory(data.buf, static_cast<size_t>(data.len), options, out);
-      });
+  PyObject* model = load_with(type, verify, DHLO_CONSTANTS_AUTO, threads, authorize,
+                              [&data](const dhlo_model_options* options, dhlo_model** out) {
+                                return dhlo_model_load_memory(data.buf, static_cast<size_t>(data.len), options, out);
+                              });
   PyBuffer_Release(&data);
   return model;
 }

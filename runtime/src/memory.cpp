@@ -2,6 +2,7 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -109,6 +110,24 @@ void Block::free() noexcept {
   mapping_bytes_ = 0;
   host_ = nullptr;
 }
+
+Mapping::~Mapping() {
+  if (pages_ != nullptr) munmap(pages_, bytes_);
+}
+
+bool Mapping::map(int fd, int64_t offset, int64_t bytes, bool populate) noexcept {
+  const int64_t before = offset % sysconf(_SC_PAGESIZE);
+  const auto length = static_cast<size_t>(before + bytes);
+  void* pages = mmap(nullptr, length, PROT_READ, MAP_PRIVATE | (populate ? MAP_POPULATE : 0), fd, offset - before);
+  if (pages == MAP_FAILED) return false;
+  madvise(pages, length, MADV_HUGEPAGE);  // advice only: file systems with huge pages use them
+  pages_ = pages;
+  bytes_ = length;
+  data_ = static_cast<const uint8_t*>(pages) + before;
+  return true;
+}
+
+bool Mapping::lock() const noexcept { return mlock(pages_, bytes_) == 0; }
 
 int64_t grown_bytes(int64_t needed, int64_t held, int64_t budget) noexcept {
   if (needed > (int64_t{1} << 61)) return needed;  // no machine has it; the allocation fails with the true figure

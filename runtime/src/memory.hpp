@@ -77,6 +77,28 @@ class Block {
   bool get(int64_t bytes, int64_t room) noexcept;
 };
 
+// A part of a file as read-only memory: its pages are the system's, shared by all that map it, and read when they are
+// first needed.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  // Once, of an open file, which may be closed afterwards; `populate` reads all of it now. False, with errno, if the
+  // file can't be mapped.
+  bool map(int fd, int64_t offset, int64_t bytes, bool populate) noexcept;
+  // Keeps it in memory. False, with errno, where the process may not.
+  bool lock() const noexcept;
+  const uint8_t* data() const { return data_; }
+
+ private:
+  void* pages_ = nullptr;
+  size_t bytes_ = 0;
+  const uint8_t* data_ = nullptr;
+};
+
 // Bytes to reserve for a block that must hold `needed` and held `held`: grows geometrically so that random shapes
 // settle, but never past `budget` unless `needed` itself is.
 int64_t grown_bytes(int64_t needed, int64_t held, int64_t budget) noexcept;

@@ -2,6 +2,7 @@
 #include "model.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <set>
@@ -11,6 +12,7 @@
 #include "machine.hpp"
 #include "model_file.hpp"
 #include "support.hpp"
+#include "verified.hpp"
 
 using dhlo::Error;
 
@@ -165,6 +167,49 @@ void authorize(const dhlo_model_options& options, const Digest& digest, const st
                 label + ": the host doesn't authorize the file with SHA-256 " + to_hex(digest.data(), digest.size()));
 }
 
+int32_t verification(const dhlo_model_options& options) {
+  if (options.authorize != nullptr)
+    return DHLO_VERIFY_ALWAYS;  // the host vouches for what it saw, not for what is kept
+  if (options.verify_constants < DHLO_VERIFY_NEVER || options.verify_constants > DHLO_VERIFY_ALWAYS)
+    throw Error(DHLO_INVALID_ARGUMENT, "model options: verify_constants: expected a dhlo_verify, 0 to 2, got " +
+                                           std::to_string(options.verify_constants));
+  return options.verify_constants;
+}
+
+// Maps the constants, or reads them where that is asked for or there is nothing to map. What is authorized is read:
+// whoever may write to the file could change it afterwards.
+const uint8_t* load_constants(const Sections& sections, const Source& source, const dhlo_model_options& options,
+                              Program* model) {
+  const int32_t memory = options.constants_memory, verify = verification(options);
+  if (memory < DHLO_CONSTANTS_AUTO || memory > DHLO_CONSTANTS_COPIED)
+    throw Error(
+        DHLO_INVALID_ARGUMENT,
+        "model options: constants_memory: expected a dhlo_constants_memory, 0 to 4, got " + std::to_string(memory));
+  const int64_t constants = sections.bytes(DHLO_SECTION_CONSTANTS);
+  // A host that brings its own threads expects none of ours.
+  const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
+  const FileMark before(source.descriptor());
+  const bool verified =
+      verify == DHLO_VERIFY_NEVER || (verify == DHLO_VERIFY_ONCE && is_verified(before, sections.file_digest()));
+  const bool populated = memory == DHLO_CONSTANTS_LOCKED || memory == DHLO_CONSTANTS_POPULATED;
+  const bool copied =
+      memory == DHLO_CONSTANTS_COPIED || (memory == DHLO_CONSTANTS_AUTO && options.authorize != nullptr);
+  Mapping* mapping = &model->mapped_constants;
+  const bool mapped = !copied && sections.map(DHLO_SECTION_CONSTANTS, populated, mapping);
+  if (!mapped && !copied && memory != DHLO_CONSTANTS_AUTO && source.descriptor() >= 0 && constants > 0)
+    throw Error(DHLO_IO, source.label() + ": its constants can't be mapped: " + system_text(errno));
+  if (mapped && memory == DHLO_CONSTANTS_LOCKED && !mapping->lock())
+    throw Error(DHLO_OUT_OF_MEMORY, source.label() + ": " + std::to_string(constants) +
+                                        " bytes of constants can't be locked in memory: " + system_text(errno) +
+                                        "; raise the process's limit (ulimit -l, RLIMIT_MEMLOCK)");
+  if (!mapped)
+    sections.read(DHLO_SECTION_CONSTANTS, readers, !verified, &model->owned_constants);
+  else if (!verified)
+    sections.check(DHLO_SECTION_CONSTANTS, readers);
+  if (!verified && before == FileMark(source.descriptor())) keep_verified(before, sections.file_digest());
+  return mapped ? mapping->data() : model->owned_constants.data();
+}
+
 // Nothing of the file is executed before all of it is verified.
 std::shared_ptr<const Program> load(const Source& source, const dhlo_model_options* given) {
   const dhlo_model_options options = read_options(given);
@@ -175,19 +220,16 @@ std::shared_ptr<const Program> load(const Source& source, const dhlo_model_optio
   sections.check_padding();
   const std::string features = sections.text(DHLO_SECTION_FEATURES), metadata = sections.text(DHLO_SECTION_METADATA);
   choose_level(read_levels(features, label), label);
+  if (sections.has(DHLO_SECTION_SOURCE)) sections.check(DHLO_SECTION_SOURCE, 1);
   Block image;
   sections.read(DHLO_SECTION_CODE, 1, true, &image);
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   join_environment(model.get(), options, sections.bytes(DHLO_SECTION_CONSTANTS), label);
-  // A host that brings its own threads expects none of ours.
-  const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
-  sections.read(DHLO_SECTION_CONSTANTS, readers, options.verify_constants != 0 || options.authorize != nullptr,
-                &model->owned_constants);
+  model->constants = load_constants(sections, source, options, model.get());
   model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   model->level = check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
   if (features != write_levels(levels_of(*model->abi)) || metadata != write_metadata(*model->abi))
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
-  model->constants = model->owned_constants.data();
   apply_options(model.get(), options);
   log_loaded(*model, label);
   return model;
@@ -217,7 +259,7 @@ void dhlo_model_options_init(dhlo_model_options* options) {
   if (options == nullptr) return;
   *options = dhlo_model_options{};
   options->struct_bytes = sizeof *options;
-  options->verify_constants = 1;
+  options->verify_constants = DHLO_VERIFY_ONCE;
 }
 
 dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out) {

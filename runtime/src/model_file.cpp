@@ -11,8 +11,10 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string_view>
-#include <system_error>
+#include <thread>
 
 #include "support.hpp"
 
@@ -20,8 +22,6 @@ namespace dhlo {
 namespace {
 
 constexpr int64_t kLargestText = int64_t{1} << 28;  // bytes of metadata or features
-
-std::string system_text(int error) { return std::generic_category().message(error); }
 
 std::string hex(uint64_t value) {
   char text[24];
@@ -68,8 +68,8 @@ void check_version(const std::string& label, const char* what, uint32_t got, uin
 }
 
 const char* section_name(uint32_t kind) {
-  static const char* const names[] = {nullptr, "code", "constants", "metadata", "features"};
-  return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_FEATURES ? names[kind] : nullptr;
+  static const char* const names[] = {nullptr, "code", "constants", "metadata", "features", "source"};
+  return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_SOURCE ? names[kind] : nullptr;
 }
 
 }  // namespace
@@ -177,6 +177,10 @@ void Sections::read_table() {
     damaged("table of sections: the file doesn't begin with the code");
 }
 
+bool Sections::has(dhlo_section_kind kind) const {
+  return std::any_of(table_.begin(), table_.end(), [kind](const dhlo_section& s) { return s.kind == kind; });
+}
+
 const dhlo_section& Sections::find(dhlo_section_kind kind) const {
   return *std::find_if(table_.begin(), table_.end(), [kind](const dhlo_section& s) { return s.kind == kind; });
 }
@@ -198,10 +202,41 @@ void Sections::read(dhlo_section_kind kind, int64_t threads, bool verify, Block*
                 [&](int64_t part) { get(part * kPart, std::min(kPart, bytes - part * kPart)); });
     return;
   }
-  const Digest digest = section_digest(bytes, threads, get);
-  if (std::memcmp(digest.data(), section.digest, digest.size()) != 0)
-    damaged(std::string(section_name(section.kind)) + ": expected SHA-256 " + to_hex(section.digest, digest.size()) +
-            ", got " + to_hex(digest.data(), digest.size()));
+  compare(section, section_digest(bytes, threads, get));
+}
+
+bool Sections::map(dhlo_section_kind kind, bool populate, Mapping* to) const {
+  const dhlo_section& section = find(kind);
+  return source_.descriptor() >= 0 && section.bytes > 0 &&
+         to->map(source_.descriptor(), static_cast<int64_t>(section.offset), static_cast<int64_t>(section.bytes),
+                 populate);
+}
+
+void Sections::check(dhlo_section_kind kind, int64_t threads) const {
+  const dhlo_section& section = find(kind);
+  std::mutex mutex;
+  std::map<std::thread::id, Block> windows;  // the part that a thread looks at
+  // Read rather than looked at where it is mapped: a disk that fails ends a read with an error, and a process
+  // otherwise.
+  auto get = [&](int64_t offset, int64_t length) -> const uint8_t* {
+    Block* window = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      window = &windows[std::this_thread::get_id()];
+    }
+    if (window->bytes() < length && !window->allocate(length, {}))
+      throw Error(DHLO_OUT_OF_MEMORY,
+                  source_.label() + ": no memory to verify its " + section_name(section.kind) + " with");
+    source_.read(window->data(), length, static_cast<int64_t>(section.offset) + offset);
+    return window->data();
+  };
+  compare(section, section_digest(static_cast<int64_t>(section.bytes), threads, get));
+}
+
+void Sections::compare(const dhlo_section& section, const Digest& got) const {
+  if (std::memcmp(got.data(), section.digest, got.size()) != 0)
+    damaged(std::string(section_name(section.kind)) + ": expected SHA-256 " + to_hex(section.digest, got.size()) +
+            ", got " + to_hex(got.data(), got.size()));
 }
 
 std::string Sections::text(dhlo_section_kind kind) const {

@@ -17,6 +17,8 @@ class Source {
   virtual int64_t bytes() const = 0;
   // Copies [offset, offset + bytes) to `to`; the range lies inside. Thread-safe. Throws Error.
   virtual void read(void* to, int64_t bytes, int64_t offset) const = 0;
+  // The open file that they are in, at the same offsets; -1 if they are in memory.
+  virtual int descriptor() const { return -1; }
   // How errors call it, e.g. "model file 'a.so'".
   virtual const std::string& label() const = 0;
 };
@@ -30,6 +32,7 @@ class FileSource final : public Source {
   ~FileSource() override;
   int64_t bytes() const override { return bytes_; }
   void read(void* to, int64_t bytes, int64_t offset) const override;
+  int descriptor() const override { return fd_; }
   const std::string& label() const override { return label_; }
 
  private:
@@ -63,9 +66,14 @@ class Sections {
 
   // The SHA-256 of the trailer, which stands for the whole file.
   const Digest& file_digest() const { return file_digest_; }
+  bool has(dhlo_section_kind kind) const;  // the others are there
   int64_t bytes(dhlo_section_kind kind) const { return static_cast<int64_t>(find(kind).bytes); }
   // Reads a section, with up to `threads` threads if there is much to read; verifies its digest if asked to.
   void read(dhlo_section_kind kind, int64_t threads, bool verify, Block* to) const;
+  // Maps a section of a file, unverified. False, with errno, if that can't be done.
+  bool map(dhlo_section_kind kind, bool populate, Mapping* to) const;
+  // Verifies a section's digest, holding little of it in memory.
+  void check(dhlo_section_kind kind, int64_t threads) const;
   // A section of text, verified.
   std::string text(dhlo_section_kind kind) const;
   // That there is nothing but zeros between sections.
@@ -75,6 +83,7 @@ class Sections {
   void read_trailer();
   void read_table();
   const dhlo_section& find(dhlo_section_kind kind) const;
+  void compare(const dhlo_section& section, const Digest& got) const;
   [[noreturn]] void damaged(const std::string& text) const;
 
   const Source& source_;

@@ -2,6 +2,7 @@
 #include "support.hpp"
 
 #include <algorithm>
+#include <system_error>
 
 namespace dhlo {
 namespace {
@@ -50,6 +51,8 @@ void check_input(const dhlo_abi_entry& entry, const dhlo_tensor& input, int64_t 
 }
 
 }  // namespace
+
+std::string system_text(int error) { return std::generic_category().message(error); }
 
 void set_last_error(const char* text) noexcept {
   try {

@@ -45,6 +45,9 @@ int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept;
 // Checks what compiled code takes for granted: count, ranks, sizes, and data if `need_data`. Throws Error.
 void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
 
+// What the system says of an errno.
+std::string system_text(int error);
+
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Bytes between the scratch of one worker and of the next: they differ in the cache lines that they write.

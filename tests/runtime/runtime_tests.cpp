@@ -419,6 +419,33 @@ void test_helpers() {
   CHECK(std::strcmp(dhlo_status_name(DHLO_BUSY), "busy") == 0 && std::strcmp(dhlo_status_name(-3), "unknown") == 0);
 }
 
+// The C++ interface hands the options on; models that share pages of one file run at the same time.
+void test_constants_memory(const char* path) {
+  dhlo_model_options options;
+  dhlo_model_options_init(&options);
+  CHECK(options.verify_constants == DHLO_VERIFY_ONCE && options.constants_memory == DHLO_CONSTANTS_AUTO);
+  std::vector<dhlo::Model> models;
+  for (int32_t memory = DHLO_CONSTANTS_AUTO; memory <= DHLO_CONSTANTS_COPIED; ++memory)
+    for (int32_t verify = DHLO_VERIFY_NEVER; verify <= DHLO_VERIFY_ALWAYS; ++verify) {
+      options.constants_memory = memory;
+      options.verify_constants = verify;
+      models.push_back(dhlo::Model::load(path, &options));
+    }
+  std::vector<std::thread> threads;
+  for (const dhlo::Model& model : models)
+    threads.emplace_back([&model] {
+      dhlo::Session session(model);
+      Call call(65);
+      CHECK(call.run(session.get()) == DHLO_OK && call.right(session.get()));
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int32_t wrong : {-1, 5, 1 << 30}) {
+    options.constants_memory = wrong;
+    dhlo_model* model = nullptr;
+    CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_INVALID_ARGUMENT && model == nullptr);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -437,6 +464,7 @@ int main(int argc, char** argv) {
   test_busy_session();
   test_profile();
   test_helpers();
+  if (argc > 1) test_constants_memory(argv[1]);
   test_control();
   test_environments();
   test_hostile_hosts();

@@ -158,7 +158,7 @@ def test_every_part_is_verified(build_toy: BuildToy) -> None:
     """A flipped bit in any section, the table, the trailer or between them is found and named."""
     table = {s.kind: s for s in table_of(build_toy())}
     for name, kind in SECTION.items():
-        if table[kind].nbytes:
+        if kind in table and table[kind].nbytes:
             path = build_toy()
             flip(path, table[kind].offset + table[kind].nbytes // 2)
             assert f"damaged {name}: expected SHA-256 " in refused(path), name

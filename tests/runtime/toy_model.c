@@ -189,7 +189,10 @@ static const dhlo_abi_check kChecks[] = {
 };
 static const char* const kLaunches[] = {"gather", "scale", "hold", "step"};
 static const dhlo_abi_state kStates[] = {{"step", 0, 8, 16, DHLO_I64, 0, NULL}, {"gate", 8, 8, 16, DHLO_I64, 0, NULL}};
-enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = 24, kSegments = 2 };
+#ifndef TOY_CONSTANTS_BYTES
+#define TOY_CONSTANTS_BYTES 24
+#endif
+enum { kNumStates = 2, kStateBytes = 16, kConstantsBytes = TOY_CONSTANTS_BYTES, kSegments = 2 };
 
 #endif
 

@@ -72,7 +72,7 @@ def write_model(artifact: Artifact, path: Path) -> None:
         link_shared(artifact.objects, image, artifact.externs, artifact.targets[0], debug_info=artifact.metadata["debug_info"])
         constants = (chunk.data for chunk in artifact.constants.chunks())
         metadata = "\n".join(json.dumps(entry) for entry in artifact.entries)
-        write_model_file(path, image.read_bytes(), constants, metadata, features_text(artifact.metadata["levels"]))
+        write_model_file(path, image.read_bytes(), constants, metadata, features_text(artifact.metadata["levels"]), artifact.source)
 
 
 def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:

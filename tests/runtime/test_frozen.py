@@ -65,7 +65,7 @@ def test_host_of_the_release(host: Callable[[Path], subprocess.CompletedProcess[
     platform.machine() != "x86_64" or not all(_runtime.cpu_supports(f) for f in ("avx2", "fma")), reason="for x86-64-v3"
 )
 def test_model_file_of_the_release(host: Callable[[Path], subprocess.CompletedProcess[str]]) -> None:
-    path = FROZEN / "model.so"
+    path = FROZEN / "model.dhlo"
     file_format, version = struct.unpack_from("<II", path.read_bytes()[-TRAILER_BYTES:], 8)
     result = host(path)
     if (file_format, version) == (FILE_FORMAT, abi.ABI_VERSION):

@@ -41,4 +41,4 @@ if __name__ == "__main__":
     (FROZEN / "dhlo").mkdir(parents=True, exist_ok=True)
     for name in ("abi.h", "runtime.h", "runtime.hpp"):
         shutil.copy(INCLUDE / name, FROZEN / "dhlo" / name)
-    compile_model(FROZEN / "model.so", "x86-64-v3")
+    compile_model(FROZEN / "model.dhlo", "x86-64-v3")

@@ -253,14 +253,16 @@ typedef struct dhlo_abi_model {
 #define DHLO_DIGEST_PIECE (1 << 20)
 #define DHLO_MAX_SECTIONS 256
 
-/* A model file has each of these once. Values are stored in files: append only. */
+/* A model file has each of these once, but for the last. Values are stored in files: append only. */
 typedef enum dhlo_section_kind {
   DHLO_SECTION_CODE = 1,
   DHLO_SECTION_CONSTANTS = 2,
   DHLO_SECTION_METADATA = 3, /* dhlo_abi_entry.metadata of each entry, a line each; no newline at the end */
-  DHLO_SECTION_FEATURES =
-      4 /* what each level needs, tested before the code is loaded: a line for each of dhlo_abi_model.levels,
-           "name: cpu_features", without ": " where the name is empty; no newline at the end */
+  DHLO_SECTION_FEATURES = 4, /* what each level needs, tested before the code is loaded: a line for each of
+                                dhlo_abi_model.levels, "name: cpu_features", without ": " where the name is empty; no
+                                newline at the end */
+  DHLO_SECTION_SOURCE = 5    /* may be missing: what `dhlo update-weights` makes constants with, see dhlo/source.py; the
+                                runtime only verifies it */
 } dhlo_section_kind;
 
 typedef struct dhlo_section {

@@ -231,10 +231,29 @@ DHLO_API int64_t dhlo_env_used_bytes(const dhlo_env* env);
  */
 typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t bytes);
 
+/* Whether the constants of a file are read and hashed when it is loaded; all else always is. */
+typedef enum dhlo_verify {
+  DHLO_VERIFY_NEVER = 0,
+  DHLO_VERIFY_ONCE = 1, /* unless an earlier load found the same file whole and nobody has changed it since, by device,
+                           inode, size and times of change; remembered in the folder DHLO_CACHE_DIR or ~/.cache/dhlo */
+  DHLO_VERIFY_ALWAYS = 2
+} dhlo_verify;
+
+/* Where the constants of a model file are. Pages of the file are shared by all processes that map it, and the system
+ * may drop them and read them again: leave the file as it is as long as the model lives (replacing it by another of the
+ * same name is fine), since writing to it changes results, and a page that can't be read any more ends the process. */
+typedef enum dhlo_constants_memory {
+  DHLO_CONSTANTS_AUTO = 0,      /* MAPPED; COPIED where there is `authorize`, or what isn't a file that can be mapped */
+  DHLO_CONSTANTS_MAPPED = 1,    /* pages of the file, each read when it is first needed */
+  DHLO_CONSTANTS_POPULATED = 2, /* the same, all read during loading */
+  DHLO_CONSTANTS_LOCKED = 3,    /* the same, and kept in memory; DHLO_OUT_OF_MEMORY above the limit RLIMIT_MEMLOCK */
+  DHLO_CONSTANTS_COPIED = 4     /* memory of the process's own, in huge pages where there are any */
+} dhlo_constants_memory;
+
 typedef struct dhlo_model_options {
   uint32_t struct_bytes;
-  int32_t verify_constants;    /* 0: don't hash the constants (all else is always verified); ignored where there is
-                                  `authorize`. Default 1. */
+  int32_t verify_constants;    /* a dhlo_verify; DHLO_VERIFY_ALWAYS where there is `authorize`. Default
+                                  DHLO_VERIFY_ONCE. */
   int64_t num_threads;         /* 0: one per processor that the process may use, by its affinity and the quota of its
                                   control group. DHLO_NUM_THREADS in the environment wins.
                                   Models with equal counts share one pool of threads. */
@@ -244,13 +263,16 @@ typedef struct dhlo_model_options {
   void* authorize_ctx;
   dhlo_env* env; /* NULL: none. Otherwise its threads, limit, and, if there is none above, allocator; num_threads above
                     is ignored. With `parallel` the environment's threads only serve dhlo_session_run_async */
+  int32_t constants_memory; /* a dhlo_constants_memory; of files only */
+  int32_t reserved;
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
 
-/* `options` may be NULL. The result has one reference. The file is not needed after the call. All of it is verified
- * against its digests, and the processor's features are tested, before any code is mapped; but code is code: load files
- * of those you trust, or let `authorize` decide. Starts no more threads than the model has. */
+/* `options` may be NULL. The result has one reference. The file's name is not needed after the call. All of it is
+ * verified against its digests (of constants see dhlo_verify), and the processor's features are tested, before any code
+ * is mapped; but code is code: load files of those you trust, or let `authorize` decide. Starts no more threads than
+ * the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
 /* The same from a whole model file in memory; `data` is not needed after the call. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
@@ -487,7 +509,7 @@ static_assert(sizeof(dhlo_launch_profile) == 24, "dhlo_launch_profile");
 static_assert(sizeof(dhlo_run_options) == 24, "dhlo_run_options");
 static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 88, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 96, "dhlo_model_options");
 static_assert(sizeof(dhlo_env_options) == 120, "dhlo_env_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
 static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");

@@ -7,6 +7,7 @@
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
+    narrow-products   products of f16 read both sides as they lie in memory
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
@@ -57,6 +58,7 @@ from dhlo.passes.hoist_slices import hoist_slices
 from dhlo.passes.integer_convolutions import integer_convolutions
 from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.narrow_images import narrow_images
+from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
@@ -152,6 +154,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("quantise-caches", quantise_caches),
     Pass("own-results", plain(own_results)),
     Pass("narrow-images", plain(narrow_images)),
+    Pass("narrow-products", plain(narrow_products)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
     Pass("split-counts", plain(split_counts)),

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, emit_microkernel_table, unit
+from dhlo.codegen.families.gemm.microkernel import F16, TileSpec, accumulator, depth, emit_microkernel_table, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["AHEAD", "emit_blocked_kernel", "stores_sums"]
@@ -55,7 +55,8 @@ class _Kernel:
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
         self.placed = stores_sums(elem)
-        self.table = emit_microkernel_table(module, elem, rows=rows, narrow=narrow, placed=self.placed, spec=spec)
+        packed = F32 if elem == F16 else elem
+        self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=self.placed, spec=spec)
         # Rows are read by whole units; a last one that isn't is packed.
         self.halves = emit_microkernel_table(module, elem, narrow=narrow, spec=spec) if rows and depth(elem) > 1 else None
         self.fn = fn = kernel_fn(module, name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
@@ -21,7 +21,7 @@ __all__ = [
     "stream_scratch_bytes",
 ]
 
-STREAM_ROWS = {F32: 12, F64: 12, BF16: 4}
+STREAM_ROWS = {F32: 12, F64: 12, F16: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
 
@@ -72,12 +72,14 @@ def stream_scratch_bytes(elem: str, spec: TileSpec) -> int:
 
 
 def _memory(elem: str) -> str:
-    """The type that elements are loaded as: bf16 as integers, which are never converted."""
-    return "i16" if elem == BF16 else elem
+    """The type that elements are loaded as: bf16 and f16 as integers, which every target moves."""
+    return "i16" if elem in (BF16, F16) else elem
 
 
 def _widened(fn: Fn, elem: str, x: V) -> V:
     """A loaded element or vector of them as sums are."""
+    if elem == F16:
+        return fn.cast(fn.bitcast(x, F16), F32)
     return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == BF16 else x
 
 

@@ -22,7 +22,7 @@ from dhlo.codegen.families.gemm.gemv import (
     narrow_columns,
     stream_scratch_bytes,
 )
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth, in_one_set
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
@@ -138,8 +138,8 @@ class Matmul:
 
     @property
     def _row_forms(self) -> tuple[bool, ...]:
-        """Forms of A: in place or packed; bytes always are."""
-        return (False,) if self.elem == I8 else (True, False)
+        """Forms of A: in place or packed; bytes and f16 always are."""
+        return (False,) if self.elem in (I8, F16) else (True, False)
 
     @property
     def _half_depth(self) -> int:

@@ -12,6 +12,7 @@ from dhlo.codegen.target import DotProduct, Target
 
 __all__ = [
     "BF16",
+    "F16",
     "MATRIX",
     "SIGN_BITS",
     "TileSpec",
@@ -27,17 +28,18 @@ __all__ = [
     "widened_pair",
 ]
 
-BF16 = "bf16"
+BF16, F16 = "bf16", "f16"
 
 
 def accumulator(elem: str) -> str:
-    """The element type of tiles: bf16 products are summed in f32, those of i8 in i32."""
-    return {BF16: F32, I8: I32}.get(elem, elem)
+    """The element type of tiles: products of bf16 and f16 are summed in f32, those of i8 in i32."""
+    return {BF16: F32, F16: F32, I8: I32}.get(elem, elem)
 
 
 def unit(elem: str) -> str:
-    """The element type of panels: bf16 and i8 lie in groups of adjacent k, as the dot-product instruction reads them."""
-    return I32 if depth(elem) > 1 else elem
+    """The element type of panels: bf16 and i8 lie in groups of adjacent k, as the dot-product instruction reads them; f16 becomes
+    f32 as it is packed."""
+    return I32 if depth(elem) > 1 else F32 if elem == F16 else elem
 
 
 def depth(elem: str) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_pack_matrix_rows
-from dhlo.codegen.families.gemm.microkernel import BF16, SIGN_BITS, TileSpec, depth, unit, widened_pair
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, SIGN_BITS, TileSpec, depth, unit, widened_pair
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
@@ -121,18 +121,23 @@ def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: boo
 
 
 def _memory(elem: str) -> str:
-    """The type that single elements are moved as: bf16 as integers, which are never converted."""
-    return "i16" if elem == BF16 else elem
+    """The type that single elements are loaded as: bf16 and f16 as integers, which every target moves."""
+    return "i16" if elem in (BF16, F16) else elem
 
 
 def _flipped(fn: Fn, units: V, flip: bool) -> V:
     return fn.xor(units, SIGN_BITS) if flip else units
 
 
+def _as_unit(fn: Fn, elem: str, x: V) -> V:
+    """What elements that are units by themselves are in panels."""
+    return fn.cast(fn.bitcast(x, F16), F32) if elem == F16 else x
+
+
 def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
     """A vector of panel units from loads of single k; the last unit is completed by zeros."""
     if depth(elem) == 1:
-        return load(step)
+        return _as_unit(fn, elem, load(step))
     if elem == I8:
         return _load_bytes(fn, load, fn.mul(step, depth(elem)), k)
     first = fn.mul(step, 2)
@@ -195,7 +200,9 @@ def _emit_transposed(
         if elem == I8:  # whose rows are short: those of the next call
             for p in pointers:
                 fn.prefetch(fn.gep(fn.gep(p, fn.mul(row_stride, lanes), elem), at, elem), _PREFETCH_LOCALITY)
-        block = [_flipped(fn, fn.load(fn.gep(p, at, elem), ty, BITS[elem] // 8), flip) for p in pointers]
+        memory = ty if depth(elem) > 1 else vec(_memory(elem), lanes)
+        block = [fn.load(fn.gep(p, at, elem), memory, BITS[elem] // 8) for p in pointers]
+        block = [_as_unit(fn, elem, _flipped(fn, x, flip)) for x in block]
         for _ in range(high.bit_length() - 1):  # a perfect shuffle of the block brings one bit of the row's number to the end
             block = [fn.shuffle(block[i // 2], block[i // 2 + high // 2], second if i % 2 else first) for i in range(high)]
         for i in range(lanes):

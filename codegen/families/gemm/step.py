@@ -17,7 +17,7 @@ from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.blocked import stores_sums
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, unit
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
@@ -49,7 +49,7 @@ class GemmFamily(ChoiceFamily):
         self.a_type, self.b_type = (from_mlir(v) for v in op.operands)
         self.out = from_mlir(op.results[0])
         elem = self.a_type.dtype.name
-        if elem not in (F32, F64, BF16, I8, "ui8"):
+        if elem not in (F32, F64, BF16, F16, I8, "ui8"):
             raise CompileError(f"matmul of {elem} has no kernel yet", where=where(op))
         tiles = low.tiles.of_bytes(unsigned=elem == "ui8") if elem in (I8, "ui8") else low.tiles
         elem = self.b_type.dtype.name

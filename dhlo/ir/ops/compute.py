@@ -111,7 +111,7 @@ class Scan(Op, name="scan"):
 
 class Matmul(Op, name="matmul"):
     """Matrix product: lhs [*batch, M, K] with rhs [K, N] or [*batch, K, N]. With a rank-2 rhs all leading dims of lhs count as M.
-    Floats accumulate in f32 or wider. i8 or ui8 times i8 gives i32, whose sums wrap."""
+    Floats accumulate in f32 or wider; of f16 that is the result, not rounded. i8 or ui8 times i8 gives i32, whose sums wrap."""
 
     kind = Kind.MATMUL
     lhs: Tensor
@@ -129,10 +129,12 @@ class Matmul(Op, name="matmul"):
             raise TypeError_(f"inner sizes {k1} and {k2} differ")
         if b.rank > 2:
             equal_shapes([a.with_shape(a.shape[:-2]), b.with_shape(b.shape[:-2])], "leading dims")
-        return [TensorType.of("i32" if of_bytes else a.dtype, [*a.shape[:-1], b.shape[-1]])]
+        sums = "i32" if of_bytes else "f32" if a.dtype.name == "f16" else a.dtype
+        return [TensorType.of(sums, [*a.shape[:-1], b.shape[-1]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        a, b = (x.int() if x.dtype in (torch.int8, torch.uint8) else x for x in args)
+        sums = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.float16: torch.float32}
+        a, b = (x.to(sums.get(x.dtype, x.dtype)) for x in args)
         return [torch.matmul(a, b)]
 
     def flops(self) -> sympy.Expr:

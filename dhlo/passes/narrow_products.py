@@ -1,0 +1,48 @@
+"""Products of f16 are given their operands as these lie in memory."""
+
+from __future__ import annotations
+
+from dhlo.ir.coded import coded, is_constant
+from dhlo.ir.dialect import build, defining
+from dhlo.ir.handles import Block, Module, Value
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops.compute import Matmul
+from dhlo.ir.ops.elementwise import Convert
+from dhlo.ir.types import from_mlir
+from dhlo.passes.cse import erase_dead
+
+__all__ = ["narrow_products"]
+
+
+def narrow_products(module: Module) -> None:
+    """Takes away the conversions of f16 to f32 before both sides of a product, whose kernels widen as they load or pack: neither is
+    written to memory once more. Weights keep theirs, by which they are known as codes."""
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            _block(block)
+            erase_dead(block)
+
+
+def _block(block: Block) -> None:
+    for op in list(block.operations):
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                _block(inner)
+        if not isinstance(op, Matmul) or coded(op.operands[1]) is not None:
+            continue
+        narrow = [_narrow(v) for v in op.operands]
+        if any(v is None for v in narrow):
+            continue
+        with ir.InsertionPoint(op.operation), op.location:
+            product = build(Matmul, narrow, results=[from_mlir(op.results[0])]).results[0]
+        op.results[0].replace_all_uses_with(product)
+        op.operation.erase()
+
+
+def _narrow(v: Value) -> Value | None:
+    """The f16 that a value is converted from, unless it is a constant."""
+    made = defining(v)
+    if not isinstance(made, Convert) or from_mlir(v).dtype.name != "f32":
+        return None
+    source = made.operands[0]
+    return source if from_mlir(source).dtype.name == "f16" and not is_constant(source) else None

@@ -154,10 +154,10 @@ def compile_command(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL.pt2 | ENTRY=MODEL.pt2 ...",
+            metavar="MODEL.pt2 | ENTRY=MODEL.pt2 ... | hf:FOLDER",
             show_default=False,
             help="A file of torch.export.save that you trust: reading it can run code. Several, each with a name, become entries "
-            "of one model, which share weights and state.",
+            "of one model, which share weights and state. Or a folder of transformers (config.json, safetensors).",
         ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write; by default the current folder.")] = None,

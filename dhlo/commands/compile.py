@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ _SUFFIX = {
     Emit.ASM: ".s",
 }
 
+_HF = "hf:"  # before a folder of transformers
+
 _BINARY: dict[Emit, Form] = {Emit.SO: "so", Emit.OBJ: "obj", Emit.ARCHIVE: "archive"}
 
 
@@ -78,7 +81,8 @@ def compile_file(
 ) -> Path:
     """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `shape_ranges` and `debug_info` (see `Options`), and
     writes `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which
-    must not be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path.
+    must not be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path. The only one may be
+    `hf:` and a folder of transformers.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
     gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. Returns the path of the output.
 
@@ -88,11 +92,13 @@ def compile_file(
         raise CompileError("--symbol and --header go with --emit so, obj and archive")
     if symbol is not None:
         check_identifier(symbol)
-    files = _named(sources)
+    folder = _folder(sources)
+    files = _named(sources) if folder is None else {"": folder}
     if output is None and list(files) != [""]:
         raise CompileError("a model of several entries needs a name for its file: -o FILE")
     if output is None:
-        output = Path(files[""].with_suffix(_SUFFIX[emit]).name)
+        stem = files[""].stem if folder is None else folder.resolve().name  # folders have dots in their names, and no suffix
+        output = Path(stem + _SUFFIX[emit])
         if output.exists() and not force:
             raise CompileError(f"'{output}' is there already", hint="replace it by --force, or name the file: -o FILE")
     if not output.parent.is_dir() or output.is_dir():
@@ -104,7 +110,7 @@ def compile_file(
     start = time.perf_counter()
     dump = None if dump_dir is None else Dump(dump_dir)
     options = Options(
-        name=name or (files[""] if "" in files else output).stem,
+        name=name or (output if folder is not None or "" not in files else files[""]).stem,
         progress=progress,
         target=target or default_target(),
         weights=weights or {},
@@ -116,7 +122,11 @@ def compile_file(
         debug_info=debug_info,
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
-    exported = {entry: read_program(path, modules) for entry, path in files.items()}
+    if folder is None:
+        exported = {entry: read_program(path, modules) for entry, path in files.items()}
+    else:
+        exported, grow = _folder_programs(folder)
+        options = replace(options, grow=grow)
     try:
         artifact = _write(exported, output, emit, locations, options, symbol, header)
     except Exception as e:
@@ -169,6 +179,22 @@ def _write(
         if header is not None:
             link.write_header(artifact, header, _BINARY[emit], symbol)
     return artifact
+
+
+def _folder(sources: Sequence[str]) -> Path | None:
+    """The folder of the only source, if that is `hf:FOLDER`. Raises CompileError where it is one of several."""
+    folders = [s for s in sources if s.startswith(_HF) or s.partition("=")[2].startswith(_HF)]
+    if folders and (len(sources) > 1 or not folders[0].startswith(_HF)):
+        raise CompileError(f"'{folders[0]}': {_HF}FOLDER is a whole model and goes alone, without a name")
+    return Path(folders[0].removeprefix(_HF)) if folders else None
+
+
+def _folder_programs(folder: Path) -> tuple[dict[str, torch.export.ExportedProgram], dict[str, int]]:
+    try:
+        from dhlo.integrations.pretrained import folder_programs
+    except ImportError as e:
+        raise CompileError(f"{_HF}FOLDER needs the library transformers: {e}", hint="pip install 'transformers>=5.23'") from None
+    return folder_programs(folder)
 
 
 def _named(sources: Sequence[str]) -> dict[str, Path]:

@@ -7,6 +7,8 @@ transformers exports, and `ExportedModel.from_pretrained` loads what its `save_p
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,22 @@ import dhlo
 from dhlo.errors import CompileError, ContractError
 from dhlo.model import CompiledModel
 
-__all__ = ["DhloConfig", "DhloExporter", "DhloRunner", "attach", "compile_decoder"]
+__all__ = [
+    "GROW",
+    "DhloConfig",
+    "DhloExporter",
+    "DhloRunner",
+    "attach",
+    "compile_decoder",
+    "decoder_program",
+    "evaluating",
+    "is_decoder",
+]
 
 FORMAT = "dhlo"
+GROW = {"keys*": 2, "values*": 2}
+"""Which arguments of the steps have room behind what is filled, and along which dim."""
+
 _ROOM = 64  # positions that a cache has room for beyond those that are needed, at least
 
 
@@ -129,9 +144,21 @@ def compile_decoder(model: Any, **options: Any) -> CompiledModel:
     `options` are the fields of `dhlo.Options`. The compiled model is returned: save it, and `attach` what `dhlo.load` makes of it.
     Raises CompileError for models that aren't decoders of this kind, and what torch.export and `dhlo.compile` raise.
     """
-    config = model.config.get_text_config()
+    compiled = dhlo.compile(decoder_program(model), **{"grow": GROW, **options})
+    attach(model, compiled)
+    return compiled
+
+
+def is_decoder(model: Any) -> bool:
+    """Whether `compile_decoder` takes a model."""
     names = inspect.signature(model.forward).parameters
-    if getattr(config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values", "logits_to_keep"} <= set(names):
+    joined = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+    return not joined and {"input_ids", "past_key_values", "logits_to_keep"} <= set(names)
+
+
+def decoder_program(model: Any) -> torch.export.ExportedProgram:
+    """The program that `compile_decoder` compiles. Raises CompileError, and what torch.export raises."""
+    if not is_decoder(model):
         raise CompileError(
             f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
             hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
@@ -144,16 +171,20 @@ def compile_decoder(model: Any, **options: Any) -> CompiledModel:
     args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
     two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
     dynamic = (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
+    with evaluating(model):
+        return torch.export.export(_Step(model), args, dynamic_shapes=dynamic, strict=False)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, without gradients."""
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            program = torch.export.export(_Step(model), args, dynamic_shapes=dynamic, strict=False)
+            yield
     finally:
         model.train(training)
-    compiled = dhlo.compile(program, **{"grow": {"keys*": 2, "values*": 2}, **options})
-    attach(model, compiled)
-    return compiled
 
 
 def _cache_shapes(model: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -1,0 +1,144 @@
+"""Models of transformers from folders: a config and weights in safetensors, as `save_pretrained` writes them.
+
+Nothing is downloaded, and no code in the folder is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.export import ExportedProgram
+
+from dhlo.errors import CompileError
+from dhlo.integrations.transformers import GROW, DhloConfig, DhloExporter, decoder_program, evaluating, is_decoder
+
+__all__ = ["folder_programs", "load_folder", "model_programs"]
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def folder_programs(folder: Path) -> tuple[dict[str, ExportedProgram], dict[str, int]]:
+    """`model_programs` of the model in a folder. Raises CompileError."""
+    return model_programs(load_folder(folder))
+
+
+def load_folder(folder: Path) -> Any:
+    """The model in a folder, of the class that its config names, in the dtype of the weights. Raises CompileError."""
+    _check_files(folder)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # whatever the config's class raises
+        raise CompileError(f"'{folder / _CONFIG}' can't be read as a config of transformers: {e}") from None
+    if getattr(config, "quantization_config", None) is not None:
+        raise CompileError(
+            f"'{folder}' holds quantised weights", hint="take the model that they were made of, and --weights int8 or int4:64"
+        )
+    kind = _class(folder, config)
+    try:
+        model, loaded = kind.from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
+        )
+    except Exception as e:  # the loader raises whatever its parts raise
+        raise CompileError(f"'{folder}' can't be loaded as {kind.__name__}: {e}") from None
+    if loaded["missing_keys"]:
+        raise CompileError(f"'{folder}' lacks weights of {kind.__name__}: {_some(loaded['missing_keys'])}")
+    return model.eval()
+
+
+def _check_files(folder: Path) -> None:
+    """Raises CompileError for a folder that doesn't hold a model as a whole."""
+    if not folder.is_dir():
+        hint = f"'{folder}' is a name on the Hub? Download it, and name the folder" if not folder.exists() else None
+        raise CompileError(f"'{folder}' is not a folder", hint=hint)
+    if not (folder / _CONFIG).is_file():
+        raise CompileError(f"'{folder}' has no {_CONFIG}", hint="a folder that save_pretrained has written is what is wanted")
+    if (folder / "adapter_config.json").exists():
+        raise CompileError(f"'{folder}' holds an adapter", hint="merge it into its model first (merge_and_unload), and save that")
+    if (folder / _WEIGHTS).is_file():
+        return
+    if not (folder / _INDEX).is_file():
+        raise CompileError(f"'{folder}' has no weights: neither {_WEIGHTS} nor {_INDEX}")
+    try:
+        files = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        lacking = sorted(f for f in files if not (folder / f).is_file())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise CompileError(f"'{folder / _INDEX}' is not an index of weights: {type(e).__name__}: {e}") from None
+    if lacking:
+        raise CompileError(f"'{folder}' lacks files of weights: {_some(lacking)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first names of many."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
+
+
+def _class(folder: Path, config: Any) -> Any:
+    """The class that a config names first; without any, the one of its type without a head."""
+    names = config.architectures
+    if not names:
+        return transformers.AutoModel
+    kind = getattr(transformers, str(names[0]), None)
+    if not inspect.isclass(kind) or not issubclass(kind, transformers.PreTrainedModel):
+        raise CompileError(f"'{folder}' holds a '{names[0]}', which transformers {transformers.__version__} doesn't have")
+    return kind
+
+
+def model_programs(model: Any) -> tuple[dict[str, ExportedProgram], dict[str, int]]:
+    """A model's programs by entry (the only one is called ""), with all sizes dynamic that can be, and the option `grow` that goes
+    with them. Decoders become a program that `attach` takes, others one that takes what the model's processor makes.
+
+    Raises CompileError for models that take something else, and what torch.export raises.
+    """
+    if is_decoder(model):
+        return {"": decoder_program(model)}, GROW
+    inputs = _example(model)
+    try:
+        with evaluating(model):
+            model(**inputs)
+    except Exception as e:  # whatever the model raises
+        raise CompileError(
+            f"{type(model).__name__} can't be called with {', '.join(inputs)} alone: {e}",
+            hint="export it with arguments of yours (torch.export.export, or DhloExporter) and compile that",
+        ) from None
+    with evaluating(model):
+        program, _ = super(DhloExporter, DhloExporter()).export_program(model, inputs, DhloConfig())
+    return {"": program}, {}
+
+
+def _example(model: Any) -> dict[str, torch.Tensor]:
+    """Arguments of the model's forward as tokenizers and processors make them. Raises CompileError if it has none of these."""
+    config, batch, length = model.config, 2, 7
+    names = inspect.signature(model.forward).parameters
+    ids = torch.ones(batch, length, dtype=torch.int64)
+    inputs: dict[str, torch.Tensor] = {}
+    if "input_ids" in names:
+        inputs |= {"input_ids": ids} | ({"attention_mask": ids.clone()} if "attention_mask" in names else {})
+        if "token_type_ids" in names and getattr(config, "type_vocab_size", 0) > 1:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+    if "pixel_values" in names:
+        inputs["pixel_values"] = torch.zeros(batch, *_image(config), dtype=model.dtype)
+    if "input_values" in names:
+        inputs["input_values"] = torch.zeros(batch, 16000, dtype=model.dtype)
+    if not inputs:
+        raise CompileError(
+            f"{type(model).__name__} takes none of input_ids, pixel_values and input_values",
+            hint="export it with arguments of yours (torch.export.export, or DhloExporter) and compile that",
+        )
+    return inputs
+
+
+def _image(config: Any) -> Sequence[int]:
+    """Channels, height and width of images that a model takes, or may take."""
+    own = getattr(config, "vision_config", config)
+    size = getattr(own, "image_size", None) or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(own, "num_channels", 3), height, width

@@ -1,0 +1,160 @@
+"""`dhlo compile hf:FOLDER`: models of transformers from folders."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from typer.testing import CliRunner
+
+import dhlo
+from dhlo.cli import app
+from dhlo.integrations.transformers import attach
+from tests.test_transformers import calls, decoder
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def connect(*args: Any) -> None:
+        raise AssertionError(f"a connection to {args[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+def tiny_vit() -> Any:
+    torch.manual_seed(0)
+    config = hf.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4, num_labels=3
+    )
+    return hf.ViTForImageClassification(config).eval()
+
+
+@pytest.fixture
+def vit(tmp_path) -> Path:
+    tiny_vit().save_pretrained(tmp_path / "vit-1.5")
+    return tmp_path / "vit-1.5"
+
+
+def compile_cli(*args: Any) -> str:
+    """What the command printed; raises where it failed."""
+    result = CliRunner().invoke(app, ["compile", *map(str, args)])
+    if result.exit_code:
+        raise dhlo.CompileError(result.output)
+    return result.output
+
+
+def test_decoder(tmp_path):
+    """From the folder to tokens like eager's."""
+    model = decoder("llama")
+    model.save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    assert len(list((tmp_path / "llama").glob("model-*.safetensors"))) > 1
+    want = model.generate(**calls()[1])
+    compile_cli(f"hf:{tmp_path / 'llama'}", "-o", tmp_path / "model.so")
+    attach(model, dhlo.load(tmp_path / "model.so"))
+    assert torch.equal(model.generate(**calls()[1]), want)
+
+
+def test_vision(vit, monkeypatch):
+    monkeypatch.chdir(vit.parent)
+    compile_cli(f"hf:{vit.name}")
+    x = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        want = tiny_vit()(x).logits
+    torch.testing.assert_close(dhlo.load("vit-1.5.so")(pixel_values=x).logits, want, rtol=1e-3, atol=1e-4)
+    with pytest.raises(dhlo.CompileError, match="is there already"):
+        compile_cli(f"hf:{vit.name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "clip", "resnet", "wav2vec2"])
+def test_kinds(name, tmp_path):
+    common: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    image, text = {**common, "image_size": 16, "patch_size": 4}, {**common, "vocab_size": 99}
+    audio = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_conv_pos_embeddings": 16}
+    torch.manual_seed(0)
+    model = {
+        "bert": lambda: hf.BertForSequenceClassification(hf.BertConfig(**text)),
+        "clip": lambda: hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=image, projection_dim=16)),
+        "resnet": lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        ),
+        "wav2vec2": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**text, **audio, num_conv_pos_embedding_groups=4)),
+    }[name]().eval()
+    model.save_pretrained(tmp_path / name)
+    compile_cli(f"hf:{tmp_path / name}", "-o", tmp_path / "model.so")
+    ids, ones = torch.randint(3, 99, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
+    inputs: dict[str, Any] = {
+        "bert": {"input_ids": ids, "attention_mask": ones, "token_type_ids": ones},
+        "clip": {"input_ids": ids, "attention_mask": ones, "pixel_values": torch.randn(3, 3, 16, 16)},
+        "resnet": {"pixel_values": torch.randn(3, 3, 96, 64)},
+        "wav2vec2": {"input_values": torch.randn(3, 12345)},
+    }[name]
+    key = "logits_per_image" if name == "clip" else "logits"
+    with torch.no_grad():
+        want = model(**inputs)[key]
+    torch.testing.assert_close(dhlo.load(tmp_path / "model.so")(**inputs)[key], want, rtol=1e-3, atol=1e-4)
+
+
+def change(folder: Path, **values: Any) -> None:
+    """The config with some values changed."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def without_a_weight(folder: Path) -> None:
+    model = tiny_vit()
+    state = model.state_dict()
+    del state["classifier.weight"]
+    model.save_pretrained(folder, state_dict=state)
+
+
+def index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "has no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "can't be read as a config"),
+        (lambda f: (f / "config.json").write_text("[]"), "can't be read as a config"),
+        (lambda f: change(f, model_type="nonsense"), "can't be read as a config"),
+        (lambda f: change(f, architectures=["Nonsense"]), "holds a 'Nonsense', which transformers"),
+        (lambda f: change(f, architectures=["pipeline"]), "holds a 'pipeline', which transformers"),
+        (lambda f: change(f, hidden_size=32), "can't be loaded as ViTForImageClassification"),
+        (lambda f: change(f, quantization_config={"quant_method": "gptq", "bits": 4}), "holds quantised weights"),
+        (lambda f: (f / "adapter_config.json").write_text("{}"), "holds an adapter"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 40), "can't be loaded"),
+        (lambda f: index(f, "[]"), "is not an index of weights"),
+        (lambda f: index(f, '{"weight_map": {"a": "model-1.safetensors"}}'), "lacks files of weights: model-1.safetensors"),
+        (without_a_weight, "lacks weights of ViTForImageClassification: classifier.weight"),
+    ],
+)
+def test_damaged_folders_are_refused(vit, damage, message):
+    damage(vit)
+    with pytest.raises(dhlo.CompileError) as e:
+        compile_cli(f"hf:{vit}", "-o", vit / "model.so")
+    assert message in " ".join(str(e.value).split())
+    assert not (vit / "model.so").exists()
+
+
+def test_what_is_no_folder_is_refused(vit):
+    for name in ("nobody/nothing", vit / "config.json"):
+        with pytest.raises(dhlo.CompileError, match="is not a folder"):
+            compile_cli(f"hf:{name}", "-o", vit / "model.so")
+    with pytest.raises(dhlo.CompileError, match="goes alone"):
+        compile_cli(f"a=hf:{vit}", "-o", vit / "model.so")
+
+
+def test_kinds_that_are_not_supported_are_refused(tmp_path):
+    config = hf.TimeSeriesTransformerConfig(prediction_length=2, d_model=8, encoder_layers=1, decoder_layers=1)
+    hf.TimeSeriesTransformerForPrediction(config).save_pretrained(tmp_path)
+    with pytest.raises(dhlo.CompileError, match="TimeSeriesTransformerForPrediction takes none of input_ids"):
+        compile_cli(f"hf:{tmp_path}", "-o", tmp_path / "model.so")

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 import dhlo
 from dhlo.cli import app
 from dhlo.integrations.transformers import attach
+from tests.test_encoder_decoder import calls as source_calls
+from tests.test_encoder_decoder import model_of
 from tests.test_transformers import calls, decoder
 
 
@@ -48,6 +50,7 @@ def compile_cli(*args: Any) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_decoder(tmp_path):
     """From the folder to tokens like eager's."""
     model = decoder("llama")
@@ -98,6 +101,16 @@ def test_kinds(name, tmp_path):
     with torch.no_grad():
         want = model(**inputs)[key]
     torch.testing.assert_close(dhlo.load(tmp_path / "model.so")(**inputs)[key], want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_encoder_decoder(tmp_path):
+    model = model_of("t5")
+    model.save_pretrained(tmp_path / "t5")
+    want = model.generate(**source_calls("t5")[1])
+    compile_cli(f"hf:{tmp_path / 't5'}", "-o", tmp_path / "model.so")
+    attach(model, dhlo.load(tmp_path / "model.so"))
+    assert torch.equal(model.generate(**source_calls("t5")[1]), want)
 
 
 def change(folder: Path, **values: Any) -> None:

@@ -90,7 +90,7 @@ def test_generate(name, tmp_path):
     compiled = compile_decoder(model)
     for got, tokens in zip(generated(model), want, strict=True):
         assert torch.equal(got, tokens)
-    assert compiled.counters["runs"] > 40
+    assert compiled.counters["runs"] > 30
     compiled.save(tmp_path / "model.so")
     fresh = decoder(name)
     attach(fresh, dhlo.load(tmp_path / "model.so"))

@@ -16,7 +16,9 @@ import transformers
 from torch.export import ExportedProgram
 
 from dhlo.errors import CompileError
-from dhlo.integrations.transformers import GROW, DhloConfig, DhloExporter, decoder_program, evaluating, is_decoder
+from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encoder_decoder
+from dhlo.integrations.generation import GROW, evaluating
+from dhlo.integrations.transformers import DhloConfig, DhloExporter, decoder_program, is_decoder
 
 __all__ = ["folder_programs", "load_folder", "model_programs"]
 
@@ -94,12 +96,15 @@ def _class(folder: Path, config: Any) -> Any:
 
 def model_programs(model: Any) -> tuple[dict[str, ExportedProgram], dict[str, int]]:
     """A model's programs by entry (the only one is called ""), with all sizes dynamic that can be, and the option `grow` that goes
-    with them. Decoders become a program that `attach` takes, others one that takes what the model's processor makes.
+    with them. Decoders and encoder-decoders that generate become what `attach` takes, others a program that takes what the
+    model's tokenizer or processor makes.
 
     Raises CompileError for models that take something else, and what torch.export raises.
     """
     if is_decoder(model):
         return {"": decoder_program(model)}, GROW
+    if is_encoder_decoder(model):
+        return encoder_decoder_programs(model), GROW
     inputs = _example(model)
     try:
         with evaluating(model):

@@ -7,8 +7,6 @@ transformers exports, and `ExportedModel.from_pretrained` loads what its `save_p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,25 +21,31 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import dhlo
 from dhlo.errors import CompileError, ContractError
+from dhlo.integrations.encoder_decoder import ENTRIES, attach_encoder_decoder, compile_encoder_decoder
+from dhlo.integrations.generation import (
+    GROW,
+    cached_layers,
+    evaluating,
+    keep_all,
+    refuse_others,
+    replace_forward,
+    unbounded,
+    with_room,
+)
 from dhlo.model import CompiledModel
 
 __all__ = [
-    "GROW",
     "DhloConfig",
     "DhloExporter",
     "DhloRunner",
     "attach",
     "compile_decoder",
+    "compile_encoder_decoder",
     "decoder_program",
-    "evaluating",
     "is_decoder",
 ]
 
 FORMAT = "dhlo"
-GROW = {"keys*": 2, "values*": 2}
-"""Which arguments of the steps have room behind what is filled, and along which dim."""
-
-_ROOM = 64  # positions that a cache has room for beyond those that are needed, at least
 
 
 # ------------------------------------------------------------------------------------------------ transformers.exporters
@@ -175,18 +179,6 @@ def decoder_program(model: Any) -> torch.export.ExportedProgram:
         return torch.export.export(_Step(model), args, dynamic_shapes=dynamic, strict=False)
 
 
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, without gradients."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
-
-
 def _cache_shapes(model: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """(heads, depth) of each layer's keys and of its values, as a run of the model leaves them. Raises CompileError where a layer
     keeps something else."""
@@ -200,16 +192,12 @@ def _cache_shapes(model: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def attach(model: Any, compiled: CompiledModel) -> None:
-    """Lets a model's `forward`, and so `generate()`, run what `compile_decoder` compiled of such a model. `del model.forward`
-    undoes that."""
-    run = _Forward(compiled)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return run(**dict(zip(signature.parameters, args, strict=False)), **kwargs)
-
-    signature = inspect.signature(type(model).forward.__get__(model))
-    forward.__signature__ = signature  # type: ignore[attr-defined]
-    model.forward = forward
+    """Lets a model's `forward`, and so `generate()`, run what `compile_decoder` or `compile_encoder_decoder` compiled of such a
+    model. `del model.forward` undoes that (and of the latter, `del model.get_encoder().forward`)."""
+    if set(compiled.entries) == set(ENTRIES):
+        attach_encoder_decoder(model, compiled)
+    else:
+        replace_forward(model, _Forward(compiled))
 
 
 class _Forward:
@@ -217,9 +205,7 @@ class _Forward:
 
     def __init__(self, compiled: CompiledModel) -> None:
         self.compiled = compiled
-        caches = [v for v in compiled.native.inputs if v["name"].startswith(("keys", "values"))]
-        self._shapes = [(int(v["dims"][1]), int(v["dims"][3]), getattr(torch, v["dtype"])) for v in caches]
-        """(heads, depth, dtype) of all keys, then of all values."""
+        self._layers = cached_layers(compiled)
 
     def __call__(
         self,
@@ -232,12 +218,12 @@ class _Forward:
         **others: Any,
     ) -> CausalLMOutputWithPast:
         """Raises ContractError for arguments that the compiled step has no place for."""
-        strange = [n for n, x in others.items() if x is not None and x is not False and n not in ("cache_position", "return_dict")]
-        if input_ids is None or strange:
-            raise ContractError(f"a compiled decoder takes input_ids, and not {', '.join(strange) or 'inputs_embeds'}")
+        refuse_others(others)
+        if input_ids is None:
+            raise ContractError("a compiled decoder takes input_ids, and not inputs_embeds")
         batch, length = input_ids.shape
         cache = DynamicCache() if past_key_values is None else past_key_values
-        past = _unbounded(cache)
+        past = unbounded(cache)
         if attention_mask is None:
             attention_mask = torch.ones(batch, past + length, dtype=torch.int64)
         if attention_mask.dim() != 2:
@@ -251,61 +237,9 @@ class _Forward:
     ) -> CausalLMOutputWithPast:
         batch, length = ids.shape
         kept = torch.arange(max(length - keep, 0) if keep else 0, length) if isinstance(keep, int) else keep
-        shapes, number = self._shapes, len(self._shapes) // 2
         with torch.no_grad():
-            held = [_filled(cache, i % number, "keys" if i < number else "values", past) for i in range(2 * number)]
-            filled = [
-                _with_room(torch.empty(batch, heads, 0, depth, dtype=dtype) if x is None else x, length)
-                for x, (heads, depth, dtype) in zip(held, shapes, strict=True)
-            ]
-            logits, keys, values = self.compiled(ids, mask, positions.expand(batch, length), kept, filled[:number], filled[number:])
-            for i, (k, v) in enumerate(zip(keys, values, strict=True)):
-                _keep(cache, i, k, v)
+            logits, keys, values = self.compiled(
+                ids, mask, positions.expand(batch, length), kept, *with_room(cache, self._layers, past, batch, length)
+            )
+            keep_all(cache, keys, values)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
-
-
-def _unbounded(cache: Cache) -> int:
-    """The number of positions that a cache holds. Layers that would forget what lies before a window keep it from here on: the
-    model's mask applies the window. Raises ContractError where that is too late, and for other kinds of caches."""
-    for i, layer in enumerate(cache.layers):
-        if type(layer) is not DynamicLayer:
-            if not isinstance(layer, DynamicLayer) or layer.get_seq_length():
-                raise ContractError(f"a compiled decoder takes dynamic caches: layer {i} is a {type(layer).__name__}")
-            cache.layers[i] = DynamicLayer()
-    return int(cache.get_seq_length())
-
-
-def _filled(cache: Cache, i: int, name: str, past: int) -> torch.Tensor | None:
-    """The filled part of a layer's keys or values, None where the layer has no memory yet."""
-    layer: Any = cache.layers[i] if i < len(cache.layers) else None
-    if layer is None or not layer.is_initialized:
-        return None
-    x: torch.Tensor = getattr(layer, name)
-    return x[:, :, :past]
-
-
-def _with_room(x: torch.Tensor, more: int) -> torch.Tensor:
-    """`x` [batch, heads, positions, depth] as the first part of a buffer with room for more positions; a copy if it is none."""
-    batch, heads, length, depth = x.shape
-    room = x.stride(1) // max(depth, 1)
-    last = (batch - 1) * x.stride(0) + (heads - 1) * x.stride(1) + room * depth
-    if (
-        x.stride()[2:] == (depth, 1)
-        and x.stride(0) == heads * x.stride(1)
-        and room >= length + more
-        and (x.storage_offset() + last) * x.element_size() <= x.untyped_storage().nbytes()
-    ):
-        return x
-    buffer = torch.empty(batch, heads, max(2 * length, length + more + _ROOM), depth, dtype=x.dtype)
-    buffer[:, :, :length] = x
-    return buffer[:, :, :length]
-
-
-def _keep(cache: Cache, i: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Makes a layer hold these keys and values."""
-    while len(cache.layers) <= i:
-        cache.layers.append(DynamicLayer())
-    layer: Any = cache.layers[i]
-    if not layer.is_initialized:
-        layer.lazy_initialization(keys, values)
-    layer.keys, layer.values = keys, values

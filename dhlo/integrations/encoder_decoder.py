@@ -1,0 +1,266 @@
+"""transformers: `generate()` over a compiled encoder and decoder (Whisper, T5, Marian, ...)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+import dhlo
+from dhlo.errors import CompileError, ContractError
+from dhlo.integrations.generation import (
+    GROW,
+    cached_layers,
+    evaluating,
+    keep_all,
+    refuse_others,
+    replace_forward,
+    unbounded,
+    with_room,
+)
+from dhlo.model import CompiledModel
+
+__all__ = [
+    "ENTRIES",
+    "attach_encoder_decoder",
+    "compile_encoder_decoder",
+    "encoder_decoder_programs",
+    "is_encoder_decoder",
+]
+
+ENTRIES = ("encoder", "cross", "decoder")
+"""The programs: of the source; of what cross attention keeps of it; of some tokens after what a cache holds."""
+
+_TAKES = {"decoder_input_ids", "decoder_attention_mask", "attention_mask", "encoder_outputs", "past_key_values"}
+_POSITIONS = "decoder_position_ids"
+
+_Tensors = list[torch.Tensor]
+
+
+class _Encoder(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.get_encoder()
+        self.source = model.main_input_name
+
+    def forward(self, source: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.encoder(**{self.source: source}, attention_mask=attention_mask)[0]
+        return hidden
+
+
+class _Cross(torch.nn.Module):
+    """A token of decoding, of which only what the cross attention keeps is asked."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden: torch.Tensor) -> tuple[_Tensors, _Tensors]:
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        token = torch.zeros(hidden.shape[0], 1, dtype=torch.int64)
+        self.model(
+            decoder_input_ids=token,
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        layers: list[Any] = cache.cross_attention_cache.layers
+        return [x.keys for x in layers], [x.values for x in layers]
+
+
+class _Decoder(torch.nn.Module):
+    """Some tokens after what a cache holds, which may be nothing."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.positions = _POSITIONS in inspect.signature(model.forward).parameters
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        source_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        keys: _Tensors,
+        values: _Tensors,
+        cross_keys: _Tensors,
+        cross_values: _Tensors,
+    ) -> tuple[torch.Tensor, _Tensors, _Tensors]:
+        own = DynamicCache(list(zip(keys, values, strict=True)))
+        cross = DynamicCache(list(zip(cross_keys, cross_values, strict=True)))
+        batch, _, length, _ = cross_keys[0].shape
+        hidden = cross_keys[0].new_zeros(batch, length, self.model.config.hidden_size)  # its sizes are asked, and nothing else
+        out = self.model(
+            attention_mask=source_mask,
+            decoder_input_ids=input_ids,
+            decoder_attention_mask=attention_mask,
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            past_key_values=EncoderDecoderCache(own, cross),
+            use_cache=True,
+            **({_POSITIONS: position_ids} if self.positions else {}),
+        )
+        layers: list[Any] = own.layers
+        return out.logits, [x.keys for x in layers], [x.values for x in layers]
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether `compile_encoder_decoder` takes a model."""
+    names = set(inspect.signature(model.forward).parameters)
+    return bool(model.config.is_encoder_decoder) and names >= {*_TAKES, model.main_input_name} and model.can_generate()
+
+
+def compile_encoder_decoder(model: Any, source: torch.Tensor | None = None, **options: Any) -> CompiledModel:
+    """Compiles an encoder-decoder of transformers that generates text, and lets `model.forward` and the encoder's, and so
+    `model.generate()`, run it: any batch, any lengths but those that the model fixes. The decoder's own keys and values grow in
+    place, those of cross attention are computed once per source.
+
+    `source` is an example of what the encoder takes, of two samples; by default tokens, or features as the config says. `options`
+    are the fields of `dhlo.Options`. The compiled model, with the entries encoder, cross and decoder, is returned: save it, and
+    `attach` what `dhlo.load` makes of it.
+    Raises CompileError for models that aren't of this kind, and what torch.export and `dhlo.compile` raise.
+    """
+    compiled = dhlo.compile(encoder_decoder_programs(model, source), **{"grow": GROW, **options})
+    attach_encoder_decoder(model, compiled)
+    return compiled
+
+
+def encoder_decoder_programs(model: Any, source: torch.Tensor | None = None) -> dict[str, ExportedProgram]:
+    """The programs that `compile_encoder_decoder` compiles, by entry. Raises CompileError, and what torch.export raises."""
+    if not is_encoder_decoder(model):
+        raise CompileError(f"{type(model).__name__} isn't an encoder-decoder that generates and takes {', '.join(sorted(_TAKES))}")
+    tokens = model.main_input_name == "input_ids"
+    if source is None:
+        source = _example(model)
+    batch, length, past = 2, 3, 5
+    mask = torch.ones(batch, source.shape[-1], dtype=torch.int64)
+    with evaluating(model):
+        hidden = _Encoder(model)(source, mask)
+        cross_keys, cross_values = _Cross(model)(hidden)
+    keys, values = ([x[:, :, :1].repeat(1, 1, past, 1) for x in cross] for cross in (cross_keys, cross_values))
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    positions = torch.arange(past, past + length).expand(batch, length).contiguous()
+    ones = torch.ones(batch, past + length, dtype=torch.int64)
+    two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    all_dims = dict.fromkeys(range(source.dim()), Dim.AUTO)
+    calls: dict[str, tuple[Any, Any, Any]] = {
+        "encoder": (_Encoder, (source, mask), (all_dims, two)),
+        "cross": (_Cross, (hidden,), (two,)),
+        "decoder": (
+            _Decoder,
+            (ids, ones, mask, positions, keys, values, cross_keys, cross_values),
+            (two, two, two, two, *([cached] * len(keys) for _ in range(4))),
+        ),
+    }
+    programs = {}
+    with evaluating(model):
+        for entry, (kind, args, dims) in calls.items():
+            programs[entry] = torch.export.export(kind(model), args, dynamic_shapes=dims, strict=False)
+    if not tokens and (_reads(programs["encoder"], "attention_mask") or _reads(programs["decoder"], "source_mask")):
+        raise CompileError(f"{type(model).__name__} reads a mask of its {model.main_input_name}, which compiled models can't")
+    return programs
+
+
+def _example(model: Any) -> torch.Tensor:
+    """What the encoder takes, of two samples. Raises CompileError where the config doesn't say."""
+    config = model.config
+    if model.main_input_name == "input_ids":
+        return torch.ones(2, 7, dtype=torch.int64)
+    if model.main_input_name == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        return torch.zeros(2, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype)
+    raise CompileError(
+        f"{type(model).__name__} takes {model.main_input_name}, whose sizes its config doesn't say",
+        hint="compile_encoder_decoder(model, source) takes an example",
+    )
+
+
+def _reads(program: ExportedProgram, name: str) -> bool:
+    """Whether a program makes use of an argument."""
+    return any(n.users for n in program.graph.find_nodes(op="placeholder") if n.name == name)
+
+
+def attach_encoder_decoder(model: Any, compiled: CompiledModel) -> None:
+    """Lets a model's forward and its encoder's run what `compile_encoder_decoder` compiled of such a model."""
+    run = _Forward(compiled, model.main_input_name)
+    replace_forward(model.get_encoder(), run.encode)
+    replace_forward(model, run)
+
+
+class _Forward:
+    """The forward of an encoder-decoder in terms of the compiled entries. `source` is the name of what its encoder takes."""
+
+    def __init__(self, compiled: CompiledModel, source: str) -> None:
+        self.encoder, self.cross, self.decoder = (compiled[entry] for entry in ENTRIES)
+        self._source = source
+        self._layers = cached_layers(self.decoder)
+
+    def encode(self, attention_mask: torch.Tensor | None = None, **others: Any) -> BaseModelOutput:
+        """Raises ContractError for arguments that the compiled encoder has no place for."""
+        source = others.pop(self._source, None)
+        refuse_others(others)
+        if source is None:
+            raise ContractError(f"a compiled encoder takes {self._source}")
+        if attention_mask is None:
+            attention_mask = torch.ones(source.shape[0], source.shape[-1], dtype=torch.int64)
+        with torch.no_grad():
+            return BaseModelOutput(last_hidden_state=self.encoder(source, attention_mask.long()))
+
+    def __call__(
+        self,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        use_cache: bool | None = None,
+        **others: Any,
+    ) -> Seq2SeqLMOutput:
+        """Raises ContractError for arguments that the compiled entries have no place for."""
+        source = others.pop(self._source, None)
+        refuse_others(others)
+        if decoder_input_ids is None:
+            raise ContractError("a compiled decoder takes decoder_input_ids")
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if past_key_values is None else past_key_values
+        if not isinstance(cache, EncoderDecoderCache):
+            raise ContractError(f"a compiled encoder-decoder takes an EncoderDecoderCache, not a {type(cache).__name__}")
+        past = unbounded(cache.self_attention_cache)
+        unbounded(cache.cross_attention_cache)
+        number = len(self._layers) // 2
+        with torch.no_grad():
+            if not all(cache.is_updated.get(i, False) for i in range(number)):
+                if encoder_outputs is None:
+                    encoder_outputs = self.encode(attention_mask, **{self._source: source})
+                keep_all(cache.cross_attention_cache, *self.cross(encoder_outputs[0]))
+                cache.is_updated.update(dict.fromkeys(range(number), True))
+            cross: list[Any] = cache.cross_attention_cache.layers
+            batch, length = decoder_input_ids.shape
+            source_mask = _mask(attention_mask, "attention_mask", batch, cross[0].keys.shape[2])
+            mask = _mask(decoder_attention_mask, "decoder_attention_mask", batch, past + length)
+            if decoder_position_ids is None:
+                decoder_position_ids = torch.arange(past, past + length)
+            logits, keys, values = self.decoder(
+                decoder_input_ids,
+                mask[:, : past + length],
+                source_mask,
+                decoder_position_ids.expand(batch, length),
+                *with_room(cache.self_attention_cache, self._layers, past, batch, length),
+                [x.keys for x in cross],
+                [x.values for x in cross],
+            )
+            keep_all(cache.self_attention_cache, keys, values)
+        hidden = None if encoder_outputs is None else encoder_outputs[0]
+        return Seq2SeqLMOutput(logits=logits, past_key_values=cache, encoder_last_hidden_state=hidden)
+
+
+def _mask(mask: torch.Tensor | None, name: str, batch: int, length: int) -> torch.Tensor:
+    """A mask as the compiled decoder takes it. Raises ContractError for masks of other than two dims."""
+    if mask is None:
+        return torch.ones(batch, length, dtype=torch.int64)
+    if mask.dim() != 2:
+        raise ContractError(f"{name} is [batch, positions] for compiled models, got {mask.dim()} dims")
+    return mask.long()

@@ -66,6 +66,7 @@ def calls(name: str) -> list[dict[str, Any]]:
         {**four, "max_new_tokens": 16, "do_sample": False},
         {**four, "max_new_tokens": 8, "num_beams": 3, "do_sample": False},
         {**four, "max_new_tokens": 8, "do_sample": True},
+        {**four, "max_new_tokens": 8, "do_sample": False, "use_cache": False},
     ]
 
 
@@ -93,6 +94,8 @@ def test_generate(name, tmp_path):
     assert [loaded[e].counters["runs"] for e in ("encoder", "cross")] == [1, 1]
     assert loaded["decoder"].counters["runs"] > 10
     check_calls(fresh, name)
+    with pytest.raises(dhlo.ContractError, match="isn't one of a LlamaForCausalLM"):
+        attach(hf.LlamaForCausalLM(hf.LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)), loaded)
     del fresh.forward, fresh.get_encoder().forward
     assert torch.equal(fresh.generate(**calls(name)[1]), want[1])
 

@@ -70,6 +70,7 @@ def calls() -> list[dict[str, Any]]:
         {**batch, "max_new_tokens": 16, "do_sample": False},
         {**batch, "max_new_tokens": 8, "num_beams": 3, "do_sample": False},
         {**batch, "max_new_tokens": 8, "do_sample": True},
+        {**batch, "max_new_tokens": 8, "do_sample": False, "use_cache": False},
     ]
 
 

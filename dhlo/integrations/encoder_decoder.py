@@ -254,7 +254,8 @@ class _Forward:
             )
             keep_all(cache.self_attention_cache, keys, values)
         hidden = None if encoder_outputs is None else encoder_outputs[0]
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache, encoder_last_hidden_state=hidden)
+        returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
+        return Seq2SeqLMOutput(logits=logits, past_key_values=returned, encoder_last_hidden_state=hidden)
 
 
 def _mask(mask: torch.Tensor | None, name: str, batch: int, length: int) -> torch.Tensor:

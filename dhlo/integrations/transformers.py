@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import dhlo
 from dhlo.errors import CompileError, ContractError
-from dhlo.integrations.encoder_decoder import ENTRIES, attach_encoder_decoder, compile_encoder_decoder
+from dhlo.integrations.encoder_decoder import ENTRIES, attach_encoder_decoder, compile_encoder_decoder, is_encoder_decoder
 from dhlo.integrations.generation import (
     GROW,
     cached_layers,
@@ -193,11 +193,14 @@ def _cache_shapes(model: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def attach(model: Any, compiled: CompiledModel) -> None:
     """Lets a model's `forward`, and so `generate()`, run what `compile_decoder` or `compile_encoder_decoder` compiled of such a
-    model. `del model.forward` undoes that (and of the latter, `del model.get_encoder().forward`)."""
-    if set(compiled.entries) == set(ENTRIES):
+    model. `del model.forward` undoes that (and of the latter, `del model.get_encoder().forward`). Raises ContractError for
+    models that can't have been compiled to this."""
+    if is_encoder_decoder(model) and set(compiled.entries) == set(ENTRIES):
         attach_encoder_decoder(model, compiled)
-    else:
+    elif is_decoder(model) and cached_layers(compiled):
         replace_forward(model, _Forward(compiled))
+    else:
+        raise ContractError(f"the compiled model isn't one of a {type(model).__name__} that generates")
 
 
 class _Forward:
@@ -230,7 +233,10 @@ class _Forward:
             raise ContractError(f"attention_mask is [batch, positions] for a compiled decoder, got {attention_mask.dim()} dims")
         if position_ids is None:
             position_ids = torch.arange(past, past + length).expand(batch, length)
-        return self._run(input_ids, attention_mask.long()[:, : past + length], position_ids, logits_to_keep, cache, past)
+        out = self._run(input_ids, attention_mask.long()[:, : past + length], position_ids, logits_to_keep, cache, past)
+        if use_cache is False:
+            out.past_key_values = None  # generate() would pass it on, with all tokens
+        return out
 
     def _run(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, keep: int | torch.Tensor, cache: Cache, past: int

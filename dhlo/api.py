@@ -181,7 +181,8 @@ def _check_bounded(programs: Mapping[str, Program], shapes: Iterable[str]) -> No
 
 
 def load_artifact(artifact: Artifact) -> _runtime.Model:
-    """Loads object code into this process and packs the constants into huge pages."""
+    """Loads object code into this process and packs the constants into huge pages. From then on the artifact has these, not the
+    tensors that they were made of: what is saved later is what was compiled."""
     from dhlo.codegen.backends.artifact import StoredConstants
     from dhlo.codegen.backends.cpu.link import extern_addresses
     from dhlo.codegen.backends.cpu.llvm import Jit
@@ -192,6 +193,7 @@ def load_artifact(artifact: Artifact) -> _runtime.Model:
     else:
         memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
         artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
+        artifact.constants = StoredConstants(memory, artifact.constants.bytes)
     try:
         return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
     except RuntimeError as e:

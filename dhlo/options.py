@@ -32,7 +32,7 @@ class Range:
     def __post_init__(self) -> None:
         given = [n for n in (self.min, self.opt, self.max) if n is not None]
         if any(type(n) is not int or not 0 <= n < 1 << 62 for n in given) or given != sorted(given):
-            raise CompileError(f"{self}: sizes from 0 on are expected, with min <= opt <= max")
+            raise CompileError(f"{self}: ints from 0 to 2^62 - 1 are expected, with min <= opt <= max")
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Dims:
     not_negative: set[Expr] = field(default_factory=set)  # what conditions say of sizes beyond single bounds
     ones: set[Expr] = field(default_factory=set)  # sizes that conditions say are 1, though no renaming of a symbol does
     intrinsic: set[str] = field(default_factory=set)  # run-time symbols that are counts: never negative
+    signed: dict[str, str] = field(default_factory=dict)  # the run-time symbols of arguments that may be negative
     asserted: set[Any] = field(default_factory=set)  # conditions on run-time symbols that this round checks already
     changed: bool = False
     _proofs: dict[Any, bool] = field(default_factory=dict)
@@ -68,6 +69,12 @@ class Dims:
     def declare(self, name: str, lo: int | None, hi: int | None) -> None:
         if name not in self.ranges:
             self.ranges[name] = Range(lo, hi)
+
+    def declare_signed(self, name: str, lo: int | None, hi: int | None) -> None:
+        """Declares a number that may be negative, which a run-time symbol stands for: symbols of inputs are natural numbers."""
+        own = self.signed.setdefault(name, f"u_{name}")
+        self.substitution[symbol(name)] = symbol(own)
+        self.declare(own, lo, hi)
 
     def count(self, name: str) -> None:
         """Declares a run-time symbol that counts something."""

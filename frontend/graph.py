@@ -570,6 +570,7 @@ class Importer:
     def _define(self, x: Value, expr: Any) -> Any:
         """Binds an expression that is a bare symbol to a one-element tensor's value."""
         name = str(next(iter(expr.free_symbols)))
+        name = self.dims.signed.get(name, name)
         if self.b.dtype(x).is_bool:
             x = self.b.convert(x, "i64")
         self.b.op(control.Item, [x], {"symbol": name})

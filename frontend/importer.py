@@ -179,11 +179,14 @@ def _unusual(x: torch.Tensor) -> str | None:
 
 def _declare(ep: Any, dims: Dims) -> None:
     """Ranges of the program's symbols. A lower bound of 2 is what an example of that size leaves behind: it means
-    nothing."""
+    nothing. Numbers that may be negative (torch.export makes none, TorchDynamo does) are known by symbols of their own kind."""
     for s, r in ep.range_constraints.items():
         name = str(s)
         if not isinstance(s, sympy.Symbol) or name.startswith(("u", "z", "f")):
             continue
         lo = int(r.lower) if r.lower.is_Integer else 0
         hi = int(r.upper) if r.upper.is_Integer else None
+        if r.lower < 0:
+            dims.declare_signed(name, int(r.lower) if r.lower.is_Integer else None, hi)
+            continue
         dims.declare(name, 0 if lo == 2 else max(lo, 0), hi)

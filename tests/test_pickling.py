@@ -66,6 +66,18 @@ def test_a_copy_of_a_compiled_model_goes_on_by_itself(compiled: dhlo.CompiledMod
         twin(X[0], AT)
 
 
+def test_weights_are_kept_as_compiled(tmp_path: Path) -> None:
+    """What is saved or pickled later is what runs, whatever became of the module's tensors."""
+    module, x = torch.nn.Embedding(5, 4), torch.arange(5)
+    model = dhlo.compile(module, (x,))
+    want = module.weight.detach().clone()
+    with torch.no_grad():
+        module.weight.zero_()
+    model.save(tmp_path / "model.so")
+    for again in (model, dhlo.load(tmp_path / "model.so"), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(x), want)
+
+
 def test_state_of_another_thread() -> None:
     model = compile_decoder()
     with ThreadPoolExecutor(1) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from dhlo.frontend.scalars import scalar_call
 from dhlo.integrations.packed import PackedGraph
+from dhlo.integrations.torch_compile import _source
 from dhlo.ir.symbols import symbol
 
 
@@ -186,6 +188,32 @@ def test_what_has_no_lowering_is_named():
     compiled = torch.compile(lambda x: x.to_sparse().coalesce().values(), backend="dhlo", fullgraph=True)
     with pytest.raises(Exception, match="sparse"):
         compiled(torch.ones(3))
+
+
+def test_numbers_may_be_negative():
+    def shifted(x, n):
+        return x * n + n // 2, torch.arange(n, n + 3), x[n:], x * 2 if n > 1 else x - n
+
+    compiled = torch.compile(shifted, backend="dhlo", dynamic=True)
+    with torch.no_grad():
+        for n in (3, 4, -2, 0, -3, -4, 2):
+            x = torch.randn(6)
+            for got, want in zip(compiled(x, n), shifted(x, n), strict=True):
+                torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("L['self']._modules['layers']._modules['0']._parameters['weight']", "layers.0.weight"),
+        ("L['fn']._parameters['weight']", "weight"),
+        ("L['model']._modules['a']._buffers['n']", "model.a.n"),
+        ("G['cache'].keys[0]", "cache.keys[0]"),
+        ("", "l_x_"),
+    ],
+)
+def test_names_are_the_users(source, name):
+    assert _source(SimpleNamespace(_dynamo_source=SimpleNamespace(name=source), name="l_x_")) == name
 
 
 def test_sums_of_sizes():

@@ -102,6 +102,11 @@ def test_generate(name, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(fresh(ids).logits, type(fresh).forward(fresh, ids).logits, rtol=1e-3, atol=1e-4)
         assert fresh(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
+        assert fresh(ids, logits_to_keep=-2).logits.shape == (1, 5, 99)
+    with pytest.raises(dhlo.ContractError, match="input_ids is .batch, positions., got 1 dims"):
+        fresh(ids[0])
+    with pytest.raises(dhlo.ContractError, match="a Cache of transformers, got a list"):
+        fresh(ids, past_key_values=[(ids, ids)])
     with pytest.raises(dhlo.ContractError, match="inputs_embeds"):
         fresh(inputs_embeds=torch.zeros(1, 3, 32))
     with pytest.raises(dhlo.ContractError, match="attention_mask"):

@@ -30,7 +30,7 @@ class Dump:
         self._folder, self._last, self._count = folder, "", 0
 
     def __call__(self, name: str, text: str) -> None:
-        self._last = f"{self._count:03}-{name}.mlir"
+        self._last = f"{self._count:03}-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.mlir"
         self._count += 1
         write_bytes(self._folder / self._last, (text + "\n").encode())
 
@@ -44,7 +44,7 @@ class Dump:
             alone += ['cd "$(dirname "$0")"', f"DHLO_VERIFY_PASSES=1 dhlo opt {shlex.quote(self._last)} --{found[0]} -o /dev/null"]
         elif found and self._last:
             alone = [f"# what stood before pass {found[0]}: {self._last}"]
-        whole = f"# all of it, in {Path.cwd()}:\n# {shlex.join(['dhlo', *sys.argv[1:]])}"
+        whole = f"all of it, in {Path.cwd()}:\n{shlex.join(['dhlo', *sys.argv[1:]])}".replace("\n", "\n# ")
         path = self._folder / "reproduce.sh"
-        write_bytes(path, "\n".join(["#!/bin/sh", *reasons, *alone, whole, ""]).encode())
+        write_bytes(path, "\n".join(["#!/bin/sh", *reasons, *alone, f"# {whole}", ""]).encode())
         return path

@@ -85,7 +85,5 @@ def _source(node: Any) -> str:
     text = source.name if source is not None else ""
     if callable(text):  # until PyTorch 2.12
         text = text()
-    parts = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
-    if parts and re.match(r"L\['self'\]", text):
-        return ".".join(parts)
-    return re.sub(r"^[LG]\['([^']+)'\]", r"\1", text) or str(node.name)
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", re.sub(r"^[LG]\['([^']+)'\]", r"\1", text))
+    return re.sub(r"^(self|fn)\.", "", text) or str(node.name)  # `fn`: TorchDynamo's name of a module of PyTorch's own

@@ -224,6 +224,10 @@ class _Forward:
         refuse_others(others)
         if input_ids is None:
             raise ContractError("a compiled decoder takes input_ids, and not inputs_embeds")
+        if input_ids.dim() != 2:
+            raise ContractError(f"input_ids is [batch, positions] for a compiled decoder, got {input_ids.dim()} dims")
+        if past_key_values is not None and not isinstance(past_key_values, Cache):
+            raise ContractError(f"past_key_values is a Cache of transformers, got a {type(past_key_values).__name__}")
         batch, length = input_ids.shape
         cache = DynamicCache() if past_key_values is None else past_key_values
         past = unbounded(cache)
@@ -242,7 +246,7 @@ class _Forward:
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, keep: int | torch.Tensor, cache: Cache, past: int
     ) -> CausalLMOutputWithPast:
         batch, length = ids.shape
-        kept = torch.arange(max(length - keep, 0) if keep else 0, length) if isinstance(keep, int) else keep
+        kept = torch.arange(length)[-keep:] if isinstance(keep, int) else keep
         with torch.no_grad():
             logits, keys, values = self.compiled(
                 ids, mask, positions.expand(batch, length), kept, *with_room(cache, self._layers, past, batch, length)

@@ -98,6 +98,9 @@ def test_compile_writes_here_and_replaces_nothing(program: Path, tmp_path: Path,
     assert path.read_text() == "precious"
     call("compile", program, "--emit", "mlir", "--force")
     assert "func.func" in path.read_text()
+    before = program.read_bytes()
+    assert "is the program that is compiled" in call("compile", program, "-o", program, "--force", code=1)[1]
+    assert program.read_bytes() == before
 
 
 def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

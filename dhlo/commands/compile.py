@@ -105,6 +105,8 @@ def compile_file(
         raise CompileError(
             f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
         )
+    if any(output.exists() and source.exists() and output.samefile(source) for source in files.values()):
+        raise CompileError(f"'{output}' is the program that is compiled: name another file, -o FILE")
     if emit in _BINARY:
         check_target(output)
     start = time.perf_counter()

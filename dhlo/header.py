@@ -35,17 +35,26 @@ _KEYWORDS: Final = frozenset(
     "typedef typeid typename typeof union unsigned using virtual void volatile wchar_t while xor xor_eq".split()
 )
 
+# Macros that the headers bring along, or compilers without -std define.
+_MACROS: Final = frozenset("EOF NULL errno linux stderr stdin stdout unix".split())
+# Names of the runtime's, of the C++ library's, and limits of C's integers.
+_RESERVED: Final = re.compile(r"(dhlo|DHLO)(_.*)?|std|U?INT\w*_M(AX|IN)")
+
 
 def identifier(text: str) -> str:
     """A name in C and C++ that resembles `text`: what can't be in one becomes `_`."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_") or "model"
-    return f"{name}_" if name in _KEYWORDS else f"m{name}" if name[0].isdigit() else name
+    if _RESERVED.fullmatch(name):
+        return f"m_{name}"
+    return f"{name}_" if name in _KEYWORDS | _MACROS else f"m{name}" if name[0].isdigit() else name
 
 
 def check_identifier(text: str) -> str:
     """The text, if it is a name that C and C++ leave to programs. Raises CompileError."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or "__" in text or text in _KEYWORDS:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or "__" in text or text in _KEYWORDS | _MACROS:
         raise CompileError(f"'{text}' can't be a symbol's name", hint="use letters, digits and single '_', beginning with a letter")
+    if _RESERVED.fullmatch(text):
+        raise CompileError(f"'{text}' can't be a symbol's name: such names are the runtime's, or C's and C++'s")
     return text
 
 
@@ -105,7 +114,7 @@ def _entries(entries: Sequence[Mapping[str, Any]], prefix: str) -> list[_Entry]:
 
 def _values(values: Sequence[Mapping[str, Any]], written: Iterable[int], const: bool = False) -> list[_Value]:
     """Inputs, of which some are written to; or outputs."""
-    names, changed = _distinct((v["name"] for v in values), {"session"}), set(written)
+    names, changed = _distinct((v["name"] for v in values), {"session", "tensors"}), set(written)
     out = []
     for number, (name, value) in enumerate(zip(names, values, strict=True)):
         kind, dtype = _TYPES[value["dtype"]]

@@ -192,6 +192,8 @@ def check_weights(source: Source, weights: Mapping[str, torch.Tensor], *, strict
         if not key:
             continue
         expected = source.tensors[key]
+        if not isinstance(value, torch.Tensor):
+            raise CompileError(f"weight '{name}': expected a tensor, got {type(value).__name__}")
         if value.dtype != expected.dtype or tuple(value.shape) != expected.shape:
             raise CompileError(
                 f"weight '{name}': expected {_spelt(expected.dtype, expected.shape)}, got {_spelt(value.dtype, value.shape)}"

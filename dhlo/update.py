@@ -51,6 +51,8 @@ def update_weights(
     Returns the path of the output. Raises CompileError for weights that don't fit, ModelFileError for a file that is damaged, of
     another version, or compiled with `updatable=False` or passes of users, and OSError if the output can't be written.
     """
+    if not isinstance(weights, Mapping | str | Path | Sequence):
+        raise DhloError(f"weights: expected tensors by name, or paths of .safetensors files, got {type(weights).__name__}")
     given = weights if isinstance(weights, Mapping) else read_safetensors(weights)
     output = Path(model if output is None else output)
     with open_sections(model) as sections:

@@ -129,6 +129,9 @@ def test_weights_that_dont_fit(model: tuple[Net, Path], tmp_path: Path) -> None:
     assert "weight 'q.weight': expected float32[24, 24], got float32[24, 23]" in refused(q__weight=torch.zeros(24, 23))
     assert "weight 'scale': expected float32[], got float32[1]" in refused(scale=torch.zeros(1))
     assert "weight 'q.weight': expected float32[24, 24], got float64[24, 24]" in refused(q__weight=torch.zeros(24, 24).double())
+    assert "weight 'q.bias': expected a tensor, got list" in refused(q__bias=[0.0] * 24)  # type: ignore[arg-type]
+    with pytest.raises(dhlo.DhloError, match=r"weights: expected tensors by name, or paths .* got Net"):
+        update_weights(path, net)  # type: ignore[arg-type]
     assert "no weights called 'q.wieght'" in refused(q__wieght=torch.zeros(24, 24))
     assert "'embed.weight' and 'out.weight' are one tensor in the model, and differ" in refused(out__weight=torch.zeros(50, 24))
     update_weights(path, {**state, "strange": torch.zeros(3)}, tmp_path / "out.so", strict=False)

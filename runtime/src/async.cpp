@@ -46,6 +46,7 @@ void AsyncRun::begin(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_r
     session_->stop.begin(how.timeout_ns, how.cancel);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
+      if (ending_) throw Error(DHLO_CANCELLED, "the session is being destroyed");
       ++pending_;
     }
     if (runners().post(this)) return;
@@ -68,7 +69,7 @@ void AsyncRun::run() noexcept {
   const std::shared_ptr<AsyncRun> self = std::move(self_);
   dhlo_session* const session = session_;
   // The program, and its environment with this thread, stay until the host has been told.
-  const std::shared_ptr<const Program> program = session->model->program;
+  std::shared_ptr<const Program> program = session->model->program;
   const dhlo_status status = session->run_claimed(inputs_.data(), static_cast<int64_t>(inputs_.size()));
   const dhlo_done_fn done = done_;
   void* const ctx = ctx_;
@@ -78,6 +79,7 @@ void AsyncRun::run() noexcept {
   telling = around;
   if (!ok && program->env != nullptr)
     program->env->log(DHLO_LOG_ERROR, [] { return std::string("the host's function for the end of a run threw"); });
+  program.reset();  // before whoever waits in end() goes on: the host may then take away what its hooks need
   const std::lock_guard<std::mutex> lock(mutex_);
   --pending_;
   told_.notify_all();
@@ -86,6 +88,7 @@ void AsyncRun::run() noexcept {
 void AsyncRun::end() noexcept {
   const int64_t own = telling == this ? 1 : 0;
   std::unique_lock<std::mutex> lock(mutex_);
+  ending_ = true;  // or a function that begins the next run each time would never let it end
   if (pending_ <= own) return;
   session_->stop.cancel();
   lock.unlock();

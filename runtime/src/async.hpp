@@ -38,6 +38,7 @@ class AsyncRun : public Task, public std::enable_shared_from_this<AsyncRun> {
   std::mutex mutex_;
   std::condition_variable told_;
   int64_t pending_ = 0;  // accepted, and the host's function hasn't returned
+  bool ending_ = false;  // nothing is accepted any more
 };
 
 }  // namespace dhlo

@@ -281,6 +281,59 @@ void test_sessions_end_during_async_runs() {
   for (const dhlo_status status : done.told) CHECK(status == DHLO_CANCELLED);
 }
 
+// Each end of a run begins the next, until the session is being destroyed.
+void test_chains_end_with_their_session() {
+  struct Chain {
+    Call call{70};
+    std::atomic<int> refused{0};
+    static void next(void* ctx, dhlo_session* session, dhlo_status) {
+      auto* self = static_cast<Chain*>(ctx);
+      sched_yield();  // so that the session's end mostly comes between two runs
+      const dhlo_status status = dhlo_session_run_async(session, self->call.views, 2, nullptr, next, ctx);
+      if (status == DHLO_OK) return;
+      CHECK(status == DHLO_CANCELLED && std::string(dhlo_last_error()) == "the session is being destroyed");
+      ++self->refused;
+    }
+  };
+  const Env env(env_options(2));
+  for (int round = 0; round < 50; ++round) {
+    Chain chain;
+    {
+      dhlo::Session session(env.model());
+      CHECK(dhlo_session_run_async(session.get(), chain.call.views, 2, nullptr, Chain::next, &chain) == DHLO_OK);
+    }
+    CHECK(chain.refused == 1);
+  }
+}
+
+// Once a session has been destroyed nothing of a run that was told of holds the environment, nor calls its hooks.
+void test_told_runs_hold_nothing() {
+  std::atomic<bool> gone{false}, late{false};
+  struct Hooks {
+    std::atomic<bool>*gone, *late;
+  } hooks{&gone, &late};
+  dhlo_env_options options = env_options(2);
+  options.log_level = DHLO_LOG_INFO;
+  options.log = [](void* ctx, int32_t, const char*) {
+    const auto* self = static_cast<Hooks*>(ctx);
+    if (*self->gone) *self->late = true;
+  };
+  options.log_ctx = &hooks;
+  Call call(3);
+  for (int round = 0; round < 200; ++round) {
+    gone = false;
+    {
+      const Env env(options);
+      Done done;
+      dhlo::Session session(env.model());
+      CHECK(run_async(session, call, &done) == DHLO_OK && done.wait() == DHLO_OK);
+    }
+    gone = true;
+    sched_yield();
+    CHECK(!late);
+  }
+}
+
 // The host's function may go on with the session, destroy it, and give up all that is left of the environment.
 void test_done_functions() {
   struct Chain {
@@ -352,6 +405,8 @@ void test_environments() {
   test_async(make_model_with_threads(2));
   test_async(Env(env_options(1)).model());
   test_sessions_end_during_async_runs();
+  test_chains_end_with_their_session();
+  test_told_runs_hold_nothing();
   test_done_functions();
 #ifndef __SANITIZE_THREAD__
   test_fork();

@@ -110,13 +110,21 @@ def test_symbols(models: dict[str, Any]) -> None:
 def test_the_default_symbol_and_names_that_c_refuses(models: dict[str, Any], tmp_path: Path) -> None:
     models["compiled decoder"].save_object(tmp_path / "x.o")
     assert "decoder_descriptor" in sh("nm", "-g", tmp_path / "x.o")
-    for symbol in ("", "1x", "a-b", "a__b", "_a", "int", "ä"):
+    for symbol in ("", "1x", "a-b", "a__b", "_a", "int", "ä", "std", "dhlo_session", "NULL"):
         with pytest.raises(CompileError, match="can't be a symbol's name"):
             models["compiled decoder"].save_archive(tmp_path / "x.a", symbol)
     assert not (tmp_path / "x.a").exists()
     with pytest.raises(CompileError, match=r"ends with \.h"):
         models["compiled decoder"].save_header(tmp_path / "x.txt")
-    names = {"a-b.c": "a_b_c", "3d": "m3d", "": "model", "class": "class_", "a__b": "a_b"}
+    names = {
+        "a-b.c": "a_b_c",
+        "3d": "m3d",
+        "": "model",
+        "class": "class_",
+        "a__b": "a_b",
+        "dhlo_model": "m_dhlo_model",
+        "NULL": "NULL_",
+    }
     assert {name: check_identifier(identifier(name)) for name in names} == names
 
 
@@ -163,6 +171,7 @@ def test_constants_that_are_too_large() -> None:
 def any_entry(name: str) -> dict[str, Any]:
     """An entry with an argument and a result of every dtype, and names that are none in C."""
     names = ["int", "a-b", "a_b", "a.b", "*/", "x\n#error", "ÿ", "session", "outputs"]
+    names += ["tensors", "NULL", "EOF", "errno", "dhlo", "DHLO_F32", "INT64_MAX"]
     values = [
         {"name": names[n] if n < len(names) else f"v{n}", "dtype": dtype, "sizes": [-1, 2, -1][: n % 4],
          "dims": ["batch", "2", "a*/b\\"][: n % 4]} for n, dtype in enumerate(DTYPES)
@@ -180,7 +189,7 @@ def any_entry(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["so", "obj", "archive"])
-@pytest.mark.parametrize("names", [[""], ["load", "a-b", "a.b"]], ids=["one", "three"])
+@pytest.mark.parametrize("names", [[""], ["load", "a-b", "a.b", "dhlo"]], ids=["one", "four"])
 def test_headers_compile(tmp_path: Path, form: Any, names: list[str]) -> None:
     """In C99, C++17 and C++ without exceptions, pedantically, twice in one file and beside another model's."""
     for language, suffix, compilers in (

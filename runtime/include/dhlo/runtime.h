@@ -385,7 +385,8 @@ DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_o
 DHLO_API dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry,
                                                  const dhlo_session_options* options, dhlo_session** out);
 /* NULL is allowed. Must not be called during a run, but for asynchronous ones: these are cancelled and waited for,
- * `done` included unless it is what calls. */
+ * `done` included unless it is what calls; what `done` asks for meanwhile, dhlo_session_run_async refuses with
+ * DHLO_CANCELLED. */
 DHLO_API void dhlo_session_destroy(dhlo_session* session);
 /* Borrowed. */
 DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);

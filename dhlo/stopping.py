@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,13 +46,21 @@ def nanoseconds(timeout: float | None) -> int:
 
 async def in_thread(run: Callable[[CancelToken], T]) -> T:
     """What `run` returns, which is called in a thread of the event loop's executor. A task that is cancelled meanwhile stops it,
-    and ends when it has."""
-    token = CancelToken()
-    future = asyncio.get_running_loop().run_in_executor(None, run, token)
+    and ends when it has; at once while all threads are taken by others."""
+    token, begun = CancelToken(), threading.Event()
+
+    def call() -> T:
+        begun.set()
+        return run(token)
+
+    future = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         token.cancel()
-        with suppress(DhloError):
-            await future
+        if not begun.is_set():
+            future.cancel()  # if it begins right now, the token stops it
+        else:
+            with suppress(DhloError):
+                await future
         raise

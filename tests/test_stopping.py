@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -123,3 +124,23 @@ def test_model_without_state() -> None:
     for x, y in zip(xs, asyncio.run(main()), strict=True):
         assert torch.equal(y, plain(x))
     assert torch.equal(plain.run((xs[0],), timeout=10), plain(xs[0]))
+
+
+def test_a_task_that_waits_for_a_thread_is_cancelled(model: dhlo.CompiledModel) -> None:
+    """It doesn't wait until others leave a thread of the executor."""
+    session, free = model.session(), threading.Event()
+
+    async def main() -> bool:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        taken = loop.run_in_executor(None, free.wait)
+        task = asyncio.ensure_future(session.run_async(X, NEVER))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=30)
+        free.set()
+        await taken
+        return task in done and task.cancelled()
+
+    assert asyncio.run(main())
+    check(session, 0)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dhlo.api import compile, load
-    from dhlo.custom import CustomPass, check_pass, custom_pass, register_fusion, rewrite
+    from dhlo.custom import check_pass, custom_pass, register_fusion, rewrite
     from dhlo.errors import (
         CancelledError,
         CompileError,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dhlo.exported import save_program
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
     from dhlo.model import CompiledModel
-    from dhlo.options import Options, Range
+    from dhlo.options import CustomPass, Options, Range
     from dhlo.session import Session
     from dhlo.stopping import CancelToken
     from dhlo.update import update_weights
@@ -61,7 +61,7 @@ _HOME = {
     "compile": "dhlo.api",
     "load": "dhlo.api",
     "CompiledModel": "dhlo.model",
-    "CustomPass": "dhlo.custom",
+    "CustomPass": "dhlo.options",
     "check_pass": "dhlo.custom",
     "custom_pass": "dhlo.custom",
     "register_fusion": "dhlo.custom",

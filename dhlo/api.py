@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec
 from dhlo.capture import as_exported
-from dhlo.errors import CompileError, DhloError, ModelFileError
+from dhlo.errors import CompileError
 from dhlo.hidden import Shared
+from dhlo.loading import ELSEWHERE, FileOrigin, Memory, Verify, load_artifact, open_model
 from dhlo.model import CompiledModel
-from dhlo.options import Options, Range, cache_dir, read_options
-from dhlo.pickling import FileOrigin, calls_of
+from dhlo.options import CustomPass, Options, Range, cache_dir, read_options
+from dhlo.pickling import calls_of
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.frontend.program import Program
 
-__all__ = ["build", "build_entries", "compile", "import_programs", "load", "load_artifact", "open_model"]
-
-
-Verify: TypeAlias = bool | Literal["always"]
-Memory: TypeAlias = Literal["auto", "mapped", "populated", "locked", "copied"]
-_MEMORY: Final[tuple[Memory, ...]] = get_args(Memory)  # in the order of dhlo_constants_memory
+__all__ = ["build", "build_entries", "compile", "import_programs", "load"]
 
 
 def compile(
@@ -76,10 +71,7 @@ def _refuse_foreign(names: str) -> None:
     lacks = [(t.name, [f for f in t.features if not _runtime.cpu_supports(f)]) for t in parse_targets(names)]
     if all(missing for _, missing in lacks):
         name, missing = lacks[0]
-        raise CompileError(f"code for '{name}' can't run in this process: the CPU lacks {', '.join(missing)}", hint=_ELSEWHERE)
-
-
-_ELSEWHERE = "name a target of this machine, or write a model file for another one: dhlo compile --target ... -o FILE"
+        raise CompileError(f"code for '{name}' can't run in this process: the CPU lacks {', '.join(missing)}", hint=ELSEWHERE)
 
 
 def build(
@@ -97,7 +89,7 @@ def build_entries(
     from dhlo.cache import Cache, model_key
     from dhlo.codegen.target import parse_targets
     from dhlo.compiler import compile_programs, renumber
-    from dhlo.custom import CustomPass, registered_fusions
+    from dhlo.custom import registered_fusions
     from dhlo.frontend.growing import read_growth
     from dhlo.pipeline import FRONT, run_passes
 
@@ -180,28 +172,6 @@ def _check_bounded(programs: Mapping[str, Program], shapes: Iterable[str]) -> No
             raise CompileError(f"shapes: '{key}' is no dynamic size of the program", hint=hint)
 
 
-def load_artifact(artifact: Artifact) -> _runtime.Model:
-    """Loads object code into this process and packs the constants into huge pages. From then on the artifact has these, not the
-    tensors that they were made of: what is saved later is what was compiled."""
-    from dhlo.codegen.backends.artifact import StoredConstants
-    from dhlo.codegen.backends.cpu.link import extern_addresses
-    from dhlo.codegen.backends.cpu.llvm import Jit
-
-    jit = Jit(artifact.objects, extern_addresses(artifact.externs))
-    if isinstance(artifact.constants, StoredConstants):
-        memory = artifact.constants.memory
-    else:
-        memory = _runtime.Buffer(max(artifact.constants.bytes, 64))
-        artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
-        artifact.constants = StoredConstants(memory, artifact.constants.bytes)
-    try:
-        return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
-    except RuntimeError as e:
-        if getattr(e, "status", "") != "cpu":
-            raise
-        raise CompileError(str(e), hint=_ELSEWHERE) from None
-
-
 def load(
     path: str | Path,
     *,
@@ -234,40 +204,3 @@ def load(
     model = open_model(path, num_threads, verify=verify, memory=memory, require_key=require_key)
     calls = calls_of(model)
     return CompiledModel(model, calls, shared=Shared(model, calls, origin=origin))
-
-
-def open_model(
-    path: str | Path,
-    num_threads: int = 0,
-    *,
-    verify: Verify = True,
-    memory: Memory = "auto",
-    require_key: str | Path | bytes | None = None,
-) -> _runtime.Model:
-    """The native model of a file, run by `num_threads` threads (0: one per processor).
-
-    The rest is like `load`, errors included.
-    """
-    if verify not in (False, True, "always"):
-        raise DhloError(f"verify: expected True, False or 'always', got {verify!r}")
-    if memory not in _MEMORY:
-        raise DhloError(f"memory: expected {', '.join(map(repr, _MEMORY))}, got {memory!r}")
-    authorize = None
-    if require_key is not None:
-        from dhlo.signing import check_signature
-
-        authorize = check_signature(path, require_key)
-    try:
-        return _runtime.Model.from_file(
-            path,
-            num_threads=num_threads,
-            verify=2 if verify == "always" else int(verify),
-            memory=_MEMORY.index(memory),
-            authorize=authorize,
-        )
-    except MemoryError as e:
-        raise ModelFileError(f"model file '{path}': {e}") from None
-    except RuntimeError as e:
-        raise e if isinstance(e, ModelFileError) else ModelFileError(str(e)) from None
-    except (OverflowError, ValueError) as e:  # the number of threads, here or in DHLO_NUM_THREADS
-        raise DhloError(str(e)) from None

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.codegen.target import Target
-    from dhlo.custom import CustomPass
     from dhlo.frontend.program import Program
+    from dhlo.options import CustomPass
 
 __all__ = ["Cache", "compiler_version", "model_key", "program_key"]
 

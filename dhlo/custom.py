@@ -21,6 +21,7 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, number
 from dhlo.ir.types import from_mlir
+from dhlo.options import CustomPass
 from dhlo.passes.cse import erase_dead
 
 __all__ = [
@@ -31,33 +32,6 @@ __all__ = [
 Weights = dict[str, torch.Tensor]
 _COMMUTATIVE = (ew.Add, ew.Mul, ew.Maximum, ew.Minimum, ew.And, ew.Or, ew.Xor, ew.Eq, ew.Ne)
 _FUSIONS: dict[str, CustomPass] = {}
-
-
-@dataclass(frozen=True)
-class CustomPass:
-    """A pass for `Options.passes`: `run(module, weights)` changes a module of the dialect in place, and may add constants.
-
-    It runs directly before or after the pass that `before` or `after` names (`dhlo opt --list` shows them). `version` is any text
-    that changes when the pass does: without one, programs that the pass has worked on aren't kept in the cache.
-    """
-
-    name: str
-    run: Callable[[Module, Weights], object]
-    before: str = ""
-    after: str = ""
-    version: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.name or bool(self.before) == bool(self.after):
-            raise CompileError(f"pass '{self.name}' needs a name, and the pass that it comes before or after")
-
-    def __call__(self, module: Module, weights: Weights) -> object:
-        return self.run(module, weights)
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What tells it from others."""
-        return self.name, self.before, self.after, self.version
 
 
 def custom_pass(

@@ -16,6 +16,7 @@ __all__ = [
     "SignatureError",
     "TorchVersionError",
     "UnsupportedError",
+    "translate",
 ]
 
 
@@ -82,3 +83,17 @@ class TorchVersionError(DhloError, ImportError):
 
 class InternalError(DhloError, AssertionError):
     """A bug in dhlo. Please report it with the program."""
+
+
+def translate(error: Exception) -> Exception:
+    """The runtime's exception as users know it: ContractError for a ValueError or TypeError, SessionError where the session is in
+    use."""
+    if isinstance(error, DhloError):
+        return error
+    if isinstance(error, (TypeError, ValueError)):
+        return ContractError(str(error))
+    kind = _ERRORS.get(getattr(error, "status", None) or "")
+    return error if kind is None else kind(str(error))
+
+
+_ERRORS: dict[str, type[DhloError]] = {"busy": SessionError, "cancelled": CancelledError, "deadline": DeadlineError}

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec
-from dhlo.errors import SessionError
-from dhlo.session import translate
+from dhlo.errors import SessionError, translate
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
-    from dhlo.pickling import FileOrigin
+    from dhlo.loading import FileOrigin
 
 __all__ = ["Shared"]
 
@@ -80,7 +79,7 @@ class Shared:
         )
 
     # ------------------------------------------------------------------ copies
-    def _state(self) -> bytes | None:
+    def state(self) -> bytes | None:
         """What the state of a copy begins with."""
         if self._state_of is None:
             return self._snapshot
@@ -93,15 +92,10 @@ class Shared:
             raise translate(e) from None
 
     def __copy__(self) -> Shared:
-        return Shared(self.model, self.calls, self.artifact, self.origin, self._state())
+        return Shared(self.model, self.calls, self.artifact, self.origin, self.state())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
         return self.__copy__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from dhlo.pickling import pack, unpack
-
-        return unpack, (pack(self), self._state())
 
 
 def _some(names: Sequence[str]) -> str:

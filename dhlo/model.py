@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from dhlo import _runtime
 from dhlo.arguments import explain_mismatch
 from dhlo.callspec import CallSpec
-from dhlo.errors import ContractError, DhloError
+from dhlo.errors import ContractError, DhloError, translate
 from dhlo.frontend.program import OutputSpec
 from dhlo.hidden import Shared
-from dhlo.session import Session, translate
+from dhlo.session import Session
 from dhlo.stopping import CancelToken, in_thread, nanoseconds
 
 if TYPE_CHECKING:

@@ -5,19 +5,43 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dhlo.errors import CompileError
 
-if TYPE_CHECKING:
-    from dhlo.custom import CustomPass
-
-__all__ = ["Options", "Range", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
+__all__ = ["CustomPass", "Options", "Range", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
 
 
 def default_target() -> str:
     """DHLO_TARGET: the machine to compile for; "native", this one, if unset or empty."""
     return os.environ.get("DHLO_TARGET") or "native"
+
+
+@dataclass(frozen=True)
+class CustomPass:
+    """A pass for `Options.passes`: `run(module, weights)` changes a module of the dialect in place, and may add constants.
+
+    It runs directly before or after the pass that `before` or `after` names (`dhlo opt --list` shows them). `version` is any text
+    that changes when the pass does: without one, programs that the pass has worked on aren't kept in the cache.
+    """
+
+    name: str
+    run: Callable[[Any, Any], object]
+    before: str = ""
+    after: str = ""
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or bool(self.before) == bool(self.after):
+            raise CompileError(f"pass '{self.name}' needs a name, and the pass that it comes before or after")
+
+    def __call__(self, module: Any, weights: Any) -> object:
+        return self.run(module, weights)
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells it from others."""
+        return self.name, self.before, self.after, self.version
 
 
 @dataclass(frozen=True)

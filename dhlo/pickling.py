@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,55 +16,14 @@ from dhlo.callspec import CallSpec, read_call
 from dhlo.errors import ModelFileError
 from dhlo.frontend.program import InputSpec, OutputSpec
 from dhlo.hidden import Shared
+from dhlo.loading import FileOrigin, digest_of, load_artifact, open_model
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
 
-__all__ = ["FileOrigin", "calls_of", "pack", "unpack"]
+__all__ = ["calls_of", "pack", "unpack"]
 
 _TEXTS = ("objects", "planned", "entries", "llvm_ir", "targets", "source")  # of an Artifact, besides its constants
-
-
-@dataclass(frozen=True)
-class FileOrigin:
-    """The file that a model was loaded from, how it was loaded, and what told the file from others then."""
-
-    path: Path
-    options: Mapping[str, Any]
-    mark: tuple[int, ...]
-
-    @staticmethod
-    def of(path: str | Path, options: Mapping[str, Any]) -> FileOrigin | None:
-        """Of a file that is about to be loaded; None where there is none, which loading it says better."""
-        absolute = Path(os.path.abspath(path))
-        try:
-            return FileOrigin(absolute, options, _mark(absolute))
-        except (OSError, ValueError):
-            return None
-
-    def digest(self) -> bytes:
-        """The file's digest. Raises ModelFileError where it isn't the file any more that was loaded."""
-        try:
-            same = _mark(self.path) == self.mark
-        except OSError:
-            same = False
-        if not same:
-            raise ModelFileError(
-                f"model file '{self.path}' was replaced or changed after it was loaded: a pickle of the model names its file"
-            )
-        return _digest(self.path)
-
-
-def _mark(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _digest(path: Path) -> bytes:
-    from dhlo.model_file import open_sections
-
-    with open_sections(path) as sections:
-        return sections.file_digest
 
 
 def calls_of(model: _runtime.Model) -> dict[str, CallSpec]:
@@ -106,8 +64,6 @@ def unpack(packed: Mapping[str, Any], snapshot: bytes | None) -> Shared:
             f"the model was pickled by another version of dhlo (ABI {packed['abi']}, this is {_runtime.ABI_VERSION})"
         )
     artifact = _artifact(packed)
-    from dhlo.api import load_artifact
-
     calls = {name: _call(*flat) for name, flat in packed["calls"].items()}
     return Shared(load_artifact(artifact), calls, artifact, None, snapshot)
 
@@ -134,10 +90,8 @@ def _spec(flat: Any) -> Any:
 
 
 def _load_again(path: Path, digest: bytes, options: Mapping[str, Any]) -> tuple[_runtime.Model, FileOrigin | None]:
-    from dhlo.api import open_model
-
     origin = FileOrigin.of(path, options)
-    if _digest(path) != digest:
+    if digest_of(path) != digest:
         raise ModelFileError(f"model file '{path}' isn't the one whose model was pickled")
     return open_model(path, **options), origin
 
@@ -149,3 +103,10 @@ def _artifact(packed: Mapping[str, Any]) -> Artifact:
     memory = _runtime.Buffer(max(constants.nbytes, 64))
     np.frombuffer(memory, np.uint8)[: constants.nbytes] = constants  # type: ignore[call-overload]
     return Artifact(constants=StoredConstants(memory, constants.nbytes), **{name: packed[name] for name in _TEXTS})
+
+
+def _reduced(shared: Shared) -> tuple[Any, ...]:
+    return unpack, (pack(shared), shared.state())
+
+
+copyreg.pickle(Shared, _reduced)

@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from dhlo.custom import CustomPass
+    from dhlo.options import CustomPass
 
 Weights = dict[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from dhlo import _runtime
-from dhlo.session import translate
+from dhlo.errors import translate
 
 __all__ = ["HEAD", "Profile", "ProfileRow", "cells", "profile_rows"]
 

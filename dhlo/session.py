@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dhlo import _runtime
-from dhlo.errors import CancelledError, ContractError, DeadlineError, DhloError, SessionError
+from dhlo.errors import ContractError, SessionError, translate
 from dhlo.stopping import CancelToken, in_thread, nanoseconds
 
 if TYPE_CHECKING:
@@ -214,17 +214,3 @@ def _errors() -> Iterator[None]:
         yield
     except RuntimeError as e:
         raise translate(e) from None
-
-
-def translate(error: Exception) -> Exception:
-    """The runtime's exception as users know it: ContractError for a ValueError or TypeError, SessionError where the session is in
-    use."""
-    if isinstance(error, DhloError):
-        return error
-    if isinstance(error, (TypeError, ValueError)):
-        return ContractError(str(error))
-    kind = _ERRORS.get(getattr(error, "status", None) or "")
-    return error if kind is None else kind(str(error))
-
-
-_ERRORS: dict[str, type[DhloError]] = {"busy": SessionError, "cancelled": CancelledError, "deadline": DeadlineError}

@@ -13,8 +13,8 @@ from typing import Any
 
 from dhlo import _runtime
 from dhlo.container import write_bytes
+from dhlo.errors import translate
 from dhlo.ir.symbols import evaluate, parse
-from dhlo.session import translate
 from dhlo.signature import type_for_people
 
 __all__ = ["SPANS", "traced"]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dhlo import interp
-from dhlo.api import load_artifact
 from dhlo.callspec import CallSpec
 from dhlo.compiler import Artifact, compile_program, renumber
 from dhlo.frontend.program import InputSpec, Mutation, OutputSpec, Program, Range
@@ -18,6 +17,7 @@ from dhlo.ir.function import bodies, mark_results, set_ranges
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.symbols import evaluate, parse
 from dhlo.ir.types import DTYPES, DType, TensorType
+from dhlo.loading import load_artifact
 from dhlo.model import CompiledModel
 from dhlo.options import Options
 

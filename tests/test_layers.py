@@ -35,8 +35,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dhlo.codegen.elementwise": KERNEL_IR,
     "dhlo.codegen.families": FAMILIES,
     "dhlo.codegen.host": FAMILIES,
-    "dhlo.codegen.backends": FAMILIES | FILES | {"dhlo.codegen.host"},
+    "dhlo.codegen.backends": FAMILIES | FILES | {"dhlo.codegen.host", "dhlo.header"},
     "dhlo.container": set(),
+    "dhlo.header": {"dhlo.codegen.kernel_ir"},
     "dhlo.schema": set(),
     "dhlo.model_file": {"dhlo.codegen.kernel_ir", "dhlo.container", "dhlo.schema"},
 }

@@ -88,7 +88,8 @@ def test_state_of_another_thread() -> None:
             refused(model)
 
 
-def test_entries_that_are_copied_together_share_state(file: Path) -> None:
+def test_entries_that_are_copied_together_share_state(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DHLO_NUM_THREADS", raising=False)  # which wins
     model = dhlo.load(file, num_threads=1)
     assert model.native.num_threads == 1
     assert n_of(model["ten"](ONES)) == 10

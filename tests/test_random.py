@@ -13,9 +13,9 @@ from torch.export import Dim
 
 import dhlo
 from dhlo import _runtime, interp
-from dhlo.api import open_model
 from dhlo.frontend import import_program
 from dhlo.ir.philox import word
+from dhlo.loading import open_model
 from tests.frontend.helpers import Fn
 
 N = 40000

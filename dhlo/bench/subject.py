@@ -35,10 +35,15 @@ class Subject:
     example: int = 0  # the shape at which just-in-time compilers compile first
 
 
-def from_files(program: str, arguments: str, labels: list[str], ranges: Sequence[str] = (), entry: str | None = None) -> Subject:
-    """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label. `ranges` are texts of
-    `--shape-range`."""
-    from dhlo.commands.shapes import parse_bounds
+def from_files(
+    program: str,
+    arguments: str,
+    labels: list[str],
+    ranges: Mapping[str, Sequence[int | None]] | None = None,
+    entry: str | None = None,
+) -> Subject:
+    """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label. `ranges` are the fields of each of
+    `Options.shapes`."""
     from dhlo.exported import read_program
 
     saved = torch.load(arguments, weights_only=False)
@@ -51,6 +56,6 @@ def from_files(program: str, arguments: str, labels: list[str], ranges: Sequence
         lambda i: saved[i],
         lambda: exported.module(check_guards=False),
         lambda: exported,
-        shapes=parse_bounds(ranges),
+        shapes={name: Range(*fields) for name, fields in (ranges or {}).items()},
         example=len(saved) // 2,
     )

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from dhlo import _runtime
 from dhlo.api import compile as compile_model
-from dhlo.api import open_model
 from dhlo.bench.ceilings import cache_bytes, machine, measure, processors
 from dhlo.bench.explain import GroupTime, KernelTime, by_kernels, sizes_of, time_groups
 from dhlo.bench.peers import PEERS, installed
@@ -37,6 +36,7 @@ from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, hints_of, walk
 from dhlo.ir.ops.control import Assert
 from dhlo.ir.symbols import evaluate, parse, spell, symbol, symbols_of
+from dhlo.loading import open_model
 from dhlo.options import Options, Range
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def bench_file(
     chosen = _choose(peers, model.exported is not None)
     if any(r.opt is not None for r in bounds.values()) and "dhlo" in chosen and _UNHINTED not in chosen:
         chosen.append(_UNHINTED)
-    facts = _compare(model, points, chosen, threads, budget, {"ranges": list(shape_ranges), "entry": entry})
+    fields = {name: [r.min, r.opt, r.max] for name, r in bounds.items()}
+    facts = _compare(model, points, chosen, threads, budget, {"ranges": fields, "entry": entry})
     title = f"{threads} thread{'s' * (threads > 1)} of {machine()}"
     if as_json is not None:
         _write_json(as_json, model, points, facts, threads)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dhlo import _runtime
 from dhlo.api import compile as compile_model
-from dhlo.api import open_model
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.errors import ContractError
 from dhlo.exported import read_program
+from dhlo.loading import open_model
 
 __all__ = ["plan_file"]
 

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 
 from dhlo import _runtime
-from dhlo.api import open_model
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.container import write_bytes
 from dhlo.errors import ContractError, DhloError
+from dhlo.loading import open_model
 from dhlo.profile import HEAD, cells, profile_rows
 from dhlo.trace import traced
 

@@ -14,7 +14,6 @@ from torch.export import Dim, export
 
 import dhlo
 from dhlo import _runtime
-from dhlo.api import load_artifact
 from dhlo.callspec import read_call
 from dhlo.codegen.backends.cpu.llvm import (
     Jit,
@@ -32,6 +31,7 @@ from dhlo.codegen.target import Target, parse_target, parse_targets
 from dhlo.codegen.target.x86 import LEVELS, level_of
 from dhlo.compiler import Artifact, compile_program
 from dhlo.frontend import import_program
+from dhlo.loading import load_artifact
 from dhlo.options import Options
 
 F = torch.nn.functional

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import dhlo
-from dhlo.api import load_artifact
 from dhlo.callspec import read_call
 from dhlo.codegen.backends.cpu.link import extern_addresses
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, emit_assembly, lower_to_llvm_ir
@@ -24,6 +23,7 @@ from dhlo.codegen.kernel_ir.builder import F32, I8, KernelModule, Linkage
 from dhlo.codegen.target import Target, parse_target
 from dhlo.compiler import compile_program
 from dhlo.frontend import import_program
+from dhlo.loading import load_artifact
 from dhlo.options import Options
 from tests.codegen import tile_machine
 from tests.codegen.test_matmul import Array, cases, run, tensor

@@ -73,7 +73,7 @@ def command(executable: Path, extras: frozenset[str] = frozenset()) -> list[str]
     if platform.machine() == "aarch64":
         return [str(executable)]
     names = sorted(extras)
-    return [EMULATOR, "-L", SYSROOT, "-cpu", _CPUS.get("+".join(names), "max"), str(executable)]
+    return ["env", "DHLO_TESTS_EMULATED=1", EMULATOR, "-L", SYSROOT, "-cpu", _CPUS.get("+".join(names), "max"), str(executable)]
 
 
 class RemoteHost:

@@ -7,6 +7,7 @@ and the session must work afterwards.
 from __future__ import annotations
 
 import copy
+import ctypes
 import random
 import sys
 import time
@@ -31,6 +32,7 @@ NEGATIVE = [-1, -2, -(1 << 31), -(1 << 62), -(1 << 63)]
 NUMBERS = [*HUGE, *NEGATIVE, 0, 1, 2, 100, 101, (1 << 31) - 1, 4097]
 LIMIT = 1 << 48  # dims of tensors lie below
 CAP = 1 << 24
+PLAN_BYTES = 72  # sizeof(dhlo_plan)
 
 
 class Failure(AssertionError):
@@ -222,7 +224,8 @@ class Session:
         from tests.fuzz.guarded import STATUS, Tensor
 
         array = None if call.null else (Tensor * len(made))(*[t for t, _ in made])
-        room = Memory(4096, label="plan")
+        room = Memory(PLAN_BYTES, label="plan")
+        ctypes.c_uint32.from_address(room.address).value = PLAN_BYTES  # struct_bytes
         status = STATUS[
             library().dhlo_model_plan(self.model.handle, array, len(made) if call.count is None else call.count, None, room.address)
         ]

@@ -46,6 +46,7 @@ class Tensor(ctypes.Structure):
         ("strides", ctypes.c_void_p),
         ("dtype", ctypes.c_int32),
         ("rank", ctypes.c_int32),
+        ("capacity", ctypes.c_int64),
     ]
 
 
@@ -56,9 +57,9 @@ class GuardDamage(AssertionError):
 @functools.cache
 def library() -> ctypes.CDLL:
     """guard.cpp with the runtime in it, compiled once for both's content."""
-    from tests.conftest import _runtime_flags
+    from tests.conftest import runtime_flags
 
-    flags, source = _runtime_flags(), Path(__file__).with_name("guard.cpp")
+    flags, source = runtime_flags(), Path(__file__).with_name("guard.cpp")
     archive = next(f for f in flags if f.endswith(".a"))
     digest = hashlib.sha256(source.read_bytes() + Path(archive).read_bytes()).hexdigest()[:16]
     folder = Path(__file__).resolve().parents[2] / "build" / "tests-fuzz"
@@ -206,7 +207,11 @@ class Model:
         self._jit = Jit(artifact.objects, extern_addresses(artifact.metadata["externs"]))
         self._constants = Memory(artifact.constants.bytes, label="constants")
         if artifact.constants.bytes:
-            artifact.constants.fill(self._constants.array())  # type: ignore[union-attr]
+            blob, at = self._constants.array().view(np.uint8).reshape(-1), 0
+            for chunk in artifact.constants.chunks():
+                piece = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
+                blob[at : at + piece.size] = piece
+                at += piece.size
         library().guard_read_only(self._constants.address, artifact.constants.bytes)
         nbytes = artifact.constants.bytes
         self.handle = library().host_model(self._jit.address(ABI_SYMBOL), self._constants.address, nbytes, threads)

@@ -559,7 +559,7 @@ dhlo_status dhlo_session::run_claimed(const dhlo_tensor* inputs, int64_t num_inp
   failure = DHLO_OK;
   dhlo_status status = dhlo::guard([&] { run_checked(inputs, num_inputs); },
                                    [&](const char* text) { record(DHLO_INTERNAL, [&] { return std::string(text); }); });
-  stop.finish();
+  stop.end();
   if (status == DHLO_OK) status = failure;
   counters.scratch_used = dhlo::scratch_stride(scratch_asked) * num_threads;
   hook_bytes = 0;  // what the hook gave is the host's now

@@ -130,6 +130,7 @@ void dhlo_run_options_init(dhlo_run_options* options) {
 
 dhlo_status dhlo_session_run_with(dhlo_session* session, const dhlo_tensor* inputs, int64_t num_inputs,
                                   const dhlo_run_options* options) {
+  if (options == nullptr) return dhlo_session_run(session, inputs, num_inputs);
   dhlo_run_options how;
   const dhlo_status status = guard_session("dhlo_session_run_with", session, [&] { how = read_run_options(options); });
   return status == DHLO_OK ? session->run(inputs, num_inputs, how) : status;

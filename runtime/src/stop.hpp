@@ -16,6 +16,8 @@ class Stop {
   void begin(int64_t timeout_ns, const volatile int32_t* flag) noexcept;
   // Nothing stops the run from here on. False if it was told to stop before.
   bool finish() noexcept;
+  // The run is over, stopped or not.
+  void end() noexcept { state_.store(kOver, std::memory_order_release); }
   // Stops the run in progress, if there is one that can still be stopped. From any thread.
   void cancel() noexcept { leave(kCancelled); }
 

@@ -111,15 +111,7 @@ def build_entries(
     if not folder or options.dump is not None or not all(p.version for p in passes):
         return programs, compile_programs(programs, options, progress)
     try:
-        key = model_key(
-            programs,
-            targets,
-            options.name,
-            winograd=options.winograd,
-            debug_info=options.debug_info,
-            updatable=options.updatable,
-            passes=passes,
-        )
+        key = model_key(programs, targets, options, passes)
     except OSError:  # the compiler's own files can't be read: nothing to tell its versions by
         return programs, compile_programs(programs, options, progress)
     cache = Cache(folder)

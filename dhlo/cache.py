@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.codegen.target import Target
     from dhlo.frontend.program import Program
-    from dhlo.options import CustomPass
+    from dhlo.options import CustomPass, Options
 
 __all__ = ["Cache", "compiler_version", "model_key", "program_key"]
 
@@ -70,18 +70,9 @@ def compiler_version() -> str:
         return ""
 
 
-def program_key(
-    program: Program,
-    targets: Sequence[Target],
-    name: str,
-    *,
-    winograd: bool = True,
-    debug_info: bool = False,
-    updatable: bool = True,
-    passes: Sequence[CustomPass] = (),
-) -> str:
-    """SHA-256 over an imported program with its weights, the targets, options, users' passes and the compiler itself. Raises
-    OSError where the compiler's own files can't be read."""
+def program_key(program: Program, targets: Sequence[Target], options: Options, passes: Sequence[CustomPass] = ()) -> str:
+    """SHA-256 over an imported program with its weights, the targets, those of the options that the program doesn't say itself,
+    users' passes and the compiler. Raises OSError where the compiler's own files can't be read."""
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (
@@ -94,11 +85,8 @@ def program_key(
         str(program.in_spec),
         str(program.out_spec),
         [(t.name, t.tune) for t in targets],
-        name,
-        winograd,
-        updatable,
+        (options.name, options.winograd, options.updatable, options.debug_info),
         [p.key for p in passes],
-        debug_info,
         _compiler_parts(),
         [(n, str(t.dtype), tuple(t.shape), _runtime.section_digest(raw(t).data).hex()) for n, t in program.weights.items()],
     )
@@ -106,18 +94,10 @@ def program_key(
 
 
 def model_key(
-    programs: Mapping[str, Program],
-    targets: Sequence[Target],
-    name: str,
-    *,
-    winograd: bool = True,
-    debug_info: bool = False,
-    updatable: bool = True,
-    passes: Sequence[CustomPass] = (),
+    programs: Mapping[str, Program], targets: Sequence[Target], options: Options, passes: Sequence[CustomPass] = ()
 ) -> str:
     """The key of a model of several entries. Raises the errors of `program_key`."""
-    options = {"winograd": winograd, "debug_info": debug_info, "updatable": updatable}
-    keys = [(entry, program_key(p, targets, name, passes=passes, **options)) for entry, p in programs.items()]
+    keys = [(entry, program_key(p, targets, options, passes)) for entry, p in programs.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 

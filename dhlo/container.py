@@ -38,6 +38,7 @@ __all__ = [
     "clean_leftovers",
     "pack_table",
     "pack_trailer",
+    "write_all",
     "write_bytes",
     "write_sections",
 ]
@@ -91,14 +92,14 @@ def write_sections(fd: int, magic: int, abi: int, sections: Iterable[tuple[int, 
     rows: list[Section] = []
     at = 0
     for kind, chunks in sections:
-        at += _write(fd, bytes(-at % SECTION_ALIGN))
+        at += write_all(fd, bytes(-at % SECTION_ALIGN))
         start = at
         for chunk in chunks:
-            at += _write(fd, chunk)
+            at += write_all(fd, chunk)
         rows.append(Section(kind, start, at - start, _digest_written(fd, start, at - start)))
-    at += _write(fd, bytes(-at % SECTION_ALIGN))
+    at += write_all(fd, bytes(-at % SECTION_ALIGN))
     table = pack_table(rows)
-    _write(fd, table + pack_trailer(magic, abi, at, table))
+    write_all(fd, table + pack_trailer(magic, abi, at, table))
 
 
 def _digest_written(fd: int, offset: int, nbytes: int) -> bytes:
@@ -111,7 +112,8 @@ def _digest_written(fd: int, offset: int, nbytes: int) -> bytes:
             return section_digest(data)
 
 
-def _write(fd: int, data: Buffer) -> int:
+def write_all(fd: int, data: Buffer) -> int:
+    """Writes all bytes of contiguous data to a file; how many these are. Raises OSError."""
     view = _bytes_of(data)
     done = 0
     while done < view.nbytes:
@@ -169,7 +171,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         return
 
     def fill(fd: int) -> None:
-        _write(fd, data)
+        write_all(fd, data)
 
     atomic_write(path, fill)
 

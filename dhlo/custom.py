@@ -18,7 +18,7 @@ from dhlo.ir.function import bodies
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.extern import Extern
+from dhlo.ir.ops.extern import Extern, check_name
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, number
 from dhlo.ir.types import from_mlir
 from dhlo.options import CustomPass
@@ -190,8 +190,9 @@ def register_fusion(name: str, pattern: OpPattern, symbol: str, library: str | P
 
     The function is of the type dhlo_c_op in dhlo/abi.h: captured values are its inputs, in the order in which the pattern names
     them, and the result is its output; it takes no numbers. For `library` see `register_c_op`. The name is the pass's: another
-    fusion of that name takes its place.
+    fusion of that name takes its place. Raises CompileError where `symbol` is no name in C.
     """
+    check_name(symbol)
     place = "" if library is None else str(Path(library).resolve())
     order = dict.fromkeys(_captures(pattern))
 

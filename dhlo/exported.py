@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
+from dhlo.container import atomic_write, write_all
 from dhlo.errors import CompileError
 
 __all__ = ["read_program", "save_program"]
@@ -20,10 +22,51 @@ _NAMES = "dhlo.dims"  # a file in the archive of torch.export.save
 
 def save_program(program: torch.export.ExportedProgram, path: str | Path) -> None:
     """Writes an exported program as torch.export.save does, and the names of its dims (torch.export.Dim) besides, which that leaves
-    out: `dhlo.compile(path)` and the command line know them again. Other readers see an ordinary file of torch.export.save."""
+    out: `dhlo.compile(path)` and the command line know them again. Other readers see an ordinary file of torch.export.save.
+
+    The file appears when it is whole. Raises OSError if it can't be written.
+    """
     env = _shape_env(program)
     names = getattr(env, "source_name_to_debug_name", None) or {}
-    torch.export.save(program, path, extra_files={_NAMES: json.dumps(dict(names))})
+
+    def fill(fd: int) -> None:
+        file = _File(fd)
+        torch.export.save(program, cast(IO[bytes], file), extra_files={_NAMES: json.dumps(dict(names))})
+        if file.error is not None:
+            raise file.error
+
+    atomic_write(Path(path), fill)
+
+
+class _File(io.RawIOBase):
+    """A file for PyTorch's archives, whose writer ends the process if a write fails: the error is kept for afterwards."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        try:
+            if self.error is None:
+                write_all(self._fd, data)
+        except OSError as e:
+            self.error = e
+        self._at += size
+        return size
+
+    def tell(self) -> int:
+        return self._at
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """PyTorch goes back to the start when all is written, for whoever reads on."""
+        return offset
 
 
 def _shape_env(program: torch.export.ExportedProgram) -> Any:

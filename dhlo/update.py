@@ -43,7 +43,8 @@ def update_weights(
         model: a model file.
         weights: tensors by their names in the state dict of the exported module, or a .safetensors file of them, or several. Each
             has the shape and dtype that it had. All that the state dict has must be given; of what it lacks (constants of the
-            program, buffers that aren't persistent) what isn't given stays as it was.
+            program, buffers that aren't persistent) what isn't given stays as it was. Weights that no program reads aren't
+            looked at.
         output: the file to write, by default `model`. It appears when it is whole; processes that have loaded the old one keep it.
             A signature of the old one isn't the new one's.
         strict: refuses names that the model doesn't know.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,13 +14,17 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from dhlo.errors import CompileError
 from dhlo.frontend.program import Range
 from dhlo.frontend.promotion import is_boolean
-from dhlo.ir.symbols import as_expr, show, symbol
+from dhlo.ir.symbols import as_expr, describe, show, symbol
 
-__all__ = ["Dims", "static_value"]
+__all__ = ["Contradiction", "Dims", "static_value"]
 
 Expr: TypeAlias = sympy.Expr
 _TOO_LONG = 40
 _NO_BOUND = 1 << 62  # a limit that no size can reach says nothing
+
+
+class Contradiction(CompileError):
+    """No sizes fulfil all that is known of them. The text names sizes by their symbols."""
 
 
 def static_value(x: Any) -> Any:
@@ -87,7 +92,7 @@ class Dims:
         lo = max((x for x in (lo, old.lo) if x is not None), default=None)
         hi = min((x for x in (hi, old.hi) if x is not None and x < _NO_BOUND), default=None)
         if lo is not None and hi is not None and lo > hi:
-            raise CompileError(f"no value of {name} satisfies the program's conditions ({lo} <= {name} <= {hi})")
+            raise Contradiction(f"no value of {name} satisfies the program's conditions ({lo} <= {name} <= {hi})")
         if Range(lo, hi) != old:
             self.ranges[name] = Range(lo, hi)
             self._proofs.clear()
@@ -205,7 +210,7 @@ class Dims:
         if self.equal(a, b):
             return a
         if a.is_number and b.is_number:
-            raise CompileError(f"sizes {show(a)} and {show(b)} must be equal")
+            raise Contradiction(f"sizes {show(a)} and {show(b)} must be equal")
         self.equate(a, b)
         return b if b.is_number else a
 
@@ -217,7 +222,7 @@ class Dims:
         if d == 0:
             return True
         if d.is_number:
-            raise CompileError(f"sizes {show(a)} and {show(b)} can't be equal")
+            raise Contradiction(f"sizes {show(a)} and {show(b)} can't be equal")
         solved = self._solve(d)
         if solved is None:
             if not any(self.equal(a - b, x - y) or self.equal(b - a, x - y) for x, y in self.unsolved):
@@ -247,7 +252,7 @@ class Dims:
             if any(not t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(value)):
                 continue
             if value.is_Integer and value < 0:
-                raise CompileError(f"{s} would have to be {value}")
+                raise Contradiction(f"{s} would have to be {value}")
             if any(f.name.startswith("u") for f in value.free_symbols) and not s.name.startswith("u"):
                 continue  # sizes of inputs come first
             signs = all(t.as_coeff_Mul()[0] >= 0 for t in sympy.Add.make_args(value))
@@ -296,6 +301,12 @@ class Dims:
                 return None
             self.not_negative.add(d)
         return cond
+
+    def check(self, conditions: Iterable[Any]) -> None:
+        """Raises Contradiction where one of the conditions is false for all sizes, by what is known of them."""
+        for cond in conditions:
+            if self.holds(cond.xreplace(self.substitution) if isinstance(cond, sympy.Basic) else cond) is False:
+                raise Contradiction(f"{describe(cond, {})} is never true")
 
     def _learn_bound(self, cond: Any, name: str, lo: int | None, hi: int | None) -> Any:
         """A bound of a run-time symbol is known from here on, but has to be checked once, in every round."""

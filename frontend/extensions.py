@@ -16,7 +16,7 @@ from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.builder import OpBuilder, Value
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.registry import LOWERINGS
-from dhlo.ir.ops.extern import Extern
+from dhlo.ir.ops.extern import Extern, check_name
 from dhlo.ir.symbols import show
 from dhlo.ir.types import TensorType, from_torch_dtype
 
@@ -85,7 +85,10 @@ def register_c_op(op: Any, symbol: str, library: str | Path | None = None, *, sh
             library becomes part of model files. None: the function is looked up in the process that runs the model.
         shapes: the results' dtypes and sizes, from the operator's arguments with tensors as TensorType (`.dtype`, `.shape` of ints
             and sympy expressions). By default what the operator's fake implementation said when the program was exported.
+
+    Raises CompileError where `symbol` is no name in C.
     """
+    check_name(symbol)
     for overload in _overloads(op):
         LOWERINGS[overload] = _c_call(symbol, "" if library is None else str(Path(library).resolve()), shapes)
 

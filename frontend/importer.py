@@ -20,10 +20,10 @@ from dhlo.frontend.autocast import lowered_dtype
 from dhlo.frontend.bounds import bounded_sizes, conditions_of, hints_of
 from dhlo.frontend.compat import higher_order, inner_tensor
 from dhlo.frontend.decompose import Decompositions
-from dhlo.frontend.dims import Dims
+from dhlo.frontend.dims import Contradiction, Dims
 from dhlo.frontend.functionalize import functional_form, out_form
 from dhlo.frontend.graph import Importer
-from dhlo.frontend.guards import input_names, input_values, only_two, read_guards
+from dhlo.frontend.guards import dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import source_line
 from dhlo.frontend.program import Program
 from dhlo.frontend.registry import COMPLEX, HIGHER_ORDER, INLINED, LOWERINGS, REFUSED, find
@@ -31,6 +31,7 @@ from dhlo.frontend.scalars import SCALAR_FUNCTIONS
 from dhlo.frontend.state import parts_of, state_names
 from dhlo.ir.context import context
 from dhlo.ir.function import set_hints
+from dhlo.ir.symbols import SYMBOL_NAME, symbols_of
 from dhlo.options import Range
 
 __all__ = ["import_program", "unknown_ops"]
@@ -59,27 +60,44 @@ def import_program(ep: torch.export.ExportedProgram, shapes: Mapping[str, Range]
         _declare(ep, dims)
         guards = read_guards(ep, names, values)
         guards = [r for r in guards if not only_two(r, ep.range_constraints, values)]
-        for relation in guards:
-            dims.learn(relation)
-        sizes = bounded_sizes(names, values, shapes or {})
-        bounds = conditions_of(sizes, shapes or {}, dims)
+        sizes: dict[str, sympy.Expr] = {}
         try:
+            for relation in guards:
+                dims.learn(relation)
+            sizes = bounded_sizes(names, values, shapes or {})
+            bounds = conditions_of(sizes, shapes or {}, dims)
             for relation in (*bounds, *guards):
                 dims.learn(relation)
-        except CompileError as e:
-            raise CompileError(f"shapes: the bounds contradict each other or the program: {e.what}") from None
-        for _ in range(_MAX_ROUNDS):
-            dims.changed, dims.unsolved, dims.asserted = False, [], set()
-            before = dict(dims.ranges)
-            program = Importer(ep, dims, names, [*guards, *bounds], ctx, decompositions).run()
-            if not dims.changed and before == dims.ranges:
-                break
+            if sizes:
+                dims.check([*bounds, *guards])
+            for _ in range(_MAX_ROUNDS):
+                dims.changed, dims.unsolved, dims.asserted = False, [], set()
+                before = dict(dims.ranges)
+                program = Importer(ep, dims, names, [*guards, *bounds], ctx, decompositions).run()
+                if not dims.changed and before == dims.ranges:
+                    break
+        except Contradiction as e:
+            raise _in_user_names(e, sizes, dim_names(names, values), dims) from None
         program.bounded = frozenset(key for key, e in sizes.items() if not e.is_number)
         set_hints(program.module, hints_of(sizes, shapes or {}, dims, program.user_names))
         if not program.module.operation.verify():
             raise InternalError("the imported module does not verify")
     program.parameters = {name: weight for name, weight in state_names(ep).items() if name in ep.state_dict}
     return program
+
+
+def _in_user_names(e: Contradiction, bounded: Mapping[str, sympy.Expr], names: Mapping[Any, str], dims: Dims) -> CompileError:
+    """The error in the user's names of sizes, of `Options.shapes` (`bounded`) or the program (`names`), and with the bounds that
+    have to do with it."""
+    keys = {key: dims.expr(size) for key, size in bounded.items()}
+    spelled = {str(size): key for found in (keys, bounded) for key, size in found.items()}
+    spelled |= {str(x): name for size, name in names.items() for x in (size, dims.expr(size))}
+    what = SYMBOL_NAME.sub(lambda m: spelled.get(m[0], m[0]), e.what)
+    concerned = {m[0] for m in SYMBOL_NAME.finditer(e.what)}
+    about = [f"'{key}'" for key, size in bounded.items() if (symbols_of(size) | symbols_of(keys[key])) & concerned]
+    if about:
+        what = f"shapes: the bounds of {', '.join(about)} contradict each other or the program: {what}"
+    return CompileError(what, where=e.where, hint=e.hint)
 
 
 def unknown_ops(gm: Any, decompositions: Decompositions, autocast: torch.dtype | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,7 @@ def test_bench_of_usual_sizes(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_bench_of_an_entry(tmp_path: Path) -> None:
+    threads = os.environ.get("DHLO_NUM_THREADS")
     x = torch.ones(5)
     n = ({0: Dim("n", max=30)},)
     entries = {name: export(m, (x,), dynamic_shapes=n) for name, m in (("a", torch.nn.ReLU()), ("b", torch.nn.Sigmoid()))}
@@ -318,6 +320,9 @@ def test_bench_of_an_entry(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [s["label"] for s in found["shapes"]] == ["n=1", "n=6", "n=24"] and "median_ms" in found["peers"]["dhlo"]
+    explained = CliRunner().invoke(app, ["bench", str(tmp_path / "two.so"), "--json", "-", "--explain"])
+    assert explained.exit_code == 1 and "leave out --explain" in explained.output
+    assert os.environ.get("DHLO_NUM_THREADS") == threads
 
 
 def test_made_up_sizes_are_those_that_the_model_takes() -> None:

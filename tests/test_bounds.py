@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -100,7 +102,12 @@ def test_usual_sizes_decide_between_arrangements() -> None:
         ({"x.-1": Range(1)}, "'x.-1' is no dynamic size"),
         ({"seq": Range(max=513)}, "the program takes 'seq' of 0 to 512, not of 0 to 513"),
         ({"seq": Range(600)}, "the program takes 'seq' of 0 to 512, not of 600 to 512"),
-        ({"batch": Range(5), "y.0": Range(max=3)}, "bounds contradict each other or the program"),
+        (
+            {"batch": Range(5), "y.0": Range(max=3)},
+            r"the bounds of 'batch', 'y.0' contradict .* no value of batch .*5 <= batch <= 3",
+        ),
+        ({"batch": Range(8, max=8), "y.0": Range(max=3)}, "the bounds of 'batch', 'y.0' contradict .*: batch <= 3 is never true"),
+        ({"batch": Range(300), "seq": Range(max=99)}, r"of 'batch', 'seq' contradict .*: 2\*batch <= seq \+ 200 is never true"),
         ({"batch": Range(max=5), "y.0": Range(opt=6)}, "'y.0' is batch, which can't be 6"),
         ({"batch": Range(opt=5), "y.0": Range(opt=6)}, "'y.0' is batch, which can't be 6"),
         ({"batch": 8}, "a dict of sizes, each with its dhlo.Range"),
@@ -148,6 +155,33 @@ def test_names_of_dims_in_files(program: ExportedProgram, tmp_path: Path) -> Non
     with pytest.raises(dhlo.CompileError, match=r"sizes are s\d+, s\d+; or INPUT.DIM"):
         dhlo.compile(plain, shapes=shapes)
     assert re.search(r"0 <= s\d+ <= 5", dhlo.compile(plain, shapes={"x.1": Range(max=5)}).signature)
+
+
+def test_a_size_without_a_name_is_called_as_its_bounds_are() -> None:
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    unnamed = export(Net().eval(), (torch.randn(4, 6, 16), torch.randn(4, 24)), dynamic_shapes=shapes)
+    with pytest.raises(dhlo.CompileError, match=r"no value of y.0 .*5 <= y.0 <= 3"):
+        import_programs({"": unnamed}, Options(shapes={"x.0": Range(5), "y.0": Range(max=3)}))
+
+
+def test_a_program_is_saved_whole_or_not_at_all(program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's writer would end the process."""
+    (path := tmp_path / "kept.pt2").write_bytes(b"before")
+    write, left = os.write, [500]
+
+    def full(fd: int, data: memoryview) -> int:
+        left[0] -= 1
+        if left[0] < 480:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        dhlo.save_program(program, path)
+    monkeypatch.undo()
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="its folder doesn't exist"):
+        dhlo.save_program(program, tmp_path / "none" / "p.pt2")
 
 
 def test_bounds_on_the_command_line() -> None:

@@ -123,7 +123,7 @@ def test_weights_that_differ_only_in_signs_are_different_programs(tmp_path: Path
 def test_the_key_holds_everything_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def key() -> str:
         cache_module._compiler_parts.cache_clear()
-        return program_key(import_program(export(1.0)), [TARGET], "model")
+        return program_key(import_program(export(1.0)), [TARGET], dhlo.Options(name="model"))
 
     try:
         first = key()
@@ -147,7 +147,7 @@ def test_programs_for_other_targets_are_other_entries(tmp_path: Path) -> None:
     """Of a program for several targets each part is still known to be for its own."""
     program = import_program(export(1.0))
     names = ("x86-64-v3", "x86-64-v4", "x86-64-v4+bf16", "x86-64-v3,x86-64-v4", "x86-64-v4,x86-64-v4+bf16", "aarch64")
-    assert len({program_key(program, parse_targets(n), "model") for n in names}) == len(names)
+    assert len({program_key(program, parse_targets(n), dhlo.Options(name="model")) for n in names}) == len(names)
     targets = parse_targets("x86-64-v3,x86-64-v4")
     made = compile_program(program, dhlo.Options(), targets=targets)
     cache = Cache(tmp_path)

@@ -23,6 +23,7 @@ from dhlo.ir.dialect import build
 from dhlo.ir.function import bodies
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.types import TensorType
+from dhlo.options import Options
 from dhlo.pipeline import PASSES, with_custom
 from tests.conftest import ROOT
 
@@ -151,7 +152,7 @@ def test_the_order_of_passes() -> None:
 
 def test_the_cache_tells_passes_apart(program: ExportedProgram, tmp_path: Path) -> None:
     def key(*passes: dhlo.CustomPass) -> str:
-        return model_key({"": import_program(program)}, [native()], "m", passes=passes)
+        return model_key({"": import_program(program)}, [native()], Options(name="m"), passes)
 
     others = [
         dhlo.CustomPass("roots", ROOTS.run, after="cse", version="1"),
@@ -226,3 +227,12 @@ def test_the_examples_of_the_page() -> None:
 
     x = torch.randn(5, 3)
     torch.testing.assert_close(dhlo.compile(export(Uses(), (x,)))(x), Uses()(x))
+
+
+@pytest.mark.parametrize("symbol", ["", "1x", "a b", "f()", "é", 'x"', None])
+def test_a_function_has_a_name_in_c(symbol: Any) -> None:
+    with pytest.raises(dhlo.CompileError, match="is no name of a function in C"):
+        dhlo.register_fusion("f", op(ew.Div, X, Y), symbol)
+    with pytest.raises(dhlo.CompileError, match="is no name of a function in C"):
+        dhlo.register_c_op(torch.ops.aten.sinc.default, symbol)
+    assert not custom.registered_fusions()

@@ -6,7 +6,8 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +47,7 @@ __all__ = ["bench_file"]
 
 _USUAL = ("eager", "inductor", "ort", "openvino", "dhlo")
 _UNHINTED = "dhlo_unhinted"
+_THREADS = "DHLO_NUM_THREADS"
 _TOLERANCE, _NARROW_TOLERANCE = 1e-3, 2e-2  # the second for float types of 16 bits
 
 
@@ -103,40 +105,56 @@ def bench_file(
     """
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise DhloError("--plot needs matplotlib, which isn't installed (pip install matplotlib)")
+    if as_json == Path("-") and explained:
+        raise DhloError("--json - prints the figures and nothing else: leave out --explain, or name a file")
     threads = threads or len(processors())
-    os.environ["DHLO_NUM_THREADS"] = str(threads)
     bounds = parse_bounds(shape_ranges)
-    model = _open(path, modules, bounds, entry)
-    if accuracy and model.exported is None:
-        raise DhloError("--accuracy needs the exported program (.pt2), not a model file")
-    made_up = not shapes and not ranges
-    points = usual_points(model.values, model.sizes) if made_up else chosen_points(model.values, shapes, ranges)
-    if accuracy and model.exported is not None:
-        compare_formats(model.exported, [(p.label, *model.arguments(p)) for p in points], accuracy)
-        return
-    chosen = _choose(peers, model.exported is not None)
-    if any(r.opt is not None for r in bounds.values()) and "dhlo" in chosen and _UNHINTED not in chosen:
-        chosen.append(_UNHINTED)
-    fields = {name: [r.min, r.opt, r.max] for name, r in bounds.items()}
-    facts = _compare(model, points, chosen, threads, budget, {"ranges": fields, "entry": entry})
-    title = f"{threads} thread{'s' * (threads > 1)} of {machine()}"
-    if as_json is not None:
-        _write_json(as_json, model, points, facts, threads)
-    if as_json != Path("-"):
-        _print_times(points, facts, title)
-        _print_hints(model, points, facts)
-    if explained or save_profile is not None:
-        native = model.native or compile_model(model.exported, shapes=bounds).native
-        times = [_explain(native, model.tensors(p), threads) for p in points]
-        if explained:
-            for p, groups in zip(points, times, strict=True):
-                _print_kernels(p, by_kernels(groups))
-        if save_profile is not None:
-            write_bytes(save_profile, json.dumps(_profile(native, points, times, threads)).encode())
+    with _thread_count(threads):
+        model = _open(path, modules, bounds, entry)
+        if accuracy and model.exported is None:
+            raise DhloError("--accuracy needs the exported program (.pt2), not a model file")
+        made_up = not shapes and not ranges
+        points = usual_points(model.values, model.sizes) if made_up else chosen_points(model.values, shapes, ranges)
+        if accuracy and model.exported is not None:
+            compare_formats(model.exported, [(p.label, *model.arguments(p)) for p in points], accuracy)
+            return
+        chosen = _choose(peers, model.exported is not None)
+        if any(r.opt is not None for r in bounds.values()) and "dhlo" in chosen and _UNHINTED not in chosen:
+            chosen.append(_UNHINTED)
+        fields = {name: [r.min, r.opt, r.max] for name, r in bounds.items()}
+        facts = _compare(model, points, chosen, threads, budget, {"ranges": fields, "entry": entry})
+        title = f"{threads} thread{'s' * (threads > 1)} of {machine()}"
+        if as_json is not None:
+            _write_json(as_json, model, points, facts, threads)
+        if as_json != Path("-"):
+            _print_times(points, facts, title)
+            _print_hints(model, points, facts)
+        if explained or save_profile is not None:
+            native = model.native or compile_model(model.exported, shapes=bounds).native
+            times = [_explain(native, model.tensors(p), threads) for p in points]
+            if explained:
+                for p, groups in zip(points, times, strict=True):
+                    _print_kernels(p, by_kernels(groups))
+            if save_profile is not None:
+                write_bytes(save_profile, json.dumps(_profile(native, points, times, threads)).encode())
     if plot is not None:
         _plot(points, facts, plot, f"{path.stem}, {title}", any(":x" in r for r in ranges))
     if "error" in facts.get("dhlo", {}):
         raise DhloError(f"dhlo failed: {facts['dhlo']['error']}")
+
+
+@contextmanager
+def _thread_count(threads: int) -> Iterator[None]:
+    """Models that are compiled or loaded inside, by this process or others that it starts, have so many threads."""
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
 
 
 def _open(path: Path, modules: Sequence[str], bounds: Mapping[str, Range], entry: str | None) -> _Model:

@@ -1,17 +1,26 @@
 """Functions in C that a program calls."""
 
 import ctypes
+import re
 from typing import Any
 
 import torch
 
+from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, Numbers, Op, Operands, Results, attr, result_types
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.movement import number
 from dhlo.ir.symbols import parse
-from dhlo.ir.types import from_torch_dtype
+from dhlo.ir.types import TensorType, from_torch_dtype
 
 Args = list[torch.Tensor]
+
+
+def check_name(symbol: str) -> str:
+    """The name of a function in C. Raises CompileError where it is none."""
+    if not isinstance(symbol, str) or re.fullmatch(r"[A-Za-z_]\w*", symbol, re.ASCII) is None:
+        raise CompileError(f"{symbol!r} is no name of a function in C", hint="of one in C++, give its mangled name: nm shows it")
+    return symbol
 
 
 class Extern(Op, name="extern"):
@@ -26,6 +35,14 @@ class Extern(Op, name="extern"):
     numbers: Numbers
     x: Operands
     y: Results
+
+    @classmethod
+    def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
+        try:
+            check_name(attrs["symbol"])
+        except CompileError as e:
+            return e.what
+        return None
 
     def reference(self, args: Args, sizes: Any) -> Args:
         out = [torch.empty([sizes(s) for s in t.shape], dtype=t.dtype.torch) for t in result_types(self)]
@@ -73,4 +90,4 @@ def _numbers(values: list[Any]) -> Any:
     return (_Number * max(len(values), 1))(*(_Number(f=v) if isinstance(v, float) else _Number(i=v) for v in values))
 
 
-__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["function"]
+__all__ = [n for n, c in list(globals().items()) if isinstance(c, type) and issubclass(c, Op)] + ["check_name", "function"]

@@ -13,9 +13,13 @@ import hypothesis
 import pytest
 import torch
 
-from dhlo.commands.flags import host_flags
-from dhlo.errors import DhloError
-from tests.goldens import Golden
+from tests import kept_code
+
+kept_code.install()  # before what imports the functions that it stands before
+
+from dhlo.commands.flags import host_flags  # noqa: E402
+from dhlo.errors import DhloError  # noqa: E402
+from tests.goldens import Golden  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["DHLO_VERIFY_PASSES"] = "1"
@@ -32,6 +36,11 @@ BuildHost = Callable[[Path, Path], Path]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write golden files instead of comparing with them")
     parser.addoption("--fuzz-seconds", type=float, default=0, help="how long tests/fuzz looks for new failures")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        kept_code.prune()
 
 
 @pytest.fixture

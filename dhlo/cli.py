@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,16 +20,18 @@ __all__ = ["app"]
 class _Group(TyperGroup):
     """Errors that are about the user's input become one message and exit code 1."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names of files are bytes, and terminals may not know all letters
         try:
-            return super().invoke(ctx)
+            return super().main(*args, **kwargs)
         except MemoryError as e:
             typer.echo(f"error: not enough memory{f': {e}' if str(e) else ''}", err=True)
-            raise typer.Exit(1) from None
         except (DhloError, OSError) as e:
             kind = "internal error, please report it" if isinstance(e, InternalError) else "error"
             typer.echo(f"{kind}: {e}", err=True)
-            raise typer.Exit(1) from None
+        sys.exit(1)
 
 
 def _pass_flags() -> list[Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from dhlo._runtime import Buffer as Memory
 from dhlo._runtime import read_section, section_digest
-from dhlo.errors import ModelFileError
+from dhlo.errors import DhloError, ModelFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,6 +34,7 @@ __all__ = [
     "Container",
     "Section",
     "atomic_write",
+    "check_apart",
     "check_target",
     "clean_leftovers",
     "pack_table",
@@ -162,6 +163,21 @@ def check_target(path: Path) -> Path:
         error = errno.EISDIR if found.is_dir() else errno.EINVAL
         raise OSError(error, os.strerror(error) if found.is_dir() else "Is not a regular file", str(path))
     return found
+
+
+def check_apart(outputs: Iterable[str | os.PathLike[str] | None], inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Raises DhloError if a file that is to be written is one that the same command reads, or writes, too. None: no file."""
+    used = list(inputs)
+    for output in outputs:
+        if output is None or (os.path.exists(output) and not os.path.isfile(output)):
+            continue
+        for other in used:
+            if os.path.realpath(output) == os.path.realpath(other) or (
+                os.path.exists(output) and os.path.exists(other) and os.path.samefile(output, other)
+            ):
+                what = f"'{output}'" if os.fspath(output) == os.fspath(other) else f"'{output}' is '{other}', which"
+                raise DhloError(f"{what} is used by the same command, too: name another file to write to")
+        used.append(output)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

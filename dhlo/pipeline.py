@@ -43,7 +43,11 @@ from dhlo.codegen.kernel_ir.split import split_module
 from dhlo.errors import CompileError, InternalError
 from dhlo.frontend import import_program
 from dhlo.ir import mlir
+from dhlo.ir.dialect import attr
+from dhlo.ir.function import bodies, walk
 from dhlo.ir.handles import Module
+from dhlo.ir.ops.movement import Weight
+from dhlo.ir.types import from_mlir
 from dhlo.options import verify_passes
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
@@ -240,15 +244,39 @@ def with_custom(passes: Sequence[Pass], custom: Sequence[CustomPass]) -> tuple[P
 def _run_custom(p: Pass, module: Module, weights: Weights) -> None:
     """Runs a user's pass between two verifications. Raises CompileError, naming it, for whatever it raises or leaves behind."""
     verify(module, f"the module before pass '{p.name}' is invalid")
+    functions, before = _functions(module), dict(weights)
     try:
         p.run(module, weights)
         verify(module, "it left an invalid module")
+        if _functions(module) != functions:
+            raise InternalError(f"it left other functions, or functions of other types, than {', '.join(functions)}")
+        _check_weights(module, weights, before)
     except CompileError:
         raise
     except InternalError as e:
         raise CompileError(f"pass '{p.name}': {e}") from e
     except Exception as e:
         raise CompileError(f"pass '{p.name}' failed: {type(e).__name__}: {e}") from e
+
+
+def _functions(module: Module) -> dict[str, str]:
+    """Types of a module's functions, by name."""
+    found = (f.operation.attributes for f in module.body.operations)
+    return {str(attributes["sym_name"]): str(attributes["function_type"]) for attributes in found}
+
+
+def _check_weights(module: Module, weights: Weights, before: Weights) -> None:
+    """Raises InternalError where an op reads a weight that isn't there any more, or that has become something else than its type
+    says. A module without data has no weights."""
+    for op in (op for block in bodies(module) for op in walk(block) if isinstance(op, Weight)):
+        name, expected = attr(op, "name_"), from_mlir(op.results[0])
+        value = weights.get(name)
+        if value is before.get(name) and (value is not None or not before):
+            continue
+        plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+        if value is None or not plain or value.dtype != expected.dtype.torch or tuple(value.shape) != expected.shape:
+            got = f"{value.dtype}{list(value.shape)}" if plain and value is not None else type(value).__name__
+            raise InternalError(f"weight '{name}' is {expected}, but it left {got.removeprefix('torch.')}")
 
 
 def verify(module: Module, what: str) -> None:

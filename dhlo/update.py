@@ -13,6 +13,7 @@ from dhlo.cache import compiler_version
 from dhlo.codegen.kernel_ir.abi import SECTION
 from dhlo.codegen.target import Target, parse_targets
 from dhlo.compiler import lower_programs
+from dhlo.container import check_apart
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.frontend.program import Program
 from dhlo.ir.context import context
@@ -54,8 +55,11 @@ def update_weights(
     """
     if not isinstance(weights, Mapping | str | Path | Sequence):
         raise DhloError(f"weights: expected tensors by name, or paths of .safetensors files, got {type(weights).__name__}")
-    given = weights if isinstance(weights, Mapping) else read_safetensors(weights)
     output = Path(model if output is None else output)
+    if not isinstance(weights, Mapping):
+        files = [weights] if isinstance(weights, str | Path) else list(weights)
+        check_apart([output], files)
+        weights = read_safetensors(files)
     with open_sections(model) as sections:
         read_infos(sections)
         kept = sections.of_kind(SECTION["source"])
@@ -66,7 +70,7 @@ def update_weights(
         source = read_source(sections.read(kept[0]), sections.label)
         code, metadata, features = (sections.read(sections.only(SECTION[k])) for k in ("code", "metadata", "features"))
         label = sections.label
-    tensors = check_weights(source, given, strict=strict)
+    tensors = check_weights(source, weights, strict=strict)
     targets = _targets(source)
     with ExitStack() as contexts:
         programs = {entry: _program(entry, source, tensors, contexts) for entry in source.programs}

@@ -99,8 +99,35 @@ def test_compile_writes_here_and_replaces_nothing(program: Path, tmp_path: Path,
     call("compile", program, "--emit", "mlir", "--force")
     assert "func.func" in path.read_text()
     before = program.read_bytes()
-    assert "is the program that is compiled" in call("compile", program, "-o", program, "--force", code=1)[1]
+    assert "is used by the same command, too" in call("compile", program, "-o", program, "--force", code=1)[1]
     assert program.read_bytes() == before
+
+
+def test_what_is_read_is_not_written(program: Path, model: Path, tmp_path: Path) -> None:
+    """Nor one file by two options."""
+    before = model.read_bytes()
+    link = tmp_path / "link.json"
+    link.symlink_to(model)
+    for arguments in (
+        ("compile", program, "-o", tmp_path / "x.h", "--header", tmp_path / "x.h"),
+        ("inspect", model, "--html", model),
+        ("run", model, "--shape", "rows=3", "--trace", link),
+        ("run", model, "--shape", "rows=3", "--trace", tmp_path / "x.pt", "-o", tmp_path / "x.pt"),
+        ("bench", model, "--json", tmp_path / "x.json", "--save-profile", tmp_path / "x.json"),
+        ("update-weights", program, model, "-o", model),
+    ):
+        assert "is used by the same command, too" in call(*arguments, code=1)[1], arguments
+    assert model.read_bytes() == before and sorted(tmp_path.iterdir()) == [link]
+
+
+def test_names_of_files(model: Path, program: Path, tmp_path: Path) -> None:
+    """Names that terminals, or the library that writes there, would take for something else."""
+    path = tmp_path / os.fsdecode(b"[bold]\xff[") / "b].so"
+    path.parent.mkdir()
+    command = [sys.executable, "-m", "dhlo", "compile", str(program), "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})
+    assert done.returncode == 0 and r"/[bold]\udcff[/b].so: " in done.stdout, done.stderr
+    assert path.exists()
 
 
 def test_dumps(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

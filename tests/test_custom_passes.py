@@ -119,6 +119,12 @@ def test_mistakes_are_named(program: ExportedProgram) -> None:
     def fails(module: Any, weights: Any) -> None:
         raise KeyError("nothing")
 
+    @dhlo.custom_pass(before="fuse")
+    def erases(module: Any, weights: Any) -> None:
+        next(iter(module.body.operations)).operation.erase()
+
+    with pytest.raises(dhlo.CompileError, match="pass 'erases': it left other functions, or functions of other types, than \"main"):
+        dhlo.compile(program, passes=[erases])
     with pytest.raises(dhlo.CompileError, match="pass 'raises' failed: KeyError: 'nothing'"):
         dhlo.compile(program, passes=[fails])
     with pytest.raises(dhlo.CompileError, match="pass 'nowhere': no place 'grow'\n.*separate-state"):
@@ -131,6 +137,21 @@ def test_mistakes_are_named(program: ExportedProgram) -> None:
     for places in ({}, {"before": "fuse", "after": "cse"}):
         with pytest.raises(dhlo.CompileError, match="it comes before or after"):
             dhlo.custom_pass(**places)(fails.run)
+
+
+@pytest.mark.parametrize(("becomes", "got"), [
+    (lambda w: w.reshape(-1), r"float32\[12\]"), (lambda w: w.double(), r"float64\[3, 4\]"), (lambda w: w.to("meta"), "Tensor"),
+    (lambda w: w.to_sparse(), "Tensor"), (lambda w: "text", "str"), (lambda w: None, "NoneType")])  # fmt: skip
+def test_weights_that_a_pass_spoils(becomes: Any, got: str) -> None:
+    linear = export(torch.nn.Linear(4, 3, bias=False).eval(), (torch.rand(2, 4),))
+
+    @dhlo.custom_pass(after="simplify")
+    def spoils(module: Any, weights: Any) -> None:
+        for name in weights:
+            weights[name] = becomes(weights[name])
+
+    with pytest.raises(dhlo.CompileError, match=f"pass 'spoils': weight 'weight' is tensor<3x4xf32>, but it left {got}"):
+        dhlo.compile(linear, passes=[spoils])
 
 
 def test_the_order_of_passes() -> None:

@@ -28,7 +28,7 @@ from dhlo.commands.console import console, print_table
 from dhlo.commands.points import Point, Sizes, chosen_points, usual_points
 from dhlo.commands.run import generate
 from dhlo.commands.shapes import parse_bounds
-from dhlo.container import write_bytes
+from dhlo.container import check_apart, write_bytes
 from dhlo.errors import ContractError, DhloError
 from dhlo.exported import read_program
 from dhlo.frontend.guards import input_values
@@ -107,6 +107,7 @@ def bench_file(
         raise DhloError("--plot needs matplotlib, which isn't installed (pip install matplotlib)")
     if as_json == Path("-") and explained:
         raise DhloError("--json - prints the figures and nothing else: leave out --explain, or name a file")
+    check_apart([as_json, save_profile, plot], [path])
     threads = threads or len(processors())
     bounds = parse_bounds(shape_ranges)
     with _thread_count(threads):

@@ -16,7 +16,7 @@ from dhlo.codegen.target import parse_targets
 from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
 from dhlo.commands.dump import Dump
 from dhlo.commands.shapes import parse_bounds
-from dhlo.container import check_target, write_bytes
+from dhlo.container import check_apart, check_target, write_bytes
 from dhlo.custom import read_pass
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
@@ -105,8 +105,7 @@ def compile_file(
         raise CompileError(
             f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
         )
-    if any(output.exists() and source.exists() and output.samefile(source) for source in files.values()):
-        raise CompileError(f"'{output}' is the program that is compiled: name another file, -o FILE")
+    check_apart([output, header], files.values())
     if emit in _BINARY:
         check_target(output)
     start = time.perf_counter()
@@ -139,7 +138,8 @@ def compile_file(
         code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
         console().print(
             f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
-            f"{time.perf_counter() - start:.1f} s"
+            f"{time.perf_counter() - start:.1f} s",
+            markup=False,
         )
         for entry in artifact.entries:
             if entry["quantised"]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dhlo.api import build
 from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
-from dhlo.container import write_bytes
+from dhlo.container import check_apart, write_bytes
 from dhlo.errors import DhloError
 from dhlo.exported import read_program
 from dhlo.model_file import ModelInfo, open_sections, read_infos
@@ -45,6 +45,7 @@ def inspect_file(
     """
     if profile is not None and html is None:
         raise DhloError("a profile is shown in a report: give --html, too")
+    check_apart([html], [path] if profile is None else [path, profile])
     times = read_profile(profile) if profile is not None else None
     facts: dict[str, str] = {}
     if path.suffix == ".pt2":

@@ -20,7 +20,7 @@ import torch
 from dhlo import _runtime
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
-from dhlo.container import write_bytes
+from dhlo.container import check_apart, write_bytes
 from dhlo.errors import ContractError, DhloError
 from dhlo.loading import open_model
 from dhlo.profile import HEAD, cells, profile_rows
@@ -47,6 +47,7 @@ def run_file(
     entry: str | None = None,
 ) -> None:
     """Loads, runs `repeat` times, writes a trace of these to `trace`, prints. Raises ModelFileError and ContractError."""
+    check_apart([output, trace], [path])
     model = open_model(path, threads, require_key=require_key)
     if entry is not None:
         try:

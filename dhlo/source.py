@@ -194,12 +194,12 @@ def check_weights(source: Source, weights: Mapping[str, torch.Tensor], *, strict
         expected = source.tensors[key]
         if not isinstance(value, torch.Tensor):
             raise CompileError(f"weight '{name}': expected a tensor, got {type(value).__name__}")
+        if not _is_plain(value):
+            raise CompileError(f"weight '{name}': expected a plain tensor on the CPU")
         if value.dtype != expected.dtype or tuple(value.shape) != expected.shape:
             raise CompileError(
                 f"weight '{name}': expected {_spelt(expected.dtype, expected.shape)}, got {_spelt(value.dtype, value.shape)}"
             )
-        if value.device.type != "cpu" or value.layout != torch.strided:
-            raise CompileError(f"weight '{name}': expected a plain tensor on the CPU")
         value = value.detach().resolve_conj().resolve_neg().contiguous()
         if key in found and not _same(found[key][1], value):
             raise CompileError(f"weights '{found[key][0]}' and '{name}' are one tensor in the model, and differ")
@@ -211,6 +211,12 @@ def check_weights(source: Source, weights: Mapping[str, torch.Tensor], *, strict
         )
     kept = {key: t.content for key, t in source.tensors.items() if t.content is not None}
     return {**kept, **{key: value for key, (_, value) in found.items()}}
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Are its elements where they seem to be? Not those of nested and fake tensors, and of others that stand for some."""
+    computed = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(value)
+    return not computed and not value.is_nested and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _listed(names: Sequence[str]) -> str:

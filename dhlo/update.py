@@ -53,7 +53,8 @@ def update_weights(
     Returns the path of the output. Raises CompileError for weights that don't fit, ModelFileError for a file that is damaged, of
     another version, or compiled with `updatable=False` or passes of users, and OSError if the output can't be written.
     """
-    if not isinstance(weights, Mapping | str | Path | Sequence):
+    paths = isinstance(weights, str | Path) or isinstance(weights, Sequence) and all(isinstance(w, str | Path) for w in weights)
+    if not isinstance(weights, Mapping) and not paths:
         raise DhloError(f"weights: expected tensors by name, or paths of .safetensors files, got {type(weights).__name__}")
     output = Path(model if output is None else output)
     if not isinstance(weights, Mapping):
@@ -121,6 +122,8 @@ def read_safetensors(files: _PathLike | Sequence[_PathLike]) -> dict[str, torch.
     found = dict[str, torch.Tensor]()
     for path in [files] if isinstance(files, str | Path) else files:
         try:
+            if not Path(path).is_file():  # which a pipe isn't: nobody may ever write to it
+                raise OSError("there is no such file" if not Path(path).exists() else "it is not a regular file")
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():
                     if name in found:

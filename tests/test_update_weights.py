@@ -1,5 +1,6 @@
 """Other weights in model files: what follows from them is made again, and what doesn't fit is refused."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim, export
 
 import dhlo
@@ -130,8 +132,13 @@ def test_weights_that_dont_fit(model: tuple[Net, Path], tmp_path: Path) -> None:
     assert "weight 'scale': expected float32[], got float32[1]" in refused(scale=torch.zeros(1))
     assert "weight 'q.weight': expected float32[24, 24], got float64[24, 24]" in refused(q__weight=torch.zeros(24, 24).double())
     assert "weight 'q.bias': expected a tensor, got list" in refused(q__bias=[0.0] * 24)  # type: ignore[arg-type]
-    with pytest.raises(dhlo.DhloError, match=r"weights: expected tensors by name, or paths .* got Net"):
-        update_weights(path, net)  # type: ignore[arg-type]
+    with FakeTensorMode():
+        fake = torch.zeros(24, 24)
+    for t in (fake, torch.zeros(24, 24, device="meta"), torch.eye(24).to_sparse(), torch.nested.nested_tensor([torch.eye(24)])):
+        assert "weight 'q.weight': expected a plain tensor on the CPU" in refused(q__weight=t)
+    for strange in (net, [1], b"w.safetensors"):
+        with pytest.raises(dhlo.DhloError, match=r"weights: expected tensors by name, or paths .* got (Net|list|bytes)"):
+            update_weights(path, strange)  # type: ignore[arg-type]
     assert "no weights called 'q.wieght'" in refused(q__wieght=torch.zeros(24, 24))
     assert "'embed.weight' and 'out.weight' are one tensor in the model, and differ" in refused(out__weight=torch.zeros(50, 24))
     update_weights(path, {**state, "strange": torch.zeros(3)}, tmp_path / "out.so", strict=False)
@@ -139,6 +146,9 @@ def test_weights_that_dont_fit(model: tuple[Net, Path], tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"\x80\0\0\0\0\0\0\0{")
     with pytest.raises(dhlo.DhloError, match="cut.safetensors' can't be read as safetensors"):
         update_weights(path, tmp_path / "cut.safetensors")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(dhlo.DhloError, match="pipe' can't be read as safetensors: it is not a regular file"):
+        update_weights(path, tmp_path / "pipe")
     with pytest.raises(dhlo.DhloError, match="missing.safetensors' can't be read as safetensors"):
         update_weights(path, tmp_path / "missing.safetensors")
 

@@ -168,8 +168,7 @@ def compile_command(
         str,
         typer.Option(
             help="so: model file; obj: object and constants; archive: static library of both; mlir: the imported "
-            "module; planned: the module "
-            "after all passes; llvm, asm: generated code.",
+            "module; planned: the module after all passes; llvm, asm: generated code.",
             metavar="so|obj|archive|mlir|planned|llvm|asm",
         ),
     ] = "so",
@@ -315,6 +314,7 @@ def plan_command(
         list[str] | None,
         typer.Option("--shape", metavar="NAME=2x7,...", help="Shapes of inputs, or sizes; may be repeated."),
     ] = None,
+    entry: Entry = None,
     require_key: RequireKey = None,
     progress: Progress = None,
     modules: Imports = None,
@@ -328,6 +328,7 @@ def plan_command(
         progress=sys.stderr.isatty() if progress is None else progress,
         modules=modules or [],
         require_key=require_key,
+        entry=entry,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from dhlo.container import atomic_write, write_all
 from dhlo.errors import CompileError
 
-__all__ = ["read_program", "save_program"]
+__all__ = ["import_modules", "read_program", "save_program"]
 
 _NAMES = "dhlo.dims"  # a file in the archive of torch.export.save
 
@@ -86,17 +86,22 @@ def _restore_names(program: torch.export.ExportedProgram, text: str) -> None:
         env.source_name_to_debug_name.update({k: v for k, v in names.items() if isinstance(v, str)})
 
 
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules for what they define. Raises CompileError."""
+    for name in names:
+        try:
+            import_module(name)
+        except (ImportError, TypeError, ValueError) as e:  # no name of a module
+            raise CompileError(f"module '{name}' can't be imported: {e}") from None
+
+
 def read_program(path: Path, modules: Sequence[str] = ()) -> torch.export.ExportedProgram:
     """Reads what torch.export.save wrote, after importing `modules` (custom operators, pytree types).
 
     The file has to be trusted: PyTorch's reader unpickles objects, evaluates expressions and imports modules that it names.
     Raises CompileError if the file can't be read.
     """
-    for name in modules:
-        try:
-            import_module(name)
-        except (ImportError, TypeError, ValueError) as e:  # no name of a module
-            raise CompileError(f"module '{name}' can't be imported: {e}") from None
+    import_modules(modules)
     if not path.is_file():
         raise CompileError(f"'{path}' is not a file")
     log = logging.getLogger("torch.export")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from dhlo.codegen.kernel_ir.abi import DTYPES
 from dhlo.errors import CompileError
 
-__all__ = ["Form", "Language", "check_identifier", "identifier", "model_header"]
+__all__ = ["Form", "Language", "check_identifier", "identifier", "language_of", "model_header"]
 
 Form = Literal["so", "obj", "archive"]
 Language = Literal["c", "c++"]
@@ -56,6 +57,14 @@ def check_identifier(text: str) -> str:
     if _RESERVED.fullmatch(text):
         raise CompileError(f"'{text}' can't be a symbol's name: such names are the runtime's, or C's and C++'s")
     return text
+
+
+def language_of(path: Path) -> Language:
+    """That of a header with this name. Raises CompileError where it ends with neither .h nor .hpp."""
+    languages: dict[str, Language] = {".h": "c", ".hpp": "c++"}
+    if path.suffix not in languages:
+        raise CompileError(f"'{path}': a header's name ends with .h (C) or .hpp (C++)")
+    return languages[path.suffix]
 
 
 def model_header(entries: Sequence[Mapping[str, Any]], prefix: str, form: Form, language: Language) -> str:

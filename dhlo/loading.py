@@ -53,10 +53,11 @@ def open_model(
     verify: Verify = True,
     memory: Memory = "auto",
     require_key: str | Path | bytes | None = None,
+    entry: str | None = None,
 ) -> _runtime.Model:
-    """The native model of a file, run by `num_threads` threads (0: one per processor).
+    """The native model of a file, or its entry of that name, run by `num_threads` threads (0: one per processor).
 
-    The rest is like `load`, errors included.
+    The rest is like `load`, errors included. Raises DhloError, naming the entries that there are, where there is no such one.
     """
     if verify not in (False, True, "always"):
         raise DhloError(f"verify: expected True, False or 'always', got {verify!r}")
@@ -68,18 +69,19 @@ def open_model(
 
         authorize = check_signature(path, require_key)
     try:
-        return _runtime.Model.from_file(
+        model = _runtime.Model.from_file(
             path,
             num_threads=num_threads,
             verify=2 if verify == "always" else int(verify),
             memory=_MEMORY.index(memory),
             authorize=authorize,
         )
+        return model if entry is None else model.entry(entry)
     except MemoryError as e:
         raise ModelFileError(f"model file '{path}': {e}") from None
     except RuntimeError as e:
         raise e if isinstance(e, ModelFileError) else ModelFileError(str(e)) from None
-    except (OverflowError, ValueError) as e:  # the number of threads, here or in DHLO_NUM_THREADS
+    except (OverflowError, ValueError) as e:  # the number of threads, here or in DHLO_NUM_THREADS; the entry
         raise DhloError(str(e)) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -323,6 +324,21 @@ def test_bench_of_an_entry(tmp_path: Path) -> None:
     explained = CliRunner().invoke(app, ["bench", str(tmp_path / "two.so"), "--json", "-", "--explain"])
     assert explained.exit_code == 1 and "leave out --explain" in explained.output
     assert os.environ.get("DHLO_NUM_THREADS") == threads
+
+
+def test_bench_of_a_program_with_types_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--import` goes for the peers' processes, too."""
+    (tmp_path / "own_types.py").write_text(
+        "from dataclasses import dataclass\nimport torch\n"
+        "@dataclass\nclass Pair:\n    a: torch.Tensor\n    b: torch.Tensor\n"
+        "class Sum(torch.nn.Module):\n    def forward(self, pair):\n        return pair.a + pair.b\n"
+        "torch.export.register_dataclass(Pair, serialized_type_name='own.Pair')\ntorch.serialization.add_safe_globals([Pair])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own: Any = importlib.import_module("own_types")
+    torch.export.save(export(own.Sum(), (own.Pair(torch.ones(3), torch.ones(3)),)), tmp_path / "sum.pt2")
+    code, text = bench(tmp_path / "sum.pt2", "--peer", "dhlo", "--import", "own_types")
+    assert code == 0, text
 
 
 def test_made_up_sizes_are_those_that_the_model_takes() -> None:

@@ -1,5 +1,6 @@
 """Models of several entries: one copy of code, weights and state."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -226,6 +227,8 @@ def test_command_line(body: Body, tmp_path: Path) -> None:
     assert "scale: float32[" in shown
     ran = runner.invoke(app, ["run", str(model), "--entry", "mean", "--shape", "scale=5x1"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
+    planned = runner.invoke(app, ["plan", str(model), "--entry", "mean", "--shape", "scale=5x1"], catch_exceptions=False)
+    assert planned.exit_code == 0 and re.search(r"input +scale +float32 +5x1", planned.output), planned.output
 
     def refused(*arguments: str) -> str:
         result = runner.invoke(app, arguments)
@@ -233,6 +236,8 @@ def test_command_line(body: Body, tmp_path: Path) -> None:
         return " ".join(result.output.split())
 
     assert "no entry 'train'" in refused("run", str(model), "--entry", "train")
+    assert "no entry 'train'" in refused("plan", str(model), "--entry", "train")
+    assert "--entry is for model files" in refused("plan", str(tmp_path / "mean.pt2"), "--entry", "mean")
     assert "no entry 'train'" in refused("inspect", str(model), "--entry", "train")
     assert "needs a name for its file" in refused("compile", *sources)
     assert "each needs a name" in refused("compile", str(tmp_path / "mean.pt2"), sources[0], "-o", str(model))

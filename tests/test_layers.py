@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -153,6 +154,29 @@ def test_packages_import_each_other_in_one_direction() -> None:
     # a session and its model are one another's types
     graph["dhlo.session"].discard("dhlo.model")
     assert not circle(graph)
+
+
+def rows_of_the_docs() -> dict[str, int]:
+    """The row of each package in the table of docs/architecture.md, counted from the top."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    table = page.partition("## Where what lives")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    out: dict[str, int] = {}
+    for number, line in enumerate(table.splitlines()[2:]):
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1]):
+            out[package("dhlo." + name.removeprefix("dhlo/").removesuffix(".py").rstrip("/").replace("/", "."))] = number
+    return out
+
+
+def test_imports_go_down_the_table_of_the_docs() -> None:
+    rows = rows_of_the_docs()
+    assert set(map(package, MODULES)) - EVERYWHERE - {"dhlo", "dhlo.__main__", "dhlo.codegen"} <= set(rows)
+    wrong = [
+        f"{MODULES[m]}:{line}: {m} imports {other}"
+        for m in MODULES
+        for other, line in imports(tree_of(m), MODULES).items()
+        if package(m) in rows and rows.get(package(other), rows[package(m)]) < rows[package(m)]
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_kernel_families_import_each_other_in_one_direction() -> None:

@@ -41,11 +41,13 @@ def from_files(
     labels: list[str],
     ranges: Mapping[str, Sequence[int | None]] | None = None,
     entry: str | None = None,
+    modules: Sequence[str] = (),
 ) -> Subject:
     """A .pt2 or .so file, and a file of torch.save with a list of (args, kwargs) for each label. `ranges` are the fields of each of
-    `Options.shapes`."""
-    from dhlo.exported import read_program
+    `Options.shapes`; `modules` are imported first."""
+    from dhlo.exported import import_modules, read_program
 
+    import_modules(modules)
     saved = torch.load(arguments, weights_only=False)
     path = Path(program)
     if path.suffix != ".pt2":

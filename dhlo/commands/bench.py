@@ -123,7 +123,7 @@ def bench_file(
         if any(r.opt is not None for r in bounds.values()) and "dhlo" in chosen and _UNHINTED not in chosen:
             chosen.append(_UNHINTED)
         fields = {name: [r.min, r.opt, r.max] for name, r in bounds.items()}
-        facts = _compare(model, points, chosen, threads, budget, {"ranges": fields, "entry": entry})
+        facts = _compare(model, points, chosen, threads, budget, {"ranges": fields, "entry": entry, "modules": list(modules)})
         title = f"{threads} thread{'s' * (threads > 1)} of {machine()}"
         if as_json is not None:
             _write_json(as_json, model, points, facts, threads)
@@ -203,12 +203,7 @@ def _open(path: Path, modules: Sequence[str], bounds: Mapping[str, Range], entry
 
 
 def _open_model(path: Path, entry: str | None) -> _Model:
-    native = open_model(path)
-    if entry is not None:
-        try:
-            native = native.entry(entry)
-        except ValueError as e:
-            raise DhloError(str(e)) from None
+    native = open_model(path, entry=entry)
     meta = json.loads(native.metadata)
     call = read_call(meta.get("call"), native.inputs, native.outputs)
 

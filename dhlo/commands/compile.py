@@ -20,7 +20,7 @@ from dhlo.container import check_apart, check_target, write_bytes
 from dhlo.custom import read_pass
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
-from dhlo.header import Form, check_identifier
+from dhlo.header import Form, check_identifier, language_of
 from dhlo.options import Options, default_target
 from dhlo.progress import reporter
 from dhlo.sharing import check_names
@@ -92,22 +92,12 @@ def compile_file(
         raise CompileError("--symbol and --header go with --emit so, obj and archive")
     if symbol is not None:
         check_identifier(symbol)
+    if header is not None:
+        language_of(header)
     folder = _folder(sources)
     files = _named(sources) if folder is None else {"": folder}
-    if output is None and list(files) != [""]:
-        raise CompileError("a model of several entries needs a name for its file: -o FILE")
-    if output is None:
-        stem = files[""].stem if folder is None else folder.resolve().name  # folders have dots in their names, and no suffix
-        output = Path(stem + _SUFFIX[emit])
-        if output.exists() and not force:
-            raise CompileError(f"'{output}' is there already", hint="replace it by --force, or name the file: -o FILE")
-    if not output.parent.is_dir() or output.is_dir():
-        raise CompileError(
-            f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
-        )
+    output = _output(output, files, folder, emit, force)
     check_apart([output, header], files.values())
-    if emit in _BINARY:
-        check_target(output)
     start = time.perf_counter()
     dump = None if dump_dir is None else Dump(dump_dir)
     options = Options(
@@ -135,18 +125,36 @@ def compile_file(
             console().print(f"how to run what failed: {dump.failed(e)}", markup=False)
         raise
     if artifact is not None and emit in _BINARY:
-        code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
-        console().print(
-            f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, "
-            f"{time.perf_counter() - start:.1f} s",
-            markup=False,
-        )
-        for entry in artifact.entries:
-            if entry["quantised"]:
-                console().print(quantised_summary(entry["quantised"]), markup=False)
-            if entry["caches"]:
-                console().print(cache_summary(entry["caches"]), markup=False)
+        _report(artifact, output, emit, time.perf_counter() - start)
     return output
+
+
+def _output(given: Path | None, files: Mapping[str, Path], folder: Path | None, emit: Emit, force: bool) -> Path:
+    """The file to write, if that may be: by default in the current folder, called as the only source. Raises CompileError, and
+    OSError for what is no place for a model file."""
+    if given is None and list(files) != [""]:
+        raise CompileError("a model of several entries needs a name for its file: -o FILE")
+    # Folders have dots in their names, and no suffix.
+    output = given or Path((files[""].stem if folder is None else folder.resolve().name) + _SUFFIX[emit])
+    if given is None and output.exists() and not force:
+        raise CompileError(f"'{output}' is there already", hint="replace it by --force, or name the file: -o FILE")
+    if not output.parent.is_dir() or output.is_dir():
+        raise CompileError(
+            f"'{output}' can't be written: " + ("it is a folder" if output.is_dir() else f"'{output.parent}' is not a folder")
+        )
+    if emit in _BINARY:
+        check_target(output)
+    return output
+
+
+def _report(artifact: Artifact, output: Path, emit: Emit, seconds: float) -> None:
+    code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
+    console().print(f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, {seconds:.1f} s")
+    for entry in artifact.entries:
+        if entry["quantised"]:
+            console().print(quantised_summary(entry["quantised"]), markup=False)
+        if entry["caches"]:
+            console().print(cache_summary(entry["caches"]), markup=False)
 
 
 def _write(

@@ -9,7 +9,7 @@ from dhlo import _runtime
 from dhlo.api import compile as compile_model
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
-from dhlo.errors import ContractError
+from dhlo.errors import ContractError, DhloError
 from dhlo.exported import read_program
 from dhlo.loading import open_model
 
@@ -17,17 +17,25 @@ __all__ = ["plan_file"]
 
 
 def plan_file(
-    path: Path, shapes: Sequence[str], *, progress: bool, modules: Sequence[str], require_key: Path | None = None
+    path: Path,
+    shapes: Sequence[str],
+    *,
+    progress: bool,
+    modules: Sequence[str],
+    require_key: Path | None = None,
+    entry: str | None = None,
 ) -> None:
-    """Prints a plan for each of `shapes`, as "x=2x7,n=3". A .pt2 file is compiled first, in memory.
+    """Prints a plan of the model, or its `entry`, for each of `shapes`, as "x=2x7,n=3". A .pt2 file is compiled first, in memory.
 
-    Loads the model's code, so the file must be one that is trusted, or signed with `require_key`. Raises ModelFileError and
-    ContractError.
+    Loads the model's code, so the file must be one that is trusted, or signed with `require_key`. Raises ModelFileError,
+    ContractError, and DhloError for an entry that there isn't.
     """
     if path.suffix == ".pt2":
+        if entry is not None:
+            raise DhloError("--entry is for model files: a .pt2 holds one program")
         model = compile_model(read_program(path, modules), name=path.stem, progress=progress).native
     else:
-        model = open_model(path, require_key=require_key)
+        model = open_model(path, require_key=require_key, entry=entry)
     for text in shapes or [""]:
         _plan(model, text)
 

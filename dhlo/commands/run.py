@@ -48,12 +48,7 @@ def run_file(
 ) -> None:
     """Loads, runs `repeat` times, writes a trace of these to `trace`, prints. Raises ModelFileError and ContractError."""
     check_apart([output, trace], [path])
-    model = open_model(path, threads, require_key=require_key)
-    if entry is not None:
-        try:
-            model = model.entry(entry)
-        except ValueError as e:
-            raise DhloError(str(e)) from None
+    model = open_model(path, threads, require_key=require_key, entry=entry)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
     session = _runtime.Session(model)
     times = []

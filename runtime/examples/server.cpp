@@ -16,6 +16,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "dhlo/runtime.hpp"
@@ -107,8 +108,7 @@ void run_batch(dhlo::Session* session, const std::vector<Request>& batch, Queue*
     queue->answer(batch[static_cast<size_t>(i)].number, write_row(output.data<float>() + i * length, length));
 }
 
-void serve(const dhlo::Model& model, size_t largest, Queue* queue) {
-  dhlo::Session session(model);
+void serve(dhlo::Session session, size_t largest, Queue* queue) {
   for (std::vector<Request> batch; !(batch = queue->take(largest)).empty();) {
     std::vector<Request> rows;
     for (Request& request : batch) {
@@ -141,8 +141,11 @@ int main(int argc, char** argv) {
     options.num_threads = 1;  // of a call: calls run side by side
     const dhlo::Model model = dhlo::Model::load(argv[1], &options);
     Queue queue;
+    std::vector<dhlo::Session> sessions;  // made here, where what fails is reported
+    for (int i = 0; i < threads; ++i) sessions.emplace_back(model);
     std::vector<std::thread> workers;
-    for (int i = 0; i < threads; ++i) workers.emplace_back([&] { serve(model, static_cast<size_t>(largest), &queue); });
+    for (dhlo::Session& session : sessions)
+      workers.emplace_back(serve, std::move(session), static_cast<size_t>(largest), &queue);
     int64_t number = 0;
     for (std::string line; std::getline(std::cin, line); ++number) queue.put(read_request(number, line));
     queue.close();

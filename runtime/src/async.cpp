@@ -32,7 +32,7 @@ void AsyncRun::keep(const dhlo_tensor* inputs, int64_t num_inputs) {
 }
 
 Runners& AsyncRun::runners() const {
-  Environment* env = session_->model->program->env.get();
+  EnvironmentState* env = session_->model->program->env.get();
   return env != nullptr ? env->runners : Runners::shared();
 }
 
@@ -50,7 +50,7 @@ void AsyncRun::begin(const dhlo_tensor* inputs, int64_t num_inputs, const dhlo_r
       ++pending_;
     }
     if (runners().post(this)) return;
-    Environment* env = session_->model->program->env.get();
+    EnvironmentState* env = session_->model->program->env.get();
     if (env != nullptr) env->log(DHLO_LOG_ERROR, [] { return std::string("no thread could be started"); });
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,6 +1,10 @@
 // What models and sessions of one environment share, and the C interface to it.
 #include "env.hpp"
 
+#include <pthread.h>
+#include <sched.h>
+
+#include <cerrno>
 #include <cstddef>
 #include <vector>
 
@@ -8,6 +12,23 @@
 
 namespace dhlo {
 namespace {
+
+// Whether the system lets a thread of this process run there, which only a thread can tell: another mask is refused, or
+// cut down to what is allowed.
+bool can_run_on(const dhlo_env_options& options) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int64_t i = 0; i < options.num_processors; ++i) CPU_SET(static_cast<size_t>(options.processors[i]), &set);
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return true;
+  pthread_t thread;
+  auto nothing = [](void*) -> void* { return nullptr; };
+  int failed = pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+  if (failed == 0) failed = pthread_create(&thread, &attributes, nothing, nullptr);
+  if (failed == 0) pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+  return failed != EINVAL;  // where no thread is to be had now, those to come say so
+}
 
 dhlo_env_options read_options(const dhlo_env_options* given) {
   const dhlo_env_options options =
@@ -17,6 +38,8 @@ dhlo_env_options read_options(const dhlo_env_options* given) {
     refuse("an allocator needs both alloc and free");
   if ((options.create_thread == nullptr) != (options.join_thread == nullptr))
     refuse("threads need both create_thread and join_thread");
+  if (options.num_threads < 0)
+    refuse("num_threads: expected 0 (by default) or more, got " + std::to_string(options.num_threads));
   if (options.max_bytes < 0)
     refuse("max_bytes: expected 0 (no limit) or more, got " + std::to_string(options.max_bytes));
   if (options.num_processors < 0 || (options.num_processors > 0 && options.processors == nullptr))
@@ -27,6 +50,7 @@ dhlo_env_options read_options(const dhlo_env_options* given) {
              std::to_string(options.processors[i]));
   if (options.num_processors > 0 && options.create_thread != nullptr)
     refuse("the threads that create_thread makes are placed by it: leave out processors");
+  if (options.num_processors > 0 && !can_run_on(options)) refuse("processors: this process may run on none of them");
   return options;
 }
 
@@ -37,10 +61,11 @@ Threads threads_of(const dhlo_env_options& options) {
 
 }  // namespace
 
-Environment::Environment(const dhlo_env_options& options)
+EnvironmentState::EnvironmentState(const dhlo_env_options& options)
     : allocator(options.allocator),
       account(options.max_bytes),
       num_threads(Pool::resolve_threads(options.num_threads > 0 ? options.num_threads : options.num_processors)),
+      makes_threads(options.create_thread != nullptr),
       pool(num_threads > 1 ? Pool::make(num_threads, threads_of(options)) : nullptr),
       runners(num_threads, threads_of(options)),
       trace(options.trace),
@@ -63,7 +88,7 @@ dhlo_status dhlo_env_create(const dhlo_env_options* options, dhlo_env** out) {
       [&] {
         if (out == nullptr) throw dhlo::Error(DHLO_INVALID_ARGUMENT, "dhlo_env_create: out is null");
         auto env = std::make_unique<dhlo_env>();
-        env->environment = std::make_shared<dhlo::Environment>(dhlo::read_options(options));
+        env->environment = std::make_shared<dhlo::EnvironmentState>(dhlo::read_options(options));
         *out = env.release();
       },
       dhlo::set_last_error);

@@ -15,9 +15,9 @@
 
 namespace dhlo {
 
-struct Environment {
+struct EnvironmentState {
   // Throws Error.
-  explicit Environment(const dhlo_env_options& given);
+  explicit EnvironmentState(const dhlo_env_options& given);
 
   // What is to be told at `level`; `make` returns the text, and isn't called where nobody listens.
   template <class Make>
@@ -34,6 +34,7 @@ struct Environment {
   dhlo_allocator allocator{};
   Account account;
   int64_t num_threads = 1;
+  const bool makes_threads;    // the host does
   std::shared_ptr<Pool> pool;  // null with one thread
   Runners runners;
   dhlo_trace_fn trace = nullptr;
@@ -46,6 +47,6 @@ struct Environment {
 }  // namespace dhlo
 
 struct dhlo_env {
-  std::shared_ptr<dhlo::Environment> environment;
+  std::shared_ptr<dhlo::EnvironmentState> environment;
   std::atomic<int64_t> references{1};
 };

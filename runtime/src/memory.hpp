@@ -33,6 +33,8 @@ class Account {
 // Why it refused.
 std::string over_limit_text(int64_t bytes, const Account& account);
 
+constexpr const char* kMisaligned = "the host's allocator gave memory that isn't aligned as it was asked for";
+
 // Where blocks come from: the host's allocator, null for our own, and who counts them, null for nobody.
 struct Memory {
   const dhlo_allocator* host = nullptr;

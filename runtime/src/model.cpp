@@ -176,6 +176,13 @@ int32_t verification(const dhlo_model_options& options) {
   return options.verify_constants;
 }
 
+// How many threads read and hash constants. A host that brings its own threads expects none of ours.
+int64_t reading_threads(const dhlo_model_options& options) {
+  if (options.parallel.run != nullptr) return 1;
+  if (options.env == nullptr) return Pool::resolve_threads(options.num_threads);
+  return options.env->environment->makes_threads ? 1 : options.env->environment->num_threads;
+}
+
 // Maps the constants, or reads them where that is asked for or there is nothing to map. What is authorized is read:
 // whoever may write to the file could change it afterwards.
 const uint8_t* load_constants(const Sections& sections, const Source& source, const dhlo_model_options& options,
@@ -186,8 +193,7 @@ const uint8_t* load_constants(const Sections& sections, const Source& source, co
         DHLO_INVALID_ARGUMENT,
         "model options: constants_memory: expected a dhlo_constants_memory, 0 to 4, got " + std::to_string(memory));
   const int64_t constants = sections.bytes(DHLO_SECTION_CONSTANTS);
-  // A host that brings its own threads expects none of ours.
-  const int64_t readers = options.parallel.run != nullptr ? 1 : Pool::resolve_threads(options.num_threads);
+  const int64_t readers = reading_threads(options);
   const FileMark before(source.descriptor());
   const bool verified =
       verify == DHLO_VERIFY_NEVER || (verify == DHLO_VERIFY_ONCE && is_verified(before, sections.file_digest()));
@@ -226,11 +232,12 @@ std::shared_ptr<const Program> load(const Source& source, const dhlo_model_optio
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
   join_environment(model.get(), options, sections.bytes(DHLO_SECTION_CONSTANTS), label);
   model->constants = load_constants(sections, source, options, model.get());
-  model->abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
-  model->level = check_descriptor(*model->abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
-  if (features != write_levels(levels_of(*model->abi)) || metadata != write_metadata(*model->abi))
+  const dhlo_abi_model* const abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
+  model->level = check_descriptor(*abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
+  if (features != write_levels(levels_of(*abi)) || metadata != write_metadata(*abi))
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   apply_options(model.get(), options);
+  model->abi = abi;  // it is loaded: its end is logged, too
   log_loaded(*model, label);
   return model;
 }

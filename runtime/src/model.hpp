@@ -24,11 +24,11 @@ struct Program {
     return {own ? &allocator : nullptr, env != nullptr ? &env->account : nullptr};
   }
 
-  std::shared_ptr<Environment> env;  // or null; first, since all else may be of its memory
-  int64_t charged_bytes = 0;         // to the environment, for constants
-  Code code;                         // empty for a model from a descriptor
-  Block owned_constants;             // of one from memory, or asked for
-  Mapping mapped_constants;          // of others that were loaded
+  std::shared_ptr<EnvironmentState> env;  // or null; first, since all else may be of its memory
+  int64_t charged_bytes = 0;              // to the environment, for constants
+  Code code;                              // empty for a model from a descriptor
+  Block owned_constants;                  // of one from memory, or asked for
+  Mapping mapped_constants;               // of others that were loaded
   const dhlo_abi_model* abi = nullptr;
   int64_t level = 0;  // of abi, the one that this machine takes
   const uint8_t* constants = nullptr;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@
 namespace dhlo {
 
 class AsyncRun;
+
+constexpr int64_t kNoCap = std::numeric_limits<int64_t>::max();
+constexpr int64_t kReads = -2;  // of an input that the run doesn't write to
 
 // One output: the sizes that the last run gave it, and where its memory comes from.
 struct Output {
@@ -86,7 +90,15 @@ struct dhlo_session : dhlo_abi_call {
   bool grow(dhlo::Block* block, int64_t bytes, int64_t* held, const char* what) noexcept;
   // Records an error, with the text that `make` returns, and returns `status`.
   template <class Make>
-  dhlo_status record(dhlo_status status, Make&& make) noexcept;
+  dhlo_status record(dhlo_status status, Make&& make) noexcept {
+    failure = status;
+    try {
+      message = make();
+    } catch (...) {
+      message.clear();
+    }
+    return status;
+  }
   // Throws Error if there is none.
   const dhlo_abi_state& find_state(const char* name) const;
   const dhlo_abi_state& find_state(const char* name, int64_t bytes) const;
@@ -132,6 +144,8 @@ struct dhlo_session : dhlo_abi_call {
   void trace_run(int64_t begin_ns, dhlo_status status) const;
   void* place_output(int64_t index, dhlo::Output& output, int64_t bytes) noexcept;
   std::string describe(const dhlo::Given& given) const;
+  // Throws Error where a tensor reaches beyond its memory, or shares some that the run writes.
+  void check_memory(const dhlo_tensor* inputs);
   void check_sharing(const dhlo_tensor* inputs);
   bool reaches_own_memory(const dhlo_tensor* inputs) const;
   void run_checked(const dhlo_tensor* inputs, int64_t num_inputs);

@@ -12,28 +12,22 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "checks.hpp"
 
 namespace {
 
-class Env {
+class Env : public dhlo::Environment {
  public:
-  explicit Env(const dhlo_env_options& options) { CHECK(dhlo_env_create(&options, &env_) == DHLO_OK); }
-  Env(const Env&) = delete;
-  Env& operator=(const Env&) = delete;
-  ~Env() { dhlo_env_release(env_); }
-  dhlo_env* get() const { return env_; }
+  explicit Env(const dhlo_env_options& options) : Environment(&options) {}
   dhlo::Model model() const {
     dhlo_model_options options;
     dhlo_model_options_init(&options);
-    options.env = env_;
+    options.env = get();
     return make_model(&options);
   }
-
- private:
-  dhlo_env* env_ = nullptr;
 };
 
 dhlo_env_options env_options(int64_t threads) {
@@ -134,8 +128,23 @@ void test_bad_options() {
   CHECK(refused(options));
   options.processors = wrong;
   CHECK(refused(options) && std::string(dhlo_last_error()).find("processors") != std::string::npos);
+  const int32_t absent[1] = {CPU_SETSIZE - 1};
+  options.processors = absent;
+  if (sysconf(_SC_NPROCESSORS_CONF) < CPU_SETSIZE)
+    CHECK(refused(options) && std::string(dhlo_last_error()).find("may run on none of them") != std::string::npos);
+  CHECK(refused(env_options(-1)));
   CHECK(refused(dhlo_env_options{}));
   CHECK(dhlo_env_create(nullptr, nullptr) == DHLO_INVALID_ARGUMENT && dhlo_env_used_bytes(nullptr) == 0);
+  dhlo::Environment first(&(options = env_options(1))), second = first;
+  CHECK(first.get() == second.get() && first.num_threads() == 1 && first.used_bytes() == 0);
+  second = dhlo::Environment(std::move(first));
+  bool threw = false;
+  try {
+    dhlo::Environment(&(options = env_options(-1)));
+  } catch (const dhlo::RuntimeError& error) {
+    threw = error.status() == DHLO_INVALID_ARGUMENT;
+  }
+  CHECK(threw);
   dhlo_env_release(nullptr);
 }
 

@@ -141,6 +141,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "can't be a symbol's name" in run("--emit", "obj", "--symbol", "a b")
     assert "go with --emit so, obj and archive" in run("--emit", "llvm", "--header", tmp_path / "x.h")
     assert not (tmp_path / "x.h").exists()
+    assert "ends with .h (C) or .hpp (C++)" in run("--emit", "obj", "--header", "x.c", "-o", tmp_path / "x.o")
+    assert not (tmp_path / "x.o").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- parts of a static library

@@ -23,7 +23,7 @@ from dhlo.codegen.kernel_ir import abi
 from dhlo.codegen.target import Target, native
 from dhlo.container import atomic_write, check_target, write_bytes
 from dhlo.errors import CompileError
-from dhlo.header import Form, Language, check_identifier, identifier, model_header
+from dhlo.header import Form, check_identifier, identifier, language_of, model_header
 from dhlo.model_file import features_text, write_model_file
 from dhlo.options import c_compiler
 
@@ -205,10 +205,7 @@ def prefix_of(artifact: Artifact, symbol: str | None) -> str:
 def write_header(artifact: Artifact, path: Path, form: Form, symbol: str | None = None) -> None:
     """Writes the header for a model file (`so`), object or static library of these symbols: see `model_header`. Raises CompileError
     where the path ends with neither .h nor .hpp, OSError."""
-    languages: dict[str, Language] = {".h": "c", ".hpp": "c++"}
-    if path.suffix not in languages:
-        raise CompileError(f"'{path}': a header's name ends with .h (C) or .hpp (C++)")
-    text = model_header(artifact.entries, prefix_of(artifact, symbol), form, languages[path.suffix])
+    text = model_header(artifact.entries, prefix_of(artifact, symbol), form, language_of(path))
     write_bytes(path, text.encode())
 
 

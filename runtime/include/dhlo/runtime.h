@@ -109,9 +109,8 @@ DHLO_API const char* dhlo_machine_fact_name(int32_t index);
 /* ---- hooks ---------------------------------------------------------------------------------------------------------
  */
 
-/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the
- * runtime holds itself). Must be
- * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is
+/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the runtime holds itself). Must
+ * be thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is
  * given back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
 typedef struct dhlo_allocator {
   void* ctx;
@@ -235,7 +234,7 @@ typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t by
 typedef enum dhlo_verify {
   DHLO_VERIFY_NEVER = 0,
   DHLO_VERIFY_ONCE = 1, /* unless an earlier load found the same file whole and nobody has changed it since, by device,
-                           inode, size and times of change; remembered in the folder DHLO_CACHE_DIR or ~/.cache/dhlo */
+                           inode, size and times of change; remembered in the folder of dhlo_machine_configure */
   DHLO_VERIFY_ALWAYS = 2
 } dhlo_verify;
 
@@ -255,8 +254,8 @@ typedef struct dhlo_model_options {
   int32_t verify_constants;    /* a dhlo_verify; DHLO_VERIFY_ALWAYS where there is `authorize`. Default
                                   DHLO_VERIFY_ONCE. */
   int64_t num_threads;         /* 0: one per processor that the process may use, by its affinity and the quota of its
-                                  control group. DHLO_NUM_THREADS in the environment wins.
-                                  Models with equal counts share one pool of threads. */
+                                  control group. DHLO_NUM_THREADS in the environment wins. Models with equal counts
+                                  share one pool of threads. */
   dhlo_allocator allocator;    /* alloc == NULL: the runtime's own */
   dhlo_parallel parallel;      /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
   dhlo_authorize_fn authorize; /* NULL: every file may be loaded */

@@ -124,12 +124,40 @@ def test_errors(light: ModuleType, files: dict[str, Path], tmp_path: Path) -> No
         with pytest.raises(light.ModelFileError) as raised:
             light.load(path)
         assert raised.value.status in ("input/output", "format")
+    for options in ({"verify": "never"}, {"memory": "paged"}, {"memory": 1}):
+        with pytest.raises(ValueError, match="expected .*, got"):
+            light.load(files["plain"], **options)
     with pytest.raises(light.ModelFileError, match="authorize"):
         light.load(files["plain"], authorize=lambda digest: False)
     with pytest.raises(KeyError, match="no entry"):
         model["none"]
     with pytest.raises(MemoryError):
         model.session(max_bytes=1000)(np.ones((1000, 6), np.float32))
+
+
+def test_stopping(light: ModuleType, files: dict[str, Path]) -> None:
+    session = light.load(files["plain"], verify="always", memory="copied").session()
+    x = np.ones((3, 6), np.float32)
+    assert np.allclose(session.run((), {"x": x}, timeout=1e12)[0], 1 / 6)
+    with pytest.raises(light.DeadlineError) as late:
+        session.run((x,), timeout=1e-9)
+    assert isinstance(late.value, TimeoutError) and late.value.status == "deadline"
+    session.cancel()  # nothing is running
+    assert np.allclose(session(x)[0], 1 / 6)
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            session.run((x,), timeout=timeout)
+
+
+def test_entries_share_state(light: ModuleType, tmp_path: Path) -> None:
+    x = torch.ones(2)
+    entries = {"first": torch.export.export(Counting(), (x, x)), "second": torch.export.export(Counting(), (x, x))}
+    dhlo.compile(entries).save(tmp_path / "two.so")
+    model = light.load(tmp_path / "two.so")
+    session, array = model.session(), np.ones(2, np.float32)
+    assert [int(s(array, array)[3][0]) for s in (session, session["second"], session["first"], session)] == [1, 2, 3, 4]
+    with pytest.raises(KeyError, match="no entry"):
+        session["third"]
 
 
 def test_threads(light: ModuleType, files: dict[str, Path]) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from dhlo_runtime import _runtime
 
-__all__ = ["ContractError", "Error", "Model", "ModelFileError", "Session", "SessionError", "Tensor", "load"]
+__all__ = [
+    "CancelledError", "ContractError", "DeadlineError", "Error", "Model", "ModelFileError", "Session", "SessionError", "Tensor",
+    "load",
+]  # fmt: skip
 __version__: str = _runtime.__version__
+
+Memory: TypeAlias = Literal["auto", "mapped", "populated", "locked", "copied"]
+_MEMORY: Final[tuple[Memory, ...]] = get_args(Memory)  # in the order of dhlo_constants_memory
 
 
 class Error(Exception):
@@ -32,6 +38,14 @@ class ModelFileError(Error, RuntimeError):
 
 class SessionError(Error, RuntimeError):
     """A session can't be used so: it is in use by another call, its model keeps state, or a snapshot doesn't fit."""
+
+
+class CancelledError(Error, RuntimeError):
+    """A run was cancelled. The session is free for the next one; its state is as after any run that fails."""
+
+
+class DeadlineError(Error, TimeoutError):
+    """A run took longer than its timeout. The session is free for the next one; its state is as after any run that fails."""
 
 
 class Tensor:
@@ -67,17 +81,25 @@ def load(
     path: str | os.PathLike[str],
     *,
     num_threads: int = 0,
-    verify: bool = True,
+    verify: bool | Literal["always"] = True,
+    memory: Memory = "auto",
     authorize: Callable[[bytes], object] | None = None,
 ) -> Model:
     """Loads a model file, to be run by `num_threads` threads (0: one per processor).
 
-    All of it is verified against its digests first; `verify=False` leaves out the weights. `authorize` is asked with the SHA-256
-    that stands for the whole file, before any code is loaded: false or an exception refuses it. A model file is code: load what you
-    trust. Raises ModelFileError.
+    All of it is verified against its digests first; the weights once, and again when the file has changed, with
+    `verify="always"` each time, with `verify=False` never. They are pages of the file that processes share ("mapped", by default
+    where that can be), all read now ("populated"), kept in memory ("locked"), or a copy of the model's own ("copied").
+    `authorize` is asked with the SHA-256 that stands for the whole file, before any code is loaded: false or an exception refuses
+    it. A model file is code: load what you trust. Raises ModelFileError, ValueError for options that there aren't.
     """
+    if verify not in (False, True, "always"):
+        raise ValueError(f"verify: expected True, False or 'always', got {verify!r}")
+    if memory not in _MEMORY:
+        raise ValueError(f"memory: expected {', '.join(map(repr, _MEMORY))}, got {memory!r}")
+    how = {"verify": 2 if verify == "always" else int(verify), "memory": _MEMORY.index(memory)}
     try:
-        model = _runtime.Model.from_file(path, num_threads=num_threads, verify=verify, authorize=authorize)
+        model = _runtime.Model.from_file(path, num_threads=num_threads, authorize=authorize, **how)
     except (MemoryError, RuntimeError) as e:
         raise _as(ModelFileError, e) if getattr(e, "status", None) else e from None
     return Model(model)
@@ -155,11 +177,32 @@ class Session:
         """Runs the model with arrays, tensors of any library with DLPack, or numbers, by position or by name.
 
         Returns the results in their order: numpy arrays, or `Tensor` where numpy has no such dtype. Arguments that the model
-        updates are written to. Raises ContractError where the arguments break the contract, MemoryError, SessionError.
+        updates are written to. Raises ContractError where the arguments break the contract, MemoryError, SessionError, and
+        CancelledError where `cancel` stopped it.
         """
-        given = self._positional(args, named) if named else args
-        capsules = _called(self._native, [np.asarray(x) if isinstance(x, np.generic) else x for x in given])
+        return self.run(args, named)
+
+    def run(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Any]:
+        """A call with a timeout in seconds. Raises the errors of a call, DeadlineError, and ValueError for what is no timeout."""
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
+        given = self._positional(tuple(args), named) if named else args
+        leaves = [np.asarray(x) if isinstance(x, np.generic) else x for x in given]
+        if timeout is None:
+            capsules = _called(self._native, leaves)
+        else:
+            capsules = _called(self._native.run, leaves, max(1, int(min(timeout, 1e9) * 1e9)))
         return [_result(c, dtype) for c, dtype in zip(capsules, self.model._dtypes, strict=True)]
+
+    def cancel(self) -> None:
+        """Stops the run in progress, if there is one, from any thread: it raises CancelledError."""
+        self._native.cancel()
+
+    def __getitem__(self, entry: str) -> Session:
+        """A session of another entry of the model over the same state, random generator and memory: of all of them one is called at
+        a time. Raises KeyError, naming the entries that there are."""
+        model = self.model[entry]
+        return Session(model, _called(self._native.sharing, model._native))
 
     def _positional(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         names = self.model._names[len(args) :]
@@ -221,13 +264,16 @@ def _result(capsule: Any, dtype: str) -> Any:
     return tensor if dtype in _NUMPY else np.from_dlpack(tensor)
 
 
+_STOPPED: Final[dict[str | None, type[Error]]] = {"cancelled": CancelledError, "deadline": DeadlineError}
+
+
 def _called(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except (TypeError, ValueError) as e:
         raise _as(ContractError, e) from None
     except RuntimeError as e:
-        raise _as(SessionError, e) from None
+        raise _as(_STOPPED.get(getattr(e, "status", None), SessionError), e) from None
 
 
 def _as(kind: type[Error], error: BaseException) -> Error:

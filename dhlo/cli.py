@@ -214,6 +214,14 @@ def compile_command(
         str,
         typer.Option(metavar="FORMAT", help="Store keys and values that a session keeps (a static cache) as int8, bf16 or f16."),
     ] = "",
+    grow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIM",
+            help="Arguments, by name or pattern, that come back with something joined to their end along a dim: they grow in "
+            "place, in buffers of the caller (docs/caches.md); may be repeated.",
+        ),
+    ] = None,
     shape_ranges: ShapeRanges = None,
     passes: Annotated[
         list[str] | None,
@@ -230,6 +238,10 @@ def compile_command(
         bool,
         typer.Option("--debug-info", help="Keep the lines of the user's source that code comes from, for debuggers and profilers."),
     ] = False,
+    updatable: Annotated[
+        bool,
+        typer.Option(help="Keep the imported program in the model file, so that `dhlo update-weights` can replace its weights."),
+    ] = True,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -244,21 +256,23 @@ def compile_command(
         sources,
         output,
         Emit(emit),
-        name,
-        show,
-        modules or [],
-        locations,
-        target,
-        formats,
-        winograd,
-        kv_cache,
-        symbol,
-        header,
-        shape_ranges or [],
-        force,
-        dump_dir,
-        passes or [],
+        name=name,
+        progress=show,
+        modules=modules or [],
+        locations=locations,
+        target=target,
+        weights=formats,
+        winograd=winograd,
+        kv_cache=kv_cache,
+        grow=grow or [],
+        symbol=symbol,
+        header=header,
+        shape_ranges=shape_ranges or [],
+        force=force,
+        dump_dir=dump_dir,
+        passes=passes or [],
         debug_info=debug_info,
+        updatable=updatable,
     )
 
 

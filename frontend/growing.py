@@ -13,10 +13,18 @@ from dhlo.ir.mlir import ir
 
 __all__ = ["read_growth", "request_growth"]
 
+_MOST_DIMS = 64
+
 
 def request_growth(programs: Collection[Program], grow: Mapping[str, int]) -> None:
     """Marks arguments (by name or pattern, with the dim along which they grow) for the pass `grow`, in all programs that have them.
-    Raises CompileError where no argument has the name."""
+    Raises CompileError where no argument has the name, or there is no such dim."""
+    if not isinstance(grow, Mapping) or not all(
+        isinstance(k, str) and type(d) is int and abs(d) < _MOST_DIMS for k, d in grow.items()
+    ):
+        raise CompileError(
+            "grow: is a dict of arguments, by name or pattern, each with the number of a dim", hint='{"past_*": 2}, say'
+        )
     for pattern, dim in grow.items():
         marked = [_mark(program, pattern, dim) for program in programs]
         if not any(marked):

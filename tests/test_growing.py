@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.export import Dim
+from typer.testing import CliRunner
 
 import dhlo
 from dhlo import _runtime
+from dhlo.cli import app
 from tests.conftest import BuildHost
 
 
@@ -77,9 +79,29 @@ def test_what_cannot_grow() -> None:
         dhlo.compile(program, grow={"past_k": 1})
     with pytest.raises(dhlo.CompileError, match="no dim 0 behind its first"):
         dhlo.compile(program, grow={"past_k": 0})
+    for wrong in ({"past_k": "2"}, {"past_k": 1 << 70}, {2: 2}, ["past_k"], {"past_k": True}):
+        with pytest.raises(dhlo.CompileError, match="grow: is a dict of arguments"):
+            dhlo.compile(program, grow=wrong)
     reads = torch.export.export(Reads(), (torch.randn(2, 2, 5, 4),))
     with pytest.raises(dhlo.CompileError, match="^entry 'reads': grow: no result is 'past_k'.*\n.*call it something else"):
         dhlo.compile({"step": program, "reads": reads}, grow={"past_k": 2})
+
+
+def test_command_line(tmp_path: Path) -> None:
+    torch.export.save(exported(Step().eval().requires_grad_(False)), program := tmp_path / "step.pt2")
+
+    def compiled(*options: str) -> str:
+        found = CliRunner().invoke(app, ["compile", str(program), "-o", str(tmp_path / "step.so"), *options])
+        assert found.exit_code == (0 if options[0] == "--no-updatable" else 1), found.output
+        return found.output
+
+    compiled("--no-updatable", "--grow", "past_*=2")
+    (_, k, v) = dhlo.load(tmp_path / "step.so")(torch.randn(1, 1, 8), *(torch.empty(1, 2, 9, 4)[:, :, :3] for _ in range(2)))
+    assert k.shape[2] == v.shape[2] == 4 and k.stride(1) == 9 * 4
+    with pytest.raises(dhlo.ModelFileError, match="updatable=False"):
+        dhlo.update_weights(tmp_path / "step.so", {})
+    for wrong in ("past_k", "past_k=", "=2", "past_k=x"):
+        assert "is not NAME=DIM" in compiled("--grow", wrong)
 
 
 HOST = r"""

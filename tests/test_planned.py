@@ -78,7 +78,8 @@ def test_what_is_printed_is_what_is_compiled(tmp_path: Path) -> None:
     torch.manual_seed(0)
     exported = torch.export.export(cls().eval(), inputs(3, 5), dynamic_shapes=dims)
     torch.export.save(exported, tmp_path / "m.pt2")
-    printed = compile_file([str(tmp_path / "m.pt2")], tmp_path / "m.mlir", Emit.PLANNED, None, False, [], False).read_text()
+    options = {"name": None, "progress": False, "modules": [], "locations": False}
+    printed = compile_file([str(tmp_path / "m.pt2")], tmp_path / "m.mlir", Emit.PLANNED, **options).read_text()
     assert printed.rstrip() == compile_program(import_program(read_program(tmp_path / "m.pt2")), Options()).planned.rstrip()
     for what in (
         *("check_type", "solve", "check", "plan", "stage", "alloc", "arrange", "arena", "count_nonzero", "fill_nonzero"),

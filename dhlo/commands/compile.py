@@ -62,6 +62,7 @@ def compile_file(
     sources: Sequence[str],
     output: Path | None,
     emit: Emit,
+    *,
     name: str | None,
     progress: bool,
     modules: Sequence[str],
@@ -70,19 +71,20 @@ def compile_file(
     weights: Mapping[str, str] | None = None,
     winograd: bool = True,
     kv_cache: str = "",
+    grow: Sequence[str] = (),
     symbol: str | None = None,
     header: Path | None = None,
     shape_ranges: Sequence[str] = (),
     force: bool = False,
     dump_dir: Path | None = None,
     passes: Sequence[str] = (),
-    *,
     debug_info: bool = False,
+    updatable: bool = True,
 ) -> Path:
-    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `shape_ranges` and `debug_info` (see `Options`), and
-    writes `output`: by default, a file in the current folder called as the only source, with the suffix of what is written, which
-    must not be there but for `force`. A source is a path; if there are several, each is a name, `=` and a path. The only one may be
-    `hf:` and a folder of transformers.
+    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `grow` (as NAME=DIM), `shape_ranges`, `debug_info`
+    and `updatable` (see `Options`), and writes `output`: by default, a file in the current folder called as the only source, with
+    the suffix of what is written, which must not be there but for `force`. A source is a path; if there are several, each is a
+    name, `=` and a path. The only one may be `hf:` and a folder of transformers.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
     gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. Returns the path of the output.
 
@@ -111,13 +113,15 @@ def compile_file(
         dump=dump,
         passes=[read_pass(text) for text in passes],
         debug_info=debug_info,
+        updatable=updatable,
+        grow=_parse_growth(grow),
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     if folder is None:
         exported = {entry: read_program(path, modules) for entry, path in files.items()}
     else:
-        exported, grow = _folder_programs(folder)
-        options = replace(options, grow=grow)
+        exported, growing = _folder_programs(folder)
+        options = replace(options, grow={**growing, **options.grow})
     try:
         artifact = _write(exported, output, emit, locations, options, symbol, header)
     except Exception as e:
@@ -127,6 +131,17 @@ def compile_file(
     if artifact is not None and emit in _BINARY:
         _report(artifact, output, emit, time.perf_counter() - start)
     return output
+
+
+def _parse_growth(texts: Sequence[str]) -> dict[str, int]:
+    """`past_*=2` as {"past_*": 2}. Raises CompileError on anything else."""
+    out = dict[str, int]()
+    for text in texts:
+        name, _, dim = text.rpartition("=")
+        if not name or not (dim.removeprefix("-").isdecimal() and dim.isascii() and len(dim) < 4):
+            raise CompileError(f"'{text[:80]}' is not NAME=DIM, an argument and the number of the dim along which it grows")
+        out[name] = int(dim)
+    return out
 
 
 def _output(given: Path | None, files: Mapping[str, Path], folder: Path | None, emit: Emit, force: bool) -> Path:

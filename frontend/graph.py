@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -14,18 +13,15 @@ from torch.utils import _pytree as pytree
 
 from dhlo.errors import CompileError, UnsupportedError
 from dhlo.frontend.aten.complex import Complex
-from dhlo.frontend.autocast import conversion
 from dhlo.frontend.builder import OpBuilder, Value
-from dhlo.frontend.compat import inner_tensor
+from dhlo.frontend.calls import Calls, read, wrap
 from dhlo.frontend.decompose import Decompositions, all_nodes
 from dhlo.frontend.dims import Dims, static_value
-from dhlo.frontend.functionalize import Ref, functional_form, out_form, view_rule
+from dhlo.frontend.functionalize import Ref
 from dhlo.frontend.guards import bounds_of, dim_names, input_names, input_values, only_two, read_guards
 from dhlo.frontend.locations import location, source_line
 from dhlo.frontend.program import GRADIENTS, InputSpec, Mutation, OutputSpec, Program, Range, output_structure
 from dhlo.frontend.promotion import scalar_dtype
-from dhlo.frontend.registry import HIGHER_ORDER, INLINED, LOWERINGS, UPDATES, find
-from dhlo.frontend.scalars import SCALAR_FUNCTIONS, scalar_call
 from dhlo.frontend.state import Parts, has_parts, state_names, storage_span, tensor_of
 from dhlo.ir.dialect import TypeError_
 from dhlo.ir.function import mark_results, set_ranges, set_user_names
@@ -33,7 +29,7 @@ from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import complexes, control, movement
 from dhlo.ir.ops.control import CONDITION
 from dhlo.ir.symbols import as_expr, show, symbol
-from dhlo.ir.types import DTYPES, TensorType, from_mlir, from_torch_dtype
+from dhlo.ir.types import DTYPES, TensorType, from_torch_dtype
 
 __all__ = ["Importer"]
 
@@ -54,6 +50,7 @@ class Importer:
         self.decompositions = decompositions
         self.b = OpBuilder(dims)
         self.b.importer = self
+        self.calls = Calls(self, self.b)
         self.env: dict[Any, Any] = {}
         self.weights: dict[str, torch.Tensor] = {}
         self.spans: dict[str, tuple[int, int]] = {}  # see Program
@@ -160,7 +157,7 @@ class Importer:
                 self.owners.append(("buffer", name, self.states[name]))
             self.env[node] = self.states[name]
 
-    def _part(self, whole: Any, attribute: str) -> Any:
+    def part(self, whole: Any, attribute: str) -> Any:
         """A part of a constant that is a tensor subclass; one `weight` op for each distinct one."""
         if not isinstance(whole, Parts):
             raise CompileError("parts are read of a tensor that is no constant")
@@ -259,7 +256,7 @@ class Importer:
 
     def tensor_of(self, x: Any) -> Value:
         """A graph value as an SSA value; numbers become rank-0 tensors of their widest dtype."""
-        x = _read(x)
+        x = read(x)
         if self.b.is_tensor(x):
             return x
         if isinstance(x, Complex):
@@ -295,7 +292,7 @@ class Importer:
                 self.b.node, self.scope = node, env
                 try:
                     with location(node):
-                        env[node] = self._call(node, env)
+                        env[node] = self.calls.call(node, env)
                 except UnsupportedError:
                     raise
                 except (TypeError_, CompileError) as e:
@@ -306,7 +303,7 @@ class Importer:
 
     def subgraph(self, gm: Any, args: Sequence[Any]) -> Any:
         """Interprets a branch or body on values (SSA values or numbers); SSA values and numbers come back."""
-        given = [_wrap(a) for a in args]
+        given = [wrap(a) for a in args]
         env = _bound(gm, given)
         outer, self.depth = self.b.node, self.depth + 1
         result = self._graph(gm, env)
@@ -322,7 +319,7 @@ class Importer:
         self.b.node, self.scope = outer
         return result
 
-    def _inline(self, program: Any, values: Sequence[Any]) -> Any:
+    def inline_program(self, program: Any, values: Sequence[Any]) -> Any:
         """Interprets another exported program on values of this one; its guards become conditions of this one."""
         env: dict[Any, Any] = {}
         pairs: list[tuple[sympy.Expr, sympy.Expr]] = []
@@ -410,147 +407,6 @@ class Importer:
         self.owners.append(("constant", name, content))
         return content
 
-    def _call(self, node: Any, env: dict[Any, Any]) -> Any:
-        fetch = self._converting(node, env) if self.autocast is not None else env.__getitem__
-        args = torch.fx.map_arg(node.args, fetch)
-        kwargs = dict(torch.fx.map_arg(node.kwargs, fetch))
-        target = node.target
-        if target is operator.getitem:
-            return args[0][args[1]]
-        if target is inner_tensor:
-            return self._part(*args)
-        whole = next((a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Parts)), None)
-        if whole is not None:
-            raise CompileError(
-                f"constant '{whole.name}' is a tensor made of others ({type(whole.tensor).__name__}), used as a whole"
-            )
-        if target in SCALAR_FUNCTIONS and target not in LOWERINGS:
-            return scalar_call(target, args, kwargs)
-        if target not in LOWERINGS and (form := out_form(target)) is not None:
-            return self._into_arguments(node, form, args, kwargs)
-        functional = functional_form(target)
-        call_args, call_kwargs = _read(args), _read(kwargs)
-        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
-        lowering = find(target, complex_numbers)
-        if functional is not None and target not in LOWERINGS:
-            lowering = find(functional, complex_numbers)
-            if lowering is not None and torch.Tag.inplace_view in target.tags:
-                args[0].become(partial(self._as_view, functional, lowering, call_args[1:], call_kwargs))
-                return args[0]
-            if lowering is not None:
-                return self._in_place(args[0], lowering(self.b, *call_args, **call_kwargs))
-        if self.decompositions.cast_inside(node, self.autocast):
-            lowering = None
-        if target in INLINED:
-            return INLINED[target](self.b, *args, **kwargs)
-        if target in HIGHER_ORDER:
-            return _wrap(HIGHER_ORDER[target](self.b, *call_args, **call_kwargs))
-        if lowering is None:
-            program = self.decompositions.of(node, self.autocast)
-            if program is None:
-                raise CompileError("complex numbers are not supported here" if complex_numbers else "complex numbers expected")
-            result = self._inline(program, [fetch(n) for n in node.all_input_nodes])
-            return result if functional is None else self._in_place(args[0], result.read())
-        result = lowering(self.b, *call_args, **call_kwargs)
-        if target in UPDATES:
-            for i, value in UPDATES[target](self.b, *call_args, **call_kwargs).items():
-                args[i].write(value)
-        view = view_rule(target, node, bool(call_args) and isinstance(call_args[0], Complex))
-        if view is None or not isinstance(args[0], Ref):
-            return _wrap(result)
-        return self._view(args[0], lowering, view, result, call_args[1:], call_kwargs)
-
-    def _into_arguments(self, node: Any, form: tuple[Any, list[str]], args: Any, kwargs: dict[str, Any]) -> Any:
-        """A call of an operator that writes its results into arguments, and resizes those of another shape."""
-        functional, names = form
-        refs = [kwargs.pop(name) for name in names]
-        call_args, call_kwargs = _read(args), _read(kwargs)
-        complex_numbers = any(isinstance(a, Complex | complex) for a in pytree.tree_leaves((call_args, call_kwargs)))
-        lowering = find(functional, complex_numbers)
-        if lowering is None:
-            raise CompileError(f"{node.target} of complex numbers", hint="assign the operator's result instead")
-        result = lowering(self.b, *call_args, **call_kwargs)
-        for name, ref, new in zip(names, refs, result if isinstance(result, list | tuple) else [result], strict=True):
-            self._into(node.kwargs[name], ref, new)
-        return refs if len(refs) > 1 else refs[0]
-
-    def _into(self, argument: Any, ref: Ref, new: Any) -> None:
-        """Writes a result into an argument, which takes its shape."""
-        old = ref.read()
-        shape, own = (self.b.shape(x.re if isinstance(x, Complex) else x) for x in (new, old))
-        if len(shape) == len(own) and all(self.b.dims.equal(a, b) for a, b in zip(shape, own, strict=True)):
-            self._in_place(ref, new)
-        elif ref.is_view or argument.op == "placeholder":
-            raise CompileError("`out` resizes an argument of the program, or a view", hint="assign the operator's result instead")
-        else:
-            part = old.re if isinstance(old, Complex) else old
-            dtype = f"complex<{self.b.dtype(part)}>" if isinstance(old, Complex) else self.b.dtype(part)
-            ref.write(self._converted(new, dtype))
-
-    def _converted(self, x: Any, dtype: Any) -> Any:
-        if not isinstance(x, Complex):
-            return self.b.convert(x, dtype)
-        part = self.b.as_dtype(dtype).register
-        return Complex(self.b.convert(x.re, part), self.b.convert(x.im, part))
-
-    def _converting(self, node: Any, env: dict[Any, Any]) -> Callable[[Any], Any]:
-        """What gives the values of a node's arguments, tensors converted as torch.autocast does."""
-        assert self.autocast is not None
-        b = self.b
-        values = {n: env[n].read() if isinstance(env[n], Ref) else None for n in node.all_input_nodes}
-        own = {n: b.dtype(v).torch for n, v in values.items() if b.is_tensor(v)}
-        convert = conversion(node.target, self.autocast, list(own.values()))
-
-        def fetch(n: Any) -> Any:
-            if convert is None or n not in own or convert(own[n]) == own[n]:
-                return env[n]
-            return Ref(b.convert(values[n], from_torch_dtype(convert(own[n]))))
-
-        return fetch
-
-    def _view(self, base: Ref, lowering: Callable[..., Any], view: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> Any:
-        b, node = self.b, self.b.node
-
-        def as_then(f: Callable[..., Any], *values: Any) -> Any:
-            """Builds as if the view's own node were being lowered."""
-            now, b.node = b.node, node
-            out = f(b, *values, *args, **kwargs)
-            b.node = now
-            return out
-
-        def make(value: Value, out: int | None) -> Ref:
-            def replay(x: Value) -> Value:
-                y = as_then(lowering, x)
-                return y if out is None else y[out]
-
-            return Ref(value, base, replay, lambda x, new: as_then(view, x, new, out or 0))
-
-        if isinstance(result, list | tuple):
-            return [make(v, i) for i, v in enumerate(result)]
-        return make(result, None)
-
-    def _as_view(self, op: Any, lowering: Callable[..., Any], args: Any, kwargs: Any, base: Ref) -> Ref:
-        """A view op's result on `base`."""
-        x = base.read()
-        rule = view_rule(op, self.b.node, isinstance(x, Complex))
-        assert rule is not None
-        view: Ref = self._view(base, lowering, rule, lowering(self.b, x, *args, **kwargs), args, kwargs)
-        return view
-
-    def _in_place(self, ref: Ref, new: Any) -> Ref:
-        old = ref.read()
-        if new is not old:
-            ref.write(self._as(new, old))
-        return ref
-
-    def _as(self, new: Any, old: Any) -> Any:
-        """A value in another's shape and dtype."""
-        if not isinstance(old, Complex):
-            t = from_mlir(old)
-            return self.b.expand(self.b.convert(new, t.dtype), t.shape)
-        parts = new if isinstance(new, Complex) else self.b.convert(new, f"complex<{self.b.dtype(old.re)}>")
-        return Complex(self._as(parts.re, old.re), self._as(parts.im, old.im))
-
     # ------------------------------------------------------------------------------------------------ run-time symbols
     def symbol_name(self) -> str:
         """The unbacked symbol that the node being lowered binds, or a fresh one."""
@@ -608,19 +464,6 @@ class Importer:
             )
 
 
-def _read(x: Any) -> Any:
-    return pytree.tree_map_only(Ref, lambda r: r.read(), x)
-
-
 def _bound(gm: Any, args: Sequence[Any]) -> dict[Any, Any]:
     """A graph's inputs with their values."""
     return dict(zip([n for n in gm.graph.nodes if n.op == "placeholder"], args, strict=True))
-
-
-def _wrap(x: Any) -> Any:
-    """SSA values as references, in whatever structure."""
-    if isinstance(x, ir.Value | Complex):
-        return Ref(x)
-    if isinstance(x, list | tuple):
-        return [_wrap(i) for i in x]
-    return x

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 from dhlo import _runtime
 from dhlo.callspec import CallSpec
 from dhlo.capture import as_exported
-from dhlo.errors import CompileError
+from dhlo.errors import CompileError, UnsupportedError
 from dhlo.hidden import Shared
 from dhlo.loading import ELSEWHERE, FileOrigin, Memory, Verify, load_artifact, open_model
 from dhlo.model import CompiledModel
@@ -97,13 +98,8 @@ def build_entries(
         raise CompileError("passes: is a sequence of dhlo.CustomPass", hint="dhlo.custom_pass(before='fuse')(f) makes one of f")
     programs = import_programs(exported, options, progress)
     for entry, program in programs.items():
-        try:
-            with program.context:
-                run_passes(program.module, program.weights, FRONT)
-        except CompileError as e:
-            if not entry:
-                raise
-            raise CompileError(f"entry '{entry}': {e.what}", where=e.where, hint=e.hint) from None
+        with _naming(entry), program.context:
+            run_passes(program.module, program.weights, FRONT)
         read_growth(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
@@ -126,6 +122,17 @@ def build_entries(
     return programs, artifact
 
 
+@contextmanager
+def _naming(entry: str) -> Iterator[None]:
+    """Errors say which entry they are of, where it has a name."""
+    try:
+        yield
+    except UnsupportedError as e:
+        raise UnsupportedError([(f"entry '{entry}': {what}", where) for what, where in e.problems]) if entry else e from None
+    except CompileError as e:
+        raise CompileError(f"entry '{entry}': {e.what}", where=e.where, hint=e.hint) if entry else e from None
+
+
 def import_programs(
     exported: Mapping[str, torch.export.ExportedProgram], options: Options, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Program]:
@@ -143,7 +150,8 @@ def import_programs(
     programs = {}
     for name, program in exported.items():
         progress("import" + (f" {name}" if name else ""))
-        programs[name] = import_program(program, options.shapes)
+        with _naming(name):
+            programs[name] = import_program(program, options.shapes)
     _check_bounded(programs, options.shapes)
     request_growth(programs.values(), options.grow)
     share_states(programs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "CancelledError",
@@ -40,17 +41,12 @@ class UnsupportedError(CompileError):
 
     def __init__(self, problems: Sequence[tuple[str, str | None]]) -> None:
         lines = [f"{what}\n  at {where}" if where else what for what, where in problems]
-        DhloError.__init__(
-            self,
-            "\n".join(
-                [
-                    f"{len(problems)} operator use(s) can't be compiled:",
-                    *lines,
-                    "  hint: write the computation with other operators, or register a lowering for them.",
-                ]
-            ),
-        )
+        what = "\n".join([f"{len(problems)} operator use(s) can't be compiled:", *lines])
+        super().__init__(what, hint="write the computation with other operators, or register a lowering for them.")
         self.problems = list(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)  # pools of processes hand exceptions over
 
 
 class ContractError(DhloError, ValueError):

@@ -238,6 +238,8 @@ def test_unsupported_operators_are_listed_with_source_lines(tmp_path: Path) -> N
     message = call("compile", path, "-o", tmp_path / "model.so", code=1)[1]
     assert "2 operator use(s) can't be compiled" in message
     assert message.count("dhlo_test.mystery") >= 2
+    message = call("compile", f"good={path}", f"bad={path}", "-o", tmp_path / "model.so", code=1)[1]
+    assert "entry 'good': dhlo_test.mystery" in message
     lines = Path(__file__).read_text().splitlines()
     for comment in ("# first use", "# second use"):
         number = next(n for n, line in enumerate(lines, 1) if line.endswith(comment))

@@ -149,3 +149,16 @@ def test_html(compiled: dhlo.CompiledModel) -> None:
     assert "inputs" in texts and "x" in texts and "float32[n, 3]" in texts and "0 <= n <= 8" in texts and "cache.keys" in texts
     shown = re.sub(r"\W", "", "".join(texts))
     assert shown == re.sub(r"\W", "", compiled.signature)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dhlo.UnsupportedError([("aten.a", "model.py:3"), ("aten.b", None)]),
+        dhlo.CompileError("sizes differ", where="model.py:3", hint="make them equal"),
+    ],
+)
+def test_errors_are_pickled(error: dhlo.CompileError) -> None:
+    """As pools of processes do."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)

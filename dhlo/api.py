@@ -184,7 +184,7 @@ def load(
 
     All of the file is verified against its digests before any of its code is loaded. Of the weights it is remembered that they
     were found right, as long as nobody has changed the file since; `verify="always"` reads them each time, and `verify=False`
-    never, where no key is asked for. `num_threads` run each call, 0: as many as DHLO_NUM_THREADS says, or one per processor.
+    never, where no key is asked for. `num_threads` run each call (0: one per processor); DHLO_NUM_THREADS in the environment wins.
 
     `memory` says where the weights are: "mapped", as pages of the file that all processes share and that are read when first
     needed; "populated", which reads all of them now; "locked", which keeps them in memory, too; or "copied", in memory of this

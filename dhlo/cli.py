@@ -300,7 +300,7 @@ def run_command(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
     entry: Entry = None,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor. DHLO_NUM_THREADS wins.")] = 0,
     require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
@@ -368,7 +368,7 @@ def bench_command(
         list[str] | None,
         typer.Option("--peer", metavar="NAME,...", help="By default eager, inductor, ort, openvino and dhlo, if installed."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: DHLO_NUM_THREADS, or one per processor.")] = 0,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of timing, after compilation.")] = 10,
     explained: Annotated[
         bool, typer.Option("--explain", help="Show each kernel's time, rates and share of the machine's ceiling.")

@@ -311,7 +311,7 @@ def test_bench_of_usual_sizes(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert found["threads"] == 1 and found["machine"]
 
 
-def test_bench_of_an_entry(tmp_path: Path) -> None:
+def test_bench_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = os.environ.get("DHLO_NUM_THREADS")
     x = torch.ones(5)
     n = ({0: Dim("n", max=30)},)
@@ -324,6 +324,9 @@ def test_bench_of_an_entry(tmp_path: Path) -> None:
     explained = CliRunner().invoke(app, ["bench", str(tmp_path / "two.so"), "--json", "-", "--explain"])
     assert explained.exit_code == 1 and "leave out --explain" in explained.output
     assert os.environ.get("DHLO_NUM_THREADS") == threads
+    monkeypatch.setenv("DHLO_NUM_THREADS", "many")
+    wrong = CliRunner().invoke(app, ["bench", str(tmp_path / "two.so")])
+    assert wrong.exit_code == 1 and "DHLO_NUM_THREADS: expected a number from 1 to 1024, got 'many'" in wrong.output
 
 
 def test_bench_of_a_program_with_types_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

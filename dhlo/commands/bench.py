@@ -48,6 +48,7 @@ __all__ = ["bench_file"]
 _USUAL = ("eager", "inductor", "ort", "openvino", "dhlo")
 _UNHINTED = "dhlo_unhinted"
 _THREADS = "DHLO_NUM_THREADS"
+_MOST_THREADS = 1024
 _TOLERANCE, _NARROW_TOLERANCE = 1e-3, 2e-2  # the second for float types of 16 bits
 
 
@@ -108,7 +109,7 @@ def bench_file(
     if as_json == Path("-") and explained:
         raise DhloError("--json - prints the figures and nothing else: leave out --explain, or name a file")
     check_apart([as_json, save_profile, plot], [path])
-    threads = threads or len(processors())
+    threads = threads or _usual_threads()
     bounds = parse_bounds(shape_ranges)
     with _thread_count(threads):
         model = _open(path, modules, bounds, entry)
@@ -142,6 +143,16 @@ def bench_file(
         _plot(points, facts, plot, f"{path.stem}, {title}", any(":x" in r for r in ranges))
     if "error" in facts.get("dhlo", {}):
         raise DhloError(f"dhlo failed: {facts['dhlo']['error']}")
+
+
+def _usual_threads() -> int:
+    """As many as a process has that names no number: DHLO_NUM_THREADS, or one per processor."""
+    text = os.environ.get(_THREADS, "")
+    if not text:
+        return len(processors())
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_THREADS):
+        raise DhloError(f"{_THREADS}: expected a number from 1 to {_MOST_THREADS}, got '{text}'")
+    return int(text)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def load(
     memory: Memory = "auto",
     authorize: Callable[[bytes], object] | None = None,
 ) -> Model:
-    """Loads a model file, to be run by `num_threads` threads (0: one per processor).
+    """Loads a model file, to be run by `num_threads` threads (0: one per processor); DHLO_NUM_THREADS wins.
 
     All of it is verified against its digests first; the weights once, and again when the file has changed, with
     `verify="always"` each time, with `verify=False` never. They are pages of the file that processes share ("mapped", by default

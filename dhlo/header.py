@@ -38,23 +38,39 @@ _KEYWORDS: Final = frozenset(
 
 # Macros that the headers bring along, or compilers without -std define.
 _MACROS: Final = frozenset("EOF NULL errno linux stderr stdin stdout unix".split())
+# Words that a model may well be called by, and that C's library has for functions: C++ headers declare these outside of any
+# namespace.
+_FUNCTIONS: Final = frozenset(
+    "abs basename ceil clock clone div exit exp floor gamma index log log2 log10 main malloc nan pow printf rand random remainder "
+    "remove rename rewind round select signal significand sin sqrt system tan time trunc".split()
+)
 # Names of the runtime's, of the C++ library's, and limits of C's integers.
 _RESERVED: Final = re.compile(r"(dhlo|DHLO)(_.*)?|std|U?INT\w*_M(AX|IN)")
+_TYPE: Final = "_t"  # ends the names of C's types
+# Of a member: what macros are called.
+_CAPITALS: Final = re.compile("[A-Z][A-Z0-9_]{2,}")
+_TAKEN: Final = _KEYWORDS | _MACROS | _FUNCTIONS
 
 
 def identifier(text: str) -> str:
-    """A name in C and C++ that resembles `text`: what can't be in one becomes `_`."""
+    """A name in C and C++, outside of any namespace, that resembles `text`: what can't be in one becomes `_`."""
+    name = _member(text)
+    return f"{name}_" if name in _FUNCTIONS else name
+
+
+def _member(text: str) -> str:
+    """The same for a name in a struct or namespace."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_") or "model"
     if _RESERVED.fullmatch(name):
         return f"m_{name}"
-    return f"{name}_" if name in _KEYWORDS | _MACROS else f"m{name}" if name[0].isdigit() else name
+    return f"{name}_" if name in _KEYWORDS | _MACROS or name.endswith(_TYPE) else f"m{name}" if name[0].isdigit() else name
 
 
 def check_identifier(text: str) -> str:
     """The text, if it is a name that C and C++ leave to programs. Raises CompileError."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or "__" in text or text in _KEYWORDS | _MACROS:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or "__" in text or text in _TAKEN:
         raise CompileError(f"'{text}' can't be a symbol's name", hint="use letters, digits and single '_', beginning with a letter")
-    if _RESERVED.fullmatch(text):
+    if _RESERVED.fullmatch(text) or text.endswith(_TYPE):
         raise CompileError(f"'{text}' can't be a symbol's name: such names are the runtime's, or C's and C++'s")
     return text
 
@@ -108,7 +124,7 @@ class _Entry:
 
 
 def _entries(entries: Sequence[Mapping[str, Any]], prefix: str) -> list[_Entry]:
-    names = _distinct((e["entry"] for e in entries), {"load", "descriptor", "constants"})
+    names = _distinct((_member(e["entry"]) for e in entries), {"load", "descriptor", "constants"})
     return [
         _Entry(
             name if entry["entry"] else "",
@@ -123,7 +139,9 @@ def _entries(entries: Sequence[Mapping[str, Any]], prefix: str) -> list[_Entry]:
 
 def _values(values: Sequence[Mapping[str, Any]], written: Iterable[int], const: bool = False) -> list[_Value]:
     """Inputs, of which some are written to; or outputs."""
-    names, changed = _distinct((v["name"] for v in values), {"session", "tensors"}), set(written)
+    taken = {"session", "tensors", "Outputs"}
+    spelt = (_member(v["name"]) for v in values)
+    names, changed = _distinct((f"{n}_" if _CAPITALS.fullmatch(n) else n for n in spelt), taken), set(written)
     out = []
     for number, (name, value) in enumerate(zip(names, values, strict=True)):
         kind, dtype = _TYPES[value["dtype"]]
@@ -135,11 +153,11 @@ def _values(values: Sequence[Mapping[str, Any]], written: Iterable[int], const: 
     return out
 
 
-def _distinct(texts: Iterable[str], taken: set[str]) -> list[str]:
-    """Identifiers of texts, all different."""
+def _distinct(names: Iterable[str], taken: set[str]) -> list[str]:
+    """The names, made different."""
     out = list[str]()
-    for text in texts:
-        name = base = identifier(text)
+    for base in names:
+        name = base
         number = 2
         while name in taken:
             name, number = f"{base}_{number}", number + 1

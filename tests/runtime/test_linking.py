@@ -25,7 +25,7 @@ from dhlo.header import check_identifier, identifier, model_header
 from tests.conftest import ROOT, runtime_flags
 
 EXAMPLES = ROOT / "runtime/examples"
-STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+STRICT = ("-Wall", "-Wextra", "-Werror", "-Wconversion", "-pedantic")
 
 
 class Encoder(torch.nn.Module):
@@ -110,7 +110,7 @@ def test_symbols(models: dict[str, Any]) -> None:
 def test_the_default_symbol_and_names_that_c_refuses(models: dict[str, Any], tmp_path: Path) -> None:
     models["compiled decoder"].save_object(tmp_path / "x.o")
     assert "decoder_descriptor" in sh("nm", "-g", tmp_path / "x.o")
-    for symbol in ("", "1x", "a-b", "a__b", "_a", "int", "ä", "std", "dhlo_session", "NULL"):
+    for symbol in ("", "1x", "a-b", "a__b", "_a", "int", "ä", "std", "dhlo_session", "NULL", "main", "uint8_t"):
         with pytest.raises(CompileError, match="can't be a symbol's name"):
             models["compiled decoder"].save_archive(tmp_path / "x.a", symbol)
     assert not (tmp_path / "x.a").exists()
@@ -124,6 +124,9 @@ def test_the_default_symbol_and_names_that_c_refuses(models: dict[str, Any], tmp
         "a__b": "a_b",
         "dhlo_model": "m_dhlo_model",
         "NULL": "NULL_",
+        "main": "main_",
+        "log": "log_",
+        "size_t": "size_t_",
     }
     assert {name: check_identifier(identifier(name)) for name in names} == names
 
@@ -178,6 +181,8 @@ def any_entry(name: str) -> dict[str, Any]:
         {"name": names[n] if n < len(names) else f"v{n}", "dtype": dtype, "sizes": [-1, 2, -1][: n % 4],
          "dims": ["batch", "2", "a*/b\\"][: n % 4]} for n, dtype in enumerate(DTYPES)
     ]  # fmt: skip
+    more = ["int64_t", "EXIT_SUCCESS", "M_PI", "IDS", "Outputs", "index", "main", "x" * 300]
+    values += [{"name": text, "dtype": "int64", "sizes": [2], "dims": ["2"]} for text in more]
     symbols = {"batch": [0, 16], "a*/b": [None, None]}
     return {
         "name": "*/ x",
@@ -195,8 +200,8 @@ def any_entry(name: str) -> dict[str, Any]:
 def test_headers_compile(tmp_path: Path, form: Any, names: list[str]) -> None:
     """In C99, C++17 and C++ without exceptions, pedantically, twice in one file and beside another model's."""
     for language, suffix, compilers in (
-        ("c", "h", [("c", "-std=c99"), ("c++", "-std=c++17", "-fno-exceptions", "-fno-rtti")]),
-        ("c++", "hpp", [("c++", "-std=c++17")]),
+        ("c", "h", [("c", "-std=c99"), ("c++", "-std=c++17", "-fno-exceptions", "-fno-rtti"), ("c++", "-std=c++20")]),
+        ("c++", "hpp", [("c++", "-std=c++17"), ("c++", "-std=gnu++20")]),
     ):
         for prefix in ("one", "two"):
             text = model_header([any_entry(n) for n in names], prefix, form, language)  # type: ignore[arg-type]
@@ -205,6 +210,12 @@ def test_headers_compile(tmp_path: Path, form: Any, names: list[str]) -> None:
         source.write_text("".join(f'#include "{x}.{suffix}"\n' for x in ("one", "two", "one")))
         for kind, *flags in compilers:
             sh("cc", *flags, *STRICT, f"-I{ROOT / 'runtime/include'}", f"-I{tmp_path}", "-fsyntax-only", "-x", kind, source)
+
+
+def test_the_wrapper_needs_exceptions(tmp_path: Path) -> None:
+    (tmp_path / "host.cpp").write_text('#include "dhlo/runtime.hpp"\n')
+    command = ["c++", "-fno-exceptions", "-fsyntax-only", f"-I{ROOT / 'runtime/include'}", str(tmp_path / "host.cpp")]
+    assert "without them include dhlo/runtime.h" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def test_a_header_of_another_model(models: dict[str, Any], build_host: Any, tmp_path: Path) -> None:

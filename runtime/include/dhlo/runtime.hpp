@@ -3,6 +3,10 @@
 #ifndef DHLO_RUNTIME_HPP
 #define DHLO_RUNTIME_HPP
 
+#if defined(__GNUC__) && !defined(__cpp_exceptions)
+#error "dhlo/runtime.hpp reports failures by exceptions: without them include dhlo/runtime.h"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cmath>

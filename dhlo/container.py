@@ -11,8 +11,8 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, Self
@@ -137,13 +137,14 @@ def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, 
         text = "its folder doesn't exist" if isinstance(e, FileNotFoundError) else os.strerror(e.errno or 0)
         raise type(e)(e.errno, f"can't be written: {text}", str(path)) from None
     try:
-        try:
-            fill(fd)
-            if durable:
-                os.fsync(fd)
-            os.replace(part, path)
-        finally:
-            os.close(fd)
+        with _naming(path):
+            try:
+                fill(fd)
+                if durable:
+                    os.fsync(fd)
+                os.replace(part, path)
+            finally:
+                os.close(fd)
     except BaseException:
         with suppress(OSError):
             part.unlink()
@@ -183,13 +184,25 @@ def check_apart(outputs: Iterable[str | os.PathLike[str] | None], inputs: Iterab
 def write_bytes(path: Path, data: bytes) -> None:
     """A whole file at once: see `atomic_write`. To what is no regular file, such as a device, it is written as it is."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_bytes(data)
+        with _naming(path):
+            path.write_bytes(data)
         return
 
     def fill(fd: int) -> None:
         write_all(fd, data)
 
     atomic_write(path, fill)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of what is written by descriptor, such as that a disk is full, name the file."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(path)
+        raise
 
 
 def _stem(name: str) -> str:

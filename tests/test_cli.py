@@ -118,6 +118,7 @@ def test_what_is_read_is_not_written(program: Path, model: Path, tmp_path: Path)
     ):
         assert "is used by the same command, too" in call(*arguments, code=1)[1], arguments
     assert model.read_bytes() == before and sorted(tmp_path.iterdir()) == [link]
+    assert "No space left on device: '/dev/full'" in call("inspect", model, "--html", "/dev/full", code=1)[1]
 
 
 def test_names_of_files(model: Path, program: Path, tmp_path: Path) -> None:

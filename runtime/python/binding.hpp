@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
+#include <unistd.h>
 
 #include <exception>
 #include <new>
@@ -47,13 +48,38 @@ class Ref {
   PyObject* object_;
 };
 
+// Calls what waits for Python's lock. Once the interpreter is ending, CPython before 3.14 ends a thread that does, by
+// unwinding its stack, whose destructors need the lock: such a thread rests here instead, until the process is gone.
+template <class Wait>
+auto wait_for_gil(Wait&& wait) noexcept -> decltype(wait()) {
+  try {
+    return wait();
+  } catch (...) {
+    for (;;) pause();
+  }
+}
+
+// Takes Python's lock during its scope, on any thread.
+class WithGil {
+ public:
+  WithGil() : state_(wait_for_gil(PyGILState_Ensure)) {}
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+  ~WithGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
 // Lets other Python threads run during its scope.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  ~WithoutGil() {
+    wait_for_gil([this] { PyEval_RestoreThread(state_); });
+  }
 
  private:
   PyThreadState* state_;

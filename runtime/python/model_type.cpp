@@ -25,15 +25,12 @@ struct Authorize {
 
   static int32_t ask(void* ctx, const uint8_t* digest, size_t bytes) noexcept {
     auto* self = static_cast<Authorize*>(ctx);
-    const PyGILState_STATE state = PyGILState_Ensure();
+    const WithGil locked;
     int accepted = -1;
-    {
-      Ref data(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest), static_cast<Py_ssize_t>(bytes)));
-      Ref answer(data ? PyObject_CallFunctionObjArgs(self->function, data.get(), nullptr) : nullptr);
-      if (answer) accepted = PyObject_IsTrue(answer.get());
-      if (accepted < 0) PyErr_Fetch(&self->type, &self->value, &self->traceback);
-    }
-    PyGILState_Release(state);
+    Ref data(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest), static_cast<Py_ssize_t>(bytes)));
+    Ref answer(data ? PyObject_CallFunctionObjArgs(self->function, data.get(), nullptr) : nullptr);
+    if (answer) accepted = PyObject_IsTrue(answer.get());
+    if (accepted < 0) PyErr_Fetch(&self->type, &self->value, &self->traceback);
     return accepted == 1 ? 0 : 1;
   }
 };
@@ -109,9 +106,8 @@ PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
 
 void release_owner(void* owner) {
   if (Py_IsInitialized() == 0) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const WithGil locked;
   Py_DECREF(static_cast<PyObject*>(owner));
-  PyGILState_Release(state);
 }
 
 PyObject* from_address(PyObject* type, PyObject* args, PyObject* kwargs) {

@@ -99,6 +99,13 @@ PyObject* choose(PyObject*, PyObject* args) {
 }
 
 int exec(PyObject* module) {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    PyErr_SetString(
+        PyExc_ImportError,
+        "dhlo's runtime runs in the main interpreter of a process: its types are not made for subinterpreters; use "
+        "threads or processes");
+    return -1;
+  }
   const bool ok = add_model_type(module) && add_session_type(module) && add_buffer_type(module) &&
                   PyModule_AddIntConstant(module, "ABI_VERSION", static_cast<long>(dhlo_runtime_abi_version())) == 0;
   if (!ok) return -1;

@@ -10,8 +10,19 @@
 namespace dhlo {
 namespace {
 
-// Whose host's function the thread is in.
-thread_local const AsyncRun* telling = nullptr;
+// Whose host's function the thread is in: within one that destroys another session, that of the other may be called,
+// too.
+struct Telling {
+  const AsyncRun* run;
+  const Telling* around;
+};
+thread_local const Telling* telling = nullptr;
+
+bool tells(const AsyncRun* run) {
+  const Telling* at = telling;
+  while (at != nullptr && at->run != run) at = at->around;
+  return at != nullptr;
+}
 
 }  // namespace
 
@@ -74,9 +85,10 @@ void AsyncRun::run() noexcept {
   const dhlo_done_fn done = done_;
   void* const ctx = ctx_;
   session->common->running.store(false, std::memory_order_release);
-  const AsyncRun* const around = std::exchange(telling, this);
+  const Telling mine{this, telling};
+  telling = &mine;
   const bool ok = fenced([&] { return done(ctx, session, status), true; }, false);
-  telling = around;
+  telling = mine.around;
   if (!ok && program->env != nullptr)
     program->env->log(DHLO_LOG_ERROR, [] { return std::string("the host's function for the end of a run threw"); });
   program.reset();  // before whoever waits in end() goes on: the host may then take away what its hooks need
@@ -86,7 +98,7 @@ void AsyncRun::run() noexcept {
 }
 
 void AsyncRun::end() noexcept {
-  const int64_t own = telling == this ? 1 : 0;
+  const int64_t own = tells(this) ? 1 : 0;
   std::unique_lock<std::mutex> lock(mutex_);
   ending_ = true;  // or a function that begins the next run each time would never let it end
   if (pending_ <= own) return;

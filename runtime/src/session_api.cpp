@@ -150,6 +150,7 @@ dhlo_status dhlo_session_run_async(dhlo_session* session, const dhlo_tensor* inp
   const dhlo_status status = dhlo::guard(
       [&] {
         const dhlo_run_options how = read_run_options(options);
+        dhlo::check_count(*session->model->entry, num_inputs);  // all of them are copied
         if (session->async == nullptr) session->async = std::make_shared<dhlo::AsyncRun>(session);
         begun = true;  // it has the claim now
         session->async->begin(inputs, num_inputs, how, done, ctx);
@@ -198,7 +199,7 @@ dhlo_status dhlo_session_read_state(dhlo_session* session, const char* name, voi
     const dhlo_abi_state& state = session->find_state(name, bytes);
     if (bytes == 0) return;
     need(data, "data");
-    std::memcpy(data, session->state + state.offset, static_cast<size_t>(bytes));
+    std::memmove(data, session->state + state.offset, static_cast<size_t>(bytes));  // it may be of the state itself
   });
 }
 
@@ -207,7 +208,7 @@ dhlo_status dhlo_session_write_state(dhlo_session* session, const char* name, co
     const dhlo_abi_state& state = session->find_state(name, bytes);
     if (bytes == 0) return;
     need(data, "data");
-    std::memcpy(session->state + state.offset, data, static_cast<size_t>(bytes));
+    std::memmove(session->state + state.offset, data, static_cast<size_t>(bytes));
   });
 }
 

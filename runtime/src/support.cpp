@@ -94,10 +94,14 @@ int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept {
   return overflow ? -1 : elements;  // 2^58 elements of 16 bytes are 2^62 bytes
 }
 
-void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data) {
+void check_count(const dhlo_abi_entry& entry, int64_t num_inputs) {
   if (num_inputs != entry.num_inputs)
     throw Error(DHLO_INVALID_ARGUMENT,
                 "expected " + std::to_string(entry.num_inputs) + " input(s), got " + std::to_string(num_inputs));
+}
+
+void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data) {
+  check_count(entry, num_inputs);
   if (num_inputs > 0 && inputs == nullptr) throw Error(DHLO_INVALID_ARGUMENT, "inputs are null");
   for (int64_t i = 0; i < num_inputs; ++i) check_input(entry, inputs[i], i, need_data);
 }

@@ -42,6 +42,8 @@ std::string describe_value(const char* what, int64_t index, const dhlo_abi_value
 // Elements of a tensor with non-negative sizes; -1 if the count does not fit in 62 bits.
 int64_t count_elements(int64_t rank, const int64_t* sizes) noexcept;
 
+// Throws Error.
+void check_count(const dhlo_abi_entry& entry, int64_t num_inputs);
 // Checks what compiled code takes for granted: count, ranks, sizes, and data if `need_data`. Throws Error.
 void check_inputs(const dhlo_abi_entry& entry, const dhlo_tensor* inputs, int64_t num_inputs, bool need_data);
 
@@ -53,11 +55,15 @@ inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multi
 // Bytes between the scratch of one worker and of the next: they differ in the cache lines that they write.
 inline int64_t scratch_stride(int64_t scratch_bytes) { return round_up(scratch_bytes, 128); }
 
+// Whether it can be the sizeof of one of the host's structs, of whatever version: all consist of whole words, and a
+// number that is larger was never set.
+inline bool is_struct_size(uint32_t bytes) { return bytes % sizeof(int64_t) == 0 && bytes <= 4096; }
+
 // Fills a struct of the host's, which may have been built with a header that knows fewer fields, or more. Throws Error.
 template <class T>
 void fill(T* out, T value, const char* what) {
   const size_t room = out->struct_bytes;
-  if (room < 2 * sizeof(int64_t))
+  if (room < 2 * sizeof(int64_t) || !is_struct_size(out->struct_bytes))
     throw Error(DHLO_INVALID_ARGUMENT, std::string(what) + ": struct_bytes is not set to the struct's sizeof");
   value.struct_bytes = out->struct_bytes;
   std::memcpy(out, &value, std::min(room, sizeof value));
@@ -70,7 +76,7 @@ T read_struct(const T* given, void (*init)(T*), size_t least, const char* what) 
   T options;
   init(&options);
   if (given == nullptr) return options;
-  if (given->struct_bytes < least)
+  if (given->struct_bytes < least || !is_struct_size(given->struct_bytes))
     throw Error(DHLO_INVALID_ARGUMENT,
                 std::string(what) + ": struct_bytes is not set; use the struct's _init function");
   std::memcpy(&options, given, std::min<size_t>(given->struct_bytes, sizeof options));

@@ -187,6 +187,9 @@ void test_state_in_place() {
   dhlo_tensor out;
   CHECK(dhlo_session_state(session.get(), "step", &out) == DHLO_OK && out.capacity == 8 && out.dtype == DHLO_I64);
   CHECK(dhlo_session_state(session.get(), "nothing", &out) == DHLO_INVALID_ARGUMENT);
+  // What is read and written may be the memory itself.
+  CHECK(dhlo_session_read_state(session.get(), "step", out.data, 8) == DHLO_OK &&
+        dhlo_session_write_state(session.get(), "step", out.data, 8) == DHLO_OK && *step.data<int64_t>() == 41);
   // It is no input of a run, which writes to it.
   call.views[1].data = out.data;
   CHECK(call.run(session.get()) == DHLO_INVALID_ARGUMENT &&
@@ -249,6 +252,16 @@ void test_struct_sizes() {
   CHECK(dhlo_model_plan(model.get(), call.views, 2, nullptr, &plan) == DHLO_INVALID_ARGUMENT);
   dhlo_launch_profile profile{};
   CHECK(dhlo_session_profile(session.get(), 0, &profile) == DHLO_INVALID_ARGUMENT);
+  // What was never set, rather than a struct's size.
+  for (const uint32_t bytes : {17u, 95u, 97u, 4104u, 0x7ffffff8u, 0xffffffffu}) {
+    counters.struct_bytes = profile.struct_bytes = plan.struct_bytes = bytes;
+    CHECK(dhlo_session_counters(session.get(), &counters) == DHLO_INVALID_ARGUMENT);
+    CHECK(dhlo_session_profile(session.get(), 0, &profile) == DHLO_INVALID_ARGUMENT);
+    CHECK(dhlo_model_plan(model.get(), call.views, 2, nullptr, &plan) == DHLO_INVALID_ARGUMENT);
+    dhlo_run_options how = run_options(0, nullptr);
+    how.struct_bytes = bytes;
+    CHECK(run_with(session, call, how) == DHLO_INVALID_ARGUMENT);
+  }
 }
 
 // Every number of the type is itself again, and what lies between two goes to the nearer, ties to the even one.

@@ -273,7 +273,10 @@ void test_async(const dhlo::Model& model) {
   CHECK(run_async(session, good, &done, &options) == DHLO_INVALID_ARGUMENT);
   CHECK(dhlo_session_run_async(session.get(), good.views, 2, nullptr, nullptr, nullptr) == DHLO_INVALID_ARGUMENT);
   CHECK(dhlo_session_run_async(session.get(), nullptr, 2, nullptr, Done::tell, &done) == DHLO_INVALID_ARGUMENT);
-  CHECK(dhlo_session_run_async(session.get(), good.views, -1, nullptr, Done::tell, &done) == DHLO_INVALID_ARGUMENT);
+  for (const int64_t count : {int64_t{-1}, int64_t{1}, int64_t{3}, INT64_MAX})
+    CHECK(dhlo_session_run_async(session.get(), good.views, count, nullptr, Done::tell, &done) ==
+          DHLO_INVALID_ARGUMENT);
+  CHECK(std::string(dhlo_last_error()) == "expected 2 input(s), got 9223372036854775807");
   CHECK(run_async(session, good, &done) == DHLO_OK && done.wait(5) == DHLO_OK && good.right(session.get()));
 }
 
@@ -383,6 +386,38 @@ void test_done_functions() {
   CHECK(chain.done.wait(3) == DHLO_OK);
 }
 
+// On the only thread the function of one session destroys another, which waits: the other's, called meanwhile, destroys the
+// first.
+void test_done_functions_that_destroy_each_other() {
+  struct Pair {
+    Call call{30};
+    dhlo_session *first = nullptr, *second = nullptr;
+    Done done;
+    static void last(void* ctx, dhlo_session*, dhlo_status status) {
+      auto* self = static_cast<Pair*>(ctx);
+      CHECK(status == DHLO_CANCELLED);
+      dhlo_session_destroy(self->first);
+      Done::tell(&self->done, nullptr, status);
+    }
+    static void begin(void* ctx, dhlo_session*, dhlo_status status) {
+      auto* self = static_cast<Pair*>(ctx);
+      CHECK(status == DHLO_OK);
+      CHECK(dhlo_session_run_async(self->second, self->call.views, 2, nullptr, last, ctx) == DHLO_OK);
+      dhlo_session_destroy(self->second);
+      Done::tell(&self->done, nullptr, status);
+    }
+  };
+  Pair pair;
+  {
+    const Env env(env_options(1));
+    const dhlo::Model model = env.model();
+    CHECK(dhlo_session_create(model.get(), nullptr, &pair.first) == DHLO_OK);
+    CHECK(dhlo_session_create(model.get(), nullptr, &pair.second) == DHLO_OK);
+  }
+  CHECK(dhlo_session_run_async(pair.first, pair.call.views, 2, nullptr, Pair::begin, &pair) == DHLO_OK);
+  CHECK(pair.done.wait(2) == DHLO_OK);
+}
+
 #ifndef __SANITIZE_THREAD__  // which can't follow a fork of several threads
 void test_fork() {
   const Env env(env_options(3));
@@ -418,6 +453,7 @@ void test_environments() {
   test_chains_end_with_their_session();
   test_told_runs_hold_nothing();
   test_done_functions();
+  test_done_functions_that_destroy_each_other();
 #ifndef __SANITIZE_THREAD__
   if (std::getenv("DHLO_TESTS_EMULATED") == nullptr) test_fork();  // qemu can't follow one either
 #endif

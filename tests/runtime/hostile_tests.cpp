@@ -309,11 +309,12 @@ void test_absurd_options() {
   dhlo_session_options_init(&options);
   options.max_bytes = -1;
   CHECK(dhlo_session_create(model.get(), &options, &out) == DHLO_INVALID_ARGUMENT && out == nullptr);
-  for (const uint32_t bytes : {0u, 1u, 16u, 17u, 31u, 33u, 0xffffffffu}) {
+  for (const uint32_t bytes : {0u, 8u, 16u, 17u, 24u, 31u, 33u, 40u, 4096u, 4104u, 0xfffffff8u, 0xffffffffu}) {
     dhlo_session_options_init(&options);
     options.struct_bytes = bytes;
     out = nullptr;
-    CHECK(dhlo_session_create(model.get(), &options, &out) == (bytes < 16 ? DHLO_INVALID_ARGUMENT : DHLO_OK));
+    const bool known = bytes >= 16 && bytes <= 4096 && bytes % 8 == 0;
+    CHECK(dhlo_session_create(model.get(), &options, &out) == (known ? DHLO_OK : DHLO_INVALID_ARGUMENT));
     dhlo_session_destroy(out);
   }
   dhlo_model_options model_options;

@@ -1,6 +1,8 @@
 """The Python binding: conversion of inputs, outputs, errors, state, plans, threads and forks."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -361,3 +363,51 @@ def test_call_overhead(one: _runtime.Model) -> None:
             session(x)
         best = min(best, time.perf_counter() - start)
     assert best * 1e3 < 10, f"{best * 1e3:.2f} us a call"
+
+
+# ------------------------------------------------------------------ interpreters
+_LEAVES = """
+import sys, threading, time
+import numpy as np
+from dhlo import _runtime
+
+toy = _runtime.Model.from_file(sys.argv[1], num_threads=1)
+mode = int(sys.argv[2])
+def calls():
+    session = _runtime.Session(toy, capsules=True)
+    while True:
+        session(np.ones((3, 4), np.float32), mode)
+for _ in range(4):
+    threading.Thread(target=calls, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("mode", [0, 6])
+def test_the_interpreter_ends_while_daemon_threads_call(build_toy: Callable[..., Path], mode: int) -> None:
+    """Short calls, whose threads ask for Python's lock when it is gone, and endless ones."""
+    command = [sys.executable, "-c", _LEAVES, str(build_toy()), str(mode)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+_INSIDE = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("dhlo._runtime", {path!r})
+try:
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+except ImportError as e:
+    assert "main interpreter" in str(e) and "subinterpreters" in str(e), e
+else:
+    raise AssertionError("it was loaded")
+"""
+
+
+def test_subinterpreters_are_refused() -> None:
+    code = (
+        "try:\n    import _interpreters as interpreters\nexcept ImportError:\n    import _xxsubinterpreters as interpreters\n"
+        f"failed = interpreters.run_string(interpreters.create(), {_INSIDE.format(path=_runtime.__file__)!r})\n"
+        "assert failed is None, failed\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr

@@ -36,6 +36,7 @@ def install() -> None:
     Path(FOLDER).mkdir(parents=True, exist_ok=True)
     llvm.lower_to_llvm_ir = kept("mlir", llvm.lower_to_llvm_ir, str.encode, bytes.decode)
     llvm.compile_object = kept("llvm", llvm.compile_object, bytes, bytes)
+    llvm.emit_assembly = kept("assembly", llvm.emit_assembly, str.encode, bytes.decode)
     for name, made in (("lower_common", llvm.lower_to_llvm_ir), ("compile_common", llvm.compile_object)):
         size = getattr(llvm, name).cache_parameters()["maxsize"]
         setattr(llvm, name, functools.lru_cache(maxsize=size)(made))

@@ -110,9 +110,8 @@ def experts() -> Part:
 ROWS, BLOCKS = ["rows.scale", "rows.zero"], ["blocks.scale", "blocks.zero"]
 CASES: dict[str, list[Part]] = {
     "dhlo.dequantize": [
-        *(product(code, parameters) for code in CODES for parameters in ([], ROWS[:1], BLOCKS)),
-        product("i8", ROWS),
-        product("ui4", BLOCKS[:1]),
+        *(product(code, BLOCKS) for code in CODES),
+        *(product(code, form) for code, form in zip(CODES, ([], ROWS[:1], ROWS, BLOCKS[:1]) * 2, strict=False)),
         *(lookup(code, BLOCKS, dtype) for code, dtype in zip(CODES, ["f32", "bf16", "f16"] * 3, strict=False)),
         convolution(),
         experts(),

@@ -33,6 +33,8 @@ LEVEL = parse_target(TARGET.name.partition("+")[0])
 PLAIN = tile_spec(LEVEL)
 STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
 NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
+MEASURED = {name: least for name, (least, _) in MACHINE_RANGES.items() if name not in ("l2_bytes", "bf16_percent")}
+"""Facts of the machine that are parameters of every program, and what they are where a test says nothing."""
 
 
 def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool) -> str:
@@ -56,10 +58,10 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
 
 
 @functools.cache
-def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, facts: tuple[str, ...] = (), splits: bool = False) -> Program:
+def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bool = False) -> Program:
     module = KernelModule(spec.target)
-    host = TestHost(module, asked=["bf16_percent", "l2_bytes", *facts])
-    p = {x: host.size(x) for x in (*NAMES, "l2_bytes", *facts)}
+    host = TestHost(module, asked=["bf16_percent", "l2_bytes", *MEASURED])
+    p = {x: host.size(x) for x in (*NAMES, "l2_bytes", *MEASURED)}
     pointer = {x: host.pointer(x) for x in ("a", "b", "ws", *(["parts"] if splits else []))}
     fn = host.fn
     eargs = fn.alloca(4, I64)
@@ -120,7 +122,7 @@ def run(
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})
-    built = program(elem, packed, bias is not None, spec, tuple(machine or {}), splits)
+    built = program(elem, packed, bias is not None, spec, splits)
     memory = {"parts": aligned(parts_bytes(elem, spec) + 64)} if splits else {}
     built(
         num_threads=num_threads,
@@ -138,7 +140,7 @@ def run(
         **strides,
         **facts,
         **memory,
-        **(machine or {}),
+        **MEASURED | dict(machine or {}),
     )
     assert all((x[-64:] == 0xFF).all() for x in memory.values()), "wrote past the memory of the parts"
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"

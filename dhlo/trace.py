@@ -99,7 +99,8 @@ class _Events:
             threads.setdefault(thread, f"worker {worker}" if kind == _WORK and worker else "calls")
             args: dict[str, Any] = {"run": run}
             if kind == _RUN:
-                args |= {v["name"]: list(s) for v, s in zip(self.inputs, inputs.get(run, ()), strict=False)}
+                names = (f"input {v['name']}" if v["name"] in ("run", "status") else v["name"] for v in self.inputs)
+                args |= {name: list(s) for name, s in zip(names, inputs.get(run, ()), strict=False)}
             else:
                 args |= {"launch": launch, **({"items": items} if kind != _WAIT else {}), **self.about(launch, inputs.get(run))}
             if status:

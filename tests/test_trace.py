@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import dhlo
 from dhlo import ContractError, SessionError, _runtime
 from dhlo.cli import app
-from dhlo.trace import traced
+from dhlo.trace import _Events, traced
 
 
 class Counting(torch.nn.Module):
@@ -169,3 +169,10 @@ def test_command_line(model: dhlo.CompiledModel, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["run", str(path), "--shape", "rows=3", "--repeat", "4", "--trace", str(trace)])
     assert done.exit_code == 0, done.output
     assert [e["args"]["x"] for e in events(trace)[0] if e["cat"] == "run"] == [[3, 32]] * 4
+
+
+def test_inputs_called_as_what_is_said_of_runs() -> None:
+    told = _Events.__new__(_Events)
+    told.inputs = [{"name": name, "dtype": "float32", "sizes": (-1,), "dims": ("n",)} for name in ("run", "status", "x")]
+    (event,) = told.of([(0, "model", 10, 15, 7, -1, 0, 0, 11, 3)], [((2,), (3,), (4,))], {})
+    assert event["args"] == {"run": 7, "input run": [2], "input status": [3], "x": [4], "status": 3}

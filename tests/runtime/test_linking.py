@@ -116,6 +116,10 @@ def test_the_default_symbol_and_names_that_c_refuses(models: dict[str, Any], tmp
     assert not (tmp_path / "x.a").exists()
     with pytest.raises(CompileError, match=r"ends with \.h"):
         models["compiled decoder"].save_header(tmp_path / "x.txt")
+    (tmp_path / "y.constants").mkdir()
+    with pytest.raises(OSError, match=r"y\.constants"):
+        models["compiled decoder"].save_object(tmp_path / "y.o")
+    assert not (tmp_path / "y.o").exists()
     names = {
         "a-b.c": "a_b_c",
         "3d": "m3d",

@@ -163,15 +163,20 @@ def write_object(artifact: Artifact, path: Path, symbol: str | None = None) -> N
     data = _object(artifact, prefix_of(artifact, symbol))
     constants, whole = constants_path(path), hashlib.sha256()
 
-    def fill(fd: int) -> None:
+    # All is on the disk before any of it has its name, so that a disk that is full leaves no code with others' constants.
+    def fill_constants(fd: int) -> None:
         with os.fdopen(os.dup(fd), "wb") as file:
             for chunk in artifact.constants.chunks():
                 file.write(chunk.data)
                 whole.update(chunk.data)
+        write_bytes(constants.with_suffix(".constants.sha256"), f"{whole.hexdigest()}  {constants.name}\n".encode())
 
-    write_bytes(path, data)
-    atomic_write(constants, fill)
-    write_bytes(constants.with_suffix(".constants.sha256"), f"{whole.hexdigest()}  {constants.name}\n".encode())
+    def fill_object(fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(data)
+        atomic_write(constants, fill_constants)
+
+    atomic_write(path, fill_object)
 
 
 def write_archive(artifact: Artifact, path: Path, symbol: str | None = None) -> None:

@@ -274,24 +274,11 @@ def emit_microkernel(
     fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *(_PLACED_ARGS if placed else ())), noinline=True)
     a, rest = fn.args[0], fn.args[len(head) :]
     if rows:
-        lda = fn.args[1]
-        bases = _row_addresses(fn, a, lda, elem, mr)
-        _emit_body(
-            fn,
-            elem,
-            mr,
-            spec,
-            rest,
-            lambda kk: [(fn.gep(fn.gep(p, kk, unit(elem)), fn.mul(lda, i), elem), 0) for p, i in bases],
-            1,
-            narrow,
-            in_place=True,
-        )
+        _emit_body(fn, elem, mr, spec, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow)
     else:
-        step = mr * spec.left_parts(elem)
-        rows_at = lambda kk: [(fn.gep(a, fn.mul(kk, step), unit(elem)), i) for i in range(mr)]
         panel = a if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)) else None
-        _emit_body(fn, elem, mr, spec, rest, rows_at, step, narrow, fn.args[1 : len(head)], panel)
+        packed = _PackedRows(fn, elem, mr, a, mr * spec.left_parts(elem))
+        _emit_body(fn, elem, mr, spec, rest, packed, narrow, fn.args[1 : len(head)], panel)
     return name
 
 
@@ -333,17 +320,53 @@ def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> No
     module.add_constant(name, f"() : {ty} {{\n  {body}\n}}", symbols)
 
 
-def _row_addresses(fn: Fn, a: V, lda: V, elem: str, mr: int) -> list[tuple[V, int]]:
-    """Base pointer and multiple of `lda` of each row: where addresses may add multiples of it, few registers serve all.
+@dataclass(frozen=True)
+class _PackedRows:
+    """Rows of A in a panel, step after step of `step` numbers."""
 
-    The bases are `_apart`: otherwise LLVM derives them from one another again in the loop and spills.
-    """
-    out = []
-    for i in range(mr):
-        if i % fn.target.strides == 0:
-            base = _apart(fn, fn.gep(a, fn.mul(lda, i), elem))
-        out.append((base, i % fn.target.strides))
-    return out
+    fn: Fn
+    elem: str
+    mr: int
+    a: V
+    step: int
+    in_place = False  # units as they lie in memory, not in parts
+
+    def start(self) -> list[V]:
+        """Pointers that a loop over k carries."""
+        return []
+
+    def at(self, k: V, pointers: Sequence[V]) -> list[tuple[V, int]]:
+        """Address of each row at unit `k`, where the pointers are, and an offset; the next unit is `step` on."""
+        a = self.fn.gep(self.a, self.fn.mul(k, self.step), unit(self.elem))
+        return [(a, i) for i in range(self.mr)]
+
+    def after(self, units: int, pointers: Sequence[V]) -> list[V]:
+        """The pointers so many units on."""
+        return []
+
+
+@dataclass(frozen=True)
+class _RowsInPlace(_PackedRows):
+    """Rows of A where they lie, `step` numbers of A apart. Where addresses may add multiples of that, few pointers serve all.
+
+    They go through the loop, `_apart` in each turn: otherwise LLVM derives them from one another again or keeps one for each row,
+    and spills."""
+
+    lda: V
+    in_place = True
+
+    def start(self) -> list[V]:
+        return [self.fn.gep(self.a, self.fn.mul(self.lda, i), self.elem) for i in range(0, self.mr, self.fn.target.strides)]
+
+    def at(self, k: V, pointers: Sequence[V]) -> list[tuple[V, int]]:
+        fn, strides, out = self.fn, self.fn.target.strides, list[tuple[V, int]]()
+        for p, first in zip(pointers, range(0, self.mr, strides), strict=True):
+            here = _apart(fn, p)
+            out += [(fn.gep(here, fn.mul(self.lda, i), self.elem), 0) for i in range(min(strides, self.mr - first))]
+        return out
+
+    def after(self, units: int, pointers: Sequence[V]) -> list[V]:
+        return [self.fn.gep(p, units, unit(self.elem)) for p in pointers]
 
 
 def _apart(fn: Fn, p: V) -> V:
@@ -415,21 +438,18 @@ def _emit_body(
     mr: int,
     spec: TileSpec,
     rest: Sequence[V],
-    a_at: Callable[[V], list[tuple[V, int]]],
-    a_step: int,
+    left: _PackedRows,
     narrow: bool,
     column_sums: Sequence[V] = (),
     matrices: V | None = None,
-    in_place: bool = False,
 ) -> None:
-    """The k loop and the tile's update. `a_at(k)` gives each row's address and offset; step k + 1 is `a_step` on.
-    `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such; one row alone lies
-    as dot products want it. `in_place`: A's units are as they lie in memory, not in parts."""
+    """The k loop and the tile's update. `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such;
+    one row alone lies as dot products want it."""
     b, k, tile, accumulate, ahead, ahead_step, *row_step = rest
     lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
     ty = vec(accumulator(elem), lanes)
-    fetched = [*range(0, ld * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
+    fetched = [*range(0, nv * lanes * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
     zero = fn.const(0.0, ty)
 
     def cells(tile: V) -> list[V]:
@@ -443,11 +463,11 @@ def _emit_body(
     parts = spec.left_parts(elem)
     # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
     bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
-    by_lane = fn.target.lane_factors and depth(elem) > 1 and not in_place and not spec.widens(elem)
+    by_lane = fn.target.lane_factors and depth(elem) > 1 and not left.in_place and not spec.widens(elem)
 
     def step(rows: int, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
         """Adds the products of unit `u`, or of one of its `parts`."""
-        factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * a_step, part), mr, part, lanes)) if by_lane else []
+        factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * left.step, part), mr, part, lanes)) if by_lane else []
 
         def row(i: int) -> V:
             if i == mr:
@@ -455,13 +475,13 @@ def _emit_body(
             if factors:
                 return factors[i]
             base, offset = a_k[i]
-            if in_place:
+            if left.in_place:
                 if parts == 1:
                     return fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
                 # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
                 number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
                 return fn.bitcast(fn.shl(_as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
-            x = fn.splat(fn.load(fn.gep(base, offset + u * a_step + which * mr, part), part), lanes)
+            x = fn.splat(fn.load(fn.gep(base, offset + u * left.step + which * mr, part), part), lanes)
             return fn.bitcast(x, F32) if parts > 1 else x
 
         def vector(v: int) -> V:
@@ -497,9 +517,9 @@ def _emit_body(
         sets = _interleaved_sums(elem, mr, n, spec)
         unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * spec.products(elem)))
         main = fn.mul(fn.divu(k, unroll), unroll)
-        with fn.loop(0, main, unroll, start + [zero] * (n * sets - c)) as loop:
-            b_k, a_k = [fn.gep(p, fn.mul(loop.iv, panel), part) for p in bs], a_at(loop.iv)
-            acc = list(loop.carried)
+        with fn.loop(0, main, unroll, [*start, *[zero] * (n * sets - c), *left.start()]) as loop:
+            acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
+            b_k, a_k = [fn.gep(p, fn.mul(loop.iv, panel), part) for p in bs], left.at(loop.iv, pointers)
             fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
             for u in range(unroll):
                 for line in fetched:
@@ -507,17 +527,20 @@ def _emit_body(
                 fetch = fn.gep(fetch, ahead_step, I8)
                 s = u % sets * n
                 for i, p in enumerate(b_k):
-                    acc[s : s + n] = step(rows, u, i, acc[s : s + n], _after(fn, p, acc[s + n - 1]) if i and in_place else p, a_k)
-            loop.yield_(*acc)
-        sums = loop.results[:n]
+                    acc[s : s + n] = step(
+                        rows, u, i, acc[s : s + n], _after(fn, p, acc[s + n - 1]) if i and left.in_place else p, a_k
+                    )
+            loop.yield_(*acc, *left.after(unroll, pointers))
+        sums, pointers = loop.results[:n], loop.results[n * sets :]
         for s in range(1, sets):
             sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
-        with fn.loop(main, k, 1, sums) as tail:
-            b_k, a_k, acc = [fn.gep(p, fn.mul(tail.iv, panel), part) for p in bs], a_at(tail.iv), list(tail.carried)
+        with fn.loop(main, k, 1, [*sums, *pointers]) as tail:
+            acc, pointers = list(tail.carried[:n]), tail.carried[n:]
+            b_k, a_k = [fn.gep(p, fn.mul(tail.iv, panel), part) for p in bs], left.at(tail.iv, pointers)
             for i, p in enumerate(b_k):
                 acc = step(rows, 0, i, acc, p, a_k)
-            tail.yield_(*acc)
-        return tail.results
+            tail.yield_(*acc, *left.after(1, pointers))
+        return tail.results[:n]
 
     def fetch_units(at: V, count: int) -> None:
         fetch = fn.gep(ahead, fn.mul(at, ahead_step), I8)

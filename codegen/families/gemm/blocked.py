@@ -7,20 +7,32 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import F16, TileSpec, accumulator, depth, emit_microkernel_table, unit
+from dhlo.codegen.families.gemm.microkernel import (
+    F16,
+    PACKING_FIELDS,
+    TileSpec,
+    accumulator,
+    depth,
+    emit_microkernel_table,
+    emit_packing_table,
+    least_packing,
+    unit,
+)
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
-from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
+from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["AHEAD", "emit_blocked_kernel", "stores_sums"]
+__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way", "stores_sums"]
 
 AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
 row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time."""
 _FEW_ROWS = 4
+# A lone panel that is packed is prefetched so many rows ahead.
+_ROWS_AHEAD = 32
 _LINE_BYTES = 64
 
 
@@ -28,6 +40,11 @@ def stores_sums(elem: str) -> bool:
     """Whether sums are of the elements' type, so that a result may be nothing else: the kernels then have one argument more, before
     the epilogue, the result's address or null. Whole tiles are stored there by the micro-kernel itself, and have no epilogue."""
     return accumulator(elem) == elem
+
+
+def packs_on_the_way(elem: str) -> bool:
+    """Whether a B whose rows lie in memory is packed by the tiles that read it first: elements that are units by themselves."""
+    return elem == unit(elem)
 
 
 def emit_blocked_kernel(
@@ -59,6 +76,9 @@ class _Kernel:
         self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=self.placed, spec=spec)
         # Rows are read by whole units; a last one that isn't is packed.
         self.halves = emit_microkernel_table(module, elem, narrow=narrow, spec=spec) if rows and depth(elem) > 1 else None
+        self.packing: str | None = None
+        if isinstance(source, StridedPanels) and packs_on_the_way(elem):
+            self.packing = emit_packing_table(module, elem, rows=rows, placed=self.placed, spec=spec)
         self.fn = fn = kernel_fn(module, name)
         types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * (3 + self.placed)]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
@@ -72,6 +92,7 @@ class _Kernel:
         self.b_pack = fn.gep(self.tile, tiles, self.part)
         self.a_pack = self.b_pack if source.in_place else fn.gep(self.b_pack, fn.mul(self.kc, self.columns), self.part)
         self.touches = fn.cmp("ne", fn.ptr_to_int(self.touch), 0)
+        self.packed = fn.alloca(PACKING_FIELDS, I64) if self.packing is not None else None
         self.column_sums = fn.alloca(self.columns, I32) if spec.flips(elem) else None  # of a chunk of a panel
         self.chunks = fn.max(fn.divu(fn.add(self.steps, fn.sub(self.kc, 1)), self.kc), 1)
         if parts:
@@ -154,8 +175,16 @@ class _Kernel:
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)
             width = fn.min(fn.sub(self.n, n0), self.columns)
-            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack, fn.sub(p.iv, g0))
-            panel = self.source.chunk(fn, elem, spec, matrix, piece)
+            last = fn.cmp("eq", fn.add(p.iv, 1), g1)
+            following = (n0, fn.add(first, _ROWS_AHEAD)) if chunk is None else (fn.mul(g0, self.columns), fn.add(first, size))
+            piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack, fn.sub(p.iv, g0), last, *following)
+            packing = self._packing(split, matrix, piece)
+            if packing is None:
+                panel = self.source.chunk(fn, elem, spec, matrix, piece)
+            else:
+                with fn.when(fn.not_(packing)):
+                    self.source.chunk(fn, elem, spec, matrix, piece)
+                panel = piece.scratch
             if self.source.in_place:
                 onward = whole if chunk is None else self._onward(calls, piece, p.iv, g0, g1)
                 later, later_step = fn.gep(panel, fn.select(single, alone, onward), I8), slices
@@ -175,6 +204,7 @@ class _Kernel:
                 else:
                     lead = fn.cmp("eq", i.iv, 0)
                     fetch, step = fn.select(lead, later, panel), fn.select(lead, later_step, 0)
+                packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
                 tile = self.tile
                 if chunk is not None:  # whose tiles wait for the next, side by side
                     tile_row = fn.add(fn.mul(fn.sub(p.iv, g0), split.size), offset)
@@ -184,9 +214,24 @@ class _Kernel:
                 if halves is not None:
                     rest = halves, fn.gep(self.a_pack, fn.mul(offset, spec.left_parts(elem)), self.part)
                 if variants is not None:
-                    calls.emit(variants, a, panel, tile, place, spec.nr(elem), fetch, step, rest)
+                    kernels, b = calls.either(packs, variants, panel)
+                    calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, step, rest)
                 else:
-                    calls.emit_across(a, panel, tile, place, fetch, step, rest, slices=self.source.in_place)
+                    calls.emit_across(a, panel, tile, place, fetch, step, rest, packs=packs, slices=self.source.in_place)
+
+    def _packing(self, split: RowSplit, matrix: Sequence[V], c: Chunk) -> V | None:
+        """Whether the first row panel's tiles pack the chunk, for which `packed` is filled in; None where they never do."""
+        fn, spec, elem = self.fn, self.spec, self.elem
+        if self.packed is None or not isinstance(self.source, StridedPanels):
+            return None
+        rows, stride, contiguous = self.source.rows(fn, elem, matrix, c)
+        # A lone row panel needs no copy: its lines are written over one another.
+        step = fn.select(fn.cmp("eq", split.panels, 1), 0, self.columns)
+        for i, x in enumerate((fn.ptr_to_int(c.scratch), step, fn.ptr_to_int(rows), stride, c.width)):
+            fn.store(x, fn.gep(self.packed, i, I64))
+        least = self.columns if not spec.target.mask_registers else spec.lanes(elem) + 1 if self.narrow else 1
+        high = fn.cmp("ge", split.panel(fn.i64(0))[1], least_packing(elem, spec))
+        return fn.and_(fn.and_(contiguous, high), fn.cmp("ge", c.width, least))
 
     def _pack_half(self, split: RowSplit, a_chunk: V, elements: V) -> V:
         """Packs a last unit of rows that are read in place, where only a part of it is theirs; returns whether there is one."""
@@ -220,6 +265,7 @@ class _TileCalls:
     narrow: bool
     fn: Fn
     table: V
+    packing: tuple[V, V] | None  # the micro-kernels that pack B, and what they take in its place
     halves: V | None  # the micro-kernels of packed units, where the others take whole ones only
     steps: V  # of the chunk of k, whole ones where rows are read in place
     adds: V | None  # whether it adds to the tile; None where it is all of k
@@ -243,7 +289,15 @@ class _TileCalls:
         functions, table = (kernel.epilogue, kernel.touch, kernel.eargs), fn.address_of(kernel.table)
         halves = None if kernel.halves is None else fn.address_of(kernel.halves)
         sums = accumulate, touches, kernel.result if chunk is None else None, kernel.m, kernel.n
-        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, halves, steps, adds, last, *sums, *functions)
+        packing = None if kernel.packing is None else fn.address_of(kernel.packing)
+        packs = None if packing is None or kernel.packed is None else (packing, kernel.packed)
+        return cls(kernel.elem, kernel.spec, kernel.narrow, fn, table, packs, halves, steps, adds, last, *sums, *functions)
+
+    def either(self, packs: V | None, variants: V, panel: V) -> tuple[V, V]:
+        """The micro-kernels and their B: those of a panel, or those that pack it."""
+        if packs is None or self.packing is None:
+            return variants, panel
+        return self.fn.select(packs, self.packing[0], variants), self.fn.select(packs, self.packing[1], panel)
 
     def single(self, split: RowSplit) -> V:
         """Whether one tile takes all rows and columns of an item."""
@@ -308,6 +362,7 @@ class _TileCalls:
         fetch_step: V,
         rest: tuple[V, V] | None,
         *,
+        packs: V | None,
         slices: bool,
     ) -> None:
         """The tiles of some rows across a panel that is wider than they are, one after the other in `tile` where they wait.
@@ -324,5 +379,11 @@ class _TileCalls:
             here = [batch, m0, fn.add(n0, t.iv), mr, left]
             if spec.flips(elem):
                 a = [a[0], fn.gep(a[1], t.iv, I32), a[2]]
-            self.emit(self.variants(left, self.table), a, b, sums, here, ld, fn.gep(fetch, later, I8), share, rest)
+            kernels, right = self.either(packs, self.variants(left, self.table), b)
+            self.emit(kernels, a, right, sums, here, ld, fn.gep(fetch, later, I8), share, rest)
+            if self.packing is not None:  # the next tile's columns
+                nbytes = fn.mul(ld, BITS[part] // 8)
+                for i, more in ((0, nbytes), (2, nbytes), (4, fn.sub(0, ld))):
+                    field = fn.gep(self.packing[1], i, I64)
+                    fn.store(fn.add(fn.load(field, I64), more), field)
             t.yield_(fn.add(later, onward))

@@ -11,7 +11,7 @@ import sympy
 
 from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
-from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, stores_sums
+from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way, stores_sums
 from dhlo.codegen.families.gemm.gemv import (
     FROM_MEMORY,
     STREAM_AHEAD,
@@ -271,14 +271,15 @@ class Matmul:
         def own() -> list[V]:
             return self._launch(host, x, *self._panels(host, x), blocking)
 
-        return fn.if_else(self._few_uses(fn, x, blocking.plan.blocks), own, pack_first, [])
+        return fn.if_else(blocking.plan.packs_own(self._uses(fn, x, blocking.plan.blocks)), own, pack_first, [])
 
-    def _few_uses(self, fn: Fn, x: Operands, blocks: V) -> V:
-        """Whether so few blocks use a panel of B that each packs it to scratch: no second launch, no way through memory."""
+    @staticmethod
+    def _uses(fn: Fn, x: Operands, blocks: V) -> V:
+        """How many blocks use a panel of B."""
         uses = blocks
         for stride, size in zip(x.b_strides, x.batch, strict=False):
             uses = fn.select(fn.cmp("eq", stride, 0), fn.mul(uses, size), uses)
-        return fn.cmp("le", uses, FEW_USES)
+        return uses
 
     def _launch_tiles(self, host: HostContext, x: Operands, tiles: TileProduct) -> list[V]:
         """Products in matrix registers."""
@@ -295,7 +296,8 @@ class Matmul:
             strides = self._launch_pack(host, x, workspace, plan.panels, plan.count)
             return tiles.launch(host, x, _PACKED, [workspace, *strides], touch, plan)
 
-        return host.fn.if_else(self._few_uses(host.fn, x, plan.blocks), as_it_lies, pack_first, [])
+        few = host.fn.cmp("le", self._uses(host.fn, x, plan.blocks), FEW_USES)
+        return host.fn.if_else(few, as_it_lies, pack_first, [])
 
     def launch_from(self, host: HostContext, x: Operands, source: PanelSource, b: Sequence[V]) -> None:
         """Launches the product with B from a source, given its arguments `b`; `x.b`, its strides and the workspace aren't read."""
@@ -318,7 +320,10 @@ class Matmul:
         cells = fn.mul(fn.mul(x.batch[0], x.batch[1]), panels)
         in_place = self._reads_in_place(host, x)
         steps = units(fn, x.k, self.elem)
-        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=not source.in_place)
+        copied, by_tiles = not source.in_place, None
+        if source is _STRIDED and packs_on_the_way(self.elem):
+            by_tiles = fn.cmp("eq", x.b_strides[3], 1)
+        plan = Plan(self.spec, self.elem, host, x.m, steps, panels, cells, in_place, copied=copied, by_tiles=by_tiles)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(cells, plan.blocks))
         return _Blocking(plan, panels, in_place, count)
 

@@ -14,14 +14,17 @@ __all__ = [
     "BF16",
     "F16",
     "MATRIX",
+    "PACKING_FIELDS",
     "SIGN_BITS",
     "TileSpec",
     "accumulator",
     "depth",
     "emit_microkernel",
     "emit_microkernel_table",
+    "emit_packing_table",
     "emit_pointers",
     "in_one_set",
+    "least_packing",
     "multiply_add",
     "tile_spec",
     "unit",
@@ -245,6 +248,10 @@ _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
 _PLACED_ARGS = (("ld", I64),)
 
+PACKING_FIELDS = 5
+"""Numbers that tell a micro-kernel what it packs."""
+_LEAST_PACKING = 4
+
 
 def emit_microkernel(
     module: KernelModule,
@@ -255,6 +262,7 @@ def emit_microkernel(
     rows: bool = False,
     narrow: bool = False,
     placed: bool = False,
+    packing: bool = False,
 ) -> str:
     """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step)` or, with `rows`,
     `ukr_{elem}_{mr}_rows_ahead(a, lda, ...)` once and returns its symbol. Units with flipped signs have two more arguments after a.
@@ -265,26 +273,31 @@ def emit_microkernel(
     columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
     read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
     `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`: rows of the tile are `ld`
-    elements apart, a last argument, so that it may be a part of a larger matrix. The function is internal and not inlined.
+    elements apart, a last argument, so that it may be a part of a larger matrix. `packing`: B's columns are read where they lie and
+    packed on the way; `b` is the address of PACKING_FIELDS numbers (i64): where the tile's columns of the panel are and how many
+    elements apart its rows, where the columns lie and how many elements apart, how many there are; of fewer than the tile has those
+    that miss are packed as zeros, where the target has `mask_registers`, and mustn't be fewer elsewhere. The function is internal
+    and not inlined.
     """
-    name = f"ukr_{elem}_{mr}{_form(rows, narrow, placed)}{spec.suffix}_ahead"
+    name = f"ukr_{elem}_{mr}{_form(rows, narrow, placed, packing)}{spec.suffix}_ahead"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
     fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *(_PLACED_ARGS if placed else ())), noinline=True)
-    a, rest = fn.args[0], fn.args[len(head) :]
+    a, b, rest = fn.args[0], fn.args[len(head)], fn.args[len(head) + 1 :]
+    right = (_RowsToPack if packing else _Panel)(fn, elem, spec, b)
     if rows:
-        _emit_body(fn, elem, mr, spec, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow)
+        _emit_body(fn, elem, mr, spec, right, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow)
     else:
         panel = a if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)) else None
         packed = _PackedRows(fn, elem, mr, a, mr * spec.left_parts(elem))
-        _emit_body(fn, elem, mr, spec, rest, packed, narrow, fn.args[1 : len(head)], panel)
+        _emit_body(fn, elem, mr, spec, right, rest, packed, narrow, fn.args[1 : len(head)], panel)
     return name
 
 
-def _form(rows: bool, narrow: bool, placed: bool) -> str:
+def _form(rows: bool, narrow: bool, placed: bool, packing: bool = False) -> str:
     """What names of variants say."""
-    return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_placed' if placed else ''}"
+    return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_placed' if placed else ''}{'_packing' if packing else ''}"
 
 
 def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
@@ -308,6 +321,22 @@ def emit_microkernel_table(
     return name
 
 
+def least_packing(elem: str, spec: TileSpec) -> int:
+    """The fewest rows whose tiles pack B on the way: of fewer the products don't hide it, or they span more than a tile."""
+    return max(_LEAST_PACKING, spec.whole_panel_rows(elem) + 1)
+
+
+def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: bool, spec: TileSpec) -> str:
+    """Emits all variants that pack B and a constant table of them, entry mr - 1 for mr rows, from `least_packing` on; returns its
+    symbol."""
+    name = f"ukr_table_{elem}{_form(rows, False, placed, True)}{spec.suffix}_ahead"
+    if name not in module.globals:
+        heights = (max(i + 1, least_packing(elem, spec)) for i in range(spec.rows(elem)))
+        symbols = [emit_microkernel(module, elem, mr, spec, rows=rows, placed=placed, packing=True) for mr in heights]
+        emit_pointers(module, name, symbols)
+    return name
+
+
 def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
     """Emits a constant table of the functions' addresses."""
     ty = f"!llvm.array<{len(symbols)} x ptr>"
@@ -318,6 +347,62 @@ def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> No
     lines.append(f"llvm.return %t{len(symbols)} : {ty}")
     body = "\n  ".join(lines)
     module.add_constant(name, f"() : {ty} {{\n  {body}\n}}", symbols)
+
+
+class _Panel:
+    """B in a packed panel."""
+
+    stores = False  # something, beside which rows of A don't change: LLVM loads them where it likes
+
+    def __init__(self, fn: Fn, elem: str, spec: TileSpec, b: V) -> None:
+        self.fn, self.elem, self.spec, self.b = fn, elem, spec, b
+        # The elements of a unit are loaded each by itself, as both would take registers: LLVM mustn't see that they are the same.
+        self.parts = [b, *(_apart(fn, b) for _ in range(1, spec.left_parts(elem)))]
+
+    def at(self, k: V) -> list[V]:
+        """Addresses of a step of k, one for each part of a unit."""
+        return [self.fn.gep(p, self.fn.mul(k, self.spec.panel(self.elem)), unit(self.elem)) for p in self.parts]
+
+    def vector(self, p: V, k: V, u: int, which: int, v: int) -> V:
+        """Vector `v` of a row, or of one of its parts, `u` steps on from `k`, whose address is p."""
+        fn, spec, part = self.fn, self.spec, unit(self.elem)
+        lanes = spec.lanes(self.elem)
+        y = fn.load(fn.gep(p, u * spec.panel(self.elem) + v * lanes, part), vec(part, lanes))
+        return y if len(self.parts) == 1 else widened_pair(fn, y)[which]
+
+    def keep(self, row: Sequence[V], k: V, u: int, after: Sequence[V]) -> None:
+        """Called with a row's vectors once they were multiplied, and the last sums: stored before them, they would keep LLVM from
+        loading A's numbers one after the other."""
+
+
+class _RowsToPack(_Panel):
+    """B where it lies, packed as it is read (see `emit_microkernel`)."""
+
+    stores = True
+
+    def __init__(self, fn: Fn, elem: str, spec: TileSpec, b: V) -> None:
+        to, self.panel_step, source, self.row_step, width = (fn.load(fn.gep(b, i, I64), I64) for i in range(PACKING_FIELDS))
+        super().__init__(fn, elem, spec, fn.int_to_ptr(source))
+        self.to, self.masks = fn.int_to_ptr(to), list[V]()
+        if spec.target.mask_registers:
+            lanes = spec.lanes(elem)
+            self.masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(spec.vectors)]
+
+    def at(self, k: V) -> list[V]:
+        return [self.fn.gep(self.b, self.fn.mul(k, self.row_step), self.elem)]
+
+    def vector(self, p: V, k: V, u: int, which: int, v: int) -> V:
+        fn, elem, lanes = self.fn, self.elem, self.spec.lanes(self.elem)
+        ty = vec(elem, lanes)
+        at = fn.gep(fn.gep(p, fn.mul(self.row_step, u), elem), v * lanes, elem)
+        return fn.masked_load(at, self.masks[v], fn.const(0.0, ty)) if self.masks else fn.load(at, ty, BITS[elem] // 8)
+
+    def keep(self, row: Sequence[V], k: V, u: int, after: Sequence[V]) -> None:
+        at = self.fn.gep(self.to, self.fn.mul(self.fn.add(k, u), self.panel_step), self.elem)
+        for x in after:
+            at = _after(self.fn, at, x)
+        for v, y in enumerate(row):
+            self.fn.store(y, self.fn.gep(at, v * y.lanes, self.elem))
 
 
 @dataclass(frozen=True)
@@ -437,6 +522,7 @@ def _emit_body(
     elem: str,
     mr: int,
     spec: TileSpec,
+    right: _Panel,
     rest: Sequence[V],
     left: _PackedRows,
     narrow: bool,
@@ -445,8 +531,8 @@ def _emit_body(
 ) -> None:
     """The k loop and the tile's update. `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such;
     one row alone lies as dot products want it."""
-    b, k, tile, accumulate, ahead, ahead_step, *row_step = rest
-    lanes, panel, ld, part = spec.lanes(elem), spec.panel(elem), spec.columns(elem, mr), unit(elem)
+    k, tile, accumulate, ahead, ahead_step, *row_step = rest
+    lanes, ld, part = spec.lanes(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
     ty = vec(accumulator(elem), lanes)
     fetched = [*range(0, nv * lanes * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
@@ -461,13 +547,12 @@ def _emit_body(
     # Addresses of rows that are placed are computed where they are needed: registers mustn't hold them throughout the loop.
     at = [] if row_step else cells(tile)
     parts = spec.left_parts(elem)
-    # The elements of a unit are loaded each by itself, since both would take registers: LLVM mustn't see that they are the same.
-    bs = [b, *(_apart(fn, b) for _ in range(1, parts))]
     by_lane = fn.target.lane_factors and depth(elem) > 1 and not left.in_place and not spec.widens(elem)
 
-    def step(rows: int, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
-        """Adds the products of unit `u`, or of one of its `parts`."""
+    def step(rows: int, at_k: V, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
+        """Adds the products of the unit `u` from `at_k` on, or of one of its `parts`."""
         factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * left.step, part), mr, part, lanes)) if by_lane else []
+        out = list(acc)
 
         def row(i: int) -> V:
             if i == mr:
@@ -475,20 +560,22 @@ def _emit_body(
             if factors:
                 return factors[i]
             base, offset = a_k[i]
+            if right.stores and i > 1:
+                for v in range(nv):
+                    base = _after(fn, base, out[(i - 2) * nv + v])
             if left.in_place:
                 if parts == 1:
                     return fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
                 # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
                 number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
                 return fn.bitcast(fn.shl(_as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
-            x = fn.splat(fn.load(fn.gep(base, offset + u * left.step + which * mr, part), part), lanes)
+            at = fn.gep(base, offset + u * left.step + which * mr, part)
+            x = fn.splat(fn.load(at, part), lanes)
             return fn.bitcast(x, F32) if parts > 1 else x
 
         def vector(v: int) -> V:
-            y = fn.load(fn.gep(b_k, u * panel + v * lanes, part), vec(part, lanes))
-            return y if parts == 1 else widened_pair(fn, y)[which]
+            return right.vector(b_k, at_k, u, which, v)
 
-        out = list(acc)
         if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
             xs = [row(i) for i in range(rows)]
             for v in range(nv):
@@ -501,10 +588,8 @@ def _emit_body(
             x = row(i)
             for v, y in enumerate(ys):
                 out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+        right.keep(ys, at_k, u, out[-nv:])
         return out
-
-    def loaded(cells: list[V]) -> list[V]:
-        return [fn.load(p, ty) for p in cells]
 
     c = mr * nv
     start = fn.if_else(
@@ -519,7 +604,7 @@ def _emit_body(
         main = fn.mul(fn.divu(k, unroll), unroll)
         with fn.loop(0, main, unroll, [*start, *[zero] * (n * sets - c), *left.start()]) as loop:
             acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
-            b_k, a_k = [fn.gep(p, fn.mul(loop.iv, panel), part) for p in bs], left.at(loop.iv, pointers)
+            b_k, a_k = right.at(loop.iv), left.at(loop.iv, pointers)
             fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
             for u in range(unroll):
                 for line in fetched:
@@ -527,18 +612,17 @@ def _emit_body(
                 fetch = fn.gep(fetch, ahead_step, I8)
                 s = u % sets * n
                 for i, p in enumerate(b_k):
-                    acc[s : s + n] = step(
-                        rows, u, i, acc[s : s + n], _after(fn, p, acc[s + n - 1]) if i and left.in_place else p, a_k
-                    )
+                    here = _after(fn, p, acc[s + n - 1]) if i and left.in_place else p
+                    acc[s : s + n] = step(rows, loop.iv, u, i, acc[s : s + n], here, a_k)
             loop.yield_(*acc, *left.after(unroll, pointers))
         sums, pointers = loop.results[:n], loop.results[n * sets :]
         for s in range(1, sets):
             sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
         with fn.loop(main, k, 1, [*sums, *pointers]) as tail:
             acc, pointers = list(tail.carried[:n]), tail.carried[n:]
-            b_k, a_k = [fn.gep(p, fn.mul(tail.iv, panel), part) for p in bs], left.at(tail.iv, pointers)
+            b_k, a_k = right.at(tail.iv), left.at(tail.iv, pointers)
             for i, p in enumerate(b_k):
-                acc = step(rows, 0, i, acc, p, a_k)
+                acc = step(rows, tail.iv, 0, i, acc, p, a_k)
             tail.yield_(*acc, *left.after(1, pointers))
         return tail.results[:n]
 
@@ -549,7 +633,7 @@ def _emit_body(
                 fn.prefetch(fn.gep(fn.gep(fetch, fn.mul(ahead_step, u), I8), line, I8), _PREFETCH_LOCALITY)
 
     if matrices is not None:
-        sums = emit_matrix_sums(fn, spec, mr, nv, matrices, b, k, start, fetch_units)
+        sums = emit_matrix_sums(fn, spec, mr, nv, matrices, right.b, k, start, fetch_units)
     else:
         sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
     for p, x in zip(at or cells(_apart(fn, tile)), sums, strict=True):

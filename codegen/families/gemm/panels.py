@@ -21,7 +21,8 @@ class Chunk:
     """Units [first, first + units) of the panel that begins at column n0, `width` of whose columns are the matrix's.
 
     A whole panel has `steps` units; `k` is the number of elements in the chunk, `scratch` has room for it if the source isn't
-    `in_place`. `turn` panels before this one were asked for in a row.
+    `in_place`. `turn` panels before this one were asked for in a row. `last`: there are none after it, which is asked for next is
+    the chunk at column next_n0, from unit `next_first` on.
     """
 
     n0: V
@@ -32,6 +33,9 @@ class Chunk:
     k: V
     scratch: V
     turn: V
+    last: V
+    next_n0: V
+    next_first: V
 
 
 class PanelSource(Protocol):
@@ -103,14 +107,20 @@ class StridedPanels:
         return [fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem), b_k, b_n, steps_ahead]
 
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
-        b, b_k, b_n, steps_ahead = matrix
-        at = fn.add(fn.mul(c.n0, b_n), fn.mul(fn.mul(c.first, depth(elem)), b_k))
-        panel = [fn.gep(b, at, elem), b_k, b_n, c.width, c.k, c.scratch, steps_ahead]
+        _, b_k, b_n, steps_ahead = matrix
+        panel = [self.rows(fn, elem, matrix, c)[0], b_k, b_n, c.width, c.k, c.scratch, steps_ahead]
         fn.call(emit_pack_b_panel(fn.module, elem, spec), panel)
         return c.scratch
 
+    def rows(self, fn: Fn, elem: str, matrix: Sequence[V], c: Chunk) -> tuple[V, V, V]:
+        """Address of the chunk's first row as it lies, the stride of its rows in elements, and whether they are contiguous."""
+        b, b_k, b_n, _ = matrix
+        at = fn.add(fn.mul(c.n0, b_n), fn.mul(fn.mul(c.first, depth(elem)), b_k))
+        return fn.gep(b, at, elem), b_k, fn.cmp("eq", b_n, 1)
+
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
-        """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects.
+        """The same rows of k, where they are contiguous: a panel takes a piece of each, which no hardware expects. After the last
+        panel it's the rows of the next chunk.
 
         A unit's bytes of a panel are pieces of as many rows as it holds elements; as many panels have so many bytes of one row.
         Each of so many panels in turn fetches one of a unit's rows, for all of the next ones. Where rows aren't multiples of
@@ -119,7 +129,9 @@ class StridedPanels:
         together = depth(elem)
         turn = fn.remu(c.turn, together)
         onward = fn.mul(fn.sub(together, turn), spec.panel(elem))
-        at = fn.add(fn.mul(fn.add(c.n0, onward), b_n), fn.mul(fn.add(fn.mul(c.first, together), turn), b_k))
+        column = fn.select(c.last, c.next_n0, fn.add(c.n0, onward))
+        first = fn.select(c.last, c.next_first, c.first)
+        at = fn.add(fn.mul(column, b_n), fn.mul(fn.add(fn.mul(first, together), turn), b_k))
         by_rows = fn.cmp("eq", b_n, 1)
         step = fn.select(by_rows, fn.mul(b_k, together * BITS[elem] // 8), 0)
         return fn.gep(fn.gep(b, at, elem), _LINE_BYTES - 1, I8), step

@@ -30,6 +30,9 @@ _KC_UNIT = 16
 # How many chunks the runtime gives each thread; with each begins a run of panels, for which A is packed. Where that would take
 # more than one part in so many of the time, half as many, if they balance as well.
 _CHUNKS_PER_THREAD, _PACK_SHARE, _MIN_HALVED = 4, 16, 6
+# Where tiles pack it on the way, stores of a step take so many beside its products. Any number of blocks may do so, each of which
+# then reads B from memory, where that takes no more than one part in so many of their products.
+_STORED_CYCLES, _STREAM_SHARE = 2, 4
 # Where B is packed beforehand, its panels cost so many of these in all.
 _PACKED_COPIES = 3
 # Tiles below each other write pieces of rows of C that are far apart, those beside each other go on where the last one ended:
@@ -56,11 +59,23 @@ class Plan:
 
     More blocks balance threads and keep their rows of A in cache; fewer stream B less often. The candidates are few and
     more, what the cache asks for and more, and one for each row panel; the cheapest by the cost model wins. Where A is packed,
-    threads may take whole blocks only, each of which is then packed once.
+    threads may take whole blocks only, each of which is then packed once. `copied`: B isn't in panels; `by_tiles`: whether tiles
+    pack it on the way.
     """
 
     def __init__(
-        self, spec: TileSpec, elem: str, host: HostContext, m: V, k: V, panels: V, cells: V, in_place: V, *, copied: bool
+        self,
+        spec: TileSpec,
+        elem: str,
+        host: HostContext,
+        m: V,
+        k: V,
+        panels: V,
+        cells: V,
+        in_place: V,
+        *,
+        copied: bool,
+        by_tiles: V | None = None,
     ) -> None:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
@@ -87,6 +102,10 @@ class Plan:
         wide = fn.cmp("ge", columns, _WIDE_PANELS)
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
         copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
+        if by_tiles is not None:
+            copying = fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
+
+        self._stream, self._by_tiles = stream, by_tiles
 
         def cost(blocks: V) -> tuple[V, V, V, V]:
             rows = fn.divu(fn.add(m, fn.sub(blocks, 1)), blocks)
@@ -102,7 +121,7 @@ class Plan:
             step = work
             if copied:
                 share = fn.divu(fn.mul(copying, _PACKED_COPIES), blocks)
-                step = fn.add(work, fn.select(fn.cmp("le", blocks, FEW_USES), copying, share))
+                step = fn.add(work, fn.select(self.packs_own(blocks, rows), copying, share))
             item = fn.add(fn.add(fn.mul(k, step), fn.mul(in_block, call_cycles(spec))), apart)
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)
@@ -139,6 +158,14 @@ class Plan:
         self.nc = group(self.rows)
         kept = fn.mul(fn.mul(self.rows, self.nc), spec.panel(elem))
         self.tiles = fn.select(deep, kept, spec.tile_elements(elem))
+
+    def packs_own(self, uses: V, rows: V | None = None) -> V:
+        """Whether each of a panel's uses, blocks of so many rows, packs it to scratch: no second launch, no way through memory."""
+        fn, few = self.fn, self.fn.cmp("le", uses, FEW_USES)
+        if self._by_tiles is None:
+            return few
+        work = fn.mul(self.rows if rows is None else rows, self.spec.vectors * self.spec.per_panel)
+        return fn.or_(few, fn.and_(self._by_tiles, fn.cmp("ge", work, fn.mul(self._stream, _STREAM_SHARE))))
 
     def scratch_bytes(self, *, rows: bool, copied: bool) -> V:
         """Scratch of a kernel variant: tiles, a chunk of a panel of B that is `copied`, one of a block of A unless its `rows` are

@@ -13,7 +13,7 @@ from typing import Final
 from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth
 from dhlo.codegen.families.gemm.pack import emit_pack_rows, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
-from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.codegen.target import MatrixTiles
 
@@ -159,7 +159,8 @@ class _Kernel:
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, _COLUMNS)
             width = fn.min(fn.sub(self.n, n0), _COLUMNS)
-            piece = Chunk(n0, width, first, count, self.units, elements, self.b_scratch, fn.sub(p.iv, g0))
+            turn = fn.sub(p.iv, g0)
+            piece = Chunk(n0, width, first, count, self.units, elements, self.b_scratch, turn, fn.const(0, I1), n0, first)
             panel = self.source.chunk(fn, elem, self.spec, matrix, piece)
             with fn.when(fn.cmp("ne", rest, 0)):
                 self._copy_b_tail(fn.gep(panel, fn.mul(whole, STEP_BYTES), I8), rest)

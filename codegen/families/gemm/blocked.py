@@ -22,7 +22,7 @@ from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way", "stores_sums"]
@@ -172,11 +172,15 @@ class _Kernel:
         alone = fn.select(fn.cmp("le", split.size, _FEW_ROWS), self.ahead_few, self.ahead_more)
         alone = fn.select(fn.cmp("eq", split.size, 1), self.ahead_one, alone)
         single, whole = calls.single(split), fn.mul(self.steps, self.row_bytes)
+        # After the last panel comes the first one's next chunk; a lone panel is prefetched itself.
+        first_column, only = fn.mul(g0, self.columns), fn.cmp("le", fn.sub(g1, g0), 1)
+        if chunk is None:
+            only = fn.const(1, I1)
         with fn.loop(g0, g1) as p:
             n0 = fn.mul(p.iv, self.columns)
             width = fn.min(fn.sub(self.n, n0), self.columns)
             last = fn.cmp("eq", fn.add(p.iv, 1), g1)
-            following = (n0, fn.add(first, _ROWS_AHEAD)) if chunk is None else (fn.mul(g0, self.columns), fn.add(first, size))
+            following = fn.select(only, n0, first_column), fn.add(first, fn.select(only, fn.i64(_ROWS_AHEAD), size))
             piece = Chunk(n0, width, first, size, self.steps, elements, self.b_pack, fn.sub(p.iv, g0), last, *following)
             packing = self._packing(split, matrix, piece)
             if packing is None:
@@ -203,7 +207,8 @@ class _Kernel:
                     fetch, step = fn.gep(later, fn.mul(i.iv, slice_bytes), I8), later_step
                 else:
                     lead = fn.cmp("eq", i.iv, 0)
-                    fetch, step = fn.select(lead, later, panel), fn.select(lead, later_step, 0)
+                    other, other_step = self._rows_ahead(a[0], mr, elements, fn.cmp("eq", p.iv, g0), panel)
+                    fetch, step = fn.select(lead, later, other), fn.select(lead, later_step, other_step)
                 packs = None if packing is None else fn.and_(packing, fn.cmp("eq", i.iv, 0))
                 tile = self.tile
                 if chunk is not None:  # whose tiles wait for the next, side by side
@@ -218,6 +223,16 @@ class _Kernel:
                     calls.emit(kernels, a, b, tile, place, spec.nr(elem), fetch, step, rest)
                 else:
                     calls.emit_across(a, panel, tile, place, fetch, step, rest, packs=packs, slices=self.source.in_place)
+
+    def _rows_ahead(self, a: V, mr: V, elements: V, first: V, panel: V) -> tuple[V, V]:
+        """What tiles below the first one prefetch, and how many bytes of it for a step: the next row panel, where rows are read in
+        place for the first time and lie one behind the other; else nothing new."""
+        fn, elem = self.fn, self.elem
+        if not self.rows or depth(elem) > 1:
+            return panel, fn.i64(0)
+        streams = fn.and_(first, fn.cmp("eq", self.sm, elements))
+        later = fn.gep(a, fn.mul(mr, self.sm), elem)
+        return fn.select(streams, later, panel), fn.select(streams, fn.mul(mr, BITS[elem] // 8), 0)
 
     def _packing(self, split: RowSplit, matrix: Sequence[V], c: Chunk) -> V | None:
         """Whether the first row panel's tiles pack the chunk, for which `packed` is filled in; None where they never do."""

@@ -21,8 +21,8 @@ _CALL_CYCLES, _VECTOR_CYCLES = 16, 3
 _A_BLOCK_SHARE, _A_BLOCK_EXCESS = 2, 8
 # Products are deep where a panel of B takes more than one part in so many of the second-level cache: beside the rows of A there
 # must be room for the panel that is read and the one that is fetched. Chunks of k take no more than that; half of it where they are
-# copies, which leaves room for more rows to share one. They are at least so many units deep.
-_PANEL_SHARE, _COPY_SHARE, _LEAST_KC = 8, 16, 128
+# copies, which leaves room for more rows to share one; of a lone panel more. They are at least so many units deep.
+_PANEL_SHARE, _COPY_SHARE, _LONE_SHARE, _LEAST_KC = 8, 16, 2, 128
 # The sums that wait for the next chunk may take so many times that cache (they are prefetched), and are of at least so many panels.
 _WAITING_EXCESS, _LEAST_NC = 2, 4
 # Chunks are multiples of this many units.
@@ -80,8 +80,11 @@ class Plan:
         fn = host.fn
         self.fn, self.spec, self.elem = fn, spec, elem
 
+        lone = fn.cmp("le", panels, 1)  # rows of A meet no second panel: they needn't stay in a cache
+
         def most(share: int) -> V:
-            return fn.max(fn.divu(host.l2_bytes, share * spec.row_bytes(elem)), _LEAST_KC)
+            share_of = fn.mul(fn.select(lone, fn.i64(min(share, _LONE_SHARE)), share), spec.row_bytes(elem))
+            return fn.max(fn.divu(host.l2_bytes, share_of), _LEAST_KC)
 
         most_kc = most(_COPY_SHARE if copied else _PANEL_SHARE)
         deep = fn.and_(fn.cmp("gt", k, most(_PANEL_SHARE)), fn.cmp("gt", m, spec.rows(elem)))
@@ -97,6 +100,7 @@ class Plan:
         row_panels = fn.max(fn.ceildivu(m, spec.rows(elem)), 1)
         a_bytes = spec.left_parts(elem) * BITS[unit(elem)] // 8
         nbytes, room = fn.mul(fn.mul(m, self.kc), a_bytes), fn.divu(host.l2_bytes, _A_BLOCK_SHARE)
+        nbytes = fn.select(fn.and_(lone, in_place), 0, nbytes)
         least = fn.min(fn.add(fn.divu(nbytes, room), 1), row_panels)
         threads, columns = host.num_threads, fn.max(panels, 1)
         wide = fn.cmp("ge", columns, _WIDE_PANELS)

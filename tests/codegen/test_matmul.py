@@ -408,6 +408,22 @@ def test_whole_right_sides_are_packed_in_pieces(elem: str) -> None:
             check(run(a, b, packed=False, num_threads=threads, seed=seed), a, b)
 
 
+@pytest.mark.parametrize("elem", [F32, F64])
+def test_tiles_pack_what_belongs_to_b(elem: str) -> None:
+    """Whichever row panel is first, its tiles read no column beyond B's, and sum as those of a B that is packed beforehand."""
+    rng = np.random.default_rng(14)
+    for i, (m, n, k) in enumerate(itertools.product((3, 5, 14, 15, 100), (1, 17, 33, 95), (1, 40))):
+        around = np.full((1, 1, k, n + 9), np.nan, DTYPES[elem])
+        b = around[..., 4 : n + 4]
+        b[:] = tensor(rng, b.shape, elem)
+        a = [tensor(rng, (1, 1, m, k), elem), tensor(rng, (1, 1, k, m), elem).swapaxes(2, 3)][i % 2]
+        turned = np.ascontiguousarray(b.swapaxes(2, 3)).swapaxes(2, 3)
+        got = run(a, b, packed=False, num_threads=1 + i % 2)
+        check(got, a, b)
+        if m > 12 or i % 2 and n < 64:  # fewer rows are streamed
+            np.testing.assert_array_equal(got, run(a, turned, packed=False))
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("elem", [F32, F64, BF16])
 def test_chunks_of_k_do_not_change_bits(elem: str, packed: bool) -> None:

@@ -17,7 +17,7 @@ NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o 
 # What can differ between versions of PyTorch: import, rules, decompositions, the program forms of torch.export, whole models.
 TORCH_TESTS := tests/test_torch_versions.py tests/frontend tests/test_ops.py tests/test_extensions.py tests/test_program_forms.py \
 	tests/test_control_flow.py tests/test_state.py tests/test_random.py tests/test_small_models.py tests/test_small_transformers.py \
-	tests/test_opinfo.py
+	tests/test_opinfo.py tests/test_torch_compile.py
 
 # What is generated for a target: ops and kernels. Left out are tests that go through the targets by themselves or through none.
 TARGET_TESTS := tests/test_ops.py tests/codegen \

@@ -59,6 +59,9 @@ class Importer:
         self.entry: Any = None
         self.owners: list[tuple[str, str, Ref]] = []  # (kind, target, base) of what can be mutated
         self.fresh = 0
+        self.sizes: set[str] = set()  # symbols that arguments' sizes define
+        self.numbers: set[str] = set()  # symbols that numbers among the arguments define
+        self.read = 0  # how many ops read these
         self.items: set[str] = set()  # symbols that tensors' values have defined
         self.autocast: torch.dtype | None = None  # what operators' arguments are converted to, inside torch.autocast
         self.depth = 0  # how many regions deep ops are being built
@@ -70,11 +73,13 @@ class Importer:
         """Builds the module and describes its interface."""
         module = ir.Module.create()
         inputs, types = self._inputs()
+        self.sizes = {s for t in types for s in t.symbols}
         with ir.InsertionPoint(module.body):
             f = func.FuncOp("main", ([t.mlir() for t in types], []))
         self.entry = block = f.add_entry_block()
         with ir.InsertionPoint(block):
             self._bind_inputs(inputs, list(block.arguments))
+            self.read = len(list(block.operations))
             self._bind_state()
             for relation in self.guards:
                 self.b.require(relation, f"the exported program requires {CONDITION}")
@@ -127,15 +132,23 @@ class Importer:
         nodes = {n.name: n for n in self.ep.graph.nodes if n.op == "placeholder"}
         user = [s for s in self.ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
         rest = iter(arguments)
+        checked: list[tuple[Value, Any]] = []
         for spec, inner in zip(specs, user, strict=True):
             node = nodes[inner.arg.name]
             if spec.type is None:
                 self.env[node] = spec.constant
             elif spec.scalar:
-                self.env[node] = self._define(next(rest), node.meta["val"].node.expr)
+                x, expr = next(rest), node.meta["val"].node.expr
+                if spec.scalar == "int" and (not expr.is_Symbol or str(expr) in self.sizes):
+                    checked.append((x, expr))
+                else:
+                    self._define(x, expr)
+                self.env[node] = static_value(self.dims.expr(as_expr(expr)))
             else:
                 self.env[node] = self._content(next(rest))
                 self.owners.append(("input", spec.name, self.env[node]))
+        for x, expr in checked:
+            self._check_number(x, expr)
 
     def _bind_state(self) -> None:
         """Parameters, buffers and constants as `weight` ops; one for each distinct piece of memory, by its module's name."""
@@ -194,13 +207,16 @@ class Importer:
         return self.b.op(movement.Weight, [], {"name_": name}, [TensorType.of(from_torch_dtype(data.dtype), list(data.shape))])
 
     def _leftovers(self, block: Any) -> None:
-        """Equalities that no renaming expresses are checked at run time: first thing if the inputs decide them."""
+        """Equalities that no renaming expresses are checked at run time: first thing if the arguments' sizes decide them, or after
+        the numbers among the arguments if these do."""
+        operations = list(block.operations)
+        read = ir.InsertionPoint(operations[self.read]) if self.read < len(operations) else ir.InsertionPoint(block)
         for a, b in self.dims.unsolved:
             a, b = self.dims.expr(a), self.dims.expr(b)
             if self.dims.equal(a, b):
                 continue
-            early = not any(s.name.startswith("u") or not s.is_integer for s in (a - b).free_symbols)
-            at = ir.InsertionPoint.at_block_begin(block) if early else ir.InsertionPoint(block)
+            late = {s.name for s in (a - b).free_symbols} - self.sizes
+            at = ir.InsertionPoint(block) if late - self.numbers else read if late else ir.InsertionPoint.at_block_begin(block)
             with at:
                 self.b.op(control.Assert, [], {"condition": show(sympy.Eq(a, b)), "message": f"sizes must agree: {CONDITION}"})
 
@@ -423,15 +439,23 @@ class Importer:
         self.fresh += 1
         return f"{kind}_{self.fresh}"
 
-    def _define(self, x: Value, expr: Any) -> Any:
+    def _define(self, x: Value, expr: Any) -> None:
         """Binds an expression that is a bare symbol to a one-element tensor's value."""
         name = str(next(iter(expr.free_symbols)))
         name = self.dims.signed.get(name, name)
         if self.b.dtype(x).is_bool:
             x = self.b.convert(x, "i64")
         self.b.op(control.Item, [x], {"symbol": name})
+        self.numbers.add(name)
         self.check_symbol(name)
-        return static_value(self.dims.expr(as_expr(expr)))
+
+    def _check_number(self, x: Value, expr: Any) -> None:
+        """Checks that a one-element tensor's value is what follows from the symbols."""
+        self.fresh += 1
+        own = symbol(f"u_{self.fresh}")
+        self.b.op(control.Item, [x], {"symbol": own.name})
+        same = show(sympy.Eq(own, self.dims.expr(as_expr(expr)), evaluate=False))
+        self.b.op(control.Assert, [], {"condition": same, "message": f"a number that follows from others requires {CONDITION}"})
 
     def item(self, x: Value, *, fresh: bool = False) -> Any:
         """aten.item: the value of a one-element tensor as a symbolic number. `fresh`: one that the exported graph has no

@@ -365,6 +365,18 @@ def test_numbers_as_sizes(strict: bool) -> None:
     check(pick(f), exported, ({"x": rn(12), "n": [3, 5]},), ({"x": rn(20), "n": [4, 7]},), ({"x": rn(20), "n": [10, 0]},))
 
 
+class CountTied(torch.nn.Module):
+    def forward(self, x, n):
+        return x * torch.ones(n + 1), torch.arange(n)
+
+
+def test_a_number_that_a_size_follows_from() -> None:
+    module = CountTied()
+    model = check(module, export(module, (rn(6), 5), dynamic_shapes=({0: D}, D)), (rn(6), 5), (rn(3), 2))
+    with pytest.raises(dhlo.ContractError, match="a number that follows from others"):
+        model(rn(6), 4)
+
+
 # ---------------------------------------------------------------------------------------------------- memory
 def test_the_same_tensor_twice() -> None:
     x, y = rn(3, 4), rn(5, 4)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
+import re
 import weakref
 from types import SimpleNamespace
 
@@ -11,8 +13,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
 
+from dhlo.errors import TorchVersionError
 from dhlo.frontend.scalars import scalar_call
+from dhlo.integrations import internals
 from dhlo.integrations.packed import PackedGraph
 from dhlo.integrations.torch_compile import _source
 from dhlo.ir.symbols import symbol
@@ -119,6 +124,21 @@ def test_modules_of_one_class_share_a_graph(caplog, monkeypatch):
     assert graphs() == 1 and "come in 2 sets" in said(caplog)
 
 
+def test_what_is_reset_is_freed():
+    """Programs and packed weights go with TorchDynamo's graphs, although the module stays."""
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        torch.compile(model, backend="dhlo", dynamic=True)(torch.randn(3, 4))
+    gc.collect()
+    (graph,) = [x for x in gc.get_objects() if isinstance(x, PackedGraph)]
+    (compiled,) = graph._known.values()
+    alive = [weakref.ref(x) for x in (graph, compiled.model)]
+    del graph, compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert [x() for x in alive] == [None, None]
+
+
 def test_training_runs_as_aot_eager(caplog):
     from dhlo.integrations import torch_compile
 
@@ -134,6 +154,26 @@ def test_training_runs_as_aot_eager(caplog):
             model.weight -= 0.1 * model.weight.grad
         model.weight.grad = None
     assert said(caplog).count("aot_eager") == 1
+
+
+def test_gradients_that_a_function_takes():
+    """Those of torch.func are part of the graph; what torch.autograd is asked for inside torch.no_grad() runs as training does."""
+
+    def score(q):
+        return nn.functional.scaled_dot_product_attention(q, 2 * q, q + 1).sum()
+
+    def asked(q):
+        with torch.enable_grad():
+            x = q.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(score(x), x)
+        return slope + 1
+
+    with torch.no_grad():
+        for f in (torch.func.grad(score), asked):
+            compiled = torch.compile(f, backend="dhlo", dynamic=True)
+            for sizes in ((2, 3, 5, 4), (3, 2, 4, 5)):
+                q = torch.randn(sizes)
+                torch.testing.assert_close(compiled(q), f(q), rtol=1e-4, atol=1e-5)
 
 
 def test_graph_breaks_and_inference_mode():
@@ -159,6 +199,42 @@ def test_weights_of_inference_mode_are_arguments(caplog):
         model.weight.mul_(2)
         torch.testing.assert_close(compiled(x), model(x))
     assert "inference_mode" in said(caplog)
+
+
+def results_that_share(x, w):
+    y = x + w
+    turned = x.transpose(1, 2) * 2
+    a, b = (y * 3).split(2, dim=1)
+    outer = turned.exp()
+    return {
+        "twice": [y, y],
+        "views": [y[1:], y.view(-1), y.transpose(0, 1), y.unsqueeze(0).expand(2, -1, -1, -1)],
+        "parts": [a, b],
+        "turned": turned,
+        "turned and views": [outer, outer.transpose(1, 2).flatten(1)],
+        "argument": [x, x[0]],
+    }
+
+
+def test_results_share_memory_as_in_eager():
+    """So that changes of one show in the other; strides are eager's, too, where they are dense."""
+    compiled = torch.compile(results_that_share, backend="dhlo", dynamic=True, fullgraph=True)
+    for sizes in ((3, 4, 5), (6, 4, 2)):
+        x, w = torch.randn(sizes), torch.randn(sizes[-1])
+        with torch.no_grad():
+            got, want = (tree_leaves(f(x, w)) for f in (compiled, results_that_share))
+        torch.testing.assert_close(got, want)
+        assert [memory(got, t) for t in got] == [memory(want, t) for t in want]
+        assert got[0] is got[1] and [t.stride() for t in got] == [t.stride() for t in want]
+        got[0].add_(1)
+        want[0].add_(1)
+        torch.testing.assert_close(got, want)
+    assert graphs() == 1
+
+
+def memory(tensors: list[torch.Tensor], x: torch.Tensor) -> list[int]:
+    """The numbers of the tensors that share memory with one, and where in that they begin."""
+    return [t.storage_offset() if t.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else -1 for t in tensors]
 
 
 def test_random_numbers_follow_manual_seed():
@@ -202,6 +278,50 @@ def test_numbers_may_be_negative():
                 torch.testing.assert_close(got, want)
 
 
+def test_numbers_that_are_equal_or_that_sizes_follow_from():
+    def scaled(x, a, b):
+        return x * torch.ones(a + 1) + a - b, torch.arange(b)
+
+    compiled = torch.compile(scaled, backend="dhlo", dynamic=True)
+    with torch.no_grad():
+        for n in (5, 7):
+            x = torch.randn(n + 1)
+            torch.testing.assert_close(compiled(x, n, n), scaled(x, n, n))
+    assert graphs() == 1
+
+
+class Filled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 9, 4))
+
+    def forward(self, x, at):
+        end = at + x.shape[1]
+        self.rows[:, at:end] = x
+        return self.rows[:, :end].sum(1), self.rows
+
+
+def test_a_cache_that_is_filled_at_a_number():
+    """Up to its end, too, of which TorchDynamo makes a graph where one number follows from another."""
+    model, twin = Filled(), Filled()
+    compiled = torch.compile(model, backend="dhlo", dynamic=True)
+    with torch.no_grad():
+        for at, length in ((2, 3), (5, 2), (6, 3)):
+            x = torch.randn(2, length, 4)
+            torch.testing.assert_close(compiled(x, at), twin(x, at))
+
+
+def test_jagged_tensors():
+    """Each graph has their parts as its arguments."""
+    compiled = torch.compile(lambda x: (x * 2).cos(), backend="dhlo", dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for lengths in ((2, 3), (5, 4, 2)):
+            x = torch.nested.nested_tensor([torch.rand(n, 4) for n in lengths], layout=torch.jagged)
+            got = compiled(x)
+            assert got.is_nested and got.shape == x.shape
+            torch.testing.assert_close(got.values(), (x.values() * 2).cos())
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -220,3 +340,11 @@ def test_sums_of_sizes():
     s = symbol("s0")
     assert scalar_call(torch.sym_sum, ([s, 2, s],), {}) == 2 * s + 2
     assert scalar_call(torch.sym_sum, ([1, 2, 4],), {}) == 7
+
+
+def test_a_version_that_lacks_what_the_backend_rests_on(monkeypatch):
+    with monkeypatch.context() as without:
+        without.delattr("torch._functorch._aot_autograd.descriptors.PlainAOTInput")
+        with pytest.raises(TorchVersionError, match=rf"torch {re.escape(torch.__version__)}: .*PlainAOTInput"):
+            importlib.reload(internals)
+    importlib.reload(internals)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["NAMES", "exported", "in_own_process", "marks"]
+__all__ = ["NAMES", "ZOO", "assert_close", "exported", "in_own_process", "marks"]
 
 _FOLDER = os.environ.get("DHLO_ZOO")
 
@@ -74,3 +74,14 @@ def _report(check: Callable[[str], None], name: str, to: Connection) -> None:
         to.send(("skipped", str(e)))
     except Exception:
         to.send(("failed", traceback.format_exc()))
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal up to rounding, relative to the largest element."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    low = want.dtype in (torch.bfloat16, torch.float16)
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    got, want = got.to(wide), want.to(wide)
+    finite = want[want.isfinite()].abs()
+    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    torch.testing.assert_close(got, want, rtol=2e-2 if low else 1e-3, atol=(1e-2 if low else 1e-4) * scale, equal_nan=True)

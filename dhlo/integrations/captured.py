@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._export.verifier import TrainingIRVerifier
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature, _override_composite_implicit_decomp
 from torch.export.graph_signature import (
     ConstantArgument,
     ExportGraphSignature,
@@ -20,40 +16,39 @@ from torch.export.graph_signature import (
     InputSpec,
     OutputKind,
     OutputSpec,
-    SymFloatArgument,
     SymIntArgument,
     TensorArgument,
 )
 from torch.utils import _pytree as pytree
 
 from dhlo.frontend.compat import aten
-from dhlo.frontend.functionalize import shares_storage
+from dhlo.integrations.internals import (
+    ModuleCallEntry,
+    ModuleCallSignature,
+    PlainAOTInput,
+    SymFloatArgument,
+    TrainingIRVerifier,
+    override_composite_implicit_decomp,
+)
+from dhlo.integrations.results import Results
+from dhlo.ir.symbols import as_expr
 
-__all__ = ["Captured", "Result", "whole_operators"]
+__all__ = ["Captured", "whole_operators"]
 
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
     """Graphs that are made inside keep attention as one operator, which PyTorch would compose of products where its own kernel for
     CPUs doesn't apply. Not for graphs that gradients are asked of."""
-    with _override_composite_implicit_decomp({aten.scaled_dot_product_attention.default: lambda *_, **__: NotImplemented}):
+    with override_composite_implicit_decomp({aten.scaled_dot_product_attention.default: lambda *_, **__: NotImplemented}):
         yield
-
-
-@dataclass(frozen=True)
-class Result:
-    """Where a result of the graph comes from: number `index` of what the program returns, or of the views, or else `constant`."""
-
-    kind: str
-    index: int = 0
-    constant: Any = None
 
 
 class Captured:
     """A functional ATen graph that takes flat arguments, numbers of dynamic sizes among them, and changes some of them by a final
     `copy_`.
 
-    Results that are views of arguments are no part of the program: `views` makes them of the arguments, after the call.
+    Results that are views of arguments or of one another are no part of the program: `results.views` makes them after the call.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, names: Sequence[str], static: Sequence[bool]) -> None:
@@ -72,9 +67,8 @@ class Captured:
             if fixed and n not in written and _has_fixed_sizes(n.meta["val"])
         ]
         """Numbers of the arguments that may be constants of the program."""
-        self.results, self.returned, viewed = self._split_results()
-        self.views = self._views(viewed) if viewed else None
-        self.computes = bool(self.returned or self.new_content)
+        self.results = Results(gm, self.placeholders, self.new_content)
+        self.computes = bool(self.results.returned or self.new_content)
 
     @staticmethod
     def of(gm: torch.fx.GraphModule, names: Sequence[str], static: Sequence[bool]) -> Captured:
@@ -87,58 +81,32 @@ class Captured:
             own_static.append(number is not None and static[number])
         return Captured(gm, own_names, own_static)
 
-    def _split_results(self) -> tuple[list[Result], list[Any], list[Any]]:
-        """Where the results come from; the nodes that the program returns; those that are views of arguments."""
-        bases = [n.meta["val"] for n in (*self.placeholders, *self.new_content) if isinstance(n.meta["val"], torch.Tensor)]
-        results: list[Result] = []
-        nodes: dict[str, list[Any]] = {"program": [], "views": []}
-        returned: Any = self.gm.graph.output_node().args[0]
-        for x in returned:
-            if not isinstance(x, torch.fx.Node):
-                results.append(Result("constant", constant=x))
-                continue
-            value = x.meta["val"]
-            own = isinstance(value, torch.Tensor) and not any(shares_storage(value, base) for base in bases)
-            kind = "program" if own or (not isinstance(value, torch.Tensor) and x not in self.placeholders) else "views"
-            results.append(Result(kind, len(nodes[kind])))
-            nodes[kind].append(x)
-        return results, nodes["program"], nodes["views"]
-
-    def _views(self, outputs: Sequence[Any]) -> torch.fx.GraphModule:
-        graph = torch.fx.Graph()
-        known = {n: graph.placeholder(n.name) for n in self.placeholders}
-        needed, queue = set[Any](), list(outputs)
-        while queue:
-            n = queue.pop()
-            if n not in needed and n not in self.new_content:
-                needed.add(n)
-                queue += n.all_input_nodes
-        for n in self.gm.graph.nodes:
-            if n in self.new_content:
-                known[n] = known[self.new_content[n]]
-            elif n in needed and n not in known:
-                known[n] = graph.node_copy(n, known.__getitem__)
-        graph.output([known[n] for n in outputs])
-        return torch.fx.GraphModule(self.gm, graph)
-
     def program(self, constants: Mapping[int, torch.Tensor]) -> tuple[ExportedProgram, list[int]]:
         """The graph as an exported program with some arguments, by number, as constants; and the numbers of the arguments that it
-        takes. Sizes are arguments only where no tensor has them."""
+        takes. Numbers are arguments if something depends on them, but no tensor has them as a size; equal ones once."""
         graph = torch.fx.Graph()
         known: dict[Any, Any] = {}
         inputs, taken, sized = list[InputSpec](), list[int](), list[tuple[Any, Any, int]]()
-        sizes = self._sizes(constants)
+        sizes, numbers = self._sizes(constants), dict[Any, Any]()
+        in_sizes = self._symbols_of_sizes()
         for i, n in enumerate(self.placeholders):
-            value = n.meta["val"]
+            value, symbol = _number(n.meta["val"]), None
             if not isinstance(value, torch.Tensor):
-                value = _number(value)
                 if not isinstance(value, torch.SymInt | torch.SymFloat):
                     known[n] = value
                     continue
-                if value.node.expr in sizes:
-                    sized.append((n, *sizes[value.node.expr]))
+                symbol = value.node.expr
+                if symbol in sizes:
+                    sized.append((n, *sizes[symbol]))
+                    continue
+                if not n.users and not symbol.free_symbols & in_sizes:
+                    continue
+                if symbol in numbers:
+                    known[n] = numbers[symbol]
                     continue
             known[n] = graph.node_copy(n)
+            if symbol is not None:
+                numbers[symbol] = known[n]
             if i in constants:
                 inputs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(known[n].name), self.names[i]))
                 continue
@@ -157,8 +125,9 @@ class Captured:
                 known[n] = lifted[n.target]
             elif n.op not in ("placeholder", "output"):
                 known[n] = graph.node_copy(n, known.__getitem__)
-        graph.output(tuple(known[n] for n in self.returned))
-        outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(known[n]), None) for n in self.returned]
+        returned = [_permuted(graph, known[r.node], r.order) for r in self.results.returned]
+        graph.output(tuple(returned))
+        outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(n), None) for n in returned]
         tensors = {self.names[i]: t.detach() for i, t in constants.items()}
         tensors |= {name: attrgetter(name)(self.gm) for name in lifted}
         return self._exported(graph, inputs, outputs, [self.names[i] for i in taken], tensors), taken
@@ -171,6 +140,11 @@ class Captured:
                 if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol:
                     sizes.setdefault(s.node.expr, (n, dim))
         return sizes
+
+    def _symbols_of_sizes(self) -> set[Any]:
+        """All symbols that sizes of arguments are made of."""
+        shapes = [n.meta["val"].shape for n in self.placeholders if isinstance(n.meta["val"], torch.Tensor)]
+        return {x for shape in shapes for s in shape for x in as_expr(s).free_symbols}
 
     def _exported(
         self,
@@ -218,6 +192,14 @@ def _distinct(names: Sequence[str]) -> list[str]:
         taken.add(free)
         out.append(free)
     return out
+
+
+def _permuted(graph: torch.fx.Graph, node: Any, order: list[int] | None) -> Any:
+    if order is None:
+        return node
+    moved = graph.call_function(aten.permute.default, (node, order))
+    moved.meta = {**node.meta, "val": node.meta["val"].permute(order)}
+    return moved
 
 
 def _number(x: Any) -> Any:

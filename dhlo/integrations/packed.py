@@ -27,11 +27,13 @@ _version: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """The program with one set of constants. `held` keeps their memory, so that no other tensor has the same address."""
+    """The program with one set of constants. `held` keeps their memory, so that no other tensor has the same address; `owner` lets
+    go of all that with the first of them."""
 
     model: CompiledModel | None
     fetch: Callable[[Any], tuple[Any, ...]]
     held: list[torch.Tensor]
+    owner: weakref.ref[torch.Tensor] | None
 
 
 class PackedGraph:
@@ -73,9 +75,10 @@ class PackedGraph:
             returned = found.model(*found.fetch(arguments))
             if isinstance(returned, torch.Tensor):
                 returned = (returned,)
-        views = self._graph.views(*arguments) if self._graph.views is not None else ()
+        results = self._graph.results
+        views = results.views(*arguments, *returned) if results.views is not None else ()
         sources = {"program": returned, "views": views}
-        return [r.constant if r.kind == "constant" else sources[r.kind][r.index] for r in self._graph.results]
+        return [r.constant if r.kind == "constant" else sources[r.kind][r.index] for r in results.of_graph]
 
     def _compiled(self, arguments: tuple[Any, ...]) -> _Compiled:
         """The program for the constants among these arguments; compiled if that is new."""
@@ -95,11 +98,8 @@ class PackedGraph:
         if len(self._known) == _MOST_SETS:
             self._thaw(list(self._constants), f"have come in {_MOST_SETS} sets")
             return self._compiled(arguments)
-        made = self._compile(arguments)
         key = (*addresses, *versions)
-        self._known[key] = made
-        if constants:
-            weakref.finalize(constants[0], self._known.pop, key, None)  # a set goes with its module
+        self._known[key] = made = self._compile(arguments, key)
         return made
 
     def _thaw(self, numbers: list[int], why: str) -> None:
@@ -116,15 +116,28 @@ class PackedGraph:
         self._pick = _getter(self._constants)
         self._known.clear()
 
-    def _compile(self, arguments: tuple[Any, ...]) -> _Compiled:
+    def _compile(self, arguments: tuple[Any, ...], key: tuple[int, ...]) -> _Compiled:
         import dhlo
 
         constants = {i: arguments[i] for i in self._constants}
         held = [t.detach() for t in constants.values()]
+        owner = weakref.ref(arguments[self._constants[0]], _forgetting(self, key)) if constants else None
         if not self._graph.computes:
-            return _Compiled(None, _getter([]), held)
+            return _Compiled(None, _getter([]), held, owner)
         program, taken = self._graph.program(constants)
-        return _Compiled(dhlo.compile(program, **self._options), _getter(taken), held)
+        return _Compiled(dhlo.compile(program, **self._options), _getter(taken), held, owner)
+
+
+def _forgetting(graph: PackedGraph, key: tuple[int, ...]) -> Callable[[Any], None]:
+    """Drops a set of constants. Holds the graph weakly: one that TorchDynamo drops goes, however long its module lives."""
+    weak = weakref.ref(graph)
+
+    def forget(_: Any) -> None:
+        alive = weak()
+        if alive is not None:
+            alive._known.pop(key, None)
+
+    return forget
 
 
 def _getter(numbers: list[int]) -> Callable[[Any], tuple[Any, ...]]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from dhlo.errors import CompileError
 from dhlo.integrations.captured import Captured, whole_operators
+from dhlo.integrations.internals import aot_autograd, make_boxed_func, min_cut_rematerialization_partition
 from dhlo.integrations.packed import PackedGraph
 from dhlo.options import read_options
 
@@ -42,23 +41,26 @@ def backend(
     """
     chosen = dict(options or {})
     _check_options(mode, chosen)
-    trained = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
     sources = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
     static = [bool(n.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")) for n in gm.graph.find_nodes(op="placeholder")]
 
-    def compile_forward(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    def compiled(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         return PackedGraph(Captured.of(graph, sources, static), chosen)
 
-    if trained:
-        _say_once(
-            "a graph that gradients are asked of runs as with the backend 'aot_eager'; compiled are calls inside torch.no_grad() "
-            "or torch.inference_mode()"
-        )
-        through = aot_autograd(fw_compiler=_interpreted, partition_fn=min_cut_rematerialization_partition)
+    through = aot_autograd(
+        fw_compiler=_interpreted,
+        inference_compiler=compiled,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        decompositions={},
+    )
+    asked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    with nullcontext() if asked or _enables_gradients(gm) else whole_operators():
         return through(gm, inputs)
-    through = aot_autograd(fw_compiler=compile_forward, keep_inference_input_mutations=True, decompositions={})
-    with whole_operators():
-        return through(gm, inputs)
+
+
+def _enables_gradients(gm: torch.fx.GraphModule) -> bool:
+    return any(n.args[0] for n in gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled))
 
 
 def _check_options(mode: str | None, options: Mapping[str, Any]) -> None:
@@ -69,6 +71,11 @@ def _check_options(mode: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _interpreted(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """One half of a graph that gradients are asked of."""
+    _say_once(
+        "a graph that gradients are asked of runs as with the backend 'aot_eager'; compiled are calls inside torch.no_grad() "
+        "or torch.inference_mode()"
+    )
     run: Callable[..., Any] = make_boxed_func(graph.forward)
     return run
 

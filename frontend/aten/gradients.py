@@ -111,7 +111,7 @@ def _flash_attention_backward(
     dtype = b.dtype(q)
     if dtype.bytes < 4:
         grad, q, k, v, out = (b.convert(x, "f32") for x in (grad, q, k, v, out))
-    factor = 1.0 / math.sqrt(int(b.shape(q)[3])) if scale is None else scale
+    factor = b.unary(ew.Rsqrt, b.full([], b.shape(q)[3], b.dtype(q))) if scale is None else scale
     scores = attention_scores(b, q, k, attn_mask, causal=causal, scale=factor)
     weights = b.unary(ew.Exp, b.sub(scores, b.convert(b.unsqueeze(logs, 3), b.dtype(scores))))
     weights = b.select(b.ew(ew.Eq, scores, -math.inf), 0.0, weights)  # where a row may attend to nothing, its sum is 0

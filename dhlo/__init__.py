@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
     from dhlo.model import CompiledModel
     from dhlo.options import CustomPass, Options, Range
+    from dhlo.recovery import read_weights
     from dhlo.session import Session
     from dhlo.stopping import CancelToken
     from dhlo.update import update_weights
@@ -49,6 +50,7 @@ __all__ = [
     "compile",
     "custom_pass",
     "load",
+    "read_weights",
     "register_c_op",
     "register_decomposition",
     "register_fusion",
@@ -74,6 +76,7 @@ _HOME = {
     "register_decomposition": "dhlo.frontend",
     "register_lowering": "dhlo.frontend",
     "save_program": "dhlo.exported",
+    "read_weights": "dhlo.recovery",
     "update_weights": "dhlo.update",
 }
 

@@ -71,8 +71,10 @@ class Model:
         memory: int = 0,
         num_threads: int = 0,
         authorize: Callable[[bytes], object] | None = None,
+        weights: str | PathLike[str] | ReadableBuffer | None = None,
     ) -> Model:
-        """Loads a model file. `verify` is a dhlo_verify, `memory` a dhlo_constants_memory of runtime.h.
+        """Loads a model file. `verify` is a dhlo_verify, `memory` a dhlo_constants_memory of runtime.h. `weights` is a weights file
+        that is taken instead of the model's own, or the content of one.
 
         `authorize` is asked, with the file's digest, before any code is loaded: false or an exception refuses the file.
         """
@@ -84,6 +86,7 @@ class Model:
         verify: bool = True,
         num_threads: int = 0,
         authorize: Callable[[bytes], object] | None = None,
+        weights: str | PathLike[str] | ReadableBuffer | None = None,
     ) -> Model:
         """The same of a whole model file in memory."""
     @classmethod

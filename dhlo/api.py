@@ -23,8 +23,9 @@ from dhlo.progress import reporter
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
     from dhlo.frontend.program import Program
+    from dhlo.update import Weights
 
-__all__ = ["build", "build_entries", "compile", "import_programs", "load"]
+__all__ = ["build", "build_entries", "compile", "import_programs", "load", "weights_file"]
 
 
 def compile(
@@ -179,6 +180,7 @@ def load(
     verify: Verify = True,
     memory: Memory = "auto",
     require_key: str | Path | bytes | None = None,
+    weights: Weights | None = None,
 ) -> CompiledModel:
     """Loads a model file. It is called like the model that was compiled: same pytrees, keywords and updated inputs.
 
@@ -194,13 +196,32 @@ def load(
     `require_key` is an Ed25519 public key (a PEM file, or its bytes): a file is refused that `dhlo sign` didn't sign with its
     private key. Without it a model file is trusted like any program: load what you made or got from somebody you trust.
 
+    `weights` are taken instead of the model's own: tensors by their names in the state dict of the exported module, or a
+    .safetensors file of them, or several, all as `update_weights` takes them; or a weights file of `update_weights(...,
+    weights_only=True)`. With a key no others are taken than those that the model was signed with.
+
     Where the file names pytree types that aren't registered in this process, as their library isn't imported, it takes
     and gives flat sequences. Raises ModelFileError if the file is truncated, damaged, foreign, made for another version or
-    another CPU; SignatureError, a kind of it, if the signature is missing or isn't right.
+    another CPU; SignatureError, a kind of it, if the signature is missing or isn't right; CompileError for tensors that don't fit.
     """
     key = require_key if require_key is None or isinstance(require_key, bytes) else Path(require_key).absolute()
     options = {"num_threads": num_threads, "verify": verify, "memory": memory, "require_key": key}
-    origin = FileOrigin.of(path, options)
-    model = open_model(path, num_threads, verify=verify, memory=memory, require_key=require_key)
+    origin = FileOrigin.of(path, options) if weights is None else None
+    with weights_file(path, weights) as (others, fresh):
+        checked = False if fresh else verify
+        model = open_model(path, num_threads, verify=checked, memory=memory, require_key=require_key, weights=others)
     calls = calls_of(model)
     return CompiledModel(model, calls, shared=Shared(model, calls, origin=origin))
+
+
+@contextmanager
+def weights_file(model: str | Path, weights: Weights | None) -> Iterator[tuple[str | Path | None, bool]]:
+    """The weights file to load a model with: the one that is named, None for the model's own, or one that is made here, in memory,
+    of tensors or .safetensors files; and whether it was. Raises the errors of `update_weights`."""
+    if weights is None or (isinstance(weights, str | Path) and Path(weights).suffix != ".safetensors"):
+        yield weights, False
+        return
+    from dhlo.update import weights_in_memory
+
+    with weights_in_memory(model, weights) as made:
+        yield made, True

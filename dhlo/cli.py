@@ -242,6 +242,14 @@ def compile_command(
         bool,
         typer.Option(help="Keep the imported program in the model file, so that `dhlo update-weights` can replace its weights."),
     ] = True,
+    weights_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Write the weights to a file of that name beside the model file, rather than into it. Models with equal constants "
+            "may share one.",
+        ),
+    ] = None,
     progress: Progress = None,
     modules: Imports = None,
 ) -> None:
@@ -273,6 +281,7 @@ def compile_command(
         passes=passes or [],
         debug_info=debug_info,
         updatable=updatable,
+        weights_file=weights_file,
     )
 
 
@@ -301,6 +310,10 @@ def run_command(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of generated inputs.")] = 0,
     entry: Entry = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor. DHLO_NUM_THREADS wins.")] = 0,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Other weights: a weights file made for the model, or .safetensors files."),
+    ] = None,
     require_key: RequireKey = None,
 ) -> None:
     """Run a model file. Generated inputs are normal numbers, 0 or 1 for integers, true for bool."""
@@ -318,6 +331,7 @@ def run_command(
         threads=threads,
         entry=entry,
         require_key=require_key,
+        weights=weights or [],
     )
 
 
@@ -465,12 +479,38 @@ def update_weights_command(
     ignore_unknown: Annotated[
         bool, typer.Option("--ignore-unknown", help="Leave out weights that the model doesn't have.")
     ] = False,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Write a weights file alone, to load with the model: dhlo run --weights.")
+    ] = False,
 ) -> None:
     """Give a model file other weights; its code stays as it is."""
     from dhlo.commands.console import console
     from dhlo.update import update_weights
 
-    console().print(f"{update_weights(model, weights, output, strict=not ignore_unknown)}", markup=False)
+    path = update_weights(model, weights, output, strict=not ignore_unknown, weights_only=weights_only)
+    console().print(f"{path}", markup=False)
+
+
+@app.command("weights")
+def weights_command(
+    model: ModelFile,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="WEIGHTS.safetensors", show_default=False, help="The file to write.")
+    ],
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave out what can't be had back exactly: quantised, converted, folded into others.")
+    ] = False,
+) -> None:
+    """Write a model file's weights as update-weights takes them, by the names of the module's state dict."""
+    from dhlo.commands.console import console
+    from dhlo.container import check_apart
+    from dhlo.recovery import read_weights
+    from dhlo.update import write_safetensors
+
+    check_apart([output], [model])
+    tensors = read_weights(model, partial=partial)
+    write_safetensors(output, tensors)
+    console().print(f"{output}: {len(tensors)} tensors", markup=False)
 
 
 @app.command("keygen")

@@ -33,6 +33,7 @@ __all__ = [
     "TRAILER_BYTES",
     "Container",
     "Section",
+    "add_section",
     "atomic_write",
     "check_apart",
     "check_target",
@@ -85,22 +86,38 @@ def pack_trailer(magic: int, abi: int, table_offset: int, table: bytes) -> bytes
     return _TRAILER.pack(magic, FILE_FORMAT, abi, end, table_offset, hashlib.sha256(table).digest())
 
 
-def write_sections(fd: int, magic: int, abi: int, sections: Iterable[tuple[int, Iterable[Buffer]]]) -> None:
-    """Writes a container to an empty file that is open for reading and writing.
+def write_sections(fd: int, magic: int, abi: int, sections: Iterable[tuple[int, Iterable[Buffer]]]) -> list[Section]:
+    """Writes a container to an empty file that is open for reading and writing, and returns its table.
 
     Each section is a kind and its content in contiguous chunks, which are never joined in memory. Raises OSError.
     """
     rows: list[Section] = []
-    at = 0
     for kind, chunks in sections:
-        at += write_all(fd, bytes(-at % SECTION_ALIGN))
-        start = at
-        for chunk in chunks:
-            at += write_all(fd, chunk)
-        rows.append(Section(kind, start, at - start, _digest_written(fd, start, at - start)))
-    at += write_all(fd, bytes(-at % SECTION_ALIGN))
+        rows.append(_write_section(fd, rows, kind, chunks))
+    _write_end(fd, magic, abi, rows)
+    return rows
+
+
+def add_section(fd: int, magic: int, abi: int, rows: list[Section], kind: int, content: bytes) -> None:
+    """Adds a section to a container that was just written, with that table. Raises OSError."""
+    os.ftruncate(fd, rows[-1].offset + rows[-1].nbytes)
+    os.lseek(fd, 0, os.SEEK_END)
+    _write_end(fd, magic, abi, [*rows, _write_section(fd, rows, kind, [content])])
+
+
+def _write_section(fd: int, before: list[Section], kind: int, chunks: Iterable[Buffer]) -> Section:
+    end = before[-1].offset + before[-1].nbytes if before else 0
+    start = at = end + write_all(fd, bytes(-end % SECTION_ALIGN))
+    for chunk in chunks:
+        at += write_all(fd, chunk)
+    return Section(kind, start, at - start, _digest_written(fd, start, at - start))
+
+
+def _write_end(fd: int, magic: int, abi: int, rows: list[Section]) -> None:
+    end = rows[-1].offset + rows[-1].nbytes if rows else 0
+    end += write_all(fd, bytes(-end % SECTION_ALIGN))
     table = pack_table(rows)
-    write_all(fd, table + pack_trailer(magic, abi, at, table))
+    write_all(fd, table + pack_trailer(magic, abi, end, table))
 
 
 def _digest_written(fd: int, offset: int, nbytes: int) -> bytes:
@@ -122,7 +139,7 @@ def write_all(fd: int, data: Buffer) -> int:
     return done
 
 
-def atomic_write(path: Path, fill: Callable[[int], None], *, mode: int = 0o666, durable: bool = True) -> None:
+def atomic_write(path: Path, fill: Callable[[int], object], *, mode: int = 0o666, durable: bool = True) -> None:
     """Makes a file that appears under its name only when `fill(descriptor)` has written all of it; what was there before stays
     until then. `mode` is subject to the umask; `durable` waits until file and name are on the disk.
 
@@ -257,8 +274,9 @@ class Container:
     Takes the descriptor over. Raises ModelFileError, which names the part that isn't what it should be, and OSError.
     """
 
-    def __init__(self, fd: int, label: str, magic: int, abi: int, names: Mapping[int, str]) -> None:
-        self._fd, self.label, self._names = fd, label, names
+    def __init__(self, fd: int, label: str, magic: int, abi: int, names: Mapping[int, str], what: str = "dhlo model") -> None:
+        """`what` the file is to be, for errors."""
+        self._fd, self.label, self._names, self._what = fd, label, names, what
         try:
             self._read_trailer(magic, abi)
         except BaseException:
@@ -266,9 +284,11 @@ class Container:
             raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], label: str, magic: int, abi: int, names: Mapping[int, str]) -> Self:
+    def open(
+        cls, path: str | os.PathLike[str], label: str, magic: int, abi: int, names: Mapping[int, str], what: str = "dhlo model"
+    ) -> Self:
         """Of a file on disk. `names` says how errors call the sections of each kind."""
-        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), label, magic, abi, names)
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), label, magic, abi, names, what)
 
     def __enter__(self) -> Self:
         return self
@@ -289,7 +309,9 @@ class Container:
         end = info.st_size - TRAILER_BYTES
         raw = os.pread(self._fd, TRAILER_BYTES, end) if end >= 0 else b""
         if len(raw) < TRAILER_BYTES or _TRAILER.unpack(raw)[0] != magic:
-            raise ModelFileError(f"{self.label}: truncated or not a dhlo model: no trailer at the end of its {info.st_size} bytes")
+            raise ModelFileError(
+                f"{self.label}: truncated or not a {self._what}: no trailer at the end of its {info.st_size} bytes"
+            )
         _, file_format, file_abi, file_bytes, table_offset, table_digest = _TRAILER.unpack(raw)
         for what, got, expected in (("file format", file_format, FILE_FORMAT), ("ABI", file_abi, abi)):
             if got != expected:

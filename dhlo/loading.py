@@ -54,6 +54,7 @@ def open_model(
     memory: Memory = "auto",
     require_key: str | Path | bytes | None = None,
     entry: str | None = None,
+    weights: str | Path | None = None,
 ) -> _runtime.Model:
     """The native model of a file, or its entry of that name, run by `num_threads` threads (0: one per processor).
 
@@ -75,6 +76,7 @@ def open_model(
             verify=2 if verify == "always" else int(verify),
             memory=_MEMORY.index(memory),
             authorize=authorize,
+            weights=weights,
         )
         return model if entry is None else model.entry(entry)
     except MemoryError as e:

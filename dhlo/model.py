@@ -329,14 +329,16 @@ class CompiledModel:
             write_bytes(Path(path), page.encode())
         return page
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, weights_file: str | None = None) -> None:
         """Writes the model file (a shared object with the weights behind it) for `dhlo.load` and C++ hosts; needs a C compiler.
 
-        Raises CompileError if linking fails, OSError if the file can't be written.
+        `weights_file` names a file in the same folder that the weights go to instead, such as "model.weights": several models may
+        name one if their constants are equal. Raises CompileError if linking fails, OSError if a file can't be written, DhloError
+        if the name isn't the plain name of another file.
         """
         from dhlo.codegen.backends.cpu.link import write_model
 
-        write_model(self._compiled(), Path(path))
+        write_model(self._compiled(), Path(path), weights_file)
 
     def save_object(self, path: str | Path, symbol: str | None = None) -> None:
         """Writes one relocatable object, and the weights beside it as `.constants`, for hosts that link the model themselves.

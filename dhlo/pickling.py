@@ -39,7 +39,7 @@ def pack(shared: Shared) -> dict[str, Any]:
         return {"path": str(origin.path), "digest": origin.digest(), "options": dict(origin.options)}
     artifact = shared.artifact
     if artifact is None:
-        raise TypeError("only models that compile() or load() returned can be pickled")
+        raise TypeError("only models that compile() returned, or load() without other weights, can be pickled")
     constants = np.empty(artifact.constants.bytes, np.uint8)
     at = 0
     for chunk in artifact.constants.chunks():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dhlo.container import write_bytes
 from dhlo.errors import DhloError, SignatureError
-from dhlo.model_file import open_sections
+from dhlo.model_file import open_sections, verify_files
 from dhlo.schema import read_json
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def sign_file(path: Path, private_key: Path) -> Path:
     if not isinstance(key, Ed25519PrivateKey):
         raise DhloError(f"'{private_key}' isn't an Ed25519 key")
     with open_sections(path) as sections:
-        sections.verify()
+        verify_files(path, sections)
         digest = sections.file_digest
     text = json.dumps({
         "format": 1, "algorithm": "ed25519", "digest": digest.hex(), "key": key.public_key().public_bytes_raw().hex(),
@@ -159,7 +159,7 @@ def verify_file(path: Path, key: str | os.PathLike[str] | bytes) -> bytes:
     check = check_signature(path, key)
     with open_sections(path) as sections:
         check(sections.file_digest)
-        sections.verify()
+        verify_files(path, sections)
         return sections.file_digest
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,28 @@ def test_emit(program: Path, tmp_path: Path) -> None:
     call("compile", program, "--emit", "obj", "-o", tmp_path / "out.o")
     assert (tmp_path / "out.o").read_bytes()[:4] == b"\x7fELF"
     assert (tmp_path / "out.constants").stat().st_size >= 24
+
+
+def test_weights_in_a_file_of_their_own(program: Path, tmp_path: Path) -> None:
+    path, weights = tmp_path / "out.so", tmp_path / "out.weights"
+    call("compile", program, "-o", path, "--weights-file", "out.weights")
+    call("weights", path, "-o", tmp_path / "w.safetensors")
+    assert "can't be written" in call("weights", path, "-o", tmp_path / "none" / "w.safetensors", code=1)[1]
+    call("update-weights", path, tmp_path / "w.safetensors", "--weights-only", "-o", tmp_path / "new.weights")
+    assert "needs a name" in call("update-weights", path, tmp_path / "w.safetensors", "--weights-only", code=1)[1]
+    weights.rename(tmp_path / "moved.weights")
+    assert "out.weights' of model file" in call("run", path, "--shape", "x=2x6", code=1)[1]
+    for other in ("new.weights", "moved.weights", "w.safetensors"):
+        call("run", path, "--shape", "x=2x6", "--weights", tmp_path / other)
+    assert "can't be read as safetensors" in call("run", path, "--weights", tmp_path / "none.safetensors", code=1)[1]
+    assert "a plain file name" in call("compile", program, "-o", path, "--weights-file", "../x", code=1)[1]
+    assert "own name" in call("compile", program, "-o", path, "--weights-file", "out.so", code=1)[1]
+    assert "goes with --emit so" in call("compile", program, "--emit", "obj", "--weights-file", "x", code=1)[1]
+    twin = tmp_path / program.name
+    shutil.copyfile(program, twin)
+    assert "used by the same command" in call("compile", twin, "-o", path, "--weights-file", twin.name, code=1)[1]
+    assert "used by the same command" in call("weights", path, "-o", path, code=1)[1]
+    assert twin.read_bytes() == program.read_bytes()
 
 
 def test_compile_writes_here_and_replaces_nothing(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

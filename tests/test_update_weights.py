@@ -1,6 +1,9 @@
 """Other weights in model files: what follows from them is made again, and what doesn't fit is refused."""
 
 import os
+import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ from torch.export import Dim, export
 import dhlo
 from dhlo.codegen.backends.cpu.link import write_model
 from dhlo.codegen.kernel_ir.abi import SECTION
-from dhlo.model_file import open_sections
+from dhlo.model_file import open_sections, write_model_file
 from dhlo.update import update_weights
 
 
@@ -93,6 +96,110 @@ def test_new_weights_give_the_new_modules_results(model: tuple[Net, Path], tmp_p
             assert old.only(SECTION[kind]).digest == new.only(SECTION[kind]).digest
     again = update_weights(out, {n: t for n, t in net.state_dict().items() if n != "out.weight"}, tmp_path / "again.so")
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_weights_beside_the_model_file(model: tuple[Net, Path], tmp_path: Path) -> None:
+    """New weights stay there; under the same name where the model is replaced, else under the output's. Alone they are loaded with
+    the model that they were made for, and no other."""
+    net, path = model
+    twin = other(net)
+    state, changed = net.state_dict(), {**twin.state_dict()}
+    embedded, own, apart = tmp_path / "embedded.so", tmp_path / "own.so", tmp_path / "apart.so"
+    shutil.copyfile(path, embedded)
+    with open_sections(path) as sections:
+        code, metadata, features, source, constants = (
+            sections.read(sections.only(SECTION[k])) for k in ("code", "metadata", "features", "source", "constants")
+        )
+    write_model_file(own, code, [constants], metadata.decode(), features.decode(), source, "own.weights")
+    before = (tmp_path / "own.weights").stat().st_ino
+    update_weights(own, state, apart)
+    assert own.read_bytes() != apart.read_bytes()  # the weights file's name
+    assert (tmp_path / "own.weights").read_bytes() == (tmp_path / "apart.weights").read_bytes()
+    update_weights(own, changed)
+    assert (tmp_path / "own.weights").stat().st_ino != before
+    expected = dhlo.load(update_weights(embedded, changed, tmp_path / "new.so"))(IDS)
+    assert torch.equal(dhlo.load(own)(IDS), expected)
+    new = update_weights(embedded, changed, tmp_path / "new.weights", weights_only=True)
+    save_file({n: t.clone() for n, t in changed.items()}, tmp_path / "new.safetensors")
+    for model_file in (embedded, own, apart):
+        for weights in (new, str(new), changed, tmp_path / "new.safetensors", [str(tmp_path / "new.safetensors")]):
+            loaded = dhlo.load(model_file, weights=weights)
+            assert torch.equal(loaded(IDS), expected)
+        assert torch.equal(dhlo.load(model_file, weights=new, memory="copied")(IDS), expected)
+    with pytest.raises(TypeError, match="without other weights, can be pickled"):
+        pickle.dumps(loaded)
+    with pytest.raises(dhlo.CompileError, match="weights are missing"):
+        dhlo.load(embedded, weights={})
+    with pytest.raises(dhlo.DhloError, match="expected tensors by name"):
+        dhlo.load(embedded, weights=3)  # type: ignore[arg-type]
+    (tmp_path / "text.weights").write_text("x")
+    with pytest.raises(dhlo.ModelFileError, match="truncated, or not a dhlo weights file"):
+        dhlo.load(embedded, weights=tmp_path / "text.weights")
+    with pytest.raises(dhlo.DhloError, match="used by the same command"):
+        update_weights(embedded, changed, embedded, weights_only=True)
+    with pytest.raises(dhlo.DhloError, match="needs a name"):
+        update_weights(embedded, changed, weights_only=True)
+    other_model = saved(tmp_path / "linear.so", export(Linear().eval(), (torch.randn(3, 64),)))
+    with pytest.raises(dhlo.ModelFileError, match="weren't made for its code"):
+        dhlo.load(other_model, weights=new)
+
+
+class Plain(nn.Module):
+    """Weights of several dtypes that are moved alone: joined, packed, tied, scaled where they are read, kept as state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 24)
+        self.norm = nn.LayerNorm(24)
+        self.q, self.k = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.conv = nn.Conv1d(24, 40, 3, padding=1)
+        self.narrow = nn.Parameter(torch.randn(24, 24).bfloat16())
+        self.out = nn.Linear(24, 50, bias=False)
+        self.out.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(40))
+        self.register_buffer("order", torch.randperm(40))
+        self.register_buffer("large", torch.randn(1 << 19), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.norm(self.embed(ids)) + self.large[:24]
+        y = torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), -1) @ x
+        z = self.conv(y.transpose(1, 2))
+        self.seen.add_(z.sum((0, 2)))
+        return self.out(y + (y.bfloat16() @ self.narrow).float()), z[:, self.order] + self.seen[:, None]
+
+
+def test_weights_are_had_back(tmp_path: Path) -> None:
+    """Bit for bit, and from the command line; with them the file is what it was."""
+    torch.manual_seed(0)
+    net = Plain().eval().requires_grad_(False)
+    for p in net.parameters():
+        p.copy_(torch.randn_like(p))
+    path = saved(tmp_path / "plain.so", export(net, (IDS,), dynamic_shapes=({0: Dim("batch", max=64), 1: Dim("seq", max=64)},)))
+    found = dhlo.read_weights(path)
+    expected = {**net.state_dict(), "large": net.large}
+    assert found.keys() == expected.keys()
+    for name, t in found.items():
+        assert t.dtype == expected[name].dtype and torch.equal(t, expected[name]), name
+    command = [sys.executable, "-m", "dhlo", "weights", path, "-o", tmp_path / "out.safetensors"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    out = update_weights(path, tmp_path / "out.safetensors", tmp_path / "out.so")
+    assert out.read_bytes() == path.read_bytes()
+
+
+def test_weights_that_cant_be_had_back_are_named(model: tuple[Net, Path], tmp_path: Path) -> None:
+    net, path = model
+    with pytest.raises(
+        dhlo.CompileError, match=r"can't be had back exactly: 'scale', 'norm.weight', .*quantised, converted, or folded"
+    ) as e:
+        dhlo.read_weights(path)
+    lost = set(re.findall(r"'([\w.]+)'", str(e.value).partition(";")[0]))
+    found = dhlo.read_weights(path, partial=True)
+    state = {n: t for n, t in net.state_dict().items() if n != "norm.num_batches_tracked"}  # which the program doesn't read
+    assert found.keys() | lost == state.keys() and not found.keys() & lost
+    assert {"conv.weight", "q.weight", "k.bias", "embed.weight", "out.weight", "seen"} <= found.keys()
+    for name, t in found.items():
+        assert torch.equal(t, state[name]), name
 
 
 def test_another_process_makes_the_same_file(model: tuple[Net, Path], tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class Constants:
         """Offset of a dense row-major copy of a tensor."""
         return self.add(key, t.numel() * t.element_size(), lambda: raw(t))
 
+    def parts(self) -> list[tuple[int, int, Callable[[], npt.NDArray[Any]]]]:
+        """Offset, bytes and content, to be called for, of each constant, in order."""
+        return list(self._parts)
+
     def fill(self, memory: npt.NDArray[np.uint8]) -> None:
         """Writes everything into `memory`, which has `bytes` bytes; packing and copying run without Python's lock."""
 
@@ -46,6 +50,7 @@ class Constants:
             if flat.nbytes != nbytes:
                 raise AssertionError(f"constant of {flat.nbytes} bytes, {nbytes} announced")
             memory[offset : offset + nbytes] = flat
+            memory[offset + nbytes : offset + nbytes + -nbytes % _ALIGN] = 0
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(write, self._parts))

@@ -44,6 +44,7 @@ __all__ = [
     "TRAILER_MAGIC",
     "VALUE",
     "VALUE_BYTES",
+    "WEIGHTS_MAGIC",
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
@@ -154,5 +155,7 @@ MACHINE: Final[dict[str, int]] = {name: i for i, name in enumerate(MACHINE_RANGE
 MACHINE_FIELDS: Final = len(MACHINE_RANGES)
 
 TRAILER_MAGIC: Final = 0x52544F4C48444C53
-SECTION: Final[dict[str, int]] = {"code": 1, "constants": 2, "metadata": 3, "features": 4, "source": 5}
+WEIGHTS_MAGIC: Final = 0x54574F4C48444C53
+SECTION: Final[dict[str, int]] = {
+    "code": 1, "constants": 2, "metadata": 3, "features": 4, "source": 5, "weights_file": 6, "code_digests": 7}  # fmt: skip
 """Code of each dhlo_section_kind."""

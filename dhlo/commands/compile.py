@@ -21,6 +21,7 @@ from dhlo.custom import read_pass
 from dhlo.errors import CompileError
 from dhlo.exported import read_program
 from dhlo.header import Form, check_identifier, language_of
+from dhlo.model_file import check_weights_name
 from dhlo.options import Options, default_target
 from dhlo.progress import reporter
 from dhlo.sharing import check_names
@@ -80,13 +81,15 @@ def compile_file(
     passes: Sequence[str] = (),
     debug_info: bool = False,
     updatable: bool = True,
+    weights_file: str | None = None,
 ) -> Path:
     """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `grow` (as NAME=DIM), `shape_ranges`, `debug_info`
     and `updatable` (see `Options`), and writes `output`: by default, a file in the current folder called as the only source, with
     the suffix of what is written, which must not be there but for `force`. A source is a path; if there are several, each is a
     name, `=` and a path. The only one may be `hf:` and a folder of transformers.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
-    gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. Returns the path of the output.
+    gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. `weights_file` names the file beside a model file
+    that its weights go to. Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
@@ -94,12 +97,18 @@ def compile_file(
         raise CompileError("--symbol and --header go with --emit so, obj and archive")
     if symbol is not None:
         check_identifier(symbol)
+    if weights_file is not None and emit is not Emit.SO:
+        raise CompileError("--weights-file goes with --emit so", hint="--emit obj writes weights to a file of their own anyway")
     if header is not None:
         language_of(header)
     folder = _folder(sources)
     files = _named(sources) if folder is None else {"": folder}
     output = _output(output, files, folder, emit, force)
-    check_apart([output, header], files.values())
+    beside = None
+    if weights_file is not None:
+        check_weights_name(weights_file, output)
+        beside = check_target(output.parent / weights_file)
+    check_apart([output, header, beside], files.values())
     start = time.perf_counter()
     dump = None if dump_dir is None else Dump(dump_dir)
     options = Options(
@@ -123,13 +132,13 @@ def compile_file(
         exported, growing = _folder_programs(folder)
         options = replace(options, grow={**growing, **options.grow})
     try:
-        artifact = _write(exported, output, emit, locations, options, symbol, header)
+        artifact = _write(exported, output, emit, locations, options, symbol, header, weights_file)
     except Exception as e:
         if dump is not None:
             console().print(f"how to run what failed: {dump.failed(e)}", markup=False)
         raise
     if artifact is not None and emit in _BINARY:
-        _report(artifact, output, emit, time.perf_counter() - start)
+        _report(artifact, output, emit is Emit.OBJ or weights_file is not None, time.perf_counter() - start)
     return output
 
 
@@ -162,8 +171,9 @@ def _output(given: Path | None, files: Mapping[str, Path], folder: Path | None, 
     return output
 
 
-def _report(artifact: Artifact, output: Path, emit: Emit, seconds: float) -> None:
-    code = output.stat().st_size - (0 if emit is Emit.OBJ else artifact.constants.bytes)
+def _report(artifact: Artifact, output: Path, apart: bool, seconds: float) -> None:
+    """`apart`: the weights are in another file than the output."""
+    code = output.stat().st_size - (0 if apart else artifact.constants.bytes)
     console().print(f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, {seconds:.1f} s")
     for entry in artifact.entries:
         if entry["quantised"]:
@@ -180,6 +190,7 @@ def _write(
     options: Options,
     symbol: str | None,
     header: Path | None,
+    weights_file: str | None,
 ) -> Artifact | None:
     """Compiles as far as is asked for, and writes that; returns what the code generator made, if it came to that."""
     if emit in (Emit.MLIR, Emit.PLANNED):
@@ -192,7 +203,7 @@ def _write(
         tell(f"write {output}")
         match emit:
             case Emit.SO:
-                link.write_model(artifact, output)
+                link.write_model(artifact, output, weights_file)
             case Emit.OBJ:
                 link.write_object(artifact, output, symbol)
             case Emit.ARCHIVE:

@@ -12,9 +12,9 @@ from typing import Any
 from dhlo.api import build
 from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
 from dhlo.container import check_apart, write_bytes
-from dhlo.errors import DhloError
+from dhlo.errors import DhloError, ModelFileError
 from dhlo.exported import read_program
-from dhlo.model_file import ModelInfo, open_sections, read_infos
+from dhlo.model_file import ModelInfo, WeightsReference, open_sections, read_infos, verify_weights, weights_of
 from dhlo.options import Options
 from dhlo.progress import reporter
 from dhlo.report import read_profile, render_report
@@ -39,9 +39,10 @@ def inspect_file(
 ) -> None:
     """Prints the chosen views, or contract and summary if none is chosen. A .pt2 file is compiled first, in memory.
 
-    Of a model file every byte is verified. `entry` is the one to print, where there are several; by default the first. `html` is
-    where to write the report of all entries instead, with the times of `profile`, a file of `dhlo bench --save-profile`. Raises
-    ModelFileError, and DhloError if there is no such entry or the profile isn't of this model.
+    Of a model file every byte is verified, and of its weights file, if it has one, which need not be there. `entry` is the one to
+    print, where there are several; by default the first. `html` is where to write the report of all entries instead, with the
+    times of `profile`, a file of `dhlo bench --save-profile`. Raises ModelFileError, and DhloError if there is no such entry or the
+    profile isn't of this model.
     """
     if profile is not None and html is None:
         raise DhloError("a profile is shown in a report: give --html, too")
@@ -58,6 +59,8 @@ def inspect_file(
             infos = read_infos(sections)
             facts["SHA-256"] = f"{sections.file_digest.hex()} (all sections verified)"
             facts["signature"] = describe_signature(path, sections.file_digest)
+            if (weights := weights_of(sections)).name:
+                facts["weights file"] = f"{weights.name}, {_state_of(path, weights)}"
     if html is not None:
         write_bytes(html, render_report(infos, facts, times).encode())
         console().print(f"{html}: the report of {path}", markup=False)
@@ -95,6 +98,15 @@ def inspect_file(
             ((b["name"], b["bytes"], b["first"], b["last"]) for b in info.level["arena"]),
             right=("from step", "to step"),
         )
+
+
+def _state_of(path: Path, weights: WeightsReference) -> str:
+    """What became of the weights file beside a model file."""
+    try:
+        verify_weights(path, weights)
+    except ModelFileError as e:
+        return f"can't be used: {e}"
+    return f"SHA-256 of its constants {weights.digest.hex()} (verified)"
 
 
 def _of(info: ModelInfo) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from dhlo import _runtime
+from dhlo.api import weights_file
 from dhlo.commands.console import console, megabytes, print_table
 from dhlo.commands.shapes import assignments, complete_shapes
 from dhlo.container import check_apart, write_bytes
@@ -45,10 +46,13 @@ def run_file(
     threads: int,
     require_key: Path | None = None,
     entry: str | None = None,
+    weights: Sequence[Path] = (),
 ) -> None:
-    """Loads, runs `repeat` times, writes a trace of these to `trace`, prints. Raises ModelFileError and ContractError."""
-    check_apart([output, trace], [path])
-    model = open_model(path, threads, require_key=require_key, entry=entry)
+    """Loads, with other `weights` if there are any (see `load`), runs `repeat` times, writes a trace of these to `trace`, prints.
+    Raises the errors of `load`, and ContractError."""
+    check_apart([output, trace], [path, *weights])
+    with weights_file(path, weights[0] if len(weights) == 1 else weights or None) as (others, fresh):
+        model = open_model(path, threads, verify=not fresh, require_key=require_key, weights=others, entry=entry)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
     session = _runtime.Session(model)
     times = []

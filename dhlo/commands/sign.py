@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dhlo.commands.console import console
-from dhlo.model_file import open_sections
+from dhlo.model_file import open_sections, verify_files
 from dhlo.signing import generate_key, sign_file, verify_file
 
 __all__ = ["make_keys", "sign_model", "verify_model"]
@@ -23,11 +23,12 @@ def sign_model(path: Path, key: Path) -> None:
 
 
 def verify_model(path: Path, key: Path | None) -> None:
-    """Verifies every byte of a model file against its digests and, with a key, its signature. Raises ModelFileError."""
+    """Verifies every byte of a model file and its weights file against their digests and, with a key, its signature. Raises
+    ModelFileError."""
     if key is not None:
         digest, what = verify_file(path, key), f"signed with {key}"
     else:
         with open_sections(path) as sections:
-            sections.verify()
+            verify_files(path, sections)
             digest, what = sections.file_digest, "whole; its signature wasn't checked (--key)"
     console().print(f"{path}: {what}\nSHA-256: {digest.hex()}", markup=False)

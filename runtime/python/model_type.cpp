@@ -35,11 +35,43 @@ struct Authorize {
   }
 };
 
+// A weights file that the caller names, by its path, or has in memory: anything with a buffer.
+class Weights {
+ public:
+  Weights() = default;
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+  ~Weights() {
+    if (data_.obj != nullptr) PyBuffer_Release(&data_);
+    Py_XDECREF(path_);
+  }
+  // False with an exception.
+  bool read(PyObject* given, dhlo_model_options* options) {
+    if (given == nullptr || given == Py_None) return true;
+    if (PyObject_CheckBuffer(given) != 0) {
+      if (PyObject_GetBuffer(given, &data_, PyBUF_SIMPLE) != 0) return false;
+      options->weights_data = data_.buf != nullptr ? data_.buf : &data_;  // what is empty is still what was given
+      options->weights_bytes = static_cast<size_t>(data_.len);
+      return true;
+    }
+    if (PyUnicode_FSConverter(given, &path_) == 0) return false;
+    options->weights_path = PyBytes_AsString(path_);
+    return true;
+  }
+
+ private:
+  Py_buffer data_{};
+  PyObject* path_ = nullptr;
+};
+
 // What from_file and from_memory have in common. `load` is called without Python's lock.
 template <class Load>
-PyObject* load_with(PyObject* type, int verify, int memory, long long threads, PyObject* function, Load load) {
+PyObject* load_with(PyObject* type, int verify, int memory, long long threads, PyObject* function, PyObject* apart,
+                    Load load) {
   dhlo_model_options options;
   dhlo_model_options_init(&options);
+  Weights weights;
+  if (!weights.read(apart, &options)) return nullptr;
   options.verify_constants = verify;
   options.constants_memory = memory;
   options.num_threads = threads;
@@ -63,17 +95,17 @@ PyObject* load_with(PyObject* type, int verify, int memory, long long threads, P
 }
 
 PyObject* from_file_unfenced(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"path", "verify", "memory", "num_threads", "authorize", nullptr};
+  static const char* const names[] = {"path", "verify", "memory", "num_threads", "authorize", "weights", nullptr};
   PyObject* path = nullptr;
-  PyObject* authorize = nullptr;
+  PyObject *authorize = nullptr, *weights = nullptr;
   int verify = DHLO_VERIFY_ONCE, memory = DHLO_CONSTANTS_AUTO;
   long long threads = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$iiLO:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
-                                  &path, &verify, &memory, &threads, &authorize) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$iiLOO:from_file", const_cast<char**>(names), PyUnicode_FSConverter,
+                                  &path, &verify, &memory, &threads, &authorize, &weights) == 0)
     return nullptr;
   Ref bytes(path);
   const char* text = PyBytes_AsString(path);
-  return load_with(type, verify, memory, threads, authorize,
+  return load_with(type, verify, memory, threads, authorize, weights,
                    [text](const dhlo_model_options* options, dhlo_model** model) {
                      return dhlo_model_load_file(text, options, model);
                    });
@@ -84,15 +116,15 @@ PyObject* from_file(PyObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* from_memory_unfenced(PyObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"data", "verify", "num_threads", "authorize", nullptr};
+  static const char* const names[] = {"data", "verify", "num_threads", "authorize", "weights", nullptr};
   Py_buffer data;
-  PyObject* authorize = nullptr;
+  PyObject *authorize = nullptr, *weights = nullptr;
   int verify = 1;
   long long threads = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "y*|$pLO:from_memory", const_cast<char**>(names), &data, &verify,
-                                  &threads, &authorize) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "y*|$pLOO:from_memory", const_cast<char**>(names), &data, &verify,
+                                  &threads, &authorize, &weights) == 0)
     return nullptr;
-  PyObject* model = load_with(type, verify, DHLO_CONSTANTS_AUTO, threads, authorize,
+  PyObject* model = load_with(type, verify, DHLO_CONSTANTS_AUTO, threads, authorize, weights,
                               [&data](const dhlo_model_options* options, dhlo_model** out) {
                                 return dhlo_model_load_memory(data.buf, static_cast<size_t>(data.len), options, out);
                               });

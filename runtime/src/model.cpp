@@ -108,6 +108,10 @@ std::string write_metadata(const dhlo_abi_model& abi) {
 dhlo_model_options read_options(const dhlo_model_options* given) {
   const dhlo_model_options options =
       read_struct(given, dhlo_model_options_init, offsetof(dhlo_model_options, allocator), "model options");
+  if (options.weights_path != nullptr && options.weights_data != nullptr)
+    throw Error(DHLO_INVALID_ARGUMENT, "model options: weights_path and weights_data exclude each other");
+  if (options.weights_data == nullptr && options.weights_bytes != 0)
+    throw Error(DHLO_INVALID_ARGUMENT, "model options: weights_data is null, and has weights_bytes");
   if ((options.allocator.alloc == nullptr) != (options.allocator.free == nullptr))
     throw Error(DHLO_INVALID_ARGUMENT, "model options: an allocator needs both alloc and free");
   return options;
@@ -185,8 +189,8 @@ int64_t reading_threads(const dhlo_model_options& options) {
 
 // Maps the constants, or reads them where that is asked for or there is nothing to map. What is authorized is read:
 // whoever may write to the file could change it afterwards.
-const uint8_t* load_constants(const Sections& sections, const Source& source, const dhlo_model_options& options,
-                              Program* model) {
+const uint8_t* map_constants(const Sections& sections, const Source& source, const dhlo_model_options& options,
+                             Program* model) {
   const int32_t memory = options.constants_memory, verify = verification(options);
   if (memory < DHLO_CONSTANTS_AUTO || memory > DHLO_CONSTANTS_COPIED)
     throw Error(
@@ -216,12 +220,47 @@ const uint8_t* load_constants(const Sections& sections, const Source& source, co
   return mapped ? mapping->data() : model->owned_constants.data();
 }
 
-// Nothing of the file is executed before all of it is verified.
-std::shared_ptr<const Program> load(const Source& source, const dhlo_model_options* given) {
+std::string beside(const std::string& path, const std::string& name) {
+  const size_t end = path.rfind('/');
+  return end == std::string::npos ? name : path.substr(0, end + 1) + name;
+}
+
+// Where the constants are, if not in the model file. `path` is the model file's, null for one in memory.
+std::unique_ptr<Source> open_weights(const char* path, const std::string& label, const WeightsReference& own,
+                                     const dhlo_model_options& options) {
+  if (options.weights_data != nullptr)
+    return std::make_unique<MemorySource>(options.weights_data, static_cast<int64_t>(options.weights_bytes),
+                                          "weights in memory, for " + label);
+  if (options.weights_path == nullptr && own.name.empty()) return nullptr;
+  if (options.weights_path == nullptr && path == nullptr)
+    throw Error(DHLO_INVALID_ARGUMENT, label + ": its constants are in the weights file '" + own.name +
+                                           "': say where that is, by weights_path or weights_data of the options");
+  const std::string weights = options.weights_path != nullptr ? options.weights_path : beside(path, own.name);
+  return std::make_unique<FileSource>(weights, "weights file '" + weights + "' of " + label);
+}
+
+// That constants go with the model: they are those that it was written with, or the host brings others that were made
+// for its code.
+void check_weights(const Sections& weights, const std::string& label, const Sections& model,
+                   const WeightsReference& own, const dhlo_model_options& options) {
+  const Digest got = weights.digest(DHLO_SECTION_CONSTANTS);
+  if (got == own.digest && static_cast<uint64_t>(weights.bytes(DHLO_SECTION_CONSTANTS)) == own.bytes) return;
+  const bool brought = options.weights_path != nullptr || options.weights_data != nullptr;
+  const bool fits = brought && weights.made_for(model.digest(DHLO_SECTION_CODE));
+  if (fits && options.authorize == nullptr) return;
+  if (fits) throw Error(DHLO_UNTRUSTED, label + ": other weights than those of the file that the host authorized");
+  throw Error(DHLO_FORMAT, label + ": holds other constants than the model was written with" +
+                               (brought ? ", and they weren't made for its code" : "") + ": expected SHA-256 " +
+                               to_hex(own.digest.data(), own.digest.size()) + ", got " +
+                               to_hex(got.data(), got.size()));
+}
+
+// Nothing of the file is executed before all of it is verified. `path` is the file's, null if it is in memory.
+std::shared_ptr<const Program> load(const Source& source, const char* path, const dhlo_model_options* given) {
   const dhlo_model_options options = read_options(given);
   const std::string& label = source.label();
   auto model = std::make_shared<Program>();
-  const Sections sections(source);
+  const Sections sections(source, Sections::Form::kModel);
   authorize(options, sections.file_digest(), label);
   sections.check_padding();
   const std::string features = sections.text(DHLO_SECTION_FEATURES), metadata = sections.text(DHLO_SECTION_METADATA);
@@ -230,10 +269,20 @@ std::shared_ptr<const Program> load(const Source& source, const dhlo_model_optio
   Block image;
   sections.read(DHLO_SECTION_CODE, 1, true, &image);
   check_elf(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
-  join_environment(model.get(), options, sections.bytes(DHLO_SECTION_CONSTANTS), label);
-  model->constants = load_constants(sections, source, options, model.get());
+  const WeightsReference own = sections.weights();
+  const std::unique_ptr<Source> apart = open_weights(path, label, own, options);
+  std::unique_ptr<Sections> weights;
+  if (apart != nullptr) {
+    weights = std::make_unique<Sections>(*apart, Sections::Form::kWeights);
+    weights->check_padding();
+    check_weights(*weights, apart->label(), sections, own, options);
+  }
+  const Sections& holder = weights != nullptr ? *weights : sections;
+  const int64_t constants_bytes = holder.bytes(DHLO_SECTION_CONSTANTS);
+  join_environment(model.get(), options, constants_bytes, label);
+  model->constants = map_constants(holder, apart != nullptr ? *apart : source, options, model.get());
   const dhlo_abi_model* const abi = model->code.load(image.data(), sections.bytes(DHLO_SECTION_CODE), label);
-  model->level = check_descriptor(*abi, sections.bytes(DHLO_SECTION_CONSTANTS), label);
+  model->level = check_descriptor(*abi, constants_bytes, label);
   if (features != write_levels(levels_of(*abi)) || metadata != write_metadata(*abi))
     throw Error(DHLO_FORMAT, label + ": damaged: code and sections describe different models");
   apply_options(model.get(), options);
@@ -274,7 +323,9 @@ dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* opt
       [&] {
         if (path == nullptr || out == nullptr)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_file: path or out is null");
-        *out = std::make_unique<dhlo_model>(dhlo::load(dhlo::FileSource(path), options), 0).release();
+        *out = std::make_unique<dhlo_model>(
+                   dhlo::load(dhlo::FileSource(path, "model file '" + std::string(path) + "'"), path, options), 0)
+                   .release();
       },
       dhlo::set_last_error);
 }
@@ -285,8 +336,8 @@ dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_mo
       [&] {
         if (data == nullptr || out == nullptr)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_load_memory: data or out is null");
-        const dhlo::MemorySource source(data, static_cast<int64_t>(bytes));
-        *out = std::make_unique<dhlo_model>(dhlo::load(source, options), 0).release();
+        const dhlo::MemorySource source(data, static_cast<int64_t>(bytes), "model in memory");
+        *out = std::make_unique<dhlo_model>(dhlo::load(source, nullptr, options), 0).release();
       },
       dhlo::set_last_error);
 }
@@ -301,6 +352,8 @@ dhlo_status dhlo_model_from_descriptor(const dhlo_abi_model* descriptor, const v
         if (reinterpret_cast<uintptr_t>(constants) % 64 != 0)
           throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: constants are not 64-byte aligned");
         const dhlo_model_options read = dhlo::read_options(options);
+        if (read.weights_path != nullptr || read.weights_data != nullptr)
+          throw Error(DHLO_INVALID_ARGUMENT, "dhlo_model_from_descriptor: takes constants, and no weights file");
         auto program = std::make_shared<dhlo::Program>();
         program->level = dhlo::check_descriptor(*descriptor, static_cast<int64_t>(constants_bytes), "model descriptor");
         dhlo::join_environment(program.get(), read, 0, "model descriptor");

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -68,14 +69,22 @@ void check_version(const std::string& label, const char* what, uint32_t got, uin
 }
 
 const char* section_name(uint32_t kind) {
-  static const char* const names[] = {nullptr, "code", "constants", "metadata", "features", "source"};
-  return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_SOURCE ? names[kind] : nullptr;
+  static const char* const names[] = {nullptr,    "code",   "constants",    "metadata",
+                                      "features", "source", "weights file", "code digests"};
+  return kind >= DHLO_SECTION_CODE && kind <= DHLO_SECTION_CODE_DIGESTS ? names[kind] : nullptr;
+}
+
+// A file in the same folder, whose name can be shown.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.size() <= NAME_MAX && name != "." && name != ".." &&
+         std::all_of(name.begin(), name.end(),
+                     [](char c) { return static_cast<uint8_t>(c) >= 0x20 && c != 0x7f && c != '/'; });
 }
 
 }  // namespace
 
-FileSource::FileSource(const char* path) : label_("model file '" + std::string(path) + "'") {
-  fd_ = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer must not hold us up
+FileSource::FileSource(const std::string& path, std::string label) : label_(std::move(label)) {
+  fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer must not hold us up
   if (fd_ < 0) throw Error(DHLO_IO, label_ + ": cannot be opened: " + system_text(errno));
   struct stat info;
   const bool ok = fstat(fd_, &info) == 0;
@@ -109,7 +118,7 @@ void MemorySource::read(void* to, int64_t bytes, int64_t offset) const {
   if (bytes > 0) std::memcpy(to, data_ + offset, static_cast<size_t>(bytes));
 }
 
-Sections::Sections(const Source& source) : source_(source) {
+Sections::Sections(const Source& source, Form form) : source_(source), form_(form) {
   read_trailer();
   read_table();
 }
@@ -123,15 +132,21 @@ void Sections::read_trailer() {
   const int64_t file = source_.bytes();
   const std::string& label = source_.label();
   if (file >= size) source_.read(&trailer_, size, file - size);
-  if (trailer_.magic != DHLO_TRAILER_MAGIC) {
-    if (file > 0 && looks_cut_off(source_))
+  const bool model = form_ == Form::kModel;
+  const uint64_t magic = model ? DHLO_TRAILER_MAGIC : DHLO_WEIGHTS_MAGIC;
+  if (trailer_.magic == (model ? DHLO_WEIGHTS_MAGIC : DHLO_TRAILER_MAGIC))
+    throw Error(DHLO_FORMAT,
+                label + (model ? ": is a weights file; load the model file that it belongs to" : ": is a model file"));
+  if (trailer_.magic != magic) {
+    if (model && file > 0 && looks_cut_off(source_))
       throw Error(
           DHLO_FORMAT,
           label +
               ": truncated or not finished: it holds a model's code, but the trailer is missing at the end of its " +
               std::to_string(file) + " bytes");
-    throw Error(DHLO_FORMAT, label + ": not a dhlo model: expected trailer magic " + hex(DHLO_TRAILER_MAGIC) +
-                                 " at the end of its " + std::to_string(file) + " bytes, got " +
+    throw Error(DHLO_FORMAT, label + (model ? ": not a dhlo model" : ": truncated, or not a dhlo weights file") +
+                                 ": expected trailer magic " + hex(magic) + " at the end of its " +
+                                 std::to_string(file) + " bytes, got " +
                                  (file >= size ? hex(trailer_.magic) : "too few bytes"));
   }
   check_version(label, "file format", trailer_.format, DHLO_FILE_FORMAT);
@@ -170,11 +185,27 @@ void Sections::read_table() {
     at = section.offset + section.bytes;
   }
   if (trailer_.table_offset - at >= DHLO_SECTION_ALIGN) damaged("table of sections: a gap behind the last section");
-  for (uint32_t kind = DHLO_SECTION_CODE; kind <= DHLO_SECTION_FEATURES; ++kind)
-    if ((seen & 1u << kind) == 0)
+  check_kinds(seen);
+}
+
+void Sections::check_kinds(uint32_t seen) const {
+  const bool model = form_ == Form::kModel;
+  constexpr uint32_t kConstants = 1u << DHLO_SECTION_CONSTANTS, kElsewhere = 1u << DHLO_SECTION_WEIGHTS_FILE;
+  uint32_t needed = kConstants, others = 1u << DHLO_SECTION_CODE_DIGESTS;
+  if (model) {
+    needed = 1u << DHLO_SECTION_CODE | 1u << DHLO_SECTION_METADATA | 1u << DHLO_SECTION_FEATURES |
+             ((seen & kElsewhere) != 0 ? kElsewhere : kConstants);
+    others = 1u << DHLO_SECTION_SOURCE;
+  }
+  for (uint32_t kind = DHLO_SECTION_CODE; kind <= DHLO_SECTION_CODE_DIGESTS; ++kind) {
+    if ((needed & ~seen & 1u << kind) != 0)
       damaged(std::string("table of sections: there is no section of ") + section_name(kind));
-  if (table_[0].kind != DHLO_SECTION_CODE || table_[0].offset != 0)
-    damaged("table of sections: the file doesn't begin with the code");
+    if ((seen & ~(needed | others) & 1u << kind) != 0)
+      damaged(std::string("table of sections: a section of ") + section_name(kind) + " doesn't belong here");
+  }
+  const uint32_t first = model ? DHLO_SECTION_CODE : DHLO_SECTION_CONSTANTS;
+  if (table_[0].kind != first || table_[0].offset != 0)
+    damaged(std::string("table of sections: the file doesn't begin with the ") + section_name(first));
 }
 
 bool Sections::has(dhlo_section_kind kind) const {
@@ -246,6 +277,39 @@ std::string Sections::text(dhlo_section_kind kind) const {
   Block data;
   read(kind, 1, true, &data);
   return std::string(reinterpret_cast<const char*>(data.data()), static_cast<size_t>(bytes(kind)));
+}
+
+Digest Sections::digest(dhlo_section_kind kind) const {
+  Digest out;
+  std::memcpy(out.data(), find(kind).digest, out.size());
+  return out;
+}
+
+WeightsReference Sections::weights() const {
+  WeightsReference out;
+  if (has(DHLO_SECTION_CONSTANTS)) {
+    out.bytes = find(DHLO_SECTION_CONSTANTS).bytes;
+    out.digest = digest(DHLO_SECTION_CONSTANTS);
+    return out;
+  }
+  const std::string content = text(DHLO_SECTION_WEIGHTS_FILE);
+  dhlo_weights_file row;
+  if (content.size() < sizeof row) damaged("weights file: the section is too small");
+  std::memcpy(&row, content.data(), sizeof row);
+  out.bytes = row.bytes;
+  std::memcpy(out.digest.data(), row.digest, out.digest.size());
+  out.name = content.substr(sizeof row);
+  if (!is_plain_name(out.name)) damaged("weights file: what it names isn't a plain file name");
+  return out;
+}
+
+bool Sections::made_for(const Digest& code) const {
+  if (!has(DHLO_SECTION_CODE_DIGESTS)) return false;
+  const std::string digests = text(DHLO_SECTION_CODE_DIGESTS);
+  if (digests.size() % code.size() != 0) damaged("code digests: the last one isn't whole");
+  for (size_t at = 0; at < digests.size(); at += code.size())
+    if (std::memcmp(digests.data() + at, code.data(), code.size()) == 0) return true;
+  return false;
 }
 
 void Sections::check_padding() const {

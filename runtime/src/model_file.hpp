@@ -26,7 +26,7 @@ class Source {
 // A file that stays open while the object lives.
 class FileSource final : public Source {
  public:
-  explicit FileSource(const char* path);
+  FileSource(const std::string& path, std::string label);
   FileSource(const FileSource&) = delete;
   FileSource& operator=(const FileSource&) = delete;
   ~FileSource() override;
@@ -47,22 +47,33 @@ void read_at(int fd, void* to, int64_t bytes, int64_t offset, const std::string&
 // Borrowed memory.
 class MemorySource final : public Source {
  public:
-  MemorySource(const void* data, int64_t bytes) : data_(static_cast<const uint8_t*>(data)), bytes_(bytes) {}
+  MemorySource(const void* data, int64_t bytes, std::string label)
+      : label_(std::move(label)), data_(static_cast<const uint8_t*>(data)), bytes_(bytes) {}
   int64_t bytes() const override { return bytes_; }
   void read(void* to, int64_t bytes, int64_t offset) const override;
   const std::string& label() const override { return label_; }
 
  private:
-  std::string label_ = "model in memory";
+  std::string label_;
   const uint8_t* data_;
   int64_t bytes_;
 };
 
-// The sections of a model file. The constructor reads trailer and table and verifies them, and all reading is through
-// them; a section that isn't what the table says is refused by its name. Every function throws Error.
+// Of which constants a model file says that they are its own, and in which file of its folder they are; name is empty
+// where they are in the model file itself.
+struct WeightsReference {
+  std::string name;
+  uint64_t bytes = 0;
+  Digest digest{};
+};
+
+// The sections of a model file or a weights file. The constructor reads trailer and table and verifies them, and all
+// reading is through them; a section that isn't what the table says is refused by its name. Every function throws
+// Error.
 class Sections {
  public:
-  explicit Sections(const Source& source);
+  enum class Form { kModel, kWeights };
+  Sections(const Source& source, Form form);
 
   // The SHA-256 of the trailer, which stands for the whole file.
   const Digest& file_digest() const { return file_digest_; }
@@ -76,17 +87,24 @@ class Sections {
   void check(dhlo_section_kind kind, int64_t threads) const;
   // A section of text, verified.
   std::string text(dhlo_section_kind kind) const;
+  Digest digest(dhlo_section_kind kind) const;
+  // Of a model file, verified.
+  WeightsReference weights() const;
+  // Whether a weights file says that its constants were made for the section of code with that digest.
+  bool made_for(const Digest& code) const;
   // That there is nothing but zeros between sections.
   void check_padding() const;
 
  private:
   void read_trailer();
   void read_table();
+  void check_kinds(uint32_t seen) const;
   const dhlo_section& find(dhlo_section_kind kind) const;
   void compare(const dhlo_section& section, const Digest& got) const;
   [[noreturn]] void damaged(const std::string& text) const;
 
   const Source& source_;
+  const Form form_;
   dhlo_trailer trailer_{};
   std::vector<dhlo_section> table_;
   Digest file_digest_{};

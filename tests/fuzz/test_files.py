@@ -23,9 +23,10 @@ from dhlo import cache as cache_module
 from dhlo.api import build
 from dhlo.cache import Cache
 from dhlo.cli import app
-from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC
+from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC, WEIGHTS_MAGIC
 from dhlo.compiler import Artifact
 from dhlo.container import SECTION_BYTES, TRAILER_BYTES, Container, pack_table, pack_trailer, write_sections
+from dhlo.model_file import open_sections, open_weights, write_weights_file
 from tests.targets import TARGET
 
 KEY = "0" * 64
@@ -184,6 +185,46 @@ def test_model_files(compiled: dhlo.CompiledModel, tmp_path: Path, count: int) -
                 assert result.exit_code in (0, 1), (what, command, result.exception)
                 assert result.exception is None or isinstance(result.exception, SystemExit), (what, result.exception)
     assert refused > 0.9 * count
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_weights_files(compiled: dhlo.CompiledModel, tmp_path: Path, count: int) -> None:
+    """Beside a model file, and brought by a host; and model files that name one."""
+    path, x = tmp_path / "model.so", torch.randn(2, 6)
+    compiled.save(path, weights_file="model.weights")
+    weights, expected = tmp_path / "model.weights", compiled(x)
+    with open_sections(path) as sections:
+        code = sections.only(SECTION["code"]).digest
+        row = sections.read(sections.only(SECTION["weights_file"]))
+    with open_weights(weights) as held:
+        constants = held.read(held.only(SECTION["constants"]))
+    write_weights_file(weights, [constants], [bytes(32), code])
+    model, data = path.read_bytes(), weights.read_bytes()
+
+    def check(what: str, same: bool, load: Callable[[], _runtime.Model]) -> bool:
+        try:
+            loaded = load()
+        except RuntimeError as e:
+            assert e.status in ("format", "version", "cpu", "input/output"), (what, e)  # type: ignore[attr-defined]
+            return True
+        assert same or torch.equal(_runtime.Session(loaded)(x)[0], expected), what
+        return False
+
+    refused = 0
+    for n, (what, changed) in enumerate(mutations(data, WEIGHTS_MAGIC, ABI_VERSION, SECTION, ["code_digests"], count // 2, 4)):
+        refused += check(what, changed == data, lambda data=changed: _runtime.Model.from_file(path, weights=data))  # type: ignore[misc]
+        if n % 10 == 0:
+            weights.write_bytes(changed)
+            check(what, changed == data, lambda: _runtime.Model.from_file(path))
+            for command in ("inspect", "verify"):
+                result = CliRunner().invoke(app, [command, str(path)])
+                assert result.exit_code in (0, 1) and isinstance(result.exception, SystemExit | None), (what, result.exception)
+    weights.write_bytes(data)
+    for what, changed in mutations(model, TRAILER_MAGIC, ABI_VERSION, SECTION, ["weights_file"], count // 2, 5):
+        other = tmp_path / "other.so"
+        other.write_bytes(changed)
+        refused += check(what, changed == model, lambda path=other: _runtime.Model.from_file(path))  # type: ignore[misc]
+    assert len(row) == 40 + len("model.weights") and refused > 0.5 * count
 
 
 def test_a_running_host_survives_all(compiled: dhlo.CompiledModel, tmp_path: Path) -> None:

@@ -444,6 +444,17 @@ void test_constants_memory(const char* path) {
     dhlo_model* model = nullptr;
     CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_INVALID_ARGUMENT && model == nullptr);
   }
+  dhlo_model_options_init(&options);
+  options.weights_path = path;  // a model file
+  dhlo_model* model = nullptr;
+  CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_FORMAT && model == nullptr);
+  options.weights_data = path;
+  CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_INVALID_ARGUMENT && model == nullptr);
+  options.weights_path = nullptr;
+  CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_FORMAT && model == nullptr);  // no bytes
+  options.weights_data = nullptr;
+  options.weights_bytes = 1;
+  CHECK(dhlo_model_load_file(path, &options, &model) == DHLO_INVALID_ARGUMENT && model == nullptr);
 }
 
 }  // namespace

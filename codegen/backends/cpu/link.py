@@ -24,7 +24,7 @@ from dhlo.codegen.target import Target, native
 from dhlo.container import atomic_write, check_target, write_bytes
 from dhlo.errors import CompileError
 from dhlo.header import Form, check_identifier, identifier, language_of, model_header
-from dhlo.model_file import features_text, write_model_file
+from dhlo.model_file import check_weights_name, features_text, write_model_file
 from dhlo.options import c_compiler
 
 __all__ = [
@@ -62,17 +62,22 @@ _FLAGS = (
 _HINT = "install a C compiler or name one in the environment variable CC; --emit=obj and --emit=archive need none"
 
 
-def write_model(artifact: Artifact, path: Path) -> None:
-    """Writes a model file: shared object, constants, metadata; the constants one by one, never joined in memory.
+def write_model(artifact: Artifact, path: Path, weights_file: str | None = None) -> None:
+    """Writes a model file: shared object, constants, metadata; the constants one by one, never joined in memory, and to a file of
+    that name in the same folder if there is one.
 
-    Raises CompileError if there is no C compiler or it fails, OSError if the file can't be written.
+    Raises CompileError if there is no C compiler or it fails, OSError if a file can't be written, DhloError for what is no plain
+    name.
     """
+    if weights_file is not None:
+        check_weights_name(weights_file, path)
     with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:
         image = Path(folder) / "code.so"
         link_shared(artifact.objects, image, artifact.externs, artifact.targets[0], debug_info=artifact.metadata["debug_info"])
         constants = (chunk.data for chunk in artifact.constants.chunks())
         metadata = "\n".join(json.dumps(entry) for entry in artifact.entries)
-        write_model_file(path, image.read_bytes(), constants, metadata, features_text(artifact.metadata["levels"]), artifact.source)
+        features = features_text(artifact.metadata["levels"])
+        write_model_file(path, image.read_bytes(), constants, metadata, features, artifact.source, weights_file)
 
 
 def extern_addresses(externs: Mapping[str, str]) -> dict[str, int]:

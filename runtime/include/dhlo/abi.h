@@ -248,12 +248,15 @@ typedef struct dhlo_abi_model {
  * runtime verifies all of it before it maps any code. dhlo/container.py reads and writes the same; the compiler's cache
  * uses it with sections and a magic of its own. */
 #define DHLO_TRAILER_MAGIC 0x52544f4c48444c53ull
+#define DHLO_WEIGHTS_MAGIC 0x54574f4c48444c53ull /* of a weights file: constants in a file of their own */
 #define DHLO_FILE_FORMAT 3u
 #define DHLO_SECTION_ALIGN 64
 #define DHLO_DIGEST_PIECE (1 << 20)
 #define DHLO_MAX_SECTIONS 256
 
-/* A model file has each of these once, but for the last. Values are stored in files: append only. */
+/* A model file has code, metadata and features, and either constants or the name of the weights file that has them; it
+ * may have a source. A weights file, which is the same row of sections with DHLO_WEIGHTS_MAGIC, begins with constants,
+ * and may have code digests. None is there twice. Values are stored in files: append only. */
 typedef enum dhlo_section_kind {
   DHLO_SECTION_CODE = 1,
   DHLO_SECTION_CONSTANTS = 2,
@@ -261,9 +264,18 @@ typedef enum dhlo_section_kind {
   DHLO_SECTION_FEATURES = 4, /* what each level needs, tested before the code is loaded: a line for each of
                                 dhlo_abi_model.levels, "name: cpu_features", without ": " where the name is empty; no
                                 newline at the end */
-  DHLO_SECTION_SOURCE = 5    /* may be missing: what `dhlo update-weights` makes constants with, see dhlo/source.py; the
-                                runtime only verifies it */
+  DHLO_SECTION_SOURCE = 5,   /* what `dhlo update-weights` makes constants with, see dhlo/source.py; the runtime only
+                                verifies it */
+  DHLO_SECTION_WEIGHTS_FILE = 6, /* a dhlo_weights_file, and the weights file's name behind it, without a 0: a plain
+                                    name, of a file in the model file's folder */
+  DHLO_SECTION_CODE_DIGESTS = 7  /* digests of the sections of code that the constants were made for */
 } dhlo_section_kind;
+
+/* Which constants a model file is to find in its weights file: those of no other digest are loaded. */
+typedef struct dhlo_weights_file {
+  uint64_t bytes;
+  uint8_t digest[32]; /* of the section */
+} dhlo_weights_file;
 
 typedef struct dhlo_section {
   uint32_t kind;
@@ -295,6 +307,7 @@ static_assert(sizeof(dhlo_abi_entry) == 112, "dhlo_abi_entry");
 static_assert(sizeof(dhlo_abi_model) == 96, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");
+static_assert(sizeof(dhlo_weights_file) == 40, "dhlo_weights_file");
 }
 #endif
 #endif

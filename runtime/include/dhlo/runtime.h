@@ -265,6 +265,13 @@ typedef struct dhlo_model_options {
                     is ignored. With `parallel` the environment's threads only serve dhlo_session_run_async */
   int32_t constants_memory; /* a dhlo_constants_memory; of files only */
   int32_t reserved;
+  /* Of model files, where their constants are instead: a weights file (`dhlo compile --weights-file`, `dhlo
+   * update-weights --weights-only`), by its path or whole in memory, which isn't needed after the call. It has the
+   * constants that the model was written with, or others that were made for its code; these not where there is
+   * `authorize`. Both NULL: the model file's own, or of the weights file that it names, in its folder. */
+  const char* weights_path;
+  const void* weights_data;
+  size_t weights_bytes;
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
@@ -274,7 +281,8 @@ DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
  * is mapped; but code is code: load files of those you trust, or let `authorize` decide. Starts no more threads than
  * the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
-/* The same from a whole model file in memory; `data` is not needed after the call. */
+/* The same from a whole model file in memory; `data` is not needed after the call. Where its constants are in a weights
+ * file, the options must say where that is. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
 /* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants`
@@ -510,7 +518,7 @@ static_assert(sizeof(dhlo_launch_profile) == 24, "dhlo_launch_profile");
 static_assert(sizeof(dhlo_run_options) == 24, "dhlo_run_options");
 static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 96, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 120, "dhlo_model_options");
 static_assert(sizeof(dhlo_env_options) == 120, "dhlo_env_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
 static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");

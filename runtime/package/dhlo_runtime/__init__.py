@@ -84,6 +84,7 @@ def load(
     verify: bool | Literal["always"] = True,
     memory: Memory = "auto",
     authorize: Callable[[bytes], object] | None = None,
+    weights: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model file, to be run by `num_threads` threads (0: one per processor); DHLO_NUM_THREADS wins.
 
@@ -91,7 +92,8 @@ def load(
     `verify="always"` each time, with `verify=False` never. They are pages of the file that processes share ("mapped", by default
     where that can be), all read now ("populated"), kept in memory ("locked"), or a copy of the model's own ("copied").
     `authorize` is asked with the SHA-256 that stands for the whole file, before any code is loaded: false or an exception refuses
-    it. A model file is code: load what you trust. Raises ModelFileError, ValueError for options that there aren't.
+    it. `weights` is a weights file that was made for the model's code, and is taken instead of its own. A model file is code: load
+    what you trust. Raises ModelFileError, ValueError for options that there aren't.
     """
     if verify not in (False, True, "always"):
         raise ValueError(f"verify: expected True, False or 'always', got {verify!r}")
@@ -99,7 +101,7 @@ def load(
         raise ValueError(f"memory: expected {', '.join(map(repr, _MEMORY))}, got {memory!r}")
     how = {"verify": 2 if verify == "always" else int(verify), "memory": _MEMORY.index(memory)}
     try:
-        model = _runtime.Model.from_file(path, num_threads=num_threads, authorize=authorize, **how)
+        model = _runtime.Model.from_file(path, num_threads=num_threads, authorize=authorize, weights=weights, **how)
     except (MemoryError, RuntimeError) as e:
         raise _as(ModelFileError, e) if getattr(e, "status", None) else e from None
     return Model(model)

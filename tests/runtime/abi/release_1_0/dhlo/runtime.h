@@ -109,9 +109,8 @@ DHLO_API const char* dhlo_machine_fact_name(int32_t index);
 /* ---- hooks ---------------------------------------------------------------------------------------------------------
  */
 
-/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the
- * runtime holds itself). Must be
- * thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is
+/* Memory for arenas, scratch, state and runtime-owned outputs (not for constants, which the runtime holds itself). Must
+ * be thread-safe. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; memory aligned otherwise is
  * given back, and the call fails with DHLO_HOST. Copied into the model; `ctx` must outlive it. */
 typedef struct dhlo_allocator {
   void* ctx;
@@ -235,7 +234,7 @@ typedef int32_t (*dhlo_authorize_fn)(void* ctx, const uint8_t* digest, size_t by
 typedef enum dhlo_verify {
   DHLO_VERIFY_NEVER = 0,
   DHLO_VERIFY_ONCE = 1, /* unless an earlier load found the same file whole and nobody has changed it since, by device,
-                           inode, size and times of change; remembered in the folder DHLO_CACHE_DIR or ~/.cache/dhlo */
+                           inode, size and times of change; remembered in the folder of dhlo_machine_configure */
   DHLO_VERIFY_ALWAYS = 2
 } dhlo_verify;
 
@@ -255,8 +254,8 @@ typedef struct dhlo_model_options {
   int32_t verify_constants;    /* a dhlo_verify; DHLO_VERIFY_ALWAYS where there is `authorize`. Default
                                   DHLO_VERIFY_ONCE. */
   int64_t num_threads;         /* 0: one per processor that the process may use, by its affinity and the quota of its
-                                  control group. DHLO_NUM_THREADS in the environment wins.
-                                  Models with equal counts share one pool of threads. */
+                                  control group. DHLO_NUM_THREADS in the environment wins. Models with equal counts
+                                  share one pool of threads. */
   dhlo_allocator allocator;    /* alloc == NULL: the runtime's own */
   dhlo_parallel parallel;      /* run == NULL: the runtime's own pool; otherwise num_threads above is ignored */
   dhlo_authorize_fn authorize; /* NULL: every file may be loaded */
@@ -265,6 +264,13 @@ typedef struct dhlo_model_options {
                     is ignored. With `parallel` the environment's threads only serve dhlo_session_run_async */
   int32_t constants_memory; /* a dhlo_constants_memory; of files only */
   int32_t reserved;
+  /* Of model files, where their constants are instead: a weights file (`dhlo compile --weights-file`, `dhlo
+   * update-weights --weights-only`), by its path or whole in memory, which isn't needed after the call. It has the
+   * constants that the model was written with, or others that were made for its code; these not where there is
+   * `authorize`. Both NULL: the model file's own, or of the weights file that it names, in its folder. */
+  const char* weights_path;
+  const void* weights_data;
+  size_t weights_bytes;
 } dhlo_model_options;
 
 DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
@@ -274,7 +280,8 @@ DHLO_API void dhlo_model_options_init(dhlo_model_options* options);
  * is mapped; but code is code: load files of those you trust, or let `authorize` decide. Starts no more threads than
  * the model has. */
 DHLO_API dhlo_status dhlo_model_load_file(const char* path, const dhlo_model_options* options, dhlo_model** out);
-/* The same from a whole model file in memory; `data` is not needed after the call. */
+/* The same from a whole model file in memory; `data` is not needed after the call. Where its constants are in a weights
+ * file, the options must say where that is. */
 DHLO_API dhlo_status dhlo_model_load_memory(const void* data, size_t bytes, const dhlo_model_options* options,
                                             dhlo_model** out);
 /* From code that is already in the process (JIT, static linking); there is no file to verify or authorize. `constants`
@@ -385,7 +392,8 @@ DHLO_API dhlo_status dhlo_session_create(dhlo_model* model, const dhlo_session_o
 DHLO_API dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry,
                                                  const dhlo_session_options* options, dhlo_session** out);
 /* NULL is allowed. Must not be called during a run, but for asynchronous ones: these are cancelled and waited for,
- * `done` included unless it is what calls. */
+ * `done` included unless it is what calls; what `done` asks for meanwhile, dhlo_session_run_async refuses with
+ * DHLO_CANCELLED. */
 DHLO_API void dhlo_session_destroy(dhlo_session* session);
 /* Borrowed. */
 DHLO_API dhlo_model* dhlo_session_model(const dhlo_session* session);
@@ -509,7 +517,7 @@ static_assert(sizeof(dhlo_launch_profile) == 24, "dhlo_launch_profile");
 static_assert(sizeof(dhlo_run_options) == 24, "dhlo_run_options");
 static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
-static_assert(sizeof(dhlo_model_options) == 96, "dhlo_model_options");
+static_assert(sizeof(dhlo_model_options) == 120, "dhlo_model_options");
 static_assert(sizeof(dhlo_env_options) == 120, "dhlo_env_options");
 static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
 static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");

@@ -235,6 +235,30 @@ struct View {
   }
 };
 
+// A counted reference to an environment, for dhlo_model_options.env; copies share it. Thread-safe like dhlo_env.
+class Environment {
+ public:
+  explicit Environment(const dhlo_env_options* options = nullptr) {
+    if (const dhlo_status status = dhlo_env_create(options, &env_); status != DHLO_OK)
+      throw RuntimeError(status, dhlo_last_error());
+  }
+  Environment(const Environment& other) noexcept : env_(other.env_) { dhlo_env_retain(env_); }
+  Environment(Environment&& other) noexcept : env_(std::exchange(other.env_, nullptr)) {}
+  Environment& operator=(Environment other) noexcept {
+    std::swap(env_, other.env_);
+    return *this;
+  }
+  ~Environment() { dhlo_env_release(env_); }
+
+  dhlo_env* get() const noexcept { return env_; }
+  int64_t num_threads() const noexcept { return dhlo_env_num_threads(env_); }
+  // What counts against dhlo_env_options.max_bytes, now.
+  int64_t used_bytes() const noexcept { return dhlo_env_used_bytes(env_); }
+
+ private:
+  dhlo_env* env_ = nullptr;
+};
+
 // A counted reference to a model; copies share it. Thread-safe like dhlo_model.
 class Model {
  public:

@@ -89,13 +89,15 @@ class _Tables:
             f"spFlags: DISPFlagDefinition | DISPFlagOptimized, unit: {self._unit})"
         )
 
+        scopes = {first.file: scope}  # by file, as distinct nodes aren't one by being equal
+
         def at(place: Place | None) -> str:
             if place is None or not place.file:
                 return self._add(f"!DILocation(line: 0, scope: {scope})")
-            inner = scope
-            if place.file != first.file:
-                inner = self._add(f"distinct !DILexicalBlockFile(scope: {scope}, file: {self._file(place.file)}, discriminator: 0)")
-            return self._add(f"!DILocation(line: {place.line}, scope: {inner})")
+            if place.file not in scopes:
+                text = f"distinct !DILexicalBlockFile(scope: {scope}, file: {self._file(place.file)}, discriminator: 0)"
+                scopes[place.file] = self._add(text)
+            return self._add(f"!DILocation(line: {place.line}, scope: {scopes[place.file]})")
 
         out = [body[0][:-1] + f"!dbg {scope} {{"]
         for text, place in _placed(body[1:-1], places):

@@ -488,7 +488,7 @@ def update_weights_command(
     from dhlo.update import update_weights
 
     path = update_weights(model, weights, output, strict=not ignore_unknown, weights_only=weights_only)
-    console().print(f"{path}", markup=False)
+    console().print(f"{path}")
 
 
 @app.command("weights")
@@ -510,7 +510,7 @@ def weights_command(
     check_apart([output], [model])
     tensors = read_weights(model, partial=partial)
     write_safetensors(output, tensors)
-    console().print(f"{output}: {len(tensors)} tensors", markup=False)
+    console().print(f"{output}: {len(tensors)} tensors")
 
 
 @app.command("keygen")

@@ -36,7 +36,7 @@ def compare_formats(exported: torch.export.ExportedProgram, calls: Sequence[tupl
             rows.append((text, megabytes(facts["constants_bytes"]), label, *_distances(got, w)))
     head = ("stored as", "bytes", "shape", "relative error", "largest error", "same choice")
     print_table("results beside those of weights and caches as they are", head, rows, right=[*head[1:2], *head[3:]])
-    console().print("\n".join(summaries), markup=False)
+    console().print("\n".join(summaries))
 
 
 def _floats(results: Any) -> list[torch.Tensor]:

@@ -321,9 +321,9 @@ def _print_times(points: Sequence[Point], facts: dict[str, Any], title: str) -> 
     )
     for n, f in facts.items():
         if "error" in f:
-            console().print(f"{n} fails: {f['error']}", markup=False)
+            console().print(f"{n} fails: {f['error']}")
         else:
-            console().print(f"{n}: compiled in {f['compile_s']:.1f} s, {f['n']} samples at each shape", markup=False)
+            console().print(f"{n}: compiled in {f['compile_s']:.1f} s, {f['n']} samples at each shape")
 
 
 def _print_hints(model: _Model, points: Sequence[Point], facts: dict[str, Any]) -> None:
@@ -334,7 +334,7 @@ def _print_hints(model: _Model, points: Sequence[Point], facts: dict[str, Any]) 
     for p, a, b in zip(points, ours, plain, strict=True):
         dims = {d: n for v, s in zip(model.values, p.shapes, strict=True) for d, n in zip(v["dims"], s, strict=True)}
         if all(dims.get(n, size) == size for n, size in model.sizes.usual.items()):
-            console().print(f"usual sizes ({p.label}): {a / b:.3f} of the time without the hint", markup=False)
+            console().print(f"usual sizes ({p.label}): {a / b:.3f} of the time without the hint")
 
 
 def _write_json(path: Path, model: _Model, points: Sequence[Point], facts: dict[str, Any], threads: int) -> None:

@@ -135,7 +135,7 @@ def compile_file(
         artifact = _write(exported, output, emit, locations, options, symbol, header, weights_file)
     except Exception as e:
         if dump is not None:
-            console().print(f"how to run what failed: {dump.failed(e)}", markup=False)
+            console().print(f"how to run what failed: {dump.failed(e)}")
         raise
     if artifact is not None and emit in _BINARY:
         _report(artifact, output, emit is Emit.OBJ or weights_file is not None, time.perf_counter() - start)
@@ -177,9 +177,9 @@ def _report(artifact: Artifact, output: Path, apart: bool, seconds: float) -> No
     console().print(f"{output}: {megabytes(code)} without weights, {megabytes(artifact.constants.bytes)} weights, {seconds:.1f} s")
     for entry in artifact.entries:
         if entry["quantised"]:
-            console().print(quantised_summary(entry["quantised"]), markup=False)
+            console().print(quantised_summary(entry["quantised"]))
         if entry["caches"]:
-            console().print(cache_summary(entry["caches"]), markup=False)
+            console().print(cache_summary(entry["caches"]))
 
 
 def _write(

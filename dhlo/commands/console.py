@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 __all__ = ["cache_summary", "console", "megabytes", "print_table", "quantised_summary"]
@@ -16,8 +15,9 @@ _WIDE = 200
 
 
 def console() -> Console:
-    """A console on standard output."""
-    return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    """A console on standard output, which takes texts as they are: names of files may look like markup."""
+    terminal = sys.stdout.isatty()
+    return Console(width=None if terminal else _WIDE, markup=False, highlight=False, emoji=False, soft_wrap=not terminal)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(str(x)) for x in row))
+        table.add_row(*(str(x) for x in row))
     out = console()
     out.print(table)
     out.print()

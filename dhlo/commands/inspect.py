@@ -63,7 +63,7 @@ def inspect_file(
                 facts["weights file"] = f"{weights.name}, {_state_of(path, weights)}"
     if html is not None:
         write_bytes(html, render_report(infos, facts, times).encode())
-        console().print(f"{html}: the report of {path}", markup=False)
+        console().print(f"{html}: the report of {path}")
         return
     if entry is not None and entry not in infos:
         raise DhloError(f"the model has no entry '{entry}'; it has {', '.join(infos) if '' not in infos else 'only one'}")
@@ -72,7 +72,7 @@ def inspect_file(
         facts["entries"] = f"{', '.join(infos)}; this is {json.loads(info.metadata)['entry']}"
     meta = json.loads(info.metadata)
     if contract or not (groups or kernels or buffers):
-        console().print(signature(info), markup=False)
+        console().print(signature(info))
     if not (contract or groups or kernels or buffers):
         _summary(info, meta, facts)
     if groups:
@@ -133,7 +133,7 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
         rows.append(quantised_summary(meta["quantised"]))
     if meta.get("caches"):
         rows.append(cache_summary(meta["caches"]))
-    console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]), markup=False)
+    console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]))
     if meta.get("quantised"):
         console().print()
         print_table(

@@ -14,12 +14,12 @@ __all__ = ["make_keys", "sign_model", "verify_model"]
 def make_keys(private: Path, public: Path) -> None:
     """Writes a new Ed25519 key pair. Raises DhloError where there is a file already."""
     generate_key(private, public)
-    console().print(f"{private}: keep it to yourself\n{public}: for those who load your models", markup=False)
+    console().print(f"{private}: keep it to yourself\n{public}: for those who load your models")
 
 
 def sign_model(path: Path, key: Path) -> None:
     """Writes the signature of a model file beside it. Raises ModelFileError where the file is damaged."""
-    console().print(f"{sign_file(path, key)}", markup=False)
+    console().print(f"{sign_file(path, key)}")
 
 
 def verify_model(path: Path, key: Path | None) -> None:
@@ -31,4 +31,4 @@ def verify_model(path: Path, key: Path | None) -> None:
         with open_sections(path) as sections:
             verify_files(path, sections)
             digest, what = sections.file_digest, "whole; its signature wasn't checked (--key)"
-    console().print(f"{path}: {what}\nSHA-256: {digest.hex()}", markup=False)
+    console().print(f"{path}: {what}\nSHA-256: {digest.hex()}")

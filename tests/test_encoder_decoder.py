@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
 
 import dhlo
 from dhlo.integrations.transformers import attach, compile_encoder_decoder
+from tests.generating import assert_same_caches, generated, generated_with_caches
 
 TOKENS = dict(vocab_size=99, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
 LAYERS = dict(
@@ -70,23 +72,19 @@ def calls(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def generated(model: Any, name: str) -> list[torch.Tensor]:
-    out = []
-    for call in calls(name):
-        torch.manual_seed(2)
-        out.append(model.generate(**call))
-    return out
-
-
 @pytest.mark.parametrize("name", ["whisper", *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "marian"))])
 def test_generate(name, tmp_path):
     """Token by token what eager says, from a file, too."""
     model = model_of(name)
-    want = generated(model, name)
+    static = [call | {"cache_implementation": "static"} for call in calls(name)[:4]]
+    want, cached = generated(model, calls(name)), generated_with_caches(model, static)
     assert len(set(want[1].flatten().tolist())) > 10
     compiled = compile_encoder_decoder(model)
-    for got, tokens in zip(generated(model, name), want, strict=True):
+    for got, tokens in zip(generated(model, calls(name)), want, strict=True):
         assert torch.equal(got, tokens)
+    for (got, cache), (tokens, filled) in zip(generated_with_caches(model, static), cached, strict=True):
+        assert torch.equal(got, tokens)
+        assert_same_caches(cache, filled)
     compiled.save(tmp_path / "model.so")
     fresh, loaded = model_of(name), dhlo.load(tmp_path / "model.so")
     attach(fresh, loaded)
@@ -118,8 +116,9 @@ def check_calls(model: Any, name: str) -> None:
         model(**source, decoder_input_ids=tokens, past_key_values=hf.DynamicCache())
     with pytest.raises(dhlo.ContractError):
         model(**source, decoder_input_ids=tokens[:3])
-    with pytest.raises(dhlo.ContractError, match="dynamic caches: layer 0 is a StaticLayer"):
-        model.generate(**calls(name)[1], cache_implementation="static")
+    with pytest.raises(dhlo.ContractError, match="static cache of 8 positions holds 8 and has no room for 1 more"):
+        caches = (StaticCache(model.config.get_text_config(decoder=True), max_cache_len=n) for n in (8, 20))
+        model.generate(**calls(name)[1], past_key_values=EncoderDecoderCache(*caches))
     torch.testing.assert_close(model(**source, decoder_input_ids=tokens).logits, want, rtol=1e-3, atol=1e-4)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer, StaticCache
 from transformers.exporters import AutoHfExporter, ExportedModel
 
 import dhlo
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
+from tests.generating import assert_same_caches, generated, generated_with_caches
 
 COMMON = dict(
     vocab_size=99,
@@ -74,22 +76,35 @@ def calls() -> list[dict[str, Any]]:
     ]
 
 
-def generated(model: Any) -> list[torch.Tensor]:
-    out = []
-    for call in calls():
-        torch.manual_seed(2)
-        out.append(model.generate(**call))
-    return out
+def cached_calls(model: Any) -> list[dict[str, Any]]:
+    """The same with static caches, with one of the caller's, and with a dynamic one that knows of windows."""
+    return [
+        {**call, **cache()}
+        for call in calls()[:4]
+        for cache in (
+            lambda: {"cache_implementation": "static"},
+            lambda: {"past_key_values": StaticCache(model.config, max_cache_len=40)},
+            lambda: {"past_key_values": DynamicCache(config=model.config)},
+        )
+    ]
+
+
+def continued(model: Any, cache: Cache) -> torch.Tensor:
+    """Some tokens after a prompt, another prompt behind these, and some more tokens: each goes on from the cache."""
+    prompt, more = calls()[0]["input_ids"], torch.arange(20, 31)[None]
+    said = model.generate(prompt, max_new_tokens=5, do_sample=False, past_key_values=cache)
+    tokens: torch.Tensor = model.generate(torch.cat([said, more], 1), max_new_tokens=5, do_sample=False, past_key_values=cache)
+    return tokens
 
 
 @pytest.mark.parametrize("name", ["llama", *[pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS if n != "llama"]])
 def test_generate(name, tmp_path):
     """Token by token what eager says, from a file, too."""
     model = decoder(name)
-    want = generated(model)
+    want = generated(model, calls())
     assert len(set(want[1].flatten().tolist())) > 10
     compiled = compile_decoder(model)
-    for got, tokens in zip(generated(model), want, strict=True):
+    for got, tokens in zip(generated(model, calls()), want, strict=True):
         assert torch.equal(got, tokens)
     assert compiled.counters["runs"] > 30
     compiled.save(tmp_path / "model.so")
@@ -98,24 +113,63 @@ def test_generate(name, tmp_path):
     assert torch.equal(fresh.generate(**calls()[1]), want[1])
     if name != "llama":
         return
-    ids = calls()[0]["input_ids"]
-    with torch.no_grad():
-        torch.testing.assert_close(fresh(ids).logits, type(fresh).forward(fresh, ids).logits, rtol=1e-3, atol=1e-4)
-        assert fresh(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
-        assert fresh(ids, logits_to_keep=-2).logits.shape == (1, 5, 99)
-    with pytest.raises(dhlo.ContractError, match="for a compiled decoder, got 1 dims"):
-        fresh(ids[0])
-    with pytest.raises(dhlo.ContractError, match="a Cache of transformers, got a list"):
-        fresh(ids, past_key_values=[(ids, ids)])
-    with pytest.raises(dhlo.ContractError, match="inputs_embeds"):
-        fresh(inputs_embeds=torch.zeros(1, 3, 32))
-    with pytest.raises(dhlo.ContractError, match="attention_mask"):
-        fresh(ids, attention_mask=torch.ones(1, 1, 7, 7, dtype=torch.bool))
-    with pytest.raises(dhlo.ContractError, match="dynamic caches: layer 0 is a StaticLayer|attention_mask"):
-        fresh.generate(**calls()[1], cache_implementation="static")
+    check_refusals(fresh)
     assert torch.equal(fresh.generate(**calls()[1]), want[1])
     del fresh.forward
     assert torch.equal(fresh.generate(**calls()[1]), want[1])
+    assert torch.equal(fresh.generate(**calls()[1], cache_implementation="static"), want[1])
+
+
+def check_refusals(model: Any) -> None:
+    """Calls of forward, and those that are refused."""
+    ids = calls()[0]["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, type(model).forward(model, ids).logits, rtol=1e-3, atol=1e-4)
+        assert model(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
+        assert model(ids, logits_to_keep=-2).logits.shape == (1, 5, 99)
+    with pytest.raises(dhlo.ContractError, match="for a compiled decoder, got 1 dims"):
+        model(ids[0])
+    with pytest.raises(dhlo.ContractError, match="a Cache of transformers, got a list"):
+        model(ids, past_key_values=[(ids, ids)])
+    with pytest.raises(dhlo.ContractError, match="inputs_embeds"):
+        model(inputs_embeds=torch.zeros(1, 3, 32))
+    with pytest.raises(dhlo.ContractError, match="attention_mask"):
+        model(ids, attention_mask=torch.ones(1, 1, 7, 7, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["gemma3", *[pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS if n != "gemma3"]])
+def test_caches(name):
+    """Tokens are eager's whatever the cache, and it holds afterwards what eager's holds."""
+
+    def some() -> list[Cache]:
+        return [StaticCache(model.config, max_cache_len=40), DynamicCache(config=model.config)]
+
+    model = decoder(name)
+    want = generated_with_caches(model, cached_calls(model))
+    went_on = [(continued(model, cache), cache) for cache in some()]
+    compile_decoder(model)
+    got = generated_with_caches(model, cached_calls(model)) + [(continued(model, cache), cache) for cache in some()]
+    for (tokens, cache), (right, filled) in zip(got, want + went_on, strict=True):
+        assert torch.equal(tokens, right)
+        assert_same_caches(cache, filled)
+    check_caches(model)
+
+
+def check_caches(model: Any) -> None:
+    """Caches that are refused hold what they held."""
+    call = calls()[0]
+    full = StaticCache(model.config, max_cache_len=10)
+    with pytest.raises(dhlo.ContractError, match="static cache of 10 positions holds 10 and has no room for 1 more"):
+        model.generate(**call, past_key_values=full)
+    assert int(full.get_seq_length()) == 10
+    fewer = StaticCache(model.config, max_cache_len=40)
+    fewer.layers.pop()
+    with pytest.raises(dhlo.ContractError, match="the cache has 1 layers, the compiled model 2"):
+        model.generate(**call, past_key_values=fewer)
+    with pytest.raises(dhlo.ContractError, match="not offloaded"):
+        model.generate(**call, cache_implementation="offloaded_static")
+    with pytest.raises(dhlo.ContractError, match="dynamic and static caches: layer 0 is a DynamicIndexedLayer"):
+        model.generate(**call, past_key_values=Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()]))
 
 
 def test_what_is_no_decoder_is_refused():

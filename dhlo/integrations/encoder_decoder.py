@@ -12,16 +12,19 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 import dhlo
 from dhlo.errors import CompileError, ContractError
-from dhlo.integrations.generation import (
+from dhlo.integrations.caches import (
     GROW,
+    are_windows,
     cached_layers,
-    evaluating,
+    exported_cache,
+    held,
     keep_all,
-    refuse_others,
-    replace_forward,
-    unbounded,
+    keep_source,
+    masks_of_any_sizes,
+    positions,
     with_room,
 )
+from dhlo.integrations.generation import evaluating, keep_masks, refuse_others, replace_forward
 from dhlo.model import CompiledModel
 
 __all__ = [
@@ -79,6 +82,7 @@ class _Decoder(torch.nn.Module):
         super().__init__()
         self.model = model
         self.positions = _POSITIONS in inspect.signature(model.forward).parameters
+        self.windows = are_windows(DynamicCache(config=model.config))
 
     def forward(
         self,
@@ -91,7 +95,7 @@ class _Decoder(torch.nn.Module):
         cross_keys: _Tensors,
         cross_values: _Tensors,
     ) -> tuple[torch.Tensor, _Tensors, _Tensors]:
-        own = DynamicCache(list(zip(keys, values, strict=True)))
+        own = exported_cache(input_ids, attention_mask, keys, values, self.windows)
         cross = DynamicCache(list(zip(cross_keys, cross_values, strict=True)))
         batch, _, length, _ = cross_keys[0].shape
         hidden = cross_keys[0].new_zeros(batch, length, self.model.config.hidden_size)  # its sizes are asked, and nothing else
@@ -157,7 +161,7 @@ def encoder_decoder_programs(model: Any, source: torch.Tensor | None = None) -> 
         ),
     }
     programs = {}
-    with evaluating(model):
+    with evaluating(model), masks_of_any_sizes():
         for entry, (kind, args, dims) in calls.items():
             programs[entry] = torch.export.export(kind(model), args, dynamic_shapes=dims, strict=False)
     if not tokens and (_reads(programs["encoder"], "attention_mask") or _reads(programs["decoder"], "source_mask")):
@@ -188,6 +192,7 @@ def attach_encoder_decoder(model: Any, compiled: CompiledModel) -> None:
     run = _Forward(compiled, model.main_input_name)
     replace_forward(model.get_encoder(), run.encode)
     replace_forward(model, run)
+    keep_masks(model)
 
 
 class _Forward:
@@ -228,18 +233,18 @@ class _Forward:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if past_key_values is None else past_key_values
         if not isinstance(cache, EncoderDecoderCache):
             raise ContractError(f"a compiled encoder-decoder takes an EncoderDecoderCache, not a {type(cache).__name__}")
-        past = unbounded(cache.self_attention_cache)
-        unbounded(cache.cross_attention_cache)
         number = len(self._layers) // 2
+        past = positions(cache.self_attention_cache, number)
+        positions(cache.cross_attention_cache, number)
         with torch.no_grad():
             if not all(cache.is_updated.get(i, False) for i in range(number)):
                 if encoder_outputs is None:
                     encoder_outputs = self.encode(attention_mask, **{self._source: source})
-                keep_all(cache.cross_attention_cache, *self.cross(encoder_outputs[0]))
+                keep_source(cache.cross_attention_cache, *self.cross(encoder_outputs[0]))
                 cache.is_updated.update(dict.fromkeys(range(number), True))
-            cross: list[Any] = cache.cross_attention_cache.layers
+            cross_keys, cross_values = held(cache.cross_attention_cache)
             batch, length = decoder_input_ids.shape
-            source_mask = _mask(attention_mask, "attention_mask", batch, cross[0].keys.shape[2])
+            source_mask = _mask(attention_mask, "attention_mask", batch, cross_keys[0].shape[2])
             mask = _mask(decoder_attention_mask, "decoder_attention_mask", batch, past + length)
             if decoder_position_ids is None:
                 decoder_position_ids = torch.arange(past, past + length)
@@ -248,11 +253,11 @@ class _Forward:
                 mask[:, : past + length],
                 source_mask,
                 decoder_position_ids.expand(batch, length),
-                *with_room(cache.self_attention_cache, self._layers, past, batch, length),
-                [x.keys for x in cross],
-                [x.values for x in cross],
+                *with_room(cache.self_attention_cache, self._layers, batch, length),
+                cross_keys,
+                cross_values,
             )
-            keep_all(cache.self_attention_cache, keys, values)
+            keep_all(cache.self_attention_cache, keys, values, length)
         hidden = None if encoder_outputs is None else encoder_outputs[0]
         returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
         return Seq2SeqLMOutput(logits=logits, past_key_values=returned, encoder_last_hidden_state=hidden)

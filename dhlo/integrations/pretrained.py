@@ -16,8 +16,9 @@ import transformers
 from torch.export import ExportedProgram
 
 from dhlo.errors import CompileError
+from dhlo.integrations.caches import GROW
 from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encoder_decoder
-from dhlo.integrations.generation import GROW, evaluating
+from dhlo.integrations.generation import evaluating
 from dhlo.integrations.transformers import DhloConfig, DhloExporter, decoder_program, is_decoder
 
 __all__ = ["folder_programs", "load_folder", "model_programs"]

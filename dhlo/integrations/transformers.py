@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.exporters import DynamoConfig, ModelRunner, register_backend
 from transformers.exporters.exporter_dynamo import DynamoExporter
 from transformers.exporters.metadata import ExportMetadata, load_treespec
@@ -21,17 +21,18 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import dhlo
 from dhlo.errors import CompileError, ContractError
-from dhlo.integrations.encoder_decoder import ENTRIES, attach_encoder_decoder, compile_encoder_decoder, is_encoder_decoder
-from dhlo.integrations.generation import (
+from dhlo.integrations.caches import (
     GROW,
+    are_windows,
     cached_layers,
-    evaluating,
+    exported_cache,
     keep_all,
-    refuse_others,
-    replace_forward,
-    unbounded,
+    masks_of_any_sizes,
+    positions,
     with_room,
 )
+from dhlo.integrations.encoder_decoder import ENTRIES, attach_encoder_decoder, compile_encoder_decoder, is_encoder_decoder
+from dhlo.integrations.generation import evaluating, keep_masks, refuse_others, replace_forward
 from dhlo.model import CompiledModel
 
 __all__ = [
@@ -116,9 +117,10 @@ register_backend(DhloExporter, DhloRunner)
 class _Step(torch.nn.Module):
     """Some tokens after what a cache holds, which may be nothing: a prompt, a part of one, or a token of decoding."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, windows: list[bool]) -> None:
         super().__init__()
         self.model = model
+        self.windows = windows
 
     def forward(
         self,
@@ -129,7 +131,7 @@ class _Step(torch.nn.Module):
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-        cache = DynamicCache(list(zip(keys, values, strict=True)))
+        cache = exported_cache(input_ids, attention_mask, keys, values, self.windows)
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -168,27 +170,32 @@ def decoder_program(model: Any) -> torch.export.ExportedProgram:
             hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
         )
     batch, length, past = 2, 3, 5
-    shapes = _cache_shapes(model)
-    keys, values = ([torch.zeros(batch, s[0], past, s[1], dtype=model.dtype) for s in pair] for pair in zip(*shapes, strict=True))
+    layers, windows = _cached(model)
+    held = [past - 1 if window else past for window in windows]
+    keys, values = (
+        [torch.zeros(batch, x.shape[1], n, x.shape[3], dtype=model.dtype) for x, n in zip(kind, held, strict=True)]
+        for kind in zip(*layers, strict=True)
+    )
     ids = torch.zeros(batch, length, dtype=torch.int64)
     positions = torch.arange(past, past + length).expand(batch, length).contiguous()
     args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
     two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
     dynamic = (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
+    with evaluating(model), masks_of_any_sizes():
+        return torch.export.export(_Step(model, windows), args, dynamic_shapes=dynamic, strict=False)
+
+
+def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool]]:
+    """Keys and values of each layer, as a run of the model leaves them, and whether it keeps those of a window. Raises CompileError
+    where a layer keeps something else."""
+    cache = DynamicCache(config=model.config)
+    windows = are_windows(cache)
     with evaluating(model):
-        return torch.export.export(_Step(model), args, dynamic_shapes=dynamic, strict=False)
-
-
-def _cache_shapes(model: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(heads, depth) of each layer's keys and of its values, as a run of the model leaves them. Raises CompileError where a layer
-    keeps something else."""
-    cache = DynamicCache()
-    with torch.no_grad():
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
     for layer in cache.layers:
-        if not isinstance(layer, DynamicLayer) or not layer.is_initialized or layer.keys.dim() != 4:
+        if not layer.is_initialized or layer.keys.dim() != 4:
             raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
-    return [((x.keys.shape[1], x.keys.shape[3]), (x.values.shape[1], x.values.shape[3])) for x in cache.layers]
+    return [(x.keys, x.values) for x in cache.layers], windows
 
 
 def attach(model: Any, compiled: CompiledModel) -> None:
@@ -198,7 +205,8 @@ def attach(model: Any, compiled: CompiledModel) -> None:
     if is_encoder_decoder(model) and set(compiled.entries) == set(ENTRIES):
         attach_encoder_decoder(model, compiled)
     elif is_decoder(model) and cached_layers(compiled):
-        replace_forward(model, _Forward(compiled))
+        replace_forward(model, _Forward(compiled, model.config))
+        keep_masks(model)
     else:
         raise ContractError(f"the compiled model isn't one of a {type(model).__name__} that generates")
 
@@ -206,8 +214,9 @@ def attach(model: Any, compiled: CompiledModel) -> None:
 class _Forward:
     """A decoder's forward in terms of the compiled step."""
 
-    def __init__(self, compiled: CompiledModel) -> None:
+    def __init__(self, compiled: CompiledModel, config: Any) -> None:
         self.compiled = compiled
+        self._config = config
         self._layers = cached_layers(compiled)
 
     def __call__(
@@ -229,27 +238,27 @@ class _Forward:
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             raise ContractError(f"past_key_values is a Cache of transformers, got a {type(past_key_values).__name__}")
         batch, length = input_ids.shape
-        cache = DynamicCache() if past_key_values is None else past_key_values
-        past = unbounded(cache)
+        cache = DynamicCache(config=self._config) if past_key_values is None else past_key_values
+        past = positions(cache, len(self._layers) // 2)
         if attention_mask is None:
             attention_mask = torch.ones(batch, past + length, dtype=torch.int64)
         if attention_mask.dim() != 2:
             raise ContractError(f"attention_mask is [batch, positions] for a compiled decoder, got {attention_mask.dim()} dims")
         if position_ids is None:
             position_ids = torch.arange(past, past + length).expand(batch, length)
-        out = self._run(input_ids, attention_mask.long()[:, : past + length], position_ids, logits_to_keep, cache, past)
+        out = self._run(input_ids, attention_mask.long()[:, : past + length], position_ids, logits_to_keep, cache)
         if use_cache is False:
             out.past_key_values = None  # generate() would pass it on, with all tokens
         return out
 
     def _run(
-        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, keep: int | torch.Tensor, cache: Cache, past: int
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, keep: int | torch.Tensor, cache: Cache
     ) -> CausalLMOutputWithPast:
         batch, length = ids.shape
         kept = torch.arange(length)[-keep:] if isinstance(keep, int) else keep
         with torch.no_grad():
             logits, keys, values = self.compiled(
-                ids, mask, positions.expand(batch, length), kept, *with_room(cache, self._layers, past, batch, length)
+                ids, mask, positions.expand(batch, length), kept, *with_room(cache, self._layers, batch, length)
             )
-            keep_all(cache, keys, values)
+            keep_all(cache, keys, values, length)
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache)

@@ -1,0 +1,267 @@
+"""Caches of transformers, dynamic and static, as memory that compiled steps read and write in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import masking_utils
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from dhlo.errors import CompileError, ContractError
+from dhlo.model import CompiledModel
+
+__all__ = [
+    "GROW",
+    "Layer",
+    "are_windows",
+    "cached_layers",
+    "exported_cache",
+    "held",
+    "keep_all",
+    "keep_source",
+    "masks_of_any_sizes",
+    "positions",
+    "with_room",
+]
+
+Layer = tuple[int, int, torch.dtype]
+"""Heads, depth and dtype of a layer's keys or values."""
+
+GROW = {"keys*": 2, "values*": 2}
+"""Which arguments of the steps have room behind what is filled, and along which dim."""
+
+_ROOM = 64  # positions that a dynamic cache has room for beyond those that are needed, at least
+
+_Tensors = list[torch.Tensor]
+
+
+# ------------------------------------------------------------------------------------------------------------ in programs
+class _ExportedWindow(DynamicLayer):  # type: ignore[misc]
+    """A layer that holds the last `held` of `past` positions. The model's mask hides what lies before its window."""
+
+    is_sliding = True
+
+    def __init__(self, past: Any, held: Any) -> None:
+        super().__init__()
+        self._past, self._held = past, held
+
+    def get_seq_length(self) -> Any:
+        return self._past
+
+    def get_mask_sizes(self, query_length: int) -> tuple[Any, Any]:
+        return self._held + query_length, self._past - self._held
+
+
+def are_windows(cache: DynamicCache) -> list[bool]:
+    """Of each layer of a new cache, whether it holds the last positions only. Raises CompileError where one holds something else
+    than keys and values."""
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise CompileError(f"the model keeps more than keys and values in its cache ({type(layer).__name__})")
+    return [type(layer) is DynamicSlidingWindowLayer for layer in cache.layers]
+
+
+def exported_cache(
+    ids: torch.Tensor, mask: torch.Tensor, keys: _Tensors, values: _Tensors, windows: Sequence[bool]
+) -> DynamicCache:
+    """The cache that a program updates, of what its layers held before: keys and values [batch, heads, positions, depth]. Layers
+    with windows hold the last of all positions, the others all of them. New are `ids` [batch, new positions], `mask` [batch, all
+    positions] is of both."""
+    new = ids.shape[1]
+    past = next((k.shape[2] for k, window in zip(keys, windows, strict=True) if not window), mask.shape[1] - new)
+    torch._check(mask.shape[1] == past + new)  # type: ignore[no-untyped-call]
+    cache = DynamicCache()
+    for k, v, window in zip(keys, values, windows, strict=True):
+        layer = _ExportedWindow(past, k.shape[2]) if window else DynamicLayer()
+        layer.lazy_initialization(k, v)
+        layer.keys, layer.values = k, v
+        cache.layers.append(layer)
+    return cache
+
+
+@contextmanager
+def masks_of_any_sizes() -> Iterator[None]:
+    """Programs that are exported inside make their masks whatever the sizes. transformers asks whether a mask has to be made at
+    all, which a program can't know, and compares sizes for it, which would bind them to the example's."""
+    with patch.object(masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: False):
+        yield
+
+
+def cached_layers(compiled: CompiledModel) -> list[Layer]:
+    """Those of all keys, then those of all values."""
+    caches = [v for v in compiled.native.inputs if v["name"].startswith(("keys", "values"))]
+    return [(int(v["dims"][1]), int(v["dims"][3]), getattr(torch, v["dtype"])) for v in caches]
+
+
+# ------------------------------------------------------------------------------------------------------------- at each call
+def positions(cache: Cache, number: int) -> int:
+    """How many positions a cache has seen, of a model of so many layers. Raises ContractError for caches that compiled steps can't
+    write."""
+    if getattr(cache, "offloading", False):
+        raise ContractError("a compiled model takes caches that stay where they are, not offloaded ones")
+    while cache.layer_class_to_replicate is DynamicLayer and len(cache.layers) < number:
+        cache.layers.append(DynamicLayer())
+    if len(cache.layers) != number:
+        raise ContractError(f"the cache has {len(cache.layers)} layers, the compiled model {number}")
+    return max((_layer(cache, i).past() for i in range(number)), default=0)
+
+
+def with_room(cache: Cache, layers: Sequence[Layer], batch: int, more: int) -> tuple[_Tensors, _Tensors]:
+    """What a cache holds of keys and of values, in buffers with room for `more` positions. Raises ContractError where a static
+    cache has no room."""
+    number = len(layers) // 2
+    held = [_layer(cache, i).filled(layers[i], layers[number + i], batch, more) for i in range(number)]
+    return [k for k, _ in held], [v for _, v in held]
+
+
+def keep_all(cache: Cache, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], more: int) -> None:
+    """Makes a cache hold what a step returned: `with_room`'s buffers with `more` positions joined."""
+    for i, (k, v) in enumerate(zip(keys, values, strict=True)):
+        _layer(cache, i).keep(k, v, more)
+
+
+def keep_source(cache: Cache, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Makes a cache that is empty hold the keys and the values of a source, which all layers see whole."""
+    for i, (k, v) in enumerate(zip(keys, values, strict=True)):
+        layer: Any = cache.layers[i]
+        if isinstance(layer, StaticLayer):
+            if k.shape[2] > layer.max_cache_len:
+                raise ContractError(f"a static cache of {layer.max_cache_len} positions has no room for a source of {k.shape[2]}")
+            layer.update(k, v)
+            continue
+        if type(layer) is not DynamicLayer:
+            cache.layers[i] = DynamicLayer()
+        _layer(cache, i).keep(k, v, k.shape[2])
+
+
+def held(cache: Cache) -> tuple[_Tensors, _Tensors]:
+    """The keys and the values that a cache holds."""
+    layers: list[Any] = cache.layers
+    filled = [int(x.get_seq_length()) for x in layers]
+    return [x.keys[:, :, :n] for x, n in zip(layers, filled, strict=True)], [
+        x.values[:, :, :n] for x, n in zip(layers, filled, strict=True)
+    ]
+
+
+class _Growing:
+    """A dynamic layer that keeps all positions: in a buffer with room, which a longer one replaces when it is full."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def past(self) -> int:
+        """The number of positions that the layer has seen."""
+        return int(self.layer.get_seq_length())
+
+    def filled(self, keys: Layer, values: Layer, batch: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and the values that the layer holds, with room behind."""
+        if not self.layer.is_initialized:
+            return _moved(_empty(keys, batch), more + _ROOM), _moved(_empty(values, batch), more + _ROOM)
+        return self._part(self.layer.keys, more), self._part(self.layer.values, more)
+
+    def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
+        return x if _room(x) >= more else _moved(x, max(x.shape[2], more + _ROOM))
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, more: int) -> None:
+        """Holds what `filled` gave, with `more` positions joined."""
+        if not self.layer.is_initialized:
+            self.layer.lazy_initialization(keys, values)
+        self.layer.keys, self.layer.values = keys, values
+
+
+class _GrowingWindow(_Growing):
+    """A dynamic layer that keeps what its window will see of the past."""
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, more: int) -> None:
+        first = None if self.layer.record_past else 1 - self.layer.sliding_window
+        super().keep(keys[:, :, first:], values[:, :, first:], more)
+        self.layer.cumulative_length += more
+
+
+class _Fixed(_Growing):
+    """A static layer: buffers of as many positions as there may be, the first of which are filled."""
+
+    def filled(self, keys: Layer, values: Layer, batch: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.layer.is_initialized:
+            self.layer.lazy_initialization(_empty(keys, batch), _empty(values, batch))
+        return self._part(self.layer.keys, more), self._part(self.layer.values, more)
+
+    def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
+        past, most = self.past(), self.layer.max_cache_len
+        if past + more > most:
+            raise ContractError(f"a static cache of {most} positions holds {past} and has no room for {more} more")
+        return x[:, :, :past]
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, more: int) -> None:
+        self.layer.cumulative_length.add_(more)  # the rest lies there already
+
+
+class _FixedWindow(_Fixed):
+    """A static layer whose buffers hold the last positions. Once they would overflow, a step gets a copy of those that its first
+    token sees, as eager's does."""
+
+    def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
+        past, most = self.past(), self.layer.max_cache_len
+        if past + more <= most:
+            return x[:, :, :past]
+        return _moved(x[:, :, :past] if past < most else x[:, :, 1:], more)
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, more: int) -> None:
+        layer = self.layer
+        if self.past() + more <= layer.max_cache_len:
+            super().keep(keys, values, more)
+        else:
+            layer.keys.copy_(keys[:, :, -layer.max_cache_len :])
+            layer.values.copy_(values[:, :, -layer.max_cache_len :])
+        layer.cumulative_length_int += more
+
+
+_KINDS: dict[type, type[_Growing]] = {
+    DynamicLayer: _Growing,
+    DynamicSlidingWindowLayer: _GrowingWindow,
+    StaticLayer: _Fixed,
+    StaticSlidingWindowLayer: _FixedWindow,
+}
+
+
+def _layer(cache: Cache, i: int) -> _Growing:
+    """A layer as its kind. Raises ContractError for kinds that compiled steps can't write."""
+    layer = cache.layers[i]
+    if type(layer) not in _KINDS:
+        raise ContractError(f"a compiled model takes dynamic and static caches: layer {i} is a {type(layer).__name__}")
+    return _KINDS[type(layer)](layer)
+
+
+def _empty(layer: Layer, batch: int) -> torch.Tensor:
+    heads, depth, dtype = layer
+    return torch.empty(batch, heads, 0, depth, dtype=dtype)
+
+
+def _room(x: torch.Tensor) -> int:
+    """How many positions there are behind `x` [batch, heads, positions, depth], a part of a buffer that begins where its memory
+    does; -1 if it is none."""
+    batch, heads, length, depth = x.shape
+    capacity, first = x.stride(1) // max(depth, 1), x.storage_offset() // max(depth, 1)
+    room = capacity - first - length
+    end = x.storage_offset() + (batch * heads - 1) * x.stride(1) + (length + room) * depth
+    whole = x.stride()[2:] == (depth, 1) and x.stride(0) == heads * x.stride(1)
+    return room if whole and end * x.element_size() <= x.untyped_storage().nbytes() else -1
+
+
+def _moved(x: torch.Tensor, room: int) -> torch.Tensor:
+    """A copy of `x` [batch, heads, positions, depth] as the first part of a buffer with room for more positions."""
+    batch, heads, length, depth = x.shape
+    buffer = torch.empty(batch, heads, length + room, depth, dtype=x.dtype)
+    buffer[:, :, :length] = x
+    return buffer[:, :, :length]

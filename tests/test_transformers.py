@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer, StaticCache
 from transformers.exporters import AutoHfExporter, ExportedModel
+from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
 import dhlo
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
@@ -170,6 +171,106 @@ def check_caches(model: Any) -> None:
         model.generate(**call, cache_implementation="offloaded_static")
     with pytest.raises(dhlo.ContractError, match="dynamic and static caches: layer 0 is a DynamicIndexedLayer"):
         model.generate(**call, past_key_values=Cache(layers=[DynamicIndexedLayer(), DynamicIndexedLayer()]))
+
+
+def looking(size: int = 16) -> Any:
+    """A decoder that takes images of some positions each; 98 stands for one of these."""
+    torch.manual_seed(0)
+    vision = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=size, patch_size=4)
+    model = hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(
+            text_config={**COMMON, "model_type": "llama"},
+            vision_config={**vision, "model_type": "clip_vision_model"},
+            image_token_index=98,
+            image_seq_length=(size // 4) ** 2,
+        )
+    ).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(5)
+    return model
+
+
+def looks() -> list[dict[str, Any]]:
+    """An image in each of two prompts, two in one, none; beams, a static cache, no cache."""
+    torch.manual_seed(1)
+    ids, mask = torch.randint(3, 98, (2, 22)), torch.ones(2, 22, dtype=torch.int64)
+    ids[:, 2:18], ids[1, 0], mask[1, 0] = 98, 0, 0
+    both = torch.randint(3, 98, (1, 40))
+    both[:, 2:18] = both[:, 20:36] = 98
+    images = torch.randn(2, 3, 16, 16)
+    batch = {"input_ids": ids, "attention_mask": mask, "pixel_values": images}
+    calls = [{"input_ids": both, "pixel_values": images}, {"input_ids": both[:, 36:]}, {**batch, "num_beams": 2}]
+    calls += [{**batch, "cache_implementation": "static"}, {**batch, "use_cache": False}, batch]
+    return [{**call, "max_new_tokens": 8, "do_sample": False} for call in calls]
+
+
+@pytest.mark.slow
+def test_images(tmp_path):
+    """Tokens after images and text are eager's; prompts and images that don't fit are refused."""
+    model = looking()
+    want = generated(model, looks())
+    compile_decoder(model).save(tmp_path / "model.so")
+    assert all(map(torch.equal, generated(model, looks()), want))
+    fresh, loaded = looking(), dhlo.load(tmp_path / "model.so")
+    attach(fresh, loaded)
+    assert torch.equal(fresh.generate(**looks()[0]), want[0])
+    assert [loaded[entry].counters["runs"] for entry in loaded.entries] == [2, 1, 7]
+    ids, images = looks()[0]["input_ids"], looks()[0]["pixel_values"]
+    with pytest.raises(dhlo.DhloError):
+        fresh(ids, pixel_values=images[:1])
+    with pytest.raises(dhlo.ContractError, match="pixel_values .images, channels, height, width."):
+        fresh(ids, pixel_values=images[0])
+    with pytest.raises(dhlo.ContractError):
+        fresh(ids, pixel_values=images[:, :, :8])
+    with pytest.raises(dhlo.ContractError, match="no place for video"):
+        fresh(ids, mm_encoder_outputs={"video": images})
+    assert torch.equal(fresh.generate(**looks()[0]), want[0])
+    del fresh.forward, fresh.base_model.get_image_features
+    assert torch.equal(fresh.generate(**looks()[0]), want[0])
+
+
+@pytest.mark.slow
+def test_models_that_see_otherwise_are_compiled_for_text(caplog):
+    torch.manual_seed(0)
+    text = {**COMMON, "head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+    vision = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4)
+    config = hf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=98)
+    model = hf.Gemma3ForConditionalGeneration(config).eval()
+    want = model.generate(**calls()[1])
+    compile_decoder(model)
+    assert "Gemma3ForConditionalGeneration is compiled for text alone" in caplog.text
+    assert torch.equal(model.generate(**calls()[1]), want)
+    with pytest.raises(dhlo.ContractError, match="compiled for text alone"):
+        model(calls()[0]["input_ids"], pixel_values=torch.zeros(1, 3, 16, 16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_modules_for_export(name):
+    """What transformers makes exportable keeps its caches as state."""
+    model = decoder(name)
+    ids = calls()[0]["input_ids"]
+    want = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    model.generation_config.cache_implementation = "static"
+    module = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=24)
+    length = torch.export.Dim("length", max=24)
+    with torch.no_grad():
+        program = module.export(
+            ids,
+            cache_position=torch.arange(7),
+            dynamic_shapes={"input_ids": {1: length}, "cache_position": {0: length}},
+            strict=False,
+        )
+    compiled = dhlo.compile(program)
+    for _ in range(2):
+        session, tokens, new = compiled.session(), ids, ids
+        while tokens.shape[1] < want.shape[1]:
+            positions = torch.arange(tokens.shape[1] - new.shape[1], tokens.shape[1])
+            new = session(input_ids=new, cache_position=positions)[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, new], 1)
+        assert torch.equal(tokens, want)
 
 
 def test_what_is_no_decoder_is_refused():

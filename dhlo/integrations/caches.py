@@ -31,7 +31,7 @@ __all__ = [
     "keep_all",
     "keep_source",
     "masks_of_any_sizes",
-    "positions",
+    "past_of",
     "with_room",
 ]
 
@@ -105,7 +105,7 @@ def cached_layers(compiled: CompiledModel) -> list[Layer]:
 
 
 # ------------------------------------------------------------------------------------------------------------- at each call
-def positions(cache: Cache, number: int) -> int:
+def past_of(cache: Cache, number: int) -> int:
     """How many positions a cache has seen, of a model of so many layers. Raises ContractError for caches that compiled steps can't
     write."""
     if getattr(cache, "offloading", False):

@@ -21,10 +21,10 @@ from dhlo.integrations.caches import (
     keep_all,
     keep_source,
     masks_of_any_sizes,
-    positions,
+    past_of,
     with_room,
 )
-from dhlo.integrations.generation import evaluating, keep_masks, refuse_others, replace_forward
+from dhlo.integrations.generation import evaluating, keep_masks, refuse_others, replace
 from dhlo.model import CompiledModel
 
 __all__ = [
@@ -190,8 +190,8 @@ def _reads(program: ExportedProgram, name: str) -> bool:
 def attach_encoder_decoder(model: Any, compiled: CompiledModel) -> None:
     """Lets a model's forward and its encoder's run what `compile_encoder_decoder` compiled of such a model."""
     run = _Forward(compiled, model.main_input_name)
-    replace_forward(model.get_encoder(), run.encode)
-    replace_forward(model, run)
+    replace(model.get_encoder(), run.encode)
+    replace(model, run)
     keep_masks(model)
 
 
@@ -234,8 +234,8 @@ class _Forward:
         if not isinstance(cache, EncoderDecoderCache):
             raise ContractError(f"a compiled encoder-decoder takes an EncoderDecoderCache, not a {type(cache).__name__}")
         number = len(self._layers) // 2
-        past = positions(cache.self_attention_cache, number)
-        positions(cache.cross_attention_cache, number)
+        past = past_of(cache.self_attention_cache, number)
+        past_of(cache.cross_attention_cache, number)
         with torch.no_grad():
             if not all(cache.is_updated.get(i, False) for i in range(number)):
                 if encoder_outputs is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -13,7 +13,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from dhlo.errors import ContractError
 
-__all__ = ["evaluating", "keep_masks", "refuse_others", "replace_forward"]
+__all__ = ["evaluating", "image_sizes", "keep_masks", "refuse_others", "replace"]
 
 
 @contextmanager
@@ -28,15 +28,23 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(training)
 
 
-def replace_forward(module: Any, run: Callable[..., Any]) -> None:
-    """Makes `run`, which takes keyword arguments, the `forward` of a module, with the signature of the module's own."""
+def replace(module: Any, run: Callable[..., Any], name: str = "forward") -> None:
+    """Makes `run`, which takes keyword arguments, a method of a module in place of its own, with the signature of that."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
         return run(**dict(zip(signature.parameters, args, strict=False)), **kwargs)
 
-    signature = inspect.signature(type(module).forward.__get__(module))
-    forward.__signature__ = signature  # type: ignore[attr-defined]
-    module.forward = forward
+    signature = inspect.signature(getattr(type(module), name).__get__(module))
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    setattr(module, name, method)
+
+
+def image_sizes(config: Any) -> Sequence[int]:
+    """Channels, height and width of images that a model takes, or may take."""
+    own = getattr(config, "vision_config", config)
+    size = getattr(own, "image_size", None) or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(own, "num_channels", 3), height, width
 
 
 def keep_masks(model: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch.export import ExportedProgram
 
 from dhlo.errors import CompileError
 from dhlo.integrations.caches import GROW
+from dhlo.integrations.decoder import decoder_programs, is_decoder
 from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encoder_decoder
-from dhlo.integrations.generation import evaluating
-from dhlo.integrations.transformers import DhloConfig, DhloExporter, decoder_program, is_decoder
+from dhlo.integrations.generation import evaluating, image_sizes
+from dhlo.integrations.transformers import DhloConfig, DhloExporter
 
 __all__ = ["folder_programs", "load_folder", "model_programs"]
 
@@ -103,7 +104,7 @@ def model_programs(model: Any) -> tuple[dict[str, ExportedProgram], dict[str, in
     Raises CompileError for models that take something else, and what torch.export raises.
     """
     if is_decoder(model):
-        return {"": decoder_program(model)}, GROW
+        return decoder_programs(model), GROW
     if is_encoder_decoder(model):
         return encoder_decoder_programs(model), GROW
     inputs = _example(model)
@@ -131,20 +132,13 @@ def _example(model: Any) -> dict[str, torch.Tensor]:
         if "token_type_ids" in names and getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = torch.zeros_like(ids)
     if "pixel_values" in names:
-        inputs["pixel_values"] = torch.zeros(batch, *_image(config), dtype=model.dtype)
-    if "input_values" in names:
-        inputs["input_values"] = torch.zeros(batch, 16000, dtype=model.dtype)
+        inputs["pixel_values"] = torch.zeros(batch, *image_sizes(config), dtype=model.dtype)
+    if "input_values" in names:  # samples, or a spectrogram
+        sizes = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (16000,)
+        inputs["input_values"] = torch.zeros(batch, *sizes, dtype=model.dtype)
     if not inputs:
         raise CompileError(
             f"{type(model).__name__} takes none of input_ids, pixel_values and input_values",
             hint="export it with arguments of yours (torch.export.export, or DhloExporter) and compile that",
         )
     return inputs
-
-
-def _image(config: Any) -> Sequence[int]:
-    """Channels, height and width of images that a model takes, or may take."""
-    own = getattr(config, "vision_config", config)
-    size = getattr(own, "image_size", None) or 224
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return getattr(own, "num_channels", 3), height, width

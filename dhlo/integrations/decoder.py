@@ -1,0 +1,278 @@
+"""transformers: `generate()` over a compiled decoder, with images where it takes some (Llama, Gemma, Qwen, Mixtral, LLaVA, ...)."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
+
+from dhlo.errors import CompileError, ContractError
+from dhlo.integrations.caches import (
+    are_windows,
+    cached_layers,
+    exported_cache,
+    keep_all,
+    masks_of_any_sizes,
+    past_of,
+    with_room,
+)
+from dhlo.integrations.generation import evaluating, image_sizes, keep_masks, refuse_others, replace
+from dhlo.model import CompiledModel
+
+__all__ = ["attach_decoder", "decoder_programs", "is_compiled_decoder", "is_decoder"]
+
+_LOG = logging.getLogger("dhlo")
+
+_IMAGE, _PROMPT, _DECODER = ENTRIES = ("image", "prompt", "decoder")
+"""The programs of a decoder that takes images: of one image; of some tokens after what a cache holds, images among them; of tokens
+alone."""
+
+_ENCODED = "mm_encoder_outputs"
+_ENCODE = "get_image_features"
+
+
+class _Step(torch.nn.Module):
+    """Some tokens after what a cache holds, which may be nothing: a prompt, a part of one, or a token of decoding."""
+
+    def __init__(self, model: Any, windows: list[bool]) -> None:
+        super().__init__()
+        self.model = model
+        self.windows = windows
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        kept: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        return self.run(input_ids, attention_mask, position_ids, kept, keys, values)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        kept: torch.Tensor,
+        keys: Any,
+        values: Any,
+        **more: Any,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """The logits of the positions that are kept, and all keys and values."""
+        cache = exported_cache(ids, mask, keys, values, self.windows)
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+            **more,
+        )
+        return out.logits, [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
+
+
+class _StepWithImages(_Step):
+    """The same, where `features` [positions of images, depth] take the place of the tokens that stand for images."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        kept: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        features: torch.Tensor,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        images = {_ENCODED: {"image": BaseModelOutputWithPooling(pooler_output=[features])}}
+        return self.run(input_ids, attention_mask, position_ids, kept, keys, values, **images)
+
+
+class _Image(torch.nn.Module):
+    """The features [positions, depth] of an image [1, channels, height, width]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        out = getattr(self.model.base_model, _ENCODE)(pixel_values=pixel_values, return_dict=True)
+        features: torch.Tensor = out.pooler_output[0]
+        return features
+
+
+def is_decoder(model: Any) -> bool:
+    """Whether `compile_decoder` takes a model."""
+    names = inspect.signature(model.forward).parameters
+    joined = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+    return not joined and {"input_ids", "past_key_values", "logits_to_keep"} <= set(names)
+
+
+def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
+    """The programs that `compile_decoder` compiles, by entry; the only one is called "". Raises CompileError, and what torch.export
+    raises."""
+    if not is_decoder(model):
+        raise CompileError(
+            f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
+            hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
+        )
+    batch, length, past = 2, 3, 5
+    layers, windows = _cached(model)
+    held = [past - 1 if window else past for window in windows]
+    keys, values = (
+        [torch.zeros(batch, x.shape[1], n, x.shape[3], dtype=model.dtype) for x, n in zip(kind, held, strict=True)]
+        for kind in zip(*layers, strict=True)
+    )
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    positions = torch.arange(past, past + length).expand(batch, length).contiguous()
+    args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
+    two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    dims = (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
+    programs: dict[str, tuple[Any, Any, Any]] = {"": (_Step(model, windows), args, dims)}
+    features = _features(model)
+    if features is not None:
+        pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
+        programs = {
+            _IMAGE: (_Image(model), (pixels,), ({2: Dim.AUTO, 3: Dim.AUTO},)),
+            _PROMPT: (_StepWithImages(model, windows), (*args, features), (*dims, {0: Dim.AUTO})),
+            _DECODER: programs[""],
+        }
+    with evaluating(model), masks_of_any_sizes():
+        return {
+            entry: torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
+            for entry, (module, example, sizes) in programs.items()
+        }
+
+
+def _features(model: Any) -> torch.Tensor | None:
+    """The features of an image, None where the model takes none, or where more than its pixels decides over them or over what
+    follows: such a model is compiled for text, which the logger "dhlo" says (WARNING)."""
+    names = inspect.signature(model.forward).parameters
+    if "pixel_values" not in names and _ENCODED not in names:
+        return None
+    try:
+        if _ENCODED not in names or "token_type_ids" in names or "image_grid_thw" in names:
+            raise TypeError("what surrounds an image depends on more than its features")
+        with evaluating(model):
+            out = getattr(model.base_model, _ENCODE)(
+                pixel_values=torch.zeros(1, *image_sizes(model.config), dtype=model.dtype), return_dict=True
+            )
+        (features,) = out.pooler_output
+        if not isinstance(features, torch.Tensor) or features.dim() != 2 or getattr(out, "deepstack_features", None) is not None:
+            raise TypeError("an image has more than a row of features")
+    except Exception as e:  # whatever the model raises
+        _LOG.warning("%s is compiled for text alone: %s", type(model).__name__, e)
+        return None
+    return features
+
+
+def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool]]:
+    """Keys and values of each layer, as a run of the model leaves them, and whether it keeps those of a window. Raises CompileError
+    where a layer keeps something else."""
+    cache = DynamicCache(config=model.config)
+    windows = are_windows(cache)
+    with evaluating(model):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    for layer in cache.layers:
+        if not layer.is_initialized or layer.keys.dim() != 4:
+            raise CompileError(f"{type(model).__name__} keeps more than keys and values in its cache ({type(layer).__name__})")
+    return [(x.keys, x.values) for x in cache.layers], windows
+
+
+def is_compiled_decoder(compiled: CompiledModel) -> bool:
+    """Whether `compiled` is what `compile_decoder` made."""
+    step = compiled[_DECODER] if set(compiled.entries) == set(ENTRIES) else compiled
+    return bool(cached_layers(step))
+
+
+def attach_decoder(model: Any, compiled: CompiledModel) -> None:
+    """Lets a model's forward, and what encodes its images, run what `compile_decoder` compiled of such a model."""
+    run = _Forward(compiled, model.config)
+    replace(model, run)
+    keep_masks(model)
+    if run.image is not None:
+        replace(model.base_model, run.encode, _ENCODE)
+
+
+class _Forward:
+    """A decoder's forward in terms of the compiled entries."""
+
+    def __init__(self, compiled: CompiledModel, config: Any) -> None:
+        with_images = set(compiled.entries) == set(ENTRIES)
+        self.image = compiled[_IMAGE] if with_images else None
+        self._prompt = compiled[_PROMPT] if with_images else None
+        self._step = compiled[_DECODER] if with_images else compiled
+        self._config = config
+        self._layers = cached_layers(self._step)
+
+    def encode(self, pixel_values: torch.Tensor | None = None, **others: Any) -> BaseModelOutputWithPooling:
+        """The features of images [images, channels, height, width], a list. Raises ContractError for arguments that the compiled
+        encoder has no place for."""
+        refuse_others(others)
+        if self.image is None or not isinstance(pixel_values, torch.Tensor) or pixel_values.dim() != 4:
+            raise ContractError(
+                "the model is compiled for text alone"
+                if self.image is None
+                else "a compiled decoder takes pixel_values [images, channels, height, width]"
+            )
+        with torch.no_grad():
+            return BaseModelOutputWithPooling(pooler_output=[self.image(x[None]) for x in pixel_values])
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        pixel_values: torch.Tensor | None = None,
+        mm_encoder_outputs: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> CausalLMOutputWithPast:
+        """Raises ContractError for arguments that the compiled step has no place for."""
+        refuse_others(others)
+        if input_ids is None:
+            raise ContractError("a compiled decoder takes input_ids, and not inputs_embeds")
+        if past_key_values is not None and not isinstance(past_key_values, Cache):
+            raise ContractError(f"past_key_values is a Cache of transformers, got a {type(past_key_values).__name__}")
+        for name, x in {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}.items():
+            if x is not None and x.dim() != 2:
+                raise ContractError(f"{name} is [batch, positions] for a compiled decoder, got {x.dim()} dims")
+        images = self._images(pixel_values, mm_encoder_outputs or {})
+        batch, length = input_ids.shape
+        cache = DynamicCache(config=self._config) if past_key_values is None else past_key_values
+        past = past_of(cache, len(self._layers) // 2)
+        if attention_mask is None:
+            attention_mask = torch.ones(batch, past + length, dtype=torch.int64)
+        if position_ids is None:
+            position_ids = torch.arange(past, past + length)
+        kept = torch.arange(length)[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep
+        with torch.no_grad():
+            logits, keys, values = (self._prompt if self._prompt is not None and images else self._step)(
+                input_ids,
+                attention_mask.long()[:, : past + length],
+                position_ids.expand(batch, length),
+                kept,
+                *with_room(cache, self._layers, batch, length),
+                *images,
+            )
+            keep_all(cache, keys, values, length)
+        returned = None if use_cache is False else cache  # generate() would pass it on, with all tokens
+        return CausalLMOutputWithPast(logits=logits, past_key_values=returned)
+
+    def _images(self, pixels: torch.Tensor | None, encoded: dict[str, Any]) -> list[torch.Tensor]:
+        """The features of all images, if there are any. Raises ContractError where the model takes none."""
+        if pixels is not None:
+            encoded = {"image": self.encode(pixels)} | encoded
+        refuse_others({kind: out for kind, out in encoded.items() if kind != "image" or self.image is None})
+        image = encoded.get("image")
+        return [] if image is None else [torch.cat(list(image.pooler_output))]

@@ -155,23 +155,24 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
 def _features(model: Any) -> torch.Tensor | None:
     """The features of an image, None where the model takes none, or where more than its pixels decides over them or over what
     follows: such a model is compiled for text, which the logger "dhlo" says (WARNING)."""
-    names = inspect.signature(model.forward).parameters
-    if "pixel_values" not in names and _ENCODED not in names:
+    names = set(inspect.signature(model.forward).parameters)
+    if not names & {"pixel_values", _ENCODED}:
         return None
-    try:
-        if _ENCODED not in names or "token_type_ids" in names or "image_grid_thw" in names:
-            raise TypeError("what surrounds an image depends on more than its features")
-        with evaluating(model):
-            out = getattr(model.base_model, _ENCODE)(
-                pixel_values=torch.zeros(1, *image_sizes(model.config), dtype=model.dtype), return_dict=True
-            )
-        (features,) = out.pooler_output
-        if not isinstance(features, torch.Tensor) or features.dim() != 2 or getattr(out, "deepstack_features", None) is not None:
-            raise TypeError("an image has more than a row of features")
-    except Exception as e:  # whatever the model raises
-        _LOG.warning("%s is compiled for text alone: %s", type(model).__name__, e)
-        return None
-    return features
+    why: object = "what surrounds an image depends on more than its features"
+    if _ENCODED in names and not names & {"token_type_ids", "image_grid_thw"}:
+        pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
+        try:
+            with evaluating(model):
+                out = getattr(model.base_model, _ENCODE)(pixel_values=pixels, return_dict=True)
+            (features,) = out.pooler_output
+        except Exception as e:  # whatever the model raises
+            why = e
+        else:
+            if features.dim() == 2 and getattr(out, "deepstack_features", None) is None:
+                return torch.as_tensor(features)
+            why = "an image has features of more than one kind"
+    _LOG.warning("%s is compiled for text alone: %s", type(model).__name__, why)
+    return None
 
 
 def _cached(model: Any) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[bool]]:

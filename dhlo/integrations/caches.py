@@ -166,9 +166,8 @@ class _Growing:
 
     def filled(self, keys: Layer, values: Layer, batch: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and the values that the layer holds, with room behind."""
-        if not self.layer.is_initialized:
-            return _moved(_empty(keys, batch), more + _ROOM), _moved(_empty(values, batch), more + _ROOM)
-        return self._part(self.layer.keys, more), self._part(self.layer.values, more)
+        held = (self.layer.keys, self.layer.values) if self.layer.is_initialized else (_empty(keys, batch), _empty(values, batch))
+        return self._part(held[0], more), self._part(held[1], more)
 
     def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
         return x if _room(x) >= more else _moved(x, max(x.shape[2], more + _ROOM))
@@ -181,7 +180,11 @@ class _Growing:
 
 
 class _GrowingWindow(_Growing):
-    """A dynamic layer that keeps what its window will see of the past."""
+    """A dynamic layer that keeps what its window will see of the past: a part of its buffer that moves towards the end."""
+
+    def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
+        room = max(x.shape[2], more + _ROOM)
+        return x if _room(x) >= more else _moved(x, room, behind=room)
 
     def keep(self, keys: torch.Tensor, values: torch.Tensor, more: int) -> None:
         first = None if self.layer.record_past else 1 - self.layer.sliding_window
@@ -250,18 +253,20 @@ def _empty(layer: Layer, batch: int) -> torch.Tensor:
 
 def _room(x: torch.Tensor) -> int:
     """How many positions there are behind `x` [batch, heads, positions, depth], a part of a buffer that begins where its memory
-    does; -1 if it is none."""
+    does; -1 if it is none. Steps take the memory for one of as many positions from where `x` begins."""
     batch, heads, length, depth = x.shape
     capacity, first = x.stride(1) // max(depth, 1), x.storage_offset() // max(depth, 1)
-    room = capacity - first - length
-    end = x.storage_offset() + (batch * heads - 1) * x.stride(1) + (length + room) * depth
+    end = x.storage_offset() + (batch * heads - 1) * x.stride(1) + capacity * depth
     whole = x.stride()[2:] == (depth, 1) and x.stride(0) == heads * x.stride(1)
-    return room if whole and end * x.element_size() <= x.untyped_storage().nbytes() else -1
+    return capacity - first - length if whole and end * x.element_size() <= x.untyped_storage().nbytes() else -1
 
 
-def _moved(x: torch.Tensor, room: int) -> torch.Tensor:
-    """A copy of `x` [batch, heads, positions, depth] as the first part of a buffer with room for more positions."""
+def _moved(x: torch.Tensor, room: int, behind: int = 0) -> torch.Tensor:
+    """A copy of `x` [batch, heads, positions, depth] as the first part of a buffer with room for more positions, and with memory
+    for some behind the buffer."""
     batch, heads, length, depth = x.shape
-    buffer = torch.empty(batch, heads, length + room, depth, dtype=x.dtype)
+    rows = batch * heads * (length + room)
+    memory = torch.empty(rows + behind, depth, dtype=x.dtype)
+    buffer = memory[:rows].view(batch, heads, length + room, depth)
     buffer[:, :, :length] = x
     return buffer[:, :, :length]

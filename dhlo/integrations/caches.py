@@ -166,8 +166,9 @@ class _Growing:
 
     def filled(self, keys: Layer, values: Layer, batch: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and the values that the layer holds, with room behind."""
-        held = (self.layer.keys, self.layer.values) if self.layer.is_initialized else (_empty(keys, batch), _empty(values, batch))
-        return self._part(held[0], more), self._part(held[1], more)
+        if not self.layer.is_initialized or self.layer.keys.dim() < 4:  # initialised early, by transformers: without sizes
+            return self._part(_empty(keys, batch), more), self._part(_empty(values, batch), more)
+        return self._part(self.layer.keys, more), self._part(self.layer.values, more)
 
     def _part(self, x: torch.Tensor, more: int) -> torch.Tensor:
         return x if _room(x) >= more else _moved(x, max(x.shape[2], more + _ROOM))

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers import masking_utils
 from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer, StaticCache
 from transformers.exporters import AutoHfExporter, ExportedModel
 from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
 import dhlo
+from dhlo.integrations.caches import masks_of_any_sizes
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
 from tests.generating import assert_same_caches, generated, generated_with_caches
 
@@ -63,7 +65,7 @@ def decoder(name: str) -> Any:
 
 
 def calls() -> list[dict[str, Any]]:
-    """One prompt, and four that are padded on the left: greedy, beams, sampling."""
+    """One prompt, and four that are padded on the left: greedy, beams, sampling; guesses that are taken back, prompts in parts."""
     torch.manual_seed(1)
     one, four = torch.randint(3, 99, (1, 7)), torch.randint(3, 99, (4, 9))
     mask = (torch.arange(9)[None] >= 2 * torch.arange(4)[:, None]).long()
@@ -74,6 +76,8 @@ def calls() -> list[dict[str, Any]]:
         {**batch, "max_new_tokens": 8, "num_beams": 3, "do_sample": False},
         {**batch, "max_new_tokens": 8, "do_sample": True},
         {**batch, "max_new_tokens": 8, "do_sample": False, "use_cache": False},
+        {"input_ids": one.repeat(1, 3), "max_new_tokens": 16, "do_sample": False, "prompt_lookup_num_tokens": 3},
+        {"input_ids": one.repeat(1, 3), "max_new_tokens": 8, "do_sample": False, "prefill_chunk_size": 4},
     ]
 
 
@@ -279,6 +283,13 @@ def test_what_is_no_decoder_is_refused():
     )
     with pytest.raises(dhlo.CompileError, match="BertModel isn't a decoder"):
         compile_decoder(model)
+
+
+def test_versions_that_make_masks_otherwise_are_refused(monkeypatch):
+    monkeypatch.delattr(masking_utils, "_ignore_causal_mask_sdpa")
+    message = r"from transformers \S+, which has no masking_utils._ignore_causal_mask_sdpa"
+    with pytest.raises(dhlo.CompileError, match=message), masks_of_any_sizes():
+        pass
 
 
 def test_export_backend(tmp_path):

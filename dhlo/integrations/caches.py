@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
 from transformers import masking_utils
 from transformers.cache_utils import (
     Cache,
@@ -42,6 +43,8 @@ GROW = {"keys*": 2, "values*": 2}
 """Which arguments of the steps have room behind what is filled, and along which dim."""
 
 _ROOM = 64  # positions that a dynamic cache has room for beyond those that are needed, at least
+
+_ASKED = "_ignore_causal_mask_sdpa"
 
 _Tensors = list[torch.Tensor]
 
@@ -93,8 +96,15 @@ def exported_cache(
 @contextmanager
 def masks_of_any_sizes() -> Iterator[None]:
     """Programs that are exported inside make their masks whatever the sizes. transformers asks whether a mask has to be made at
-    all, which a program can't know, and compares sizes for it, which would bind them to the example's."""
-    with patch.object(masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: False):
+    all, which a program can't know, and compares sizes for it, which would bind them to the example's. Raises CompileError for a
+    version of transformers that asks elsewhere: the function isn't public."""
+    if not hasattr(masking_utils, _ASKED):
+        raise CompileError(
+            "models that generate can't be exported from transformers "
+            f"{transformers.__version__}, which has no masking_utils.{_ASKED}",
+            hint="take a version of transformers that has it, such as 5.23",
+        )
+    with patch.object(masking_utils, _ASKED, lambda *_, **__: False):
         yield
 
 

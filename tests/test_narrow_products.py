@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from typing import Any
 
 import pytest
@@ -62,3 +63,57 @@ def test_strides_and_special_numbers(model: Any) -> None:
 def test_operands_arent_widened_in_memory(model: Any) -> None:
     """Each product is a group by itself."""
     assert len(json.loads(model.native.metadata)["groups"]) == 2
+
+
+class Coded(nn.Module):
+    """Rows of bf16 by bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randint(-9, 9, (70, 40), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.codes.bfloat16().t()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it names a target")
+def test_rows_of_bf16_that_are_widened_for_codes() -> None:
+    """Their sums are of f32, and the result isn't: few rows, and so many that the codes are decoded to panels."""
+    program, x = Coded(), torch.randn(3, 40).bfloat16()
+    ours = dhlo.compile(export(program, (x,), dynamic_shapes=({0: Dim("rows", max=999)},)), cache="", target="x86-64-v3")
+    for rows in (1, 7, 100):
+        x = torch.randn(rows, 40).bfloat16()
+        want = x.double() @ program.codes.double().t()
+        torch.testing.assert_close(ours(x).double(), want, rtol=2.0**-8, atol=1e-4)
+
+
+class Constants(nn.Module):
+    """Products with weights of f16 and with none, one of them with more after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(129, 70, bias=False, dtype=torch.float16)
+        self.biased = nn.Linear(129, 33, dtype=torch.float16)
+        self.register_buffer("none", torch.zeros(129, 0, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.wide(x), self.biased(x).relu(), x @ self.none
+
+
+def test_weights() -> None:
+    """Few rows, which decode them, and so many that they are decoded to panels; rows and elements apart."""
+    torch.manual_seed(1)
+    program = Constants()
+    with torch.no_grad():
+        program.wide.weight[3, 5], program.wide.weight[4, 6] = torch.inf, torch.nan
+    x = torch.randn(7, 129).half()
+    ours = dhlo.compile(export(program, (x,), dynamic_shapes=({0: Dim("rows", max=999)},)), cache="")
+    assert {g["anchor"] for g in json.loads(ours.native.metadata)["groups"]} == {"matmul"}
+    for rows in (0, 1, 3, 6, 13, 100):
+        for x in (torch.randn(rows, 129).half(), torch.randn(rows, 258).half()[:, ::2], torch.randn(129, rows).half().t()):
+            wide, biased, none = ours(x)
+            want = x.double() @ program.wide.weight.double().t()
+            torch.testing.assert_close(wide.double(), want, rtol=2.0**-11, atol=1e-4, equal_nan=True)
+            want = (x.double() @ program.biased.weight.double().t() + program.biased.bias.double()).relu()
+            torch.testing.assert_close(biased.double(), want, rtol=2.0**-10, atol=1e-3)
+            assert none.shape == (rows, 0)

@@ -16,6 +16,7 @@ from dhlo.ir.dialect import Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.nans import has_plain_nans
 from dhlo.ir.ops.control import Group
+from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.movement import Broadcast
 from dhlo.ir.types import DType, from_mlir
 
@@ -30,7 +31,7 @@ class Epilogue:
     touch: str | None  # the function that prefetches what the epilogue writes and reads of a tile, with the same arguments
     slots: list[Slot]
     lookups: dict[int, Op]  # number of an index check -> the op that it is about
-    plain: bool = False  # it stores the anchor's result as it is, and nothing else
+    stores: str | None = None  # the dtype as which it stores the anchor's result, if it does nothing else
 
 
 def lower_epilogue(
@@ -46,7 +47,16 @@ def lower_epilogue(
         toucher.em.touching = True
         _emit(toucher, anchor, place)
         touch = finish(toucher, "touch")
-    return Epilogue(symbol, touch, k.args.slots, k.lookups, plain=k.yields == [anchor.results[0]])
+    return Epilogue(symbol, touch, k.args.slots, k.lookups, stores=_stored(k.yields, anchor.results[0]))
+
+
+def _stored(yields: Sequence[Value], acc: Value) -> str | None:
+    """The dtype of the only value that a group yields, if that is the anchor's result or f32 of it as narrower floats."""
+    if len(yields) != 1:
+        return None
+    op, dtype = defining(yields[0]), from_mlir(yields[0]).dtype
+    converts = isinstance(op, Convert) and op.operands[0] == acc and from_mlir(acc).dtype.name == F32 and dtype.is_float
+    return dtype.name if yields[0] == acc or converts else None
 
 
 def _emit(k: GroupKernel, anchor: Op, place: Callable[[Emitter, Index, Index, Index], Sequence[Index]]) -> None:

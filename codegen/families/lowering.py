@@ -17,7 +17,7 @@ from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 from dhlo.errors import InternalError
-from dhlo.ir.coded import coded
+from dhlo.ir.coded import coded, is_constant
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Value
 from dhlo.ir.mlir import ir
@@ -121,8 +121,12 @@ class Lowering:
         return result
 
     def quantised(self, v: Value) -> QuantisedMatrix | None:
-        """The matrix, kept as codes, that a product's right side is; None where it isn't one or has no kernel in this form."""
+        """The matrix, kept as codes, that a product's right side is; None where it isn't one or has no kernel in this form. Numbers
+        of f16 are codes, too."""
         found = coded(v)
+        if found is None and from_mlir(v).dtype.name == "f16" and is_constant(v):
+            numbers = self._evaluate(v)
+            return QuantisedMatrix("f16", numbers, None, None) if QuantisedMatrix.fits("f16", numbers) else None
         if found is None:
             return None
         op = found.op

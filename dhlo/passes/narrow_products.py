@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dhlo.ir.coded import coded, is_constant
 from dhlo.ir.dialect import build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
@@ -15,8 +14,8 @@ __all__ = ["narrow_products"]
 
 
 def narrow_products(module: Module) -> None:
-    """Takes away the conversions of f16 to f32 before both sides of a product, whose kernels widen as they load or pack: neither is
-    written to memory once more. Weights keep theirs, by which they are known as codes."""
+    """Takes away the conversions of f16 to f32 before both sides of a product, whose kernels widen as they load, pack or decode:
+    neither is written to memory once more."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             _block(block)
@@ -28,7 +27,7 @@ def _block(block: Block) -> None:
         for region in op.operation.regions:
             for inner in region.blocks:
                 _block(inner)
-        if not isinstance(op, Matmul) or coded(op.operands[1]) is not None:
+        if not isinstance(op, Matmul):
             continue
         narrow = [_narrow(v) for v in op.operands]
         if any(v is None for v in narrow):
@@ -40,9 +39,9 @@ def _block(block: Block) -> None:
 
 
 def _narrow(v: Value) -> Value | None:
-    """The f16 that a value is converted from, unless it is a constant."""
+    """The f16 that a value is converted from."""
     made = defining(v)
     if not isinstance(made, Convert) or from_mlir(v).dtype.name != "f32":
         return None
     source = made.operands[0]
-    return source if from_mlir(source).dtype.name == "f16" and not is_constant(source) else None
+    return source if from_mlir(source).dtype.name == "f16" else None

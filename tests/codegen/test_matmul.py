@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import sympy
+import torch
 
+from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, tile_spec
+from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, result_type, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
@@ -37,8 +39,8 @@ MEASURED = {name: least for name, (least, _) in MACHINE_RANGES.items() if name n
 """Facts of the machine that are parameters of every program, and what they are where a test says nothing."""
 
 
-def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool) -> str:
-    """eargs: c, m, n, bias. Stores the tile to dense c[batch][m][n], or its biased and clamped values."""
+def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool, to: str | None = None) -> str:
+    """eargs: c, m, n, bias. Stores the tile to dense c[batch][m][n], or its biased and clamped values, perhaps rounded."""
     name = "bias_relu" if bias_relu else "store"
     fn = Fn(module, name, EPILOGUE_ARGS)
     eargs, tile, ld, batch, m0, n0, mr, nr = fn.args
@@ -52,13 +54,14 @@ def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: boo
             x = fn.add(x, fn.masked_load(fn.gep(bias, fn.add(n0, j.iv), elem), mask, zero))
             x = fn.select(fn.cmp("lt", x, 0.0), 0.0, x)
         row = fn.add(fn.mul(batch, m), fn.add(m0, i.iv))
-        fn.masked_store(x, fn.gep(c, fn.add(fn.mul(row, n), fn.add(n0, j.iv)), elem), mask)
+        at = fn.gep(c, fn.add(fn.mul(row, n), fn.add(n0, j.iv)), to or elem)
+        fn.masked_store(x if to is None else fn.bitcast(narrow(fn, x, to), "i16"), at, mask)
     fn.done()
     return name
 
 
 @functools.cache
-def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bool = False) -> Program:
+def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bool = False, rounded: bool = False) -> Program:
     module = KernelModule(spec.target)
     host = TestHost(module, asked=["bf16_percent", "l2_bytes", *MEASURED])
     p = {x: host.size(x) for x in (*NAMES, "l2_bytes", *MEASURED)}
@@ -67,7 +70,8 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bo
     eargs = fn.alloca(4, I64)
     for i, x in enumerate(("c", "m", "n", "bias")):
         fn.store(p[x], fn.gep(eargs, i, I64))
-    epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu))
+    to = result_type(elem) if rounded else None
+    epilogue = fn.address_of(emit_epilogue(module, accumulator(elem), spec.lanes(elem), bias_relu=bias_relu, to=to))
     matmul = Matmul(elem, spec, narrow=not bias_relu, splits=splits)
     matmul.emit_kernels(module, packed=packed)
     operands = Operands(
@@ -83,7 +87,7 @@ def program(elem: str, packed: bool, bias_relu: bool, spec: TileSpec, splits: bo
         epilogue_args=eargs,
         workspace=None if packed else pointer["ws"],
         parts=pointer.get("parts"),
-        result=None if bias_relu or accumulator(elem) != elem else fn.int_to_ptr(p["c"]),
+        result=None if bias_relu or not rounded and result_type(elem) != accumulator(elem) else fn.int_to_ptr(p["c"]),
     )
     matmul.emit_launch(host, operands)
     return host.build()
@@ -106,12 +110,13 @@ def run(
     l2_bytes: int = 1 << 20,
     machine: Mapping[str, int] | None = None,
     splits: bool = False,
+    rounded: bool = False,
 ) -> Array:
     """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
     elem = next(e for e, d in DTYPES.items() if d == b.dtype)
     bt0, bt1, m, k = a.shape
     n = b.shape[-1]
-    dtype = np.dtype(DTYPES[accumulator(elem)])
+    dtype = np.dtype(DTYPES[elem if rounded else accumulator(elem)])
     c = aligned(max(1, bt0 * bt1 * m * n) * dtype.itemsize).view(dtype)
     sb = element_strides(b)
     distinct = (bt0 if sb[0] else 1) * (bt1 if sb[1] else 1)
@@ -122,7 +127,7 @@ def run(
         sb = [b.strides[0] // unit, b.strides[1] // unit, 0, 0]
     strides = dict(zip(STRIDES, element_strides(a) + sb, strict=True))
     facts = {"l2_bytes": l2_bytes} | ({"bf16_percent": bf16_percent} if elem == BF16 and spec.bf16_dot else {})
-    built = program(elem, packed, bias is not None, spec, splits)
+    built = program(elem, packed, bias is not None, spec, splits, rounded)
     memory = {"parts": aligned(parts_bytes(elem, spec) + 64)} if splits else {}
     built(
         num_threads=num_threads,
@@ -339,6 +344,22 @@ def test_depths_and_widths_of_packing(elem: str, spec: TileSpec) -> None:
             columns = tensor(rng, (1, 1, n, k + 1), elem)[..., :k].swapaxes(2, 3)
             for b in (rows, columns):
                 check(run(a, b, packed=False, spec=spec, bf16_percent=0), a, b)
+
+
+@pytest.mark.parametrize(("spec", "packed"), [(TILES, False), *((s, True) for s in {PLAIN} - {TILES})], ids=str)
+def test_sums_of_bf16_are_rounded_from_registers_as_from_memory(spec: TileSpec, packed: bool) -> None:
+    """Of whole tiles and what is left beside them, in one chunk, in several and in parts, with a last unit that is packed."""
+    rng = np.random.default_rng(15)
+    sizes = [*((m, 96, 18) for m in range(1, 16)), (33, 100, 257), (20, 40, 1), (29, 65, 0), (40, 330, 999), (5, 35, 4099)]
+    for i, (m, n, k) in enumerate(sizes):
+        a, b = tensor(rng, (1, 1, m, k), BF16), tensor(rng, (1, 1, k, n), BF16)
+        if k > 1:
+            a[0, 0, 0, 0], a[0, 0, m - 1, 1], b[0, 0, 0, 3] = 0x7FC1, 0x7F80, 0xFF80
+        how = {"packed": packed, "spec": spec, "splits": True, "l2_bytes": 128 << 10 if i % 3 else 1 << 20}
+        sums = run(a, b, **how)
+        got = run(a, b, **how, num_threads=1 + i % 2, rounded=True)
+        want = torch.from_numpy(sums).bfloat16()
+        torch.testing.assert_close(torch.from_numpy(got.view(np.int16)).view(torch.bfloat16), want, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("percent", [0, DOTS_PAY - 1, DOTS_PAY, 200])

@@ -7,7 +7,7 @@
 !wf = tensor<8x5xf32>
 !z = tensor<?x?x5xf32, #dhlo.shape<["b", "m", "5"]>>
 module {
-  // Both sides of the first product are f16; a right side of the second is a weight, one of the third is computed in f32.
+  // Both sides of the first product are f16; of the second, too, whose right side is a weight; that of the third is computed in f32.
   func.func @main(%a: !hf, %c: !rf) -> (!y, !z, !y) {
     %x = "dhlo.convert"(%a) : (!hf) -> !h
     %r = "dhlo.convert"(%c) : (!rf) -> !r

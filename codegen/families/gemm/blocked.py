@@ -16,6 +16,7 @@ from dhlo.codegen.families.gemm.microkernel import (
     emit_microkernel_table,
     emit_packing_table,
     least_packing,
+    result_type,
     unit,
 )
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
@@ -25,7 +26,7 @@ from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way", "stores_sums"]
+__all__ = ["AHEAD", "emit_blocked_kernel", "packs_on_the_way"]
 
 AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
@@ -34,12 +35,6 @@ _FEW_ROWS = 4
 # A lone panel that is packed is prefetched so many rows ahead.
 _ROWS_AHEAD = 32
 _LINE_BYTES = 64
-
-
-def stores_sums(elem: str) -> bool:
-    """Whether sums are of the elements' type, so that a result may be nothing else: the kernels then have one argument more, before
-    the epilogue, the result's address or null. Whole tiles are stored there by the micro-kernel itself, and have no epilogue."""
-    return accumulator(elem) == elem
 
 
 def packs_on_the_way(elem: str) -> bool:
@@ -54,9 +49,10 @@ def emit_blocked_kernel(
 
     Items are (batch, row block, column panel). Arguments: A and its strides (m, k, batch 0, batch 1), those of the source, m, n,
     k, size of batch 1, row blocks, units of k in a chunk, panels in a group, elements of all tiles in scratch, the facts AHEAD,
-    perhaps a result (see `stores_sums`), epilogue, touch, and the argument of both. Of the kernel of `parts` of k, which take the
-    place of batches, the size of batch 1 is their number, and that argument the memory for their sums; it calls neither epilogue
-    nor touch.
+    a result, epilogue, touch, and the argument of both. The result is null, or the address of a dense matrix of
+    `result_type(elem)`: the micro-kernel itself stores whole tiles there, which have no epilogue then. Of the kernel of `parts` of
+    k, which take the place of batches, the size of batch 1 is their number, and the last argument the memory for their sums; it
+    calls neither epilogue nor touch.
     """
     _Kernel(module, name, elem, spec, source, rows, narrow, parts).emit()
 
@@ -71,21 +67,21 @@ class _Kernel:
         self.source, self.rows, self.narrow, self.parts = source, rows, narrow, parts
         self.spec, self.elem, self.part = spec, elem, unit(elem)
         self.columns, self.row_bytes = spec.panel(elem), spec.row_bytes(elem)
-        self.placed = stores_sums(elem)
+        placed = result_type(elem)
         packed = F32 if elem == F16 else elem
-        self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=self.placed, spec=spec)
+        self.table = emit_microkernel_table(module, packed, rows=rows, narrow=narrow, placed=placed, spec=spec)
         # Rows are read by whole units; a last one that isn't is packed.
-        self.halves = emit_microkernel_table(module, elem, narrow=narrow, spec=spec) if rows and depth(elem) > 1 else None
+        halves = rows and depth(elem) > 1
+        self.halves = emit_microkernel_table(module, elem, narrow=narrow, placed=placed, spec=spec) if halves else None
         self.packing: str | None = None
         if isinstance(source, StridedPanels) and packs_on_the_way(elem):
-            self.packing = emit_packing_table(module, elem, rows=rows, placed=self.placed, spec=spec)
+            self.packing = emit_packing_table(module, elem, rows=rows, placed=placed, spec=spec)
         self.fn = fn = kernel_fn(module, name)
-        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * (3 + self.placed)]
+        types = [PTR, *[I64] * 4, *source.args, *[I64] * 11, *[PTR] * 4]
         self.a, self.sm, self.sk, self.a0, self.a1, *rest = load_args(fn, types)
         self.b, sizes = rest[: len(source.args)], rest[len(source.args) :]
         self.m, self.n, self.k, self.batch1, self.blocks, self.kc, self.nc, tiles, *ahead = sizes[:11]
-        *result, self.epilogue, self.touch, self.eargs = sizes[11:]
-        self.result = result[0] if result else None
+        self.result, self.epilogue, self.touch, self.eargs = sizes[11:]
         self.ahead_one, self.ahead_few, self.ahead_more = ahead
         _, self.begin, self.end, _, self.tile = fn.args
         self.steps = units(fn, self.k, self.elem)
@@ -287,7 +283,7 @@ class _TileCalls:
     last: V | None  # whether the tile is finished then
     accumulate: V  # for micro-kernels
     touches: V  # whether the tile's memory is to be prefetched
-    result: V | None  # where whole tiles are stored, null for none; None where there can't be any
+    result: V | None  # where whole tiles are stored, null for none; None for chunks, whose tiles wait
     m: V
     n: V
     epilogue: V
@@ -344,25 +340,29 @@ class _TileCalls:
         whole units are followed by one that is packed, and its address."""
         fn, acc = self.fn, accumulator(self.elem)
         ukr = fn.load(fn.gep(variants, fn.sub(place[3], 1), PTR), PTR)
-        at, apart, inside = tile, fn.i64(ld), None
+        at, apart, inside, rounds = tile, fn.i64(ld), None, result_type(self.elem) != acc
+        null = fn.int_to_ptr(fn.i64(0))
+        to = null  # where sums are rounded to
         if self.result is not None:
             batch, row, column, _, width = place
             inside = fn.and_(fn.cmp("ne", fn.ptr_to_int(self.result), 0), fn.cmp("eq", width, apart))
             cell = fn.add(fn.mul(fn.add(fn.mul(batch, self.m), row), self.n), column)
-            at, apart = fn.select(inside, fn.gep(self.result, cell, acc), tile), fn.select(inside, self.n, apart)
+            to = fn.select(inside, fn.gep(self.result, cell, result_type(self.elem)), null if rounds else tile)
+            at, apart = tile if rounds else to, self.n if rounds else fn.select(inside, self.n, apart)
         place = [self.eargs, tile, fn.i64(ld), *place]
         with fn.when(self.touches):
             fn.call_ptr(self.touch, place)
         if self.adds is not None:
             with fn.when(self.adds), fn.loop(0, fn.mul(fn.mul(place[6], ld), BITS[acc] // 8), _LINE_BYTES) as line:
                 fn.prefetch(fn.gep(fn.gep(tile, fn.mul(place[6], ld), acc), line.iv, I8))  # the sums that are needed next
-        placed = [apart] if stores_sums(self.elem) else []
+        # What is packed behind whole units is added to their sums in the tile.
+        placed = [to if rest is None else fn.select(rest[0], null, to), apart] if rounds else [apart]
         fn.call_ptr(ukr, [*a, b, self.steps, at, self.accumulate, fetch, fetch_step, *placed])
         if rest is not None and self.halves is not None:
             with fn.when(rest[0]):
                 ukr = fn.load(fn.gep(self.variants(place[7], self.halves), fn.sub(place[6], 1), PTR), PTR)
                 last = fn.gep(b, fn.mul(self.steps, self.spec.panel(self.elem)), unit(self.elem))
-                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch, fn.i64(0)])
+                fn.call_ptr(ukr, [rest[1], last, fn.i64(1), tile, fn.i64(1), fetch, fn.i64(0), to, apart])
         hands_over = self.last if inside is None else fn.not_(inside)
         with nullcontext() if hands_over is None else fn.when(hands_over):
             fn.call_ptr(self.epilogue, place)

@@ -10,9 +10,8 @@ import sympy
 import torch
 
 from dhlo.codegen.families.epilogue import emit_store_rows
-from dhlo.codegen.families.gemm.blocked import stores_sums
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import unit
+from dhlo.codegen.families.gemm.microkernel import result_type, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
@@ -96,6 +95,6 @@ class Factor:
             epilogue=fn.address_of(self.store),
             epilogue_args=host.array([out, n]),
             workspace=self.memory,
-            result=out if stores_sums(elem) else None,
+            result=out if self.type.dtype.name == result_type(elem) else None,
         )
         self.matmul.emit_launch(host, operands)

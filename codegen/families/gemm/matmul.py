@@ -11,7 +11,7 @@ import sympy
 
 from dhlo.codegen.families.box import cycles_from_memory, steps_ahead, wake_cycles
 from dhlo.codegen.families.gemm import byte_rows
-from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way, stores_sums
+from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
     FROM_MEMORY,
     STREAM_AHEAD,
@@ -81,8 +81,8 @@ class Operands:
     strides of (batch 0, batch 1, k, n), and `workspace` has room for `workspace_bytes(distinct batches of B, n, k)`, 64-byte
     aligned. `parts`, if given, has room for `parts_bytes`: a product of one batch may then be split over k; it may overlap the
     workspace. `touch`, a function called like the epilogue before a tile's products, prefetches what the epilogue will write
-    and read. `result`, if given, is the address of the result, dense and of the sums' type, where the epilogue does nothing but
-    store tiles there: kernels may do so themselves.
+    and read. `result`, if given, is the address of the result, dense and of `result_type(elem)`, where the epilogue does nothing
+    but store tiles there, or round them to it: kernels may do so themselves.
     """
 
     a: V
@@ -243,7 +243,7 @@ class Matmul:
         def launch(*, rows: bool) -> list[V]:
             blocks, each, count, grain, scratch = part_items(host, elem, spec, source, x.m, steps, panels, parts, rows=rows)
             cuts = [blocks, each, fn.i64(1), fn.i64(spec.tile_elements(elem)), *map(host.machine, AHEAD)]
-            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, *self._result(null), null, null, memory]
+            args = [x.a, *x.a_strides[2:], zero, zero, *b, x.m, x.n, x.k, parts, *cuts, null, null, null, memory]
             host.launch(self.kernel(rows=rows, source=source, parts=True), args, count, grain, scratch)
             return []
 
@@ -333,8 +333,8 @@ class Matmul:
         batch0, batch1, row, column = x.a_strides
         cuts = [plan.blocks, plan.kc, plan.nc, plan.tiles, *map(host.machine, AHEAD)]
         sizes = [x.m, x.n, x.k, fn.max(x.batch[1], 1)]
-        result = self._result(fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result)
-        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, *result, x.epilogue, touch, x.epilogue_args]
+        result = fn.int_to_ptr(fn.i64(0)) if x.result is None else x.result
+        args = [x.a, row, column, batch0, batch1, *b, *sizes, *cuts, result, x.epilogue, touch, x.epilogue_args]
 
         def launch(*, rows: bool) -> list[V]:
             scratch = plan.scratch_bytes(rows=rows, copied=not source.in_place)
@@ -344,10 +344,6 @@ class Matmul:
         if self._row_forms == (False,):
             return launch(rows=False)
         return fn.if_else(blocking.in_place, lambda: launch(rows=True), lambda: launch(rows=False), [])
-
-    def _result(self, address: V) -> list[V]:
-        """The kernels' argument for where whole tiles are stored, if they have one."""
-        return [address] if stores_sums(self.elem) else []
 
     def _launch_stream(self, host: HostContext, x: Operands) -> list[V]:
         """The few-rows kernel: as many chunks of columns of each batch as give every thread one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dhlo.codegen.elementwise.rules import narrow as rounded
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -26,6 +27,7 @@ __all__ = [
     "in_one_set",
     "least_packing",
     "multiply_add",
+    "result_type",
     "tile_spec",
     "unit",
     "widened_pair",
@@ -37,6 +39,11 @@ BF16, F16 = "bf16", "f16"
 def accumulator(elem: str) -> str:
     """The element type of tiles: products of bf16 and f16 are summed in f32, those of i8 in i32."""
     return {BF16: F32, F16: F32, I8: I32}.get(elem, elem)
+
+
+def result_type(elem: str) -> str:
+    """The element type of results that micro-kernels store: sums as they are, or rounded to the operands' type."""
+    return elem if elem in (BF16, F16) else accumulator(elem)
 
 
 def unit(elem: str) -> str:
@@ -246,7 +253,7 @@ _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
 _AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
 
 
-_PLACED_ARGS = (("ld", I64),)
+_PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64),), (("to", PTR), ("ld", I64))
 
 PACKING_FIELDS = 5
 """Numbers that tell a micro-kernel what it packs."""
@@ -261,7 +268,7 @@ def emit_microkernel(
     *,
     rows: bool = False,
     narrow: bool = False,
-    placed: bool = False,
+    placed: str | None = None,
     packing: bool = False,
 ) -> str:
     """Emits `ukr_{elem}_{mr}_ahead(a, b, k, tile, accumulate, ahead, ahead_step)` or, with `rows`,
@@ -272,32 +279,35 @@ def emit_microkernel(
     lda elements, whole units of it; those of bytes have no such variant. Rows of B are panel(elem) apart and those of the tile
     columns(elem, mr), which are as many as it has; element alignment does. At step kk of k as many bytes are prefetched as are
     read of B, at ahead + kk * ahead_step bytes: so that the calls that share a panel of B can fetch the next panel between them.
-    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`: rows of the tile are `ld`
-    elements apart, a last argument, so that it may be a part of a larger matrix. `packing`: B's columns are read where they lie and
-    packed on the way; `b` is the address of PACKING_FIELDS numbers (i64): where the tile's columns of the panel are and how many
-    elements apart its rows, where the columns lie and how many elements apart, how many there are; of fewer than the tile has those
-    that miss are packed as zeros, where the target has `mask_registers`, and mustn't be fewer elsewhere. The function is internal
-    and not inlined.
+    `narrow`: only the first vector of columns is computed, the rest of the tile isn't written. `placed`, a type: the sums may
+    become a part of a larger matrix of such elements. Where that is the tile's own type, a last argument says how many elements
+    its rows are apart; else two say where the part lies and how many its rows are apart, and sums are rounded to it instead of
+    stored to the tile, unless the address is null. `packing`: B's columns are read where they lie and packed on the way; `b` is the
+    address of PACKING_FIELDS numbers (i64): where the tile's columns of the panel are and how many elements apart its rows, where
+    the columns lie and how many elements apart, how many there are; of fewer than the tile has those that miss are packed as zeros,
+    where the target has `mask_registers`, and mustn't be fewer elsewhere. The function is internal and not inlined.
     """
-    name = f"ukr_{elem}_{mr}{_form(rows, narrow, placed, packing)}{spec.suffix}_ahead"
+    name = f"ukr_{elem}_{mr}{_form(elem, rows, narrow, placed, packing)}{spec.suffix}_ahead"
     if name in module.functions:
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
-    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *(_PLACED_ARGS if placed else ())), noinline=True)
+    placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
+    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *placing), noinline=True)
     a, b, rest = fn.args[0], fn.args[len(head)], fn.args[len(head) + 1 :]
     right = (_RowsToPack if packing else _Panel)(fn, elem, spec, b)
     if rows:
-        _emit_body(fn, elem, mr, spec, right, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow)
+        _emit_body(fn, elem, mr, spec, right, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow, placed)
     else:
         panel = a if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)) else None
         packed = _PackedRows(fn, elem, mr, a, mr * spec.left_parts(elem))
-        _emit_body(fn, elem, mr, spec, right, rest, packed, narrow, fn.args[1 : len(head)], panel)
+        _emit_body(fn, elem, mr, spec, right, rest, packed, narrow, placed, fn.args[1 : len(head)], panel)
     return name
 
 
-def _form(rows: bool, narrow: bool, placed: bool, packing: bool = False) -> str:
+def _form(elem: str, rows: bool, narrow: bool, placed: str | None, packing: bool = False) -> str:
     """What names of variants say."""
-    return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{'_placed' if placed else ''}{'_packing' if packing else ''}"
+    where = "" if placed is None else "_placed" if placed == accumulator(elem) else f"_to_{placed}"
+    return f"{'_rows' if rows else ''}{'_narrow' if narrow else ''}{where}{'_packing' if packing else ''}"
 
 
 def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
@@ -306,11 +316,11 @@ def _left_args(elem: str, spec: TileSpec) -> tuple[tuple[str, str], ...]:
 
 
 def emit_microkernel_table(
-    module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, placed: bool = False, spec: TileSpec
+    module: KernelModule, elem: str, *, rows: bool = False, narrow: bool = False, placed: str | None = None, spec: TileSpec
 ) -> str:
     """Emits all variants and a constant table of them, entry mr - 1 for mr rows; returns the table's symbol. With `narrow` as many
     narrow ones follow."""
-    name = f"ukr_table_{elem}{_form(rows, narrow, placed)}{spec.suffix}_ahead"
+    name = f"ukr_table_{elem}{_form(elem, rows, narrow, placed)}{spec.suffix}_ahead"
     if name not in module.globals:
         symbols = [
             emit_microkernel(module, elem, i + 1, spec, rows=rows, narrow=half, placed=placed)
@@ -326,10 +336,10 @@ def least_packing(elem: str, spec: TileSpec) -> int:
     return max(_LEAST_PACKING, spec.whole_panel_rows(elem) + 1)
 
 
-def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: bool, spec: TileSpec) -> str:
+def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: str | None, spec: TileSpec) -> str:
     """Emits all variants that pack B and a constant table of them, entry mr - 1 for mr rows, from `least_packing` on; returns its
     symbol."""
-    name = f"ukr_table_{elem}{_form(rows, False, placed, True)}{spec.suffix}_ahead"
+    name = f"ukr_table_{elem}{_form(elem, rows, False, placed, True)}{spec.suffix}_ahead"
     if name not in module.globals:
         heights = (max(i + 1, least_packing(elem, spec)) for i in range(spec.rows(elem)))
         symbols = [emit_microkernel(module, elem, mr, spec, rows=rows, placed=placed, packing=True) for mr in heights]
@@ -526,12 +536,14 @@ def _emit_body(
     rest: Sequence[V],
     left: _PackedRows,
     narrow: bool,
+    placed: str | None = None,
     column_sums: Sequence[V] = (),
     matrices: V | None = None,
 ) -> None:
     """The k loop and the tile's update. `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such;
     one row alone lies as dot products want it."""
-    k, tile, accumulate, ahead, ahead_step, *row_step = rest
+    k, tile, accumulate, ahead, ahead_step, *placing = rest
+    row_step = placing if placed == accumulator(elem) else []
     lanes, ld, part = spec.lanes(elem), spec.columns(elem, mr), unit(elem)
     nv = 1 if narrow else ld // lanes
     ty = vec(accumulator(elem), lanes)
@@ -636,9 +648,46 @@ def _emit_body(
         sums = emit_matrix_sums(fn, spec, mr, nv, matrices, right.b, k, start, fetch_units)
     else:
         sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
-    for p, x in zip(at or cells(_apart(fn, tile)), sums, strict=True):
-        fn.store(x, p)
+
+    def to_tile() -> list[V]:
+        for p, x in zip(at or cells(_apart(fn, tile)), sums, strict=True):
+            fn.store(x, p)
+        return []
+
+    if placed is None or row_step:
+        to_tile()
+    else:
+        to, apart = placing
+        fn.if_else(
+            fn.cmp("eq", fn.ptr_to_int(to), 0),
+            to_tile,
+            lambda: _store_rounded(fn, elem, sums, nv, placed, _apart(fn, to), apart),
+            [],
+        )
     fn.done()
+
+
+def _store_rounded(fn: Fn, elem: str, sums: Sequence[V], nv: int, to: str, memory: V, apart: V) -> list[V]:
+    """Stores rows of `nv` vectors as elements of the narrower float type `to`, rows `apart` elements apart; two vectors at a time,
+    which are shortened together."""
+    if elem == BF16:
+        fn.plain |= {x.name for x in sums}  # of bf16 come no other NaNs
+    for i in range(len(sums) // nv):
+        row = fn.gep(memory, fn.mul(apart, i), to)
+        for v in range(0, nv, 2):
+            xs = sums[i * nv + v : i * nv + min(v + 2, nv)]
+            fn.store(_rounded_together(fn, xs, to), fn.gep(row, v * xs[0].lanes, to), BITS[to] // 8)
+    return []
+
+
+def _rounded_together(fn: Fn, xs: Sequence[V], to: str) -> V:
+    """One or two vectors side by side, rounded to the type `to`."""
+    if len(xs) == 1:
+        return rounded(fn, xs[0], to)
+    x = fn.shuffle(xs[0], xs[1], range(2 * xs[0].lanes))
+    if all(y.name in fn.plain for y in xs):
+        fn.plain.add(x.name)
+    return rounded(fn, x, to)
 
 
 def _less_what_flips_add(fn: Fn, summed: Callable[[int], list[V]], mr: int, nv: int, memory: V, turn: V) -> list[V]:

@@ -165,15 +165,16 @@ def _interleaved(fn: Fn, x: list[V]) -> V:
     return _as_lanes(fn, fn.shuffle(low, high, turns), I32)
 
 
+def _zips(fn: Fn, a: V, b: V) -> list[V]:
+    """Elements of two vectors in turn, as two vectors."""
+    half = a.lanes // 2
+    return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
+
+
 def _zipped(fn: Fn, x: list[V]) -> list[V]:
     """The same as four vectors in turn: shuffles that every target has for 16 bytes."""
-
-    def zips(a: V, b: V) -> list[V]:
-        half = a.lanes // 2
-        return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
-
-    low, high = ([_as_lanes(fn, y, "i16") for y in zips(a, b)] for a, b in (x[:2], x[2:]))
-    return [_as_lanes(fn, y, I32) for a, b in zip(low, high, strict=True) for y in zips(a, b)]
+    low, high = ([_as_lanes(fn, y, "i16") for y in _zips(fn, a, b)] for a, b in (x[:2], x[2:]))
+    return [_as_lanes(fn, y, I32) for a, b in zip(low, high, strict=True) for y in _zips(fn, a, b)]
 
 
 def _as_lanes(fn: Fn, x: V, elem: str) -> V:
@@ -260,10 +261,25 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
                     fn.store(x, fn.gep(to, first + i * 4, unit(elem)))
         return [whole]
 
+    def copy_whole_pairs() -> list[V]:
+        """Of bf16, a line of each of two rows at a time."""
+        whole, halves = fn.divu(k, depth(elem)), min(columns, 2 * lanes)
+        with fn.loop(0, whole) as loop:
+            starts = [fn.gep(src, fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), k_stride), elem) for i in range(depth(elem))]
+            for p in starts if fetches else []:
+                later = fn.gep(p, fn.mul(k_stride, rows_ahead), elem)
+                fn.prefetch(fn.gep(later, columns * BITS[elem] // 8 - 1, I8), _PREFETCH_LOCALITY)
+            to = fn.gep(dst, fn.mul(loop.iv, columns), unit(elem))
+            for first in range(0, columns, halves):
+                rows = [fn.load(fn.gep(p, first, elem), vec(_memory(elem), halves), BITS[elem] // 8) for p in starts]
+                for at, pairs in enumerate(_zips(fn, *rows)):
+                    fn.store(_as_lanes(fn, pairs, I32), fn.gep(to, first + at * halves // 2, unit(elem)))
+        return [whole]
+
     def copy_rows() -> list[V]:
-        done = fn.i64(0)
-        if elem == I8:
-            done = fn.if_else(fn.cmp("ge", width, columns), copy_whole_rows, lambda: [fn.i64(0)], [I64])[0]
+        done, whole_rows = fn.i64(0), {I8: copy_whole_rows, BF16: copy_whole_pairs}.get(elem)
+        if whole_rows is not None:
+            done = fn.if_else(fn.cmp("ge", width, columns), whole_rows, lambda: [fn.i64(0)], [I64])[0]
         vectors = range(columns // lanes)
         if spec.target.mask_registers:
             return copy_vectors(vectors, done, [tail(v) for v in vectors])

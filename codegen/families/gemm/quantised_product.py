@@ -9,7 +9,7 @@ import sympy
 
 from dhlo.codegen.families.box import grain_of, wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, depth
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, depth
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
@@ -63,7 +63,8 @@ class CodedPanels:
     def chunk(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> V:
         b, panel_bytes, units = matrix
         panel = fn.gep(b, fn.mul(fn.divu(c.n0, COLUMNS), panel_bytes), I8)
-        fn.call(emit_decode_panel(fn.module, self.coding, elem), [panel, units, fn.mul(c.first, depth(elem)), c.k, c.scratch])
+        decode = emit_decode_panel(fn.module, self.coding, F32 if elem == F16 else elem)
+        fn.call(decode, [panel, units, fn.mul(c.first, depth(elem)), c.k, c.scratch])
         return c.scratch
 
     def ahead(self, fn: Fn, elem: str, spec: TileSpec, matrix: Sequence[V], c: Chunk) -> tuple[V, V]:
@@ -76,7 +77,7 @@ class CodedPanels:
 @dataclass(frozen=True)
 class QuantisedMatmul:
     """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] with B a `QuantisedMatrix`, in f32, handed to an epilogue as `Matmul`
-    does. `elem` is that of A, f32 or bf16.
+    does. `elem` is that of A, f32, bf16 or f16.
 
     Few rows scale partial sums of groups, more rows multiply by the numbers that codes stand for: results differ by rounding.
     """
@@ -92,7 +93,12 @@ class QuantisedMatmul:
 
     @property
     def _tiled(self) -> Matmul:
-        return Matmul(F32, self.spec, narrow=self.narrow)
+        return Matmul(F32 if self._widens else self.elem, self.spec, narrow=self.narrow)
+
+    @property
+    def _widens(self) -> bool:
+        """Whether many rows of A become f32 in memory first."""
+        return self.elem == BF16
 
     @property
     def _native(self) -> Matmul | None:
@@ -118,7 +124,7 @@ class QuantisedMatmul:
 
     def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
         """Workspace for `rows` rows of A of all batches: where they become f32 first."""
-        return exact_floors(sympy.Integer(0) if self.elem == F32 or self._always_few else rows * self.matrix.k * 4)
+        return exact_floors(rows * self.matrix.k * 4 if self._widens and not self._always_few else sympy.Integer(0))
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
@@ -126,7 +132,7 @@ class QuantisedMatmul:
             if product is not None:
                 product.emit_kernels_from(module, CodedPanels(self.coding))
         emit_few(module, self.elem, self.coding)
-        if self.elem != F32 and not self._always_few:
+        if self._widens and not self._always_few:
             _emit_widen(module, self.elem)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
@@ -143,7 +149,7 @@ class QuantisedMatmul:
         def tiled() -> list[V]:
             if self._always_few:
                 return few()
-            y = x if self.elem == F32 else self._widened(host, x)
+            y = x if not self._widens else replace(self._widened(host, x), result=None)  # which isn't of f32
             self._tiled.launch_from(host, y, CodedPanels(self.coding), b)
             return []
 

@@ -85,9 +85,11 @@ def emit_widen_row(module: KernelModule, elem: str) -> str:
     lanes = fn.lanes
 
     def wide(x: V) -> V:
+        if elem == "f16":
+            return fn.cast(fn.bitcast(x, elem), F32)
         return fn.bitcast(fn.shl(fn.cast(x, I32, signed=False), 16), F32) if elem == "bf16" else x
 
-    memory = "i16" if elem == "bf16" else elem
+    memory = "i16" if elem in ("bf16", "f16") else elem
 
     def vectors() -> list[V]:
         main = fn.mul(fn.divu(k, lanes), lanes)

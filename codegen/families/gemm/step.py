@@ -15,9 +15,8 @@ from dhlo.codegen.elementwise.emit import Emitter
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.epilogue import epilogue_args, lower_epilogue
 from dhlo.codegen.families.family import ChoiceFamily
-from dhlo.codegen.families.gemm.blocked import stores_sums
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, F16, unit
+from dhlo.codegen.families.gemm.microkernel import BF16, F16, result_type, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
@@ -141,7 +140,7 @@ class GemmFamily(ChoiceFamily):
             touch=None if touch is None else host.fn.address_of(touch),
             workspace=host.workspace() if self.b is not None or self.coded is not None else None,
             parts=host.workspace() if self.matmul.splits else None,
-            result=host.pointer(self.group.results[0]) if self.epilogue.plain and stores_sums(self.matmul.elem) else None,
+            result=host.pointer(self.group.results[0]) if self.epilogue.stores == result_type(self.matmul.elem) else None,
         )
         (self.matmul if self.coded is None else self.product).emit_launch(host, operands)
 

@@ -290,6 +290,34 @@ def test_numbers_that_are_equal_or_that_sizes_follow_from():
     assert graphs() == 1
 
 
+def test_sizes_that_guards_fix():
+    """What is pooled to one window is squeezed away, or broadcast; at another count of windows TorchDynamo traces again."""
+
+    def pooled(x, w):
+        y = nn.functional.max_pool1d(x, 4)
+        return y.squeeze(2) + 1, y * w
+
+    compiled = torch.compile(pooled, backend="dhlo", dynamic=True)
+    with torch.no_grad():
+        for rows, length, many in ((3, 6, 1), (2, 7, 1), (4, 9, 2)):
+            x, w = torch.randn(rows, 5, length), torch.randn(10 if length < 8 else 2)
+            for got, want in zip(compiled(x, w), pooled(x, w), strict=True):
+                torch.testing.assert_close(got, want)
+            assert graphs() == many
+
+
+def test_encoder_layers_of_pytorch():
+    """Their operators for evaluation, which TorchDynamo calls where no gradients are asked of them."""
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True).eval()
+    model = nn.TransformerEncoder(layer, 2).eval()
+    compiled = torch.compile(model, backend="dhlo", dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for rows, length in ((3, 6), (2, 9)):
+            x = torch.randn(rows, length, 16)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert graphs() == 1
+
+
 class Filled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

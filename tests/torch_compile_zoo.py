@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import multiprocessing
+import re
 import time
 import traceback
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ from tests.zoo import NAMES, ZOO, assert_close
 __all__ = ["Outcome", "measure"]
 
 HEAD = """\
-| model | input sets | graphs | more at other sizes | more at sizes 0, 1 | CPU seconds | graph breaks |
-| --- | --- | --- | --- | --- | --- | --- |"""
+| model | input sets | graphs | more at other sizes | more at sizes 0, 1 | CPU seconds | graph breaks | guards that failed |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 @dataclass
@@ -36,14 +38,29 @@ class Outcome:
     at_one: int = 0
     seconds: float = 0.0
     breaks: str = ""
+    guards: str = ""
 
     def row(self) -> str:
         """A line of the table."""
         numbers = (self.sets, self.graphs, self.again, self.at_one, f"{self.seconds:.0f}")
-        return f"| {self.name} | {' | '.join(map(str, numbers))} | {self.breaks} |"
+        return f"| {self.name} | {' | '.join(map(str, numbers))} | {self.breaks} | {self.guards} |"
 
 
-def measure(name: str, marked: bool = False) -> Outcome:
+class _Failed(logging.Handler):
+    """Collects the guards that made TorchDynamo trace again at another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guards: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in record.getMessage().splitlines():
+            reason = re.search(r"- \d+/\d+: (.*)", line)
+            if reason:
+                self.guards.append(reason[1].split("  # ")[0].strip())
+
+
+def measure(name: str, marked: bool = False, backend: str = "dhlo") -> Outcome:
     """Runs a model with all its input sets, compiled and in eager; `marked`: with the dims marked as dynamic that the zoo exports
     so, rather than with dynamic=True. Raises AssertionError where results, or arguments that are changed, differ."""
     assert ZOO is not None
@@ -51,7 +68,11 @@ def measure(name: str, marked: bool = False) -> Outcome:
     reference = copy.deepcopy(case.module)
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(case.module, backend="dhlo", dynamic=None if marked else True)
+    failed = _Failed()
+    torch._logging.set_logs(recompiles=True)
+    log = logging.getLogger("torch._dynamo.guards.__recompiles")
+    log.handlers, log.propagate = [failed], False
+    compiled = torch.compile(case.module, backend=backend, dynamic=None if marked else True)
     first = [t.shape for t in _tensors((case.args, case.kwargs))]
     began = time.process_time()
     for args, kwargs in [(case.args, case.kwargs), *case.others]:
@@ -74,6 +95,7 @@ def measure(name: str, marked: bool = False) -> Outcome:
         for g, w in zip(_tensors((got, taken)), _tensors((want, given)), strict=True):
             assert_close(g, w)
     out.seconds = time.process_time() - began
+    out.guards = "; ".join(dict.fromkeys(failed.guards)).replace("|", "\\|")
     out.breaks = "; ".join(sorted({reason.splitlines()[0] for reason in counters["graph_break"]}))
     return out
 
@@ -97,12 +119,16 @@ def _mark(spec: Any, value: Any) -> None:
     elif isinstance(value, list | tuple) and isinstance(spec, list | tuple):
         for s, x in zip(spec, value, strict=False):
             _mark(s, x)
+    elif isinstance(spec, list | tuple):  # a cache of transformers: keys and values of its layers
+        sizes = [s for s in tree_leaves(spec, is_leaf=lambda s: isinstance(s, dict)) if s is not None]
+        for s, x in zip(sizes, (t for layer in value.layers for t in (layer.keys, layer.values)), strict=False):
+            _mark(s, x)
 
 
-def _row(name: str, marked: bool) -> str:
+def _row(name: str, marked: bool, backend: str) -> str:
     torch.manual_seed(0)
     try:
-        return measure(name, marked).row()
+        return measure(name, marked, backend).row()
     except ImportError as e:
         return f"| {name} | {e} |"
     except Exception as e:
@@ -115,11 +141,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--marked", action="store_true", help="mark dims as dynamic, instead of dynamic=True")
+    parser.add_argument("--backend", default="dhlo", help="another backend of torch.compile, such as aot_eager, to compare with")
     args = parser.parse_args()
     print(HEAD, flush=True)
-    with multiprocessing.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.torch_compile_zoo", "dhlo"])
+    with context.Pool(1, maxtasksperchild=1) as pool:
         for name in args.names or NAMES:
-            print(pool.apply(_row, (name, args.marked)), flush=True)
+            print(pool.apply(_row, (name, args.marked, args.backend)), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -26,6 +27,7 @@ from dhlo.integrations.internals import (
     ModuleCallEntry,
     ModuleCallSignature,
     PlainAOTInput,
+    PythonPrinter,
     SymFloatArgument,
     TrainingIRVerifier,
     override_composite_implicit_decomp,
@@ -67,6 +69,7 @@ class Captured:
             if fixed and n not in written and _has_fixed_sizes(n.meta["val"])
         ]
         """Numbers of the arguments that may be constants of the program."""
+        self.guards = _guards(self.placeholders)
         self.results = Results(gm, self.placeholders, self.new_content)
         self.computes = bool(self.results.returned or self.new_content)
 
@@ -130,7 +133,9 @@ class Captured:
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(n), None) for n in returned]
         tensors = {self.names[i]: t.detach() for i, t in constants.items()}
         tensors |= {name: attrgetter(name)(self.gm) for name in lifted}
-        return self._exported(graph, inputs, outputs, [self.names[i] for i in taken], tensors), taken
+        program = self._exported(graph, inputs, outputs, [self.names[i] for i in taken], tensors)
+        program._guards_code = self._fixed(taken)
+        return program, taken
 
     def _sizes(self, constants: Mapping[int, torch.Tensor]) -> dict[Any, tuple[Any, int]]:
         """Symbols that are a size of a tensor which stays an argument, with one such tensor and dim."""
@@ -159,7 +164,7 @@ class Captured:
 
         in_spec = pytree.tree_structure(((0,) * len(names), {}))
         signature = ModuleCallSignature([], [], in_spec, structure(len(outputs)), names)
-        program = ExportedProgram(
+        return ExportedProgram(
             root=self.gm,
             graph=graph,
             graph_signature=ExportGraphSignature(inputs, outputs),
@@ -169,8 +174,20 @@ class Captured:
             constants=constants,
             verifiers=[TrainingIRVerifier],
         )
-        program._guards_code = []  # TorchDynamo checks its guards itself
-        return program
+
+    def _fixed(self, taken: Sequence[int]) -> list[str]:
+        """The guards that fix what is computed of sizes, such as a size that is squeezed away, as torch.export writes them. The
+        others are TorchDynamo's to check, and say nothing that a program needs to know."""
+        texts: dict[Any, str] = {}
+        for k, i in enumerate(taken):
+            value, source = self.placeholders[i].meta["val"], f"L['flat_args'][{k}]"
+            sizes = [(n, f"{source}.size()[{d}]") for d, n in enumerate(value.shape)] if isinstance(value, torch.Tensor) else []
+            for n, text in sizes or [(value, source)]:
+                if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol:
+                    texts.setdefault(n.node.expr, text)
+        printer = _SizePrinter(texts)
+        known = [g for g in self.guards if isinstance(g, sympy.Eq) and g.free_symbols and g.free_symbols <= texts.keys()]
+        return [printer.doprint(g) for g in dict.fromkeys(known) if g.lhs.is_Integer or g.rhs.is_Integer]
 
     def _ranges(self) -> dict[Any, Any]:
         """The ranges of the symbols of sizes and of numbers."""
@@ -182,6 +199,24 @@ class Captured:
                     known = s.node.shape_env.var_to_range
                     ranges |= {x: known[x] for x in s.node.expr.free_symbols if x in known}
         return ranges
+
+
+class _SizePrinter(PythonPrinter):
+    """Writes relations between sizes as code, with the given texts for symbols."""
+
+    def __init__(self, texts: Mapping[Any, str]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def _print_Symbol(self, symbol: Any) -> str:
+        return self._texts[symbol]
+
+
+def _guards(placeholders: Sequence[Any]) -> list[Any]:
+    """What tracing took for granted of sizes so far, which TorchDynamo checks at each call."""
+    numbers = [n for p in placeholders for n in (*getattr(p.meta["val"], "shape", ()), p.meta["val"])]
+    env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
+    return [] if env is None else [env.replace(g.expr) for g in env.guards]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

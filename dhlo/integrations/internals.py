@@ -14,6 +14,7 @@ __all__ = [
     "ModuleCallEntry",
     "ModuleCallSignature",
     "PlainAOTInput",
+    "PythonPrinter",
     "SymFloatArgument",
     "TrainingIRVerifier",
     "aot_autograd",
@@ -34,5 +35,6 @@ try:
     from torch.export.exported_program import _override_composite_implicit_decomp as override_composite_implicit_decomp
     from torch.export.graph_signature import SymFloatArgument
     from torch.fx.experimental.symbolic_shapes import statically_known_true
+    from torch.utils._sympy.printers import PythonPrinter
 except ImportError as e:
     raise TorchVersionError(f"the backend 'dhlo' of torch.compile doesn't work with torch {torch.__version__}: {e}") from e

@@ -35,6 +35,7 @@ from dhlo.frontend.aten import (
     special,
     strided,
     torchao,
+    transformer,
     unique,
     writes,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "special",
     "strided",
     "torchao",
+    "transformer",
     "unique",
     "writes",
 ]

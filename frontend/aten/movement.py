@@ -60,7 +60,7 @@ def _unsqueeze(b: OpBuilder, x: Value, dim: int) -> Value:
 def _squeeze(b: OpBuilder, x: Value, dims: Any = None) -> Value:
     if isinstance(dims, list | tuple) and not dims:
         return x
-    return b.squeeze(x, [d for d in b.dims_list(x, dims) if b.rank(x) and b.shape(x)[d] == 1])
+    return b.squeeze(x, [d for d in b.dims_list(x, dims) if b.rank(x) and b.dims.size(b.shape(x)[d]) == 1])
 
 
 @lowers(A.expand.default, A.broadcast_to.default, A.expand_copy.default)

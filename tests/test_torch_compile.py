@@ -294,13 +294,13 @@ def test_sizes_that_guards_fix():
     """What is pooled to one window is squeezed away, or broadcast; at another count of windows TorchDynamo traces again."""
 
     def pooled(x, w):
-        y = nn.functional.max_pool1d(x, 4)
+        y = nn.functional.max_pool2d(x, (4, 1))
         return y.squeeze(2) + 1, y * w
 
     compiled = torch.compile(pooled, backend="dhlo", dynamic=True)
     with torch.no_grad():
         for rows, length, many in ((3, 6, 1), (2, 7, 1), (4, 9, 2)):
-            x, w = torch.randn(rows, 5, length), torch.randn(10 if length < 8 else 2)
+            x, w = torch.randn(rows, 5, length, 11), torch.randn(10 if length < 8 else 2, 1)
             for got, want in zip(compiled(x, w), pooled(x, w), strict=True):
                 torch.testing.assert_close(got, want)
             assert graphs() == many

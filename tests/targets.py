@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.families.gemm.register_tile import tile_spec
 from dhlo.codegen.target import parse_target
 from dhlo.options import default_target
 

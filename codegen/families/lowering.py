@@ -10,8 +10,8 @@ import torch
 
 from dhlo.codegen.elementwise.emit import Slot
 from dhlo.codegen.families.constants import Constants, States
-from dhlo.codegen.families.gemm.microkernel import tile_spec
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
+from dhlo.codegen.families.gemm.register_tile import tile_spec
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.families.structure import Structure
 from dhlo.codegen.kernel_ir.builder import KernelModule, V

@@ -110,3 +110,14 @@ class KernelModule:
         """Adds a constant: MLIR from what follows its name on, with the names in `uses` as `tagged` spells them."""
         body = f"constant @{self.tagged(name)}{text}"
         self.globals[name] = Symbol("llvm.mlir.global", body, "", Linkage.INTERNAL, frozenset(uses))
+
+    def add_pointers(self, name: str, symbols: Sequence[str]) -> None:
+        """Adds a constant table of the functions' addresses."""
+        ty = f"!llvm.array<{len(symbols)} x ptr>"
+        lines = [f"%t0 = llvm.mlir.undef : {ty}"]
+        for i, symbol in enumerate(symbols):
+            lines.append(f"%p{i} = llvm.mlir.addressof @{self.tagged(symbol)} : !llvm.ptr")
+            lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
+        lines.append(f"llvm.return %t{len(symbols)} : {ty}")
+        body = "\n  ".join(lines)
+        self.add_constant(name, f"() : {ty} {{\n  {body}\n}}", symbols)

@@ -16,7 +16,7 @@ import torch
 from dhlo import _runtime
 from dhlo.bench.ceilings import Ceilings
 from dhlo.codegen.families.box import WAKE_SHARE
-from dhlo.codegen.families.gemm.microkernel import BF16
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.gemm.tiles import TILES_PAY
 from dhlo.codegen.target import Target, parse_target
 from dhlo.ir.symbols import evaluate, parse

@@ -13,7 +13,7 @@ import torch
 
 from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
-from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.families.gemm.register_tile import tile_spec
 from dhlo.codegen.kernel_ir.builder import F32, F64
 from dhlo.codegen.target import parse_target
 from tests.codegen.conv_host import build_conv, conv_params, numpy_type, run_conv

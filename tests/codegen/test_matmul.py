@@ -16,10 +16,10 @@ import torch
 
 from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, accumulator, depth, result_type, tile_spec
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, accumulator, depth, result_type, tile_spec
 from dhlo.codegen.kernel_ir.abi import MACHINE, MACHINE_RANGES
 from dhlo.codegen.kernel_ir.builder import F32, F64, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS

@@ -14,8 +14,9 @@ from dhlo import _runtime
 from dhlo.codegen.backends.cpu.llvm import emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.matmul import workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_microkernel, tile_spec
+from dhlo.codegen.families.gemm.microkernel import emit_microkernel
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.register_tile import TileSpec, tile_spec
 from dhlo.codegen.kernel_ir.builder import I8, KernelModule, Linkage
 from dhlo.codegen.target import Target, parse_target
 from tests.codegen.test_matmul import Array, cases, run

@@ -12,10 +12,10 @@ import sympy
 import torch
 
 from dhlo.codegen.families.gemm.matmul import Operands
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, tile_spec
 from dhlo.codegen.families.gemm.quantised import FORMS, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_outliers import most_outliers
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
 from dhlo.codegen.kernel_ir.builder import F32, I64, KernelModule
 from tests.codegen.harness import Program, TestHost, aligned, build_hosts
 from tests.codegen.test_matmul import emit_epilogue

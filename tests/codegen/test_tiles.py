@@ -17,7 +17,7 @@ from dhlo.callspec import read_call
 from dhlo.codegen.backends.cpu.link import extern_addresses
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_object, emit_assembly, lower_to_llvm_ir
 from dhlo.codegen.families.gemm.matmul import Matmul
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, tile_spec
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
 from dhlo.codegen.families.gemm.tiles import LEAST_ROWS, TILES_PAY, TileProduct
 from dhlo.codegen.kernel_ir.builder import F32, I8, KernelModule, Linkage
 from dhlo.codegen.target import Target, parse_target

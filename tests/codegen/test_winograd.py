@@ -19,7 +19,7 @@ from dhlo.codegen.families.conv.conv import Conv
 from dhlo.codegen.families.conv.transposed import ConvTranspose
 from dhlo.codegen.families.conv.winograd import Winograd
 from dhlo.codegen.families.conv.winograd_kernel import FIELDS
-from dhlo.codegen.families.gemm.microkernel import tile_spec
+from dhlo.codegen.families.gemm.register_tile import tile_spec
 from dhlo.codegen.kernel_ir.builder import KernelModule
 from dhlo.codegen.target import parse_target
 from tests.codegen.conv_host import build_conv, conv_params, run_conv

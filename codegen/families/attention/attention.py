@@ -15,7 +15,7 @@ from dhlo.codegen.families.attention.decode import (
 )
 from dhlo.codegen.families.attention.prefill import emit_prefill, prefill_scratch_bytes
 from dhlo.codegen.families.box import grain_of, steps_ahead, wake_cycles
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 

@@ -16,7 +16,7 @@ from dhlo.codegen.families.conv.chain_window import Window, part_of_row
 from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.microkernel import emit_products
 from dhlo.codegen.families.epilogue import Epilogue, repeated_buffers, set_sums
-from dhlo.codegen.families.gemm.microkernel import TileSpec, emit_pointers
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.kernel import Checks, GroupKernel, finish
 from dhlo.codegen.kernel_ir.builder import F32, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.ir.dialect import Op
@@ -116,7 +116,7 @@ def lower_rows(w: Window, module: KernelModule, r: Rows) -> Epilogue:
         return replace(one, symbol=name)
     table = f"conv_chain_tiles_{w.spec.name}_{one.symbol}"
     tiles = [_lower_tile(w, module, r, s, n + 1, one.slots).symbol for s in (w.spec, narrow) for n in range(w.spec.mr)]
-    emit_pointers(module, table, tiles)
+    module.add_pointers(table, tiles)
     args = [("eargs", PTR), ("x", PTR), ("slot", I64), ("w", PTR), ("k", I64), ("out", PTR)]
     f = Fn(module, name, [*args, *((n, I64) for n in ("batch", "m0", "n0", "width", "channels"))], noinline=True)
     eargs, x, slot, weights, k, out, batch, m0, n0, width, channels = f.args

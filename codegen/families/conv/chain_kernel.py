@@ -21,7 +21,6 @@ from dhlo.codegen.families.conv.chain_expand import emit_pack
 from dhlo.codegen.families.conv.chain_window import Window, part_of_row
 from dhlo.codegen.families.conv.microkernel import emit_transpose
 from dhlo.codegen.families.conv.quantised_weights import emit_decode, row_bytes
-from dhlo.codegen.families.gemm.microkernel import emit_pointers
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
@@ -112,7 +111,7 @@ class _Kernel:
         self.window = w
         self.pack = emit_pack(w, module)
         self.lines = f"{w.name}_lines"
-        emit_pointers(module, self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
+        module.add_pointers(self.lines, [_emit_line(w, module, n + 1) for n in range(w.outputs)])
         self.transpose = emit_transpose(module, w.elem, w.lanes, w.spec)
         self.f = f = kernel_fn(module, w.name)
         _, self.begin, self.end, _, scratch = f.args

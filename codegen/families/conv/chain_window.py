@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.params import Tiled
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import Fn, V
 
 __all__ = ["First", "Window", "part_of_row"]

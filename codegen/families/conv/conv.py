@@ -18,7 +18,7 @@ from dhlo.codegen.families.conv.params import ConvParams, Triple
 from dhlo.codegen.families.conv.quantised_weights import coded_bytes
 from dhlo.codegen.families.conv.weights import WeightView, emit_pack_weights
 from dhlo.codegen.families.conv.winograd import Winograd
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 

@@ -10,7 +10,6 @@ from dhlo.codegen.families.conv.image import load_elements
 from dhlo.codegen.families.conv.pack import CACHE_LINE, load_bounds, load_geometry
 from dhlo.codegen.families.conv.padded import emit_pad_rows
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.gemm.microkernel import emit_pointers
 from dhlo.codegen.kernel_ir.builder import I32, I64, PTR, Fn, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
@@ -164,7 +163,7 @@ def _emit_table(p: ConvParams, lanes: int) -> str:
     if name not in p.module.globals:
         rows = _PaddedRows if _padded(p) else _Rows
         symbols = [rows(p, f"{name}_{n}", n, lanes).emit() for n in range(1, tile_rows(p) + 1)]
-        emit_pointers(p.module, name, symbols)
+        p.module.add_pointers(name, symbols)
     return name
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dhlo.codegen.families.broadcast import broadcast_each
-from dhlo.codegen.families.gemm.microkernel import BF16, TileSpec, multiply_add
+from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.layout import WeightLayout
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, Fn, KernelModule, V
 
 __all__ = ["TRANSPOSED_LD", "ConvParams", "Tiled", "Triple"]

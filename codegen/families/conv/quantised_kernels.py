@@ -5,7 +5,8 @@ from __future__ import annotations
 from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.conv.gemm import ConvKernel
 from dhlo.codegen.families.conv.params import ConvParams
-from dhlo.codegen.families.gemm.microkernel import SIGN_BITS, TileSpec, multiply_add
+from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 

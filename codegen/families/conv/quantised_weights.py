@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dhlo.codegen.families.conv.layout import WeightLayout
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
 __all__ = ["CODE_BITS", "code_of", "coded_bytes", "emit_decode", "load_codes", "pack_codes", "row_bytes"]

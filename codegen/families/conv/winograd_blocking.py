@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.conv.quantised_weights import row_bytes
 from dhlo.codegen.families.conv.winograd_transforms import Filter
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, I8, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 

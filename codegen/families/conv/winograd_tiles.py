@@ -9,7 +9,7 @@ from dhlo.codegen.families.conv.pack import CACHE_LINE
 from dhlo.codegen.families.conv.quantised_weights import load_codes
 from dhlo.codegen.families.conv.winograd_blocking import STRIP, Blocking
 from dhlo.codegen.families.conv.winograd_transforms import in_two_dims
-from dhlo.codegen.families.gemm.microkernel import emit_pointers, widened_pair
+from dhlo.codegen.families.gemm.multiply_add import widened_pair
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
@@ -182,7 +182,7 @@ def _emit_table(module: KernelModule, b: Blocking) -> str:
     """Emits the register tiles of 1 row and more, and a table of their addresses, once; returns its symbol."""
     table = f"{b.products}_table_{b.spec.name}"
     if f"{b.products}_ukr_{b.spec.name}_1" not in module.functions:
-        emit_pointers(module, table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
+        module.add_pointers(table, [_emit_microkernel(module, b, n + 1) for n in range(b.spec.mr)])
     return table
 
 

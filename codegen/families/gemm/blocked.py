@@ -7,22 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import (
-    F16,
-    PACKING_FIELDS,
-    TileSpec,
-    accumulator,
-    depth,
-    emit_microkernel_table,
-    emit_packing_table,
-    least_packing,
-    result_type,
-    unit,
-)
+from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table, emit_packing_table, least_packing
 from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit
+from dhlo.codegen.families.gemm.register_tile import F16, TileSpec, accumulator, depth, result_type, unit
+from dhlo.codegen.families.gemm.sides import PACKING_FIELDS
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I8, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 

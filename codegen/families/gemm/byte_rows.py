@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dhlo.codegen.families.gemm.microkernel import SIGN_BITS, TileSpec, multiply_add
+from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 

@@ -11,8 +11,8 @@ import torch
 
 from dhlo.codegen.families.epilogue import emit_store_rows
 from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
-from dhlo.codegen.families.gemm.microkernel import result_type, unit
 from dhlo.codegen.families.gemm.pack import pack_matrix
+from dhlo.codegen.families.gemm.register_tile import result_type, unit
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, view_pointer
 from dhlo.codegen.kernel_ir.builder import BITS, V

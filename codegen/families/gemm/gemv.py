@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, accumulator
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, accumulator
 from dhlo.codegen.kernel_ir.builder import BITS, F32, F64, I1, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 

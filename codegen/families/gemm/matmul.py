@@ -22,11 +22,11 @@ from dhlo.codegen.families.gemm.gemv import (
     narrow_columns,
     stream_scratch_bytes,
 )
-from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import FEW_USES, Plan, call_cycles
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth, in_one_set
 from dhlo.codegen.families.gemm.tiles import TileProduct
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext

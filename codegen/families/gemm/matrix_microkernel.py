@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dhlo.codegen.kernel_ir.builder import I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
 if TYPE_CHECKING:
-    from dhlo.codegen.families.gemm.microkernel import TileSpec
+    from dhlo.codegen.families.gemm.register_tile import TileSpec
 
 __all__ = ["emit_matrix_sums", "emit_pack_matrix_rows"]
 

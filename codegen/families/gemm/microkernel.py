@@ -1,238 +1,18 @@
-"""The register-tiled inner kernels of matrix products and what builds on them: tile (+)= A panel times B panel."""
+"""The inner kernels of matrix products: tile (+)= A panel times B panel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dhlo.codegen.elementwise.rules import narrow as rounded
-from dhlo.codegen.families.broadcast import broadcast_each
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_matrix_sums
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
-from dhlo.codegen.target import DotProduct, Target
+from dhlo.codegen.families.gemm.multiply_add import multiply_add
+from dhlo.codegen.families.gemm.register_tile import SIGN_BITS, TileSpec, accumulator, in_one_set, unit
+from dhlo.codegen.families.gemm.sides import PackedRows, Panel, RowsInPlace, RowsToPack, after_sums
+from dhlo.codegen.families.gemm.tile_memory import RoundedTile, TileMemory
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 
-__all__ = [
-    "BF16",
-    "F16",
-    "MATRIX",
-    "PACKING_FIELDS",
-    "SIGN_BITS",
-    "TileSpec",
-    "accumulator",
-    "depth",
-    "emit_microkernel",
-    "emit_microkernel_table",
-    "emit_packing_table",
-    "emit_pointers",
-    "in_one_set",
-    "least_packing",
-    "multiply_add",
-    "result_type",
-    "tile_spec",
-    "unit",
-    "widened_pair",
-]
-
-BF16, F16 = "bf16", "f16"
-
-
-def accumulator(elem: str) -> str:
-    """The element type of tiles: products of bf16 and f16 are summed in f32, those of i8 in i32."""
-    return {BF16: F32, F16: F32, I8: I32}.get(elem, elem)
-
-
-def result_type(elem: str) -> str:
-    """The element type of results that micro-kernels store: sums as they are, or rounded to the operands' type."""
-    return elem if elem in (BF16, F16) else accumulator(elem)
-
-
-def unit(elem: str) -> str:
-    """The element type of panels: bf16 and i8 lie in groups of adjacent k, as the dot-product instruction reads them; f16 becomes
-    f32 as it is packed."""
-    return I32 if depth(elem) > 1 else F32 if elem == F16 else elem
-
-
-def depth(elem: str) -> int:
-    """How many steps of k a unit of a panel holds."""
-    return {BF16: 2, I8: 4}.get(elem, 1)
-
-
-@dataclass(frozen=True)
-class TileSpec:
-    """How a target's vector registers are tiled (MR x NR in BLIS's terms): `mr` rows by `vectors` vectors.
-
-    A panel of B is [k][panel(elem)] on every target, so that all read the same packed weights: as wide as a tile, or as
-    `per_panel` tiles side by side. A panel of A is [k][mr] with exactly as many rows as the micro-kernel variant that
-    reads it (1 to rows(elem), so tails are balanced rather than padded), a tile row-major with its columns as leading
-    dimension. For bf16, panels hold pairs: [ceil(k / 2)][columns or mr][2], an odd k padded with 0; tiles are f32.
-    Without a dot product of pairs, panels of A hold f32 instead, [ceil(k / 2)][2][mr], and those of B are widened in
-    registers, one k after the other: a tile then is as large as that of f32. For i8 they hold four:
-    [ceil(k / 4)][columns or mr][4], and tiles are i32, whose sums wrap; the left side may be ui8 as well, and lies there
-    as the dot product wants it (`flips`). Where the target multiplies matrices of bytes (`matrices`), a panel of A holds two
-    units of a row side by side, [ceil(k / 8)][mr][8].
-    """
-
-    target: Target
-    mr: int
-    vectors: int
-    per_panel: int
-    widen: bool = False  # even where the target has a dot product of pairs
-    unsigned: bool = False  # the left side of i8 is ui8
-    matrices: bool = False  # bytes are multiplied by `Target.matrix_dots`
-
-    def __str__(self) -> str:
-        return f"{self.target.name} {self.name}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.mr}x{self.nr(F32)}{self.suffix}"
-
-    @property
-    def suffix(self) -> str:
-        """What tells symbols of kernels apart: for wider panels than a tile, for units that needn't be widened, for ui8."""
-        of = "" if self.per_panel == 1 else f"_of{self.panel(F32)}"
-        return (
-            of
-            + ("_widened" if self.widen else "")
-            + ("_unsigned" if self.unsigned else "")
-            + ("_matrices" if self.matrices else "")
-        )
-
-    @property
-    def alone(self) -> TileSpec:
-        """The same tiles with panels of their own width, for what is packed and read in one place."""
-        return replace(self, per_panel=1)
-
-    def of_bytes(self, *, unsigned: bool) -> TileSpec:
-        """Tiles of products of i8, or of ui8 and i8: higher and narrower ones where the target multiplies matrices of them, since
-        the units of B, which lie as all targets read them, are brought to pairs of columns once for all rows."""
-        spec, target = replace(self, unsigned=unsigned), self.target
-        if spec._own not in target.matrix_dots:
-            return spec
-        # Columns of a register of B, and as many sums for each two rows, beside it and two vectors of each side.
-        pairs = _MATRIX_VECTORS * target.lanes(I32) // MATRIX
-        mr = (target.registers - pairs - 4) // pairs * MATRIX
-        per_panel = self.vectors * self.per_panel // _MATRIX_VECTORS
-        return replace(spec, mr=mr, vectors=_MATRIX_VECTORS, per_panel=per_panel, matrices=True)
-
-    @property
-    def by_dots(self) -> TileSpec:
-        """The same without products of matrices."""
-        return replace(self, matrices=False)
-
-    @property
-    def bf16_dot(self) -> DotProduct | None:
-        return None if self.widen else self.target.dots.get(BF16)
-
-    def dot(self, elem: str) -> DotProduct | None:
-        """The target's dot product of the elements of a unit."""
-        return self.bf16_dot if elem == BF16 else self.target.dots.get(self._left) if elem == I8 else None
-
-    @property
-    def matrix_dot(self) -> DotProduct | None:
-        """The target's product of matrices of bytes, where it is used."""
-        return self.target.matrix_dots[self._own] if self.matrices else None
-
-    @property
-    def _own(self) -> str:
-        """The type of the left side's bytes."""
-        return "ui8" if self.unsigned else I8
-
-    @property
-    def _left(self) -> str:
-        """What the left side of the dot product of bytes is: the operand's type if there is a choice."""
-        mine, other = ("ui8", I8) if self.unsigned else (I8, "ui8")
-        return other if other in self.target.dots and mine not in self.target.dots else mine
-
-    def flips(self, elem: str) -> bool:
-        """Whether panels of A hold bytes with their sign bit flipped, i8 + 128 as ui8 or ui8 - 128 as i8, since the dot product
-        wants the other kind. The micro-kernels take back what that adds to each sum, a multiple of the sum of B's column, and
-        have two arguments more, after A: `sums`, memory for panel(elem) of those in i32, and `turn`, which is 0 in the first
-        call for some columns and steps of B. That one computes them, the calls after it read them."""
-        return elem == I8 and not self.matrices and self._left != self._own
-
-    def lanes(self, elem: str) -> int:
-        """Columns of the tile in a vector register."""
-        return self.target.lanes(accumulator(elem))
-
-    def rows(self, elem: str) -> int:
-        """The most rows of a tile: taking bytes apart takes registers, and so do sums of B's columns."""
-        return self.mr - 2 if self._takes_apart(elem) else self.mr - self.flips(elem)
-
-    def widens(self, elem: str) -> bool:
-        """Whether units are taken apart: bf16 is then multiplied as f32, i8 as i16 or i32."""
-        return depth(elem) > 1 and not self.dot(elem)
-
-    def _takes_apart(self, elem: str) -> bool:
-        """Whether the parts of units of both sides lie in registers at once."""
-        return elem == I8 and self.widens(elem) and not self.matrices
-
-    def left_parts(self, elem: str) -> int:
-        """How many numbers of unit(elem)'s size a panel of A has for one row's unit: the elements of bf16 that is widened, or 1."""
-        return depth(elem) if elem == BF16 and self.widens(elem) else 1
-
-    def left_steps(self, fn: Fn, steps: V) -> V:
-        """How many units a panel of A has for one row's `steps`."""
-        return fn.mul(fn.ceildivu(steps, MATRIX), MATRIX) if self.matrices else steps
-
-    def products(self, elem: str) -> int:
-        """Multiplications for a unit: of each of its elements, of pairs of bytes, or of all by a dot product."""
-        if elem != I8:
-            return self.left_parts(elem)
-        return 1 if self.dot(elem) else 2 if self.target.pair_products else 4
-
-    def nr(self, elem: str) -> int:
-        """Columns of a tile."""
-        return self.vectors * self.lanes(elem)
-
-    def panel(self, elem: str) -> int:
-        """Columns of a panel of B."""
-        return self.nr(elem) * self.per_panel
-
-    def columns(self, elem: str, mr: int) -> int:
-        """Columns of a tile of `mr` rows over packed panels, and its leading dimension."""
-        return self.panel(elem) if mr <= self.whole_panel_rows(elem) else self.nr(elem)
-
-    def tile_elements(self, elem: str) -> int:
-        """Room for the largest tile."""
-        return max(mr * self.columns(elem, mr) for mr in range(1, self.rows(elem) + 1))
-
-    def row_bytes(self, elem: str) -> int:
-        """Bytes of a panel of B at one step of k."""
-        return self.panel(elem) * BITS[unit(elem)] // 8
-
-    def accumulators(self, elem: str) -> int:
-        """Registers left for sums of few rows beside a row of B and two more vectors. Bytes taken apart have two of each row of B,
-        the second of pairs take a mask."""
-        beside = self.vectors * (1 + self._takes_apart(elem)) + (self.left_parts(elem) > 1)
-        return self.target.registers - beside - 2
-
-    def whole_panel_rows(self, elem: str) -> int:
-        """The most rows for which a tile spans a panel, where panels are wider than tiles: sums of few rows leave registers
-        for more columns, and B then streams through in one pass."""
-        if self.per_panel == 1:
-            return 0
-        if self.matrices:
-            return MATRIX
-        columns = self.vectors * self.per_panel * (1 + self._takes_apart(elem))
-        return self.accumulators(elem) // columns - self.flips(elem)
-
-
-MATRIX = 2
-"""Rows, columns and units of k of a product of matrices."""
-# Vectors of a tile of such products.
-_MATRIX_VECTORS = 2
-# Columns of f32 of a tile, at least, and of a panel of B on every target.
-_LEAST_COLUMNS, _PANEL_COLUMNS = 16, 32
-
-
-def tile_spec(target: Target) -> TileSpec:
-    """The largest tile whose accumulators, a row of B and two more vectors fit the target's registers: at least two vectors and 16
-    columns of f32 wide, so that an element of A serves several multiply-adds."""
-    vectors = max(2, _LEAST_COLUMNS // target.lanes(F32))
-    mr = (target.registers - vectors - 2) // vectors
-    return TileSpec(target, mr, vectors, _PANEL_COLUMNS // (vectors * target.lanes(F32)))
-
+__all__ = ["emit_microkernel", "emit_microkernel_table", "emit_packing_table", "least_packing"]
 
 # Independent accumulators that cover FMA latency times issue width (4 x 2 on Zen 5 and on Intel's servers) with some
 # slack.
@@ -244,19 +24,10 @@ _PREFETCH_LOCALITY = 2
 # A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
 # second time, so many bytes after the first.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
-
-SIGN_BITS = -0x7F7F7F80
-"""Of a unit of bytes."""
-
-_I16 = "i16"
-_ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64))
-_AHEAD_ARGS = (("ahead", PTR), ("ahead_step", I64))
-
-
+_LINE_BYTES = 64
+_ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64), ("ahead", PTR), ("ahead_step", I64))
 _PLACED_ARGS, _ROUNDED_ARGS = (("ld", I64),), (("to", PTR), ("ld", I64))
-
-PACKING_FIELDS = 5
-"""Numbers that tell a micro-kernel what it packs."""
+# Tiles of fewer rows don't hide the packing of B.
 _LEAST_PACKING = 4
 
 
@@ -292,15 +63,22 @@ def emit_microkernel(
         return name
     head = (("a", PTR), ("lda", I64)) if rows else _left_args(elem, spec)
     placing = () if placed is None else _PLACED_ARGS if placed == accumulator(elem) else _ROUNDED_ARGS
-    fn = Fn(module, name, (*head, *_ARGS, *_AHEAD_ARGS, *placing), noinline=True)
-    a, b, rest = fn.args[0], fn.args[len(head)], fn.args[len(head) + 1 :]
-    right = (_RowsToPack if packing else _Panel)(fn, elem, spec, b)
-    if rows:
-        _emit_body(fn, elem, mr, spec, right, rest, _RowsInPlace(fn, elem, mr, a, 1, fn.args[1]), narrow, placed)
+    fn = Fn(module, name, (*head, *_ARGS, *placing), noinline=True)
+    (a, *beside), (b, k, tile, accumulate, ahead, ahead_step, *where) = fn.args[: len(head)], fn.args[len(head) :]
+    right = (RowsToPack if packing else Panel)(fn, elem, spec, b)
+    left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
+    vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
+    memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
+    start, fetched = memory.start(accumulate), _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step)
+    products = _Products(fn, elem, spec, mr, vectors, left, right, fetched)
+    if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)):  # one row alone lies as dot products want it
+        sums = emit_matrix_sums(fn, spec, mr, vectors, a, b, k, start, fetched.units)
+    elif spec.flips(elem):
+        sums = products.less_what_flips_add(k, start, *beside)
     else:
-        panel = a if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)) else None
-        packed = _PackedRows(fn, elem, mr, a, mr * spec.left_parts(elem))
-        _emit_body(fn, elem, mr, spec, right, rest, packed, narrow, placed, fn.args[1 : len(head)], panel)
+        sums = products.sums(mr, k, start)
+    memory.store(sums)
+    fn.done()
     return name
 
 
@@ -327,7 +105,7 @@ def emit_microkernel_table(
             for half in (False, True)[: 1 + narrow]
             for i in range(spec.rows(elem))
         ]
-        emit_pointers(module, name, symbols)
+        module.add_pointers(name, symbols)
     return name
 
 
@@ -343,363 +121,159 @@ def emit_packing_table(module: KernelModule, elem: str, *, rows: bool, placed: s
     if name not in module.globals:
         heights = (max(i + 1, least_packing(elem, spec)) for i in range(spec.rows(elem)))
         symbols = [emit_microkernel(module, elem, mr, spec, rows=rows, placed=placed, packing=True) for mr in heights]
-        emit_pointers(module, name, symbols)
+        module.add_pointers(name, symbols)
     return name
 
 
-def emit_pointers(module: KernelModule, name: str, symbols: Sequence[str]) -> None:
-    """Emits a constant table of the functions' addresses."""
-    ty = f"!llvm.array<{len(symbols)} x ptr>"
-    lines = [f"%t0 = llvm.mlir.undef : {ty}"]
-    for i, symbol in enumerate(symbols):
-        lines.append(f"%p{i} = llvm.mlir.addressof @{module.tagged(symbol)} : !llvm.ptr")
-        lines.append(f"%t{i + 1} = llvm.insertvalue %p{i}, %t{i}[{i}] : {ty}")
-    lines.append(f"llvm.return %t{len(symbols)} : {ty}")
-    body = "\n  ".join(lines)
-    module.add_constant(name, f"() : {ty} {{\n  {body}\n}}", symbols)
-
-
-class _Panel:
-    """B in a packed panel."""
-
-    stores = False  # something, beside which rows of A don't change: LLVM loads them where it likes
-
-    def __init__(self, fn: Fn, elem: str, spec: TileSpec, b: V) -> None:
-        self.fn, self.elem, self.spec, self.b = fn, elem, spec, b
-        # The elements of a unit are loaded each by itself, as both would take registers: LLVM mustn't see that they are the same.
-        self.parts = [b, *(_apart(fn, b) for _ in range(1, spec.left_parts(elem)))]
-
-    def at(self, k: V) -> list[V]:
-        """Addresses of a step of k, one for each part of a unit."""
-        return [self.fn.gep(p, self.fn.mul(k, self.spec.panel(self.elem)), unit(self.elem)) for p in self.parts]
-
-    def vector(self, p: V, k: V, u: int, which: int, v: int) -> V:
-        """Vector `v` of a row, or of one of its parts, `u` steps on from `k`, whose address is p."""
-        fn, spec, part = self.fn, self.spec, unit(self.elem)
-        lanes = spec.lanes(self.elem)
-        y = fn.load(fn.gep(p, u * spec.panel(self.elem) + v * lanes, part), vec(part, lanes))
-        return y if len(self.parts) == 1 else widened_pair(fn, y)[which]
-
-    def keep(self, row: Sequence[V], k: V, u: int, after: Sequence[V]) -> None:
-        """Called with a row's vectors once they were multiplied, and the last sums: stored before them, they would keep LLVM from
-        loading A's numbers one after the other."""
-
-
-class _RowsToPack(_Panel):
-    """B where it lies, packed as it is read (see `emit_microkernel`)."""
-
-    stores = True
-
-    def __init__(self, fn: Fn, elem: str, spec: TileSpec, b: V) -> None:
-        to, self.panel_step, source, self.row_step, width = (fn.load(fn.gep(b, i, I64), I64) for i in range(PACKING_FIELDS))
-        super().__init__(fn, elem, spec, fn.int_to_ptr(source))
-        self.to, self.masks = fn.int_to_ptr(to), list[V]()
-        if spec.target.mask_registers:
-            lanes = spec.lanes(elem)
-            self.masks = [fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes) for v in range(spec.vectors)]
-
-    def at(self, k: V) -> list[V]:
-        return [self.fn.gep(self.b, self.fn.mul(k, self.row_step), self.elem)]
-
-    def vector(self, p: V, k: V, u: int, which: int, v: int) -> V:
-        fn, elem, lanes = self.fn, self.elem, self.spec.lanes(self.elem)
-        ty = vec(elem, lanes)
-        at = fn.gep(fn.gep(p, fn.mul(self.row_step, u), elem), v * lanes, elem)
-        return fn.masked_load(at, self.masks[v], fn.const(0.0, ty)) if self.masks else fn.load(at, ty, BITS[elem] // 8)
-
-    def keep(self, row: Sequence[V], k: V, u: int, after: Sequence[V]) -> None:
-        at = self.fn.gep(self.to, self.fn.mul(self.fn.add(k, u), self.panel_step), self.elem)
-        for x in after:
-            at = _after(self.fn, at, x)
-        for v, y in enumerate(row):
-            self.fn.store(y, self.fn.gep(at, v * y.lanes, self.elem))
+def _tile_memory(
+    fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, tile: V, placed: str | None, where: Sequence[V]
+) -> TileMemory:
+    """What the arguments say of the tile and its place."""
+    lanes, ld = spec.lanes(elem), spec.columns(elem, mr)
+    if placed is None:
+        return TileMemory(fn, elem, mr, vectors, lanes, tile, ld)
+    if placed == accumulator(elem):
+        return TileMemory(fn, elem, mr, vectors, lanes, tile, *where)
+    return RoundedTile(fn, elem, mr, vectors, lanes, tile, ld, placed, *where)
 
 
 @dataclass(frozen=True)
-class _PackedRows:
-    """Rows of A in a panel, step after step of `step` numbers."""
+class _Ahead:
+    """What a micro-kernel prefetches: at `address`, `step` bytes further for each unit of k, some lines."""
+
+    fn: Fn
+    address: V
+    step: V
+    lines: Sequence[int]
+
+    @classmethod
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V) -> _Ahead:
+        """As many bytes as a tile reads of B."""
+        row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, _LINE_BYTES)
+        return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])])
+
+    def at(self, k: V) -> V:
+        """The address for the unit k."""
+        return self.fn.gep(self.address, self.fn.mul(k, self.step), I8)
+
+    def unit(self, at: V) -> V:
+        """Prefetches a unit's lines; returns the address for the next unit."""
+        for line in self.lines:
+            self.fn.prefetch(self.fn.gep(at, line, I8), _PREFETCH_LOCALITY)
+        return self.fn.gep(at, self.step, I8)
+
+    def units(self, k: V, count: int) -> None:
+        """Prefetches so many units' lines from the unit k on."""
+        start = self.at(k)
+        for u in range(count):
+            self.unit(self.fn.gep(start, self.fn.mul(self.step, u), I8))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Unit `k` of both sides: addresses of the parts of B's row, addresses and offsets of the rows of A."""
+
+    k: V
+    b: Sequence[V]
+    a: Sequence[tuple[V, int]]
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The loop over k of a tile of `mr` rows by `vectors` vectors of columns."""
 
     fn: Fn
     elem: str
+    spec: TileSpec
     mr: int
-    a: V
-    step: int
-    in_place = False  # units as they lie in memory, not in parts
+    vectors: int
+    left: PackedRows
+    right: Panel
+    ahead: _Ahead
 
-    def start(self) -> list[V]:
-        """Pointers that a loop over k carries."""
-        return []
+    def sums(self, rows: int, k: V, start: Sequence[V]) -> list[V]:
+        """Sums over `k` units by row and vector, begun with `start`: of the tile's rows, and perhaps of one of sign bits."""
+        fn, left, n = self.fn, self.left, rows * self.vectors
+        sets = self._sets(n)
+        unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * self.spec.products(self.elem)))
+        main = fn.mul(fn.divu(k, unroll), unroll)
+        zeros = [fn.const(0.0, start[0].type)] * (n * sets - len(start))
+        with fn.loop(0, main, unroll, [*start, *zeros, *left.start()]) as loop:
+            acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
+            at, fetch = self._place(loop.iv, pointers), self.ahead.at(loop.iv)
+            for u in range(unroll):
+                fetch = self.ahead.unit(fetch)
+                s = u % sets * n
+                for part, b in enumerate(at.b):
+                    here = after_sums(fn, b, acc[s + n - 1 : s + n]) if part and left.in_place else b
+                    acc[s : s + n] = self._step(rows, at, u, part, here, acc[s : s + n])
+            loop.yield_(*acc, *left.onward(unroll, pointers))
+        total, pointers = loop.results[:n], loop.results[n * sets :]
+        for s in range(1, sets):
+            total = [fn.add(x, y) for x, y in zip(total, loop.results[s * n : (s + 1) * n], strict=True)]
+        with fn.loop(main, k, 1, [*total, *pointers]) as tail:
+            acc, pointers = list(tail.carried[:n]), tail.carried[n:]
+            at = self._place(tail.iv, pointers)
+            for part, b in enumerate(at.b):
+                acc = self._step(rows, at, 0, part, b, acc)
+            tail.yield_(*acc, *left.onward(1, pointers))
+        return tail.results[:n]
 
-    def at(self, k: V, pointers: Sequence[V]) -> list[tuple[V, int]]:
-        """Address of each row at unit `k`, where the pointers are, and an offset; the next unit is `step` on."""
-        a = self.fn.gep(self.a, self.fn.mul(k, self.step), unit(self.elem))
-        return [(a, i) for i in range(self.mr)]
+    def less_what_flips_add(self, k: V, start: Sequence[V], memory: V, turn: V) -> list[V]:
+        """The tile's sums without what flipped signs add to them: the sums of a row more, which are in `memory` from the second
+        turn on (see `TileSpec.flips`)."""
+        fn, lanes, n = self.fn, self.fn.target.lanes(I32), len(start)
+        ty, at = vec(I32, lanes), [fn.gep(memory, v * lanes, I32) for v in range(self.vectors)]
 
-    def after(self, units: int, pointers: Sequence[V]) -> list[V]:
-        """The pointers so many units on."""
-        return []
+        def first() -> list[V]:
+            out = self.sums(self.mr + 1, k, start)
+            for p, x in zip(at, out[n:], strict=True):
+                fn.store(x, p)
+            return out
 
+        def later() -> list[V]:
+            return [*self.sums(self.mr, k, start), *(fn.load(p, ty) for p in at)]
 
-@dataclass(frozen=True)
-class _RowsInPlace(_PackedRows):
-    """Rows of A where they lie, `step` numbers of A apart. Where addresses may add multiples of that, few pointers serve all.
+        out = fn.if_else(fn.cmp("eq", turn, 0), first, later, [ty] * (n + self.vectors))
+        return [fn.sub(x, out[n + i % self.vectors]) for i, x in enumerate(out[:n])]
 
-    They go through the loop, `_apart` in each turn: otherwise LLVM derives them from one another again or keeps one for each row,
-    and spills."""
+    def _sets(self, accumulators: int) -> int:
+        """In how many sets of `accumulators` the steps of k are summed: more than one where a single set can't keep the FMA units
+        busy and registers allow."""
+        if self.mr >= in_one_set(self.elem, self.spec):
+            return 1
+        return max(1, min(-(-_MIN_ACCUMULATORS // accumulators), self.spec.accumulators(self.elem) // accumulators))
 
-    lda: V
-    in_place = True
+    def _place(self, k: V, pointers: Sequence[V]) -> _Place:
+        return _Place(k, self.right.at(k), self.left.at(k, pointers))
 
-    def start(self) -> list[V]:
-        return [self.fn.gep(self.a, self.fn.mul(self.lda, i), self.elem) for i in range(0, self.mr, self.fn.target.strides)]
-
-    def at(self, k: V, pointers: Sequence[V]) -> list[tuple[V, int]]:
-        fn, strides, out = self.fn, self.fn.target.strides, list[tuple[V, int]]()
-        for p, first in zip(pointers, range(0, self.mr, strides), strict=True):
-            here = _apart(fn, p)
-            out += [(fn.gep(here, fn.mul(self.lda, i), self.elem), 0) for i in range(min(strides, self.mr - first))]
-        return out
-
-    def after(self, units: int, pointers: Sequence[V]) -> list[V]:
-        return [self.fn.gep(p, units, unit(self.elem)) for p in pointers]
-
-
-def _apart(fn: Fn, p: V) -> V:
-    """The same address in a register of its own: it passes through an empty inline assembly, behind which LLVM can't see what it
-    is."""
-    return fn.op(PTR, f'llvm.inline_asm "", "=r,0" {p.name} : (!llvm.ptr) -> !llvm.ptr')
-
-
-def _after(fn: Fn, p: V, x: V) -> V:
-    """The same address, of which LLVM loads nothing before it has computed `x`: registers are short."""
-    args = f"{p.name}, {x.name} : (!llvm.ptr, {x.type})"
-    return fn.op(PTR, f'llvm.inline_asm "", "=r,0,{fn.target.constraint}" {args} -> !llvm.ptr')
-
-
-def multiply_add(fn: Fn, elem: str, spec: TileSpec, x: V, y: V, sum_: V) -> V:
-    """sum_ + x * y for vectors of units, or of elements of such that lie apart (`left_parts`); units of several elements add all
-    their products."""
-    if depth(elem) == 1 or spec.left_parts(elem) > 1:
-        return fn.fma(x, y, sum_)
-    dot = spec.dot(elem)
-    if dot is not None:
-        if spec.target.lane_factors and not (elem == I8 and spec._left == "ui8"):
-            x, y = y, x  # which is what LLVM takes a lane for; of bytes of two kinds it knows both forms
-        return fn.intrinsic(dot.intrinsic, sum_.type, sum_, _as_vector_of(fn, elem, x), _as_vector_of(fn, elem, y))
-    pairs = spec.target.pair_products
-    wide = "i16" if pairs else I32
-    for x_byte, y_byte in zip(_bytes(fn, x, wide, unsigned=spec.unsigned), _bytes(fn, y, wide), strict=True):
-        product = fn.intrinsic(pairs, sum_.type, x_byte, y_byte) if pairs else fn.mul(x_byte, y_byte)
-        sum_ = fn.add(sum_, product)
-    return sum_
-
-
-def widened_pair(fn: Fn, pairs: V) -> tuple[V, V]:
-    """The first and the second of vectors of pairs of bf16, as f32."""
-    return fn.bitcast(fn.shl(pairs, 16), F32), fn.bitcast(fn.and_(pairs, -65536), F32)
-
-
-def _as_vector_of(fn: Fn, elem: str, x: V) -> V:
-    """The same bits."""
-    ty = vec(elem, x.lanes * BITS[x.elem] // BITS[elem])
-    return x if ty == x.type else fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
-
-
-def _bytes(fn: Fn, units: V, wide: str, *, unsigned: bool = False) -> list[V]:
-    """The first, second, ... byte of every `wide` integer in a vector of units, as such integers."""
-    x, last = _as_vector_of(fn, wide, units), BITS[wide] - 8
-    if unsigned:
-        return [fn.and_(fn.shr(x, at) if at else x, 255) for at in range(0, last + 1, 8)]
-    return [fn.shr(fn.shl(x, last - at) if at < last else x, last) for at in range(0, last + 1, 8)]
-
-
-def in_one_set(elem: str, spec: TileSpec) -> int:
-    """From so many rows on the steps of k are summed one after the other: those of panels of products that are split, so that no
-    split changes a sum's order."""
-    return (spec.rows(elem) + 1) // 2
-
-
-def _interleaved_sums(elem: str, mr: int, accumulators: int, spec: TileSpec) -> int:
-    """In how many sets of `accumulators` the steps of k are summed: more than one where a single set can't keep the FMA units busy
-    and registers allow."""
-    if mr >= in_one_set(elem, spec):
-        return 1
-    return max(1, min(-(-_MIN_ACCUMULATORS // accumulators), spec.accumulators(elem) // accumulators))
-
-
-def _emit_body(
-    fn: Fn,
-    elem: str,
-    mr: int,
-    spec: TileSpec,
-    right: _Panel,
-    rest: Sequence[V],
-    left: _PackedRows,
-    narrow: bool,
-    placed: str | None = None,
-    column_sums: Sequence[V] = (),
-    matrices: V | None = None,
-) -> None:
-    """The k loop and the tile's update. `column_sums`: see `TileSpec.flips`. `matrices`: a panel of A that is multiplied as such;
-    one row alone lies as dot products want it."""
-    k, tile, accumulate, ahead, ahead_step, *placing = rest
-    row_step = placing if placed == accumulator(elem) else []
-    lanes, ld, part = spec.lanes(elem), spec.columns(elem, mr), unit(elem)
-    nv = 1 if narrow else ld // lanes
-    ty = vec(accumulator(elem), lanes)
-    fetched = [*range(0, nv * lanes * BITS[part] // 8, 64), *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])]
-    zero = fn.const(0.0, ty)
-
-    def cells(tile: V) -> list[V]:
-        if not row_step:
-            return [fn.gep(tile, i * ld + v * lanes, accumulator(elem)) for i in range(mr) for v in range(nv)]
-        starts = [fn.gep(tile, fn.mul(row_step[0], i), accumulator(elem)) for i in range(mr)]
-        return [fn.gep(start, v * lanes, accumulator(elem)) for start in starts for v in range(nv)]
-
-    # Addresses of rows that are placed are computed where they are needed: registers mustn't hold them throughout the loop.
-    at = [] if row_step else cells(tile)
-    parts = spec.left_parts(elem)
-    by_lane = fn.target.lane_factors and depth(elem) > 1 and not left.in_place and not spec.widens(elem)
-
-    def step(rows: int, at_k: V, u: int, which: int, acc: list[V], b_k: V, a_k: list[tuple[V, int]]) -> list[V]:
-        """Adds the products of the unit `u` from `at_k` on, or of one of its `parts`."""
-        factors = list(broadcast_each(fn, fn.gep(a_k[0][0], u * left.step, part), mr, part, lanes)) if by_lane else []
-        out = list(acc)
+    def _step(self, rows: int, at: _Place, u: int, part: int, b: V, acc: Sequence[V]) -> list[V]:
+        """Adds the products of a part of the unit `u` on from `at`, whose row of B is at `b`."""
+        fn, nv, out = self.fn, self.vectors, list(acc)
+        factors = self.left.factors(at.a, u, part)
 
         def row(i: int) -> V:
-            if i == mr:
-                return fn.const(SIGN_BITS, vec(part, lanes))
-            if factors:
-                return factors[i]
-            base, offset = a_k[i]
-            if right.stores and i > 1:
-                for v in range(nv):
-                    base = _after(fn, base, out[(i - 2) * nv + v])
-            if left.in_place:
-                if parts == 1:
-                    return fn.splat(fn.load(fn.gep(base, u, part), part, BITS[elem] // 8), lanes)
-                # In both halves of each lane: LLVM would keep pairs in registers for the second number, and has none left.
-                number = fn.load(fn.gep(base, u * parts + which, _I16), _I16)
-                return fn.bitcast(fn.shl(_as_vector_of(fn, part, fn.splat(number, lanes * parts)), 16), F32)
-            at = fn.gep(base, offset + u * left.step + which * mr, part)
-            x = fn.splat(fn.load(at, part), lanes)
-            return fn.bitcast(x, F32) if parts > 1 else x
+            if i == self.mr:
+                return fn.const(SIGN_BITS, vec(unit(self.elem), self.spec.lanes(self.elem)))
+            return factors(i, out[(i - 2) * nv : (i - 1) * nv] if self.right.stores and i > 1 else ())
 
-        def vector(v: int) -> V:
-            return right.vector(b_k, at_k, u, which, v)
+        def column(v: int) -> V:
+            return self.right.vector(b, at.k, u, part, v)
 
-        if nv > spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
+        def add(i: int, v: int, x: V, y: V) -> None:
+            out[i * nv + v] = multiply_add(fn, self.elem, self.spec, x, y, acc[i * nv + v])
+
+        if nv > self.spec.vectors:  # a whole panel of few rows: B's row wouldn't fit the registers, A's column does
             xs = [row(i) for i in range(rows)]
             for v in range(nv):
-                y = vector(v)
+                y = column(v)
                 for i, x in enumerate(xs):
-                    out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
+                    add(i, v, x, y)
             return out
-        ys = [vector(v) for v in range(nv)]
+        ys = [column(v) for v in range(nv)]
         for i in range(rows):
             x = row(i)
             for v, y in enumerate(ys):
-                out[i * nv + v] = multiply_add(fn, elem, spec, x, y, acc[i * nv + v])
-        right.keep(ys, at_k, u, out[-nv:])
+                add(i, v, x, y)
+        self.right.keep(ys, at.k, u, out[-nv:])
         return out
-
-    c = mr * nv
-    start = fn.if_else(
-        fn.cmp("ne", accumulate, 0), lambda: [fn.load(p, ty) for p in at or cells(tile)], lambda: [zero] * c, [ty] * c
-    )
-
-    def summed(rows: int) -> list[V]:
-        """Of the tile's rows, and perhaps of one of sign bits."""
-        n = rows * nv
-        sets = _interleaved_sums(elem, mr, n, spec)
-        unroll = sets * max(1, _FMAS_PER_ITERATION // (n * sets * spec.products(elem)))
-        main = fn.mul(fn.divu(k, unroll), unroll)
-        with fn.loop(0, main, unroll, [*start, *[zero] * (n * sets - c), *left.start()]) as loop:
-            acc, pointers = list(loop.carried[: n * sets]), loop.carried[n * sets :]
-            b_k, a_k = right.at(loop.iv), left.at(loop.iv, pointers)
-            fetch = fn.gep(ahead, fn.mul(loop.iv, ahead_step), I8)
-            for u in range(unroll):
-                for line in fetched:
-                    fn.prefetch(fn.gep(fetch, line, I8), _PREFETCH_LOCALITY)
-                fetch = fn.gep(fetch, ahead_step, I8)
-                s = u % sets * n
-                for i, p in enumerate(b_k):
-                    here = _after(fn, p, acc[s + n - 1]) if i and left.in_place else p
-                    acc[s : s + n] = step(rows, loop.iv, u, i, acc[s : s + n], here, a_k)
-            loop.yield_(*acc, *left.after(unroll, pointers))
-        sums, pointers = loop.results[:n], loop.results[n * sets :]
-        for s in range(1, sets):
-            sums = [fn.add(x, y) for x, y in zip(sums, loop.results[s * n : (s + 1) * n], strict=True)]
-        with fn.loop(main, k, 1, [*sums, *pointers]) as tail:
-            acc, pointers = list(tail.carried[:n]), tail.carried[n:]
-            b_k, a_k = right.at(tail.iv), left.at(tail.iv, pointers)
-            for i, p in enumerate(b_k):
-                acc = step(rows, tail.iv, 0, i, acc, p, a_k)
-            tail.yield_(*acc, *left.after(1, pointers))
-        return tail.results[:n]
-
-    def fetch_units(at: V, count: int) -> None:
-        fetch = fn.gep(ahead, fn.mul(at, ahead_step), I8)
-        for u in range(count):
-            for line in fetched:
-                fn.prefetch(fn.gep(fn.gep(fetch, fn.mul(ahead_step, u), I8), line, I8), _PREFETCH_LOCALITY)
-
-    if matrices is not None:
-        sums = emit_matrix_sums(fn, spec, mr, nv, matrices, right.b, k, start, fetch_units)
-    else:
-        sums = _less_what_flips_add(fn, summed, mr, nv, *column_sums) if column_sums else summed(mr)
-
-    def to_tile() -> list[V]:
-        for p, x in zip(at or cells(_apart(fn, tile)), sums, strict=True):
-            fn.store(x, p)
-        return []
-
-    if placed is None or row_step:
-        to_tile()
-    else:
-        to, apart = placing
-        fn.if_else(
-            fn.cmp("eq", fn.ptr_to_int(to), 0),
-            to_tile,
-            lambda: _store_rounded(fn, elem, sums, nv, placed, _apart(fn, to), apart),
-            [],
-        )
-    fn.done()
-
-
-def _store_rounded(fn: Fn, elem: str, sums: Sequence[V], nv: int, to: str, memory: V, apart: V) -> list[V]:
-    """Stores rows of `nv` vectors as elements of the narrower float type `to`, rows `apart` elements apart; two vectors at a time,
-    which are shortened together."""
-    if elem == BF16:
-        fn.plain |= {x.name for x in sums}  # of bf16 come no other NaNs
-    for i in range(len(sums) // nv):
-        row = fn.gep(memory, fn.mul(apart, i), to)
-        for v in range(0, nv, 2):
-            xs = sums[i * nv + v : i * nv + min(v + 2, nv)]
-            fn.store(_rounded_together(fn, xs, to), fn.gep(row, v * xs[0].lanes, to), BITS[to] // 8)
-    return []
-
-
-def _rounded_together(fn: Fn, xs: Sequence[V], to: str) -> V:
-    """One or two vectors side by side, rounded to the type `to`."""
-    if len(xs) == 1:
-        return rounded(fn, xs[0], to)
-    x = fn.shuffle(xs[0], xs[1], range(2 * xs[0].lanes))
-    if all(y.name in fn.plain for y in xs):
-        fn.plain.add(x.name)
-    return rounded(fn, x, to)
-
-
-def _less_what_flips_add(fn: Fn, summed: Callable[[int], list[V]], mr: int, nv: int, memory: V, turn: V) -> list[V]:
-    """The sums of `mr` rows of `nv` vectors; those of a row more are what `flips` says is in `memory` from the second turn on."""
-    lanes, n = fn.target.lanes(I32), mr * nv
-    ty, at = vec(I32, lanes), [fn.gep(memory, v * lanes, I32) for v in range(nv)]
-
-    def first() -> list[V]:
-        out = summed(mr + 1)
-        for p, x in zip(at, out[n:], strict=True):
-            fn.store(x, p)
-        return out
-
-    out = fn.if_else(fn.cmp("eq", turn, 0), first, lambda: [*summed(mr), *(fn.load(p, ty) for p in at)], [ty] * (n + nv))
-    return [fn.sub(x, out[n + i % nv]) for i, x in enumerate(out[:n])]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 
 from dhlo.codegen.families.gemm.matrix_microkernel import emit_pack_matrix_rows
-from dhlo.codegen.families.gemm.microkernel import BF16, F16, SIGN_BITS, TileSpec, depth, unit, widened_pair
+from dhlo.codegen.families.gemm.multiply_add import widened_pair
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, SIGN_BITS, TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 

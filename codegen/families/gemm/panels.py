@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dhlo.codegen.families.gemm.microkernel import TileSpec, depth, unit
 from dhlo.codegen.families.gemm.pack import emit_pack_b_panel
+from dhlo.codegen.families.gemm.register_tile import TileSpec, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I8, I64, PTR, Fn, V
 from dhlo.errors import InternalError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sympy
 
 from dhlo.codegen.families.box import copy_cycles, wake_cycles
-from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, unit
 from dhlo.codegen.families.gemm.panels import PanelSource
+from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import EPILOGUE_ARGS, HostContext, kernel_fn, load_args
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dhlo.codegen.families.box import copy_cycles, cycles_from_memory, wake_cycles
-from dhlo.codegen.families.gemm.microkernel import TileSpec, accumulator, depth, unit
+from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, depth, unit
 from dhlo.codegen.kernel_ir.builder import BITS, F32, Fn, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 

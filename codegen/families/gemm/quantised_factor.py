@@ -8,9 +8,9 @@ import sympy
 
 from dhlo.codegen.families.epilogue import emit_store_rows
 from dhlo.codegen.families.gemm.matmul import Operands
-from dhlo.codegen.families.gemm.microkernel import BF16
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
+from dhlo.codegen.families.gemm.register_tile import BF16
 from dhlo.codegen.families.lowering import GroupHost, Lowering
 from dhlo.codegen.kernel_ir.builder import F32, V
 from dhlo.ir.types import from_mlir

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from dhlo.codegen.families.gemm.microkernel import emit_pointers
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_dots import INFO_BYTES, LIMBS, dot_bias, dot_rows, emit_dot_kernel, has_dots
@@ -37,7 +36,7 @@ def _emit_table(module: KernelModule, coding: Coding) -> tuple[str, int]:
     name = f"coded_table_{coding.name}"
     if name not in module.globals:
         emit = emit_dot_kernel if dots else emit_row_kernel
-        emit_pointers(module, name, [emit(module, coding, r + 1) for r in range(rows)])
+        module.add_pointers(name, [emit(module, coding, r + 1) for r in range(rows)])
     return name, rows
 
 

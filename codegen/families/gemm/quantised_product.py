@@ -9,7 +9,6 @@ import sympy
 
 from dhlo.codegen.families.box import grain_of, wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
-from dhlo.codegen.families.gemm.microkernel import BF16, F16, TileSpec, depth
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
@@ -22,6 +21,7 @@ from dhlo.codegen.families.gemm.quantised_dots import (
 from dhlo.codegen.families.gemm.quantised_few import ROW_GAP, emit_few, most_pass_rows
 from dhlo.codegen.families.gemm.quantised_outliers import list_bytes, most_outliers
 from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, few_passes, most_rows
+from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
 from dhlo.ir.symbols import exact_floors

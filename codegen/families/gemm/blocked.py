@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table, emit_packing_table, least_packing
-from dhlo.codegen.families.gemm.pack import emit_pack_a_panel, units
+from dhlo.codegen.families.gemm.pack_rows import emit_pack_a_panel, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import emit_store_part, part_of
 from dhlo.codegen.families.gemm.plan import RowSplit

@@ -22,7 +22,8 @@ from dhlo.codegen.families.gemm.gemv import (
     narrow_columns,
     stream_scratch_bytes,
 )
-from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel, units
+from dhlo.codegen.families.gemm.pack import PACK_AHEAD, emit_pack_b_kernel
+from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PackedPanels, PanelSource, StridedPanels
 from dhlo.codegen.families.gemm.parts import count_parts, emit_join_kernel, join_launch, part_items
 from dhlo.codegen.families.gemm.plan import FEW_USES, Plan, call_cycles

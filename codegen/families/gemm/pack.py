@@ -1,8 +1,8 @@
-"""Packing of matrix operands into the micro-kernel's panels: by kernels at run time, for weights at compile time."""
+"""Packing of B into the micro-kernel's panels: by kernels at run time, for weights at compile time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
@@ -11,22 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dhlo.codegen.families.gemm.matrix_microkernel import emit_pack_matrix_rows
-from dhlo.codegen.families.gemm.multiply_add import widened_pair
-from dhlo.codegen.families.gemm.register_tile import BF16, F16, SIGN_BITS, TileSpec, depth, unit
-from dhlo.codegen.kernel_ir.builder import BITS, F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
+from dhlo.codegen.families.gemm.multiply_add import as_vector_of
+from dhlo.codegen.families.gemm.pack_rows import emit_pack_rows, load_unit, memory_type, units
+from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, depth, unit
+from dhlo.codegen.kernel_ir.builder import BITS, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
-__all__ = [
-    "PACK_AHEAD",
-    "emit_pack_a_panel",
-    "emit_pack_b_kernel",
-    "emit_pack_b_panel",
-    "emit_pack_rows",
-    "pack_b",
-    "pack_matrix",
-    "units",
-]
+__all__ = ["PACK_AHEAD", "emit_pack_b_kernel", "emit_pack_b_panel", "pack_b", "pack_matrix"]
 
 
 PACK_AHEAD: Final = "ahead_one"
@@ -38,196 +29,8 @@ _PREFETCH_LOCALITY = 2
 # processor's first store of page addresses has room for so many.
 _PIECE_BYTES, _PIECE_ROWS = 1024, 64
 _LINE_BYTES = 64
-
-
-def units(fn: Fn, k: V, elem: str) -> V:
-    """Steps of k in a panel: k, or groups of it rounded up."""
-    return fn.ceildivu(k, depth(elem)) if depth(elem) > 1 else k
-
-
-def emit_pack_rows(module: KernelModule, elem: str, spec: TileSpec, *, flip: bool = False, wide: bool = False) -> str:
-    """Emits `pack_rows_{elem}(src, row_stride, k_stride, rows, k, dst, ld)` once and returns its symbol.
-
-    dst[kk * ld + r] = src[r * row_stride + kk * k_stride] for r < rows, 0 for rows <= r < min(ld, lanes), where lanes is
-    the vector length and rows <= lanes; for bf16 each dst[kk][r] is the pair of k = 2 kk and 2 kk + 1, for i8 it is four,
-    with their sign bits flipped if `flip` (the variant `pack_rows_{elem}_flipped`, which leaves padding undefined). If `wide`
-    (`pack_rows_bf16_wide`) dst[2 kk][r] and dst[2 kk + 1][r] are the numbers of the pair as f32.
-    Strides are in elements, `ld` in panel units. Steps write up to `lanes` units in ascending order of k, so that with
-    ld < lanes a step overwrites the padding of the one before, and up to lanes - ld units past the panel are clobbered.
-    """
-    name = f"pack_rows_{elem}{'_flipped' if flip else ''}{'_wide' if wide else ''}"
-    if name in module.functions:
-        return name
-    lanes = spec.lanes(elem)
-    fn = Fn(
-        module,
-        name,
-        [("src", PTR), ("row_stride", I64), ("k_stride", I64), ("rows", I64), ("k", I64), ("dst", PTR), ("ld", I64)],
-        noinline=True,
-    )
-    src, row_stride, k_stride, rows, k, dst, ld = fn.args
-    mask = fn.tail_mask(fn.max(rows, 0), lanes)
-    zero = fn.const(0, vec(_memory(elem), lanes))
-
-    def put(x: V, kk: V) -> None:
-        """Stores a vector of units."""
-        if not wide:
-            fn.store(x, fn.gep(dst, fn.mul(kk, ld), unit(elem)))
-            return
-        for i, part in enumerate(widened_pair(fn, x)):
-            fn.store(part, fn.gep(dst, fn.mul(fn.add(fn.mul(kk, depth(elem)), i), ld), F32))
-
-    def transposed(high: int = max(1, lanes // 4)) -> list[V]:
-        """By the height of blocks: padding isn't transposed where a next step overwrites it."""
-
-        def block() -> list[V]:
-            return [_emit_transposed(fn, elem, lanes, high, src, row_stride, rows, k, mask, flip, put)]
-
-        dense = fn.and_(fn.cmp("le", rows, high), fn.cmp("eq", ld, rows)) if high < lanes else None
-        return block() if dense is None else fn.if_else(dense, block, lambda: transposed(high * 2), [I64])
-
-    transpose = fn.and_(fn.cmp("eq", k_stride, 1), fn.cmp("gt", rows, 0))
-    done = fn.if_else(transpose, transposed, lambda: [fn.const(0, I64)], [I64])[0]
-
-    def contiguous(kk: V) -> V:
-        return fn.masked_load(fn.gep(src, fn.mul(kk, k_stride), elem), mask, zero)
-
-    def gathered(kk: V) -> V:
-        offsets = fn.mul(fn.iota(I64, lanes), row_stride)
-        return fn.gather(fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), offsets, elem), mask, zero)
-
-    def whole_units() -> list[V]:
-        """Where k is contiguous: all but a last one that isn't whole. Returns how many."""
-        whole = fn.divu(k, depth(elem))
-        offsets = fn.mul(fn.iota(I64, lanes), row_stride)
-        with fn.loop(done, whole) as loop:
-            pointers = fn.gep(fn.gep(src, fn.mul(loop.iv, depth(elem)), elem), offsets, elem)
-            x = fn.gather(pointers, mask, fn.const(0, vec(unit(elem), lanes)), BITS[elem] // 8)
-            put(_flipped(fn, x, flip), loop.iv)
-        return [whole]
-
-    def remaining(load: Callable[[V], V], first: V) -> list[V]:
-        with fn.loop(first, units(fn, k, elem)) as loop:
-            put(_flipped(fn, _load_unit(fn, elem, load, loop.iv, k), flip), loop.iv)
-        return []
-
-    def from_anywhere() -> list[V]:
-        if depth(elem) == 1:
-            return remaining(gathered, done)
-        return remaining(gathered, fn.if_else(transpose, whole_units, lambda: [done], [I64])[0])
-
-    fn.if_else(fn.cmp("eq", row_stride, 1), lambda: remaining(contiguous, done), from_anywhere, [])
-    fn.done()
-    return name
-
-
-def _memory(elem: str) -> str:
-    """The type that single elements are loaded as: bf16 and f16 as integers, which every target moves."""
-    return "i16" if elem in (BF16, F16) else elem
-
-
-def _flipped(fn: Fn, units: V, flip: bool) -> V:
-    return fn.xor(units, SIGN_BITS) if flip else units
-
-
-def _as_unit(fn: Fn, elem: str, x: V) -> V:
-    """What elements that are units by themselves are in panels."""
-    return fn.cast(fn.bitcast(x, F16), F32) if elem == F16 else x
-
-
-def _load_unit(fn: Fn, elem: str, load: Callable[[V], V], step: V, k: V) -> V:
-    """A vector of panel units from loads of single k; the last unit is completed by zeros."""
-    if depth(elem) == 1:
-        return _as_unit(fn, elem, load(step))
-    if elem == I8:
-        return _load_bytes(fn, load, fn.mul(step, depth(elem)), k)
-    first = fn.mul(step, 2)
-    second = fn.add(first, 1)
-    low = fn.cast(load(first), I32, signed=False)
-    high = fn.shl(fn.cast(load(fn.min(second, fn.sub(k, 1))), I32, signed=False), 16)
-    return fn.or_(low, fn.select(fn.cmp("lt", second, k), high, fn.const(0, high.type)))
-
-
-def _load_bytes(fn: Fn, load: Callable[[V], V], first: V, k: V) -> V:
-    """A vector of units of the bytes at `first` and the next three k."""
-    x = [load(first)]
-    for i in range(1, depth(I8)):
-        at = fn.add(first, i)
-        byte = load(fn.min(at, fn.sub(k, 1)))
-        x.append(fn.select(fn.cmp("lt", at, k), byte, fn.const(0, byte.type)))
-    return _interleaved(fn, x)
-
-
-def _interleaved(fn: Fn, x: list[V]) -> V:
-    """A vector of units from vectors of their four bytes."""
-    lanes = x[0].lanes
-    turns = [i for lane in range(lanes) for i in (lane, lanes + lane)]
-    low, high = (_as_lanes(fn, fn.shuffle(a, b, turns), "i16") for a, b in (x[:2], x[2:]))
-    return _as_lanes(fn, fn.shuffle(low, high, turns), I32)
-
-
-def _zips(fn: Fn, a: V, b: V) -> list[V]:
-    """Elements of two vectors in turn, as two vectors."""
-    half = a.lanes // 2
-    return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
-
-
-def _zipped(fn: Fn, x: list[V]) -> list[V]:
-    """The same as four vectors in turn: shuffles that every target has for 16 bytes."""
-    low, high = ([_as_lanes(fn, y, "i16") for y in _zips(fn, a, b)] for a, b in (x[:2], x[2:]))
-    return [_as_lanes(fn, y, I32) for a, b in zip(low, high, strict=True) for y in _zips(fn, a, b)]
-
-
-def _as_lanes(fn: Fn, x: V, elem: str) -> V:
-    ty = vec(elem, x.lanes * BITS[x.elem] // BITS[elem])
-    return fn.op(ty, f"vector.bitcast {x.name} : {x.type} to {ty}")
-
-
-def _emit_transposed(
-    fn: Fn, elem: str, lanes: int, high: int, src: V, row_stride: V, rows: V, k: V, mask: V, flip: bool, put: Callable[[V, V], None]
-) -> V:
-    """Blocks of `high` rows by `lanes` units, read along k, transposed in registers and `put`; the last one begins inside the one
-    before. Returns how many units of k are done: all whole ones, or none where they make up no block."""
-    whole = fn.divu(k, depth(elem))
-    last = fn.sub(whole, lanes)
-    main = fn.select(fn.cmp("ge", last, 0), whole, 0)
-    pointers = [fn.gep(src, fn.mul(fn.min(fn.sub(rows, 1), r), row_stride), elem) for r in range(high)]
-    ty = vec(unit(elem), lanes)
-    zero = fn.const(0, ty)
-    first = [x for i in range(lanes // 2) for x in (i, lanes + i)]
-    second = [x + lanes // 2 for x in first]
-    with fn.loop(0, main, lanes) as loop:
-        begin = fn.min(loop.iv, last)
-        at = fn.mul(begin, depth(elem))
-        if elem == I8:  # whose rows are short: those of the next call
-            for p in pointers:
-                fn.prefetch(fn.gep(fn.gep(p, fn.mul(row_stride, lanes), elem), at, elem), _PREFETCH_LOCALITY)
-        memory = ty if depth(elem) > 1 else vec(_memory(elem), lanes)
-        block = [fn.load(fn.gep(p, at, elem), memory, BITS[elem] // 8) for p in pointers]
-        block = [_as_unit(fn, elem, _flipped(fn, x, flip)) for x in block]
-        for _ in range(high.bit_length() - 1):  # a perfect shuffle of the block brings one bit of the row's number to the end
-            block = [fn.shuffle(block[i // 2], block[i // 2 + high // 2], second if i % 2 else first) for i in range(high)]
-        for i in range(lanes):
-            x, part = block[i * high // lanes], i * high % lanes
-            x = fn.select(mask, x, zero) if high == lanes else fn.shuffle(x, x, list(range(part, part + high)))
-            put(x, fn.add(begin, i))
-    return main
-
-
-def emit_pack_a_panel(fn: Fn, elem: str, spec: TileSpec, src: V, row_stride: V, k_stride: V, rows: V, k: V, dst: V) -> None:
-    """Emits the packing of `rows` rows of A to a panel [k][rows] (see `TileSpec`); up to lanes - 1 units past it are clobbered."""
-    if spec.matrices:
-        fn.call(emit_pack_matrix_rows(fn.module), [src, row_stride, k_stride, rows, k, dst])
-        return
-    lanes = spec.lanes(elem)
-    pack = emit_pack_rows(fn.module, elem, spec, flip=spec.flips(elem), wide=spec.left_parts(elem) > 1)
-    for first in reversed(range(0, spec.rows(elem), lanes)):  # the padding of a group is overwritten by the one before
-        left = fn.min(fn.sub(rows, first), lanes)
-        with fn.when(fn.cmp("gt", left, 0)):
-            fn.call(
-                pack,
-                [fn.gep(src, fn.mul(row_stride, first), elem), row_stride, k_stride, left, k, fn.gep(dst, first, unit(elem)), rows],
-            )
+# Of rows of bytes that are taken apart in a register of any target.
+_ZIPPED_BYTES = 16
 
 
 def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead: bool = False) -> str:
@@ -238,109 +41,122 @@ def emit_pack_b_panel(module: KernelModule, elem: str, spec: TileSpec, *, ahead:
     """
     fetches = ahead and elem != I8
     name = f"pack_b_panel_{elem}{spec.suffix}{'_ahead' if fetches else ''}"
-    if name in module.functions:
-        return name
-    pack = emit_pack_rows(module, elem, spec)
-    sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
-    fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("steps_ahead", I64)], noinline=True)
-    src, k_stride, n_stride, width, k, dst, steps_ahead = fn.args
-    rows_ahead = fn.mul(steps_ahead, depth(elem))
-    lanes, columns = spec.lanes(elem), spec.panel(elem)
-    zero = fn.const(0, vec(_memory(elem), lanes))
-
-    def copy_whole_rows() -> list[V]:
-        """Of bytes, whose tails take more than loading them."""
-        whole = fn.divu(k, depth(elem))
-        with fn.loop(0, whole) as loop:
-            starts = [fn.gep(src, fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), k_stride), elem) for i in range(depth(elem))]
-            to = fn.gep(dst, fn.mul(loop.iv, columns), unit(elem))
-            for p in starts:
-                fn.prefetch(fn.gep(p, fn.mul(k_stride, rows_ahead), elem), _PREFETCH_LOCALITY)
-            for first in range(0, columns, 16):
-                rows = [fn.load(fn.gep(p, first, elem), vec(elem, 16)) for p in starts]
-                for i, x in enumerate(_zipped(fn, rows)):
-                    fn.store(x, fn.gep(to, first + i * 4, unit(elem)))
-        return [whole]
-
-    def copy_whole_pairs() -> list[V]:
-        """Of bf16, a line of each of two rows at a time."""
-        whole, halves = fn.divu(k, depth(elem)), min(columns, 2 * lanes)
-        with fn.loop(0, whole) as loop:
-            starts = [fn.gep(src, fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), k_stride), elem) for i in range(depth(elem))]
-            for p in starts if fetches else []:
-                later = fn.gep(p, fn.mul(k_stride, rows_ahead), elem)
-                fn.prefetch(fn.gep(later, columns * BITS[elem] // 8 - 1, I8), _PREFETCH_LOCALITY)
-            to = fn.gep(dst, fn.mul(loop.iv, columns), unit(elem))
-            for first in range(0, columns, halves):
-                rows = [fn.load(fn.gep(p, first, elem), vec(_memory(elem), halves), BITS[elem] // 8) for p in starts]
-                for at, pairs in enumerate(_zips(fn, *rows)):
-                    fn.store(_as_lanes(fn, pairs, I32), fn.gep(to, first + at * halves // 2, unit(elem)))
-        return [whole]
-
-    def copy_rows() -> list[V]:
-        done, whole_rows = fn.i64(0), {I8: copy_whole_rows, BF16: copy_whole_pairs}.get(elem)
-        if whole_rows is not None:
-            done = fn.if_else(fn.cmp("ge", width, columns), whole_rows, lambda: [fn.i64(0)], [I64])[0]
-        vectors = range(columns // lanes)
-        if spec.target.mask_registers:
-            return copy_vectors(vectors, done, [tail(v) for v in vectors])
-        return fn.if_else(fn.cmp("ge", width, columns), lambda: copy_vectors(vectors, done), lambda: copy_each(done), [])
-
-    def tail(v: int) -> V:
-        return fn.tail_mask(fn.max(fn.sub(width, v * lanes), 0), lanes)
-
-    def copy_each(done: V) -> list[V]:
-        """Vector by vector, where masks are dear: at most one needs a mask."""
-        for v in range(columns // lanes):
-            whole = fn.cmp("ge", fn.sub(width, v * lanes), lanes)
-            fn.if_else(whole, partial(copy_vectors, [v], done), partial(copy_part, v, done), [])
-        return []
-
-    def copy_part(v: int, done: V) -> list[V]:
-        def none() -> list[V]:
-            with fn.loop(done, units(fn, k, elem)) as loop:
-                to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
-                fn.store(fn.const(0, vec(unit(elem), lanes)), to)
-            return []
-
-        return fn.if_else(fn.cmp("gt", width, v * lanes), lambda: copy_vectors([v], done, [tail(v)]), none, [])
-
-    def copy_vectors(vectors: Sequence[int], done: V, masks: Sequence[V | None] = ()) -> list[V]:
-        ty = vec(_memory(elem), lanes)
-        with fn.loop(done, units(fn, k, elem)) as loop:
-            for v, mask in zip_longest(vectors, masks):
-
-                def load(kk: V, v: int = v, mask: V | None = mask) -> V:
-                    if fetches and v * lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
-                        later = fn.gep(src, fn.mul(fn.add(kk, rows_ahead), k_stride), elem)
-                        fn.prefetch(fn.gep(fn.gep(later, v * lanes, elem), _LINE_BYTES - 1, I8), _PREFETCH_LOCALITY)
-                    at = fn.gep(fn.gep(src, fn.mul(kk, k_stride), elem), v * lanes, elem)
-                    return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, zero)
-
-                to = fn.gep(dst, fn.add(fn.mul(loop.iv, columns), v * lanes), unit(elem))
-                fn.store(_load_unit(fn, elem, load, loop.iv, k), to)
-        return []
-
-    def transpose() -> list[V]:
-        for first in range(0, columns, lanes):
-            left = fn.max(fn.min(fn.sub(width, first), lanes), 0)
-            fn.call(
-                pack,
-                [
-                    fn.gep(src, fn.mul(n_stride, first), elem),
-                    n_stride,
-                    k_stride,
-                    left,
-                    k,
-                    fn.gep(dst, first, unit(elem)),
-                    fn.i64(columns),
-                ],
-            )
-        return []
-
-    fn.if_else(fn.cmp("eq", n_stride, 1), copy_rows, transpose, [])
-    fn.done()
+    if name not in module.functions:
+        _PanelPacking(module, name, elem, spec, fetches).emit()
     return name
+
+
+class _PanelPacking:
+    """The function under construction that packs a panel."""
+
+    def __init__(self, module: KernelModule, name: str, elem: str, spec: TileSpec, fetches: bool) -> None:
+        self.elem, self.spec, self.fetches = elem, spec, fetches
+        self.lanes, self.columns = spec.lanes(elem), spec.panel(elem)
+        self.pack_rows = emit_pack_rows(module, elem, spec)
+        sizes = [(x, I64) for x in ("k_stride", "n_stride", "width", "k")]
+        self.fn = Fn(module, name, [("src", PTR), *sizes, ("dst", PTR), ("steps_ahead", I64)], noinline=True)
+        self.src, self.k_stride, self.n_stride, self.width, self.k, self.dst, steps_ahead = self.fn.args
+        self.rows_ahead = self.fn.mul(steps_ahead, depth(elem))
+        self.zero = self.fn.const(0, vec(memory_type(elem), self.lanes))
+
+    def emit(self) -> None:
+        fn = self.fn
+        fn.if_else(fn.cmp("eq", self.n_stride, 1), self._by_rows, self._by_columns, [])
+        fn.done()
+
+    def _by_rows(self) -> list[V]:
+        """Where rows are contiguous."""
+        fn, vectors, done = self.fn, range(self.columns // self.lanes), self.fn.i64(0)
+        whole = fn.cmp("ge", self.width, self.columns)
+        if depth(self.elem) > 1:
+            done = fn.if_else(whole, self._whole_units, lambda: [fn.i64(0)], [I64])[0]
+        if self.spec.target.mask_registers:
+            return self._vectors(vectors, done, [self._mask(v) for v in vectors])
+        return fn.if_else(whole, lambda: self._vectors(vectors, done), lambda: self._each(done), [])
+
+    def _by_columns(self) -> list[V]:
+        """Any strides, a vector of columns at a time."""
+        fn = self.fn
+        for first in range(0, self.columns, self.lanes):
+            left = fn.max(fn.min(fn.sub(self.width, first), self.lanes), 0)
+            src, to = fn.gep(self.src, fn.mul(self.n_stride, first), self.elem), fn.gep(self.dst, first, unit(self.elem))
+            fn.call(self.pack_rows, [src, self.n_stride, self.k_stride, left, self.k, to, fn.i64(self.columns)])
+        return []
+
+    def _whole_units(self) -> list[V]:
+        """Whole rows, a register of each row of a unit at a time: of bytes, tails take more than loading them. Returns how many
+        units are done."""
+        fn, elem, memory = self.fn, self.elem, memory_type(self.elem)
+        wide, last = (_ZIPPED_BYTES, 0) if elem == I8 else (min(self.columns, 2 * self.lanes), self.columns * BITS[elem] // 8 - 1)
+        whole = fn.divu(self.k, depth(elem))
+        with fn.loop(0, whole) as loop:
+            rows = [fn.mul(fn.add(fn.mul(loop.iv, depth(elem)), i), self.k_stride) for i in range(depth(elem))]
+            starts = [fn.gep(self.src, row, elem) for row in rows]
+            for p in starts if self.fetches or elem == I8 else []:
+                later = fn.gep(p, fn.mul(self.k_stride, self.rows_ahead), elem)
+                fn.prefetch(fn.gep(later, last, I8), _PREFETCH_LOCALITY)
+            to = fn.gep(self.dst, fn.mul(loop.iv, self.columns), unit(elem))
+            for first in range(0, self.columns, wide):
+                x = [fn.load(fn.gep(p, first, elem), vec(memory, wide), BITS[elem] // 8) for p in starts]
+                for i, y in enumerate(_zipped(fn, x)):
+                    fn.store(y, fn.gep(to, first + i * y.lanes, unit(elem)))
+        return [whole]
+
+    def _each(self, done: V) -> list[V]:
+        """Vector by vector, where masks are dear: at most one needs a mask."""
+        fn = self.fn
+        for v in range(self.columns // self.lanes):
+            whole = fn.cmp("ge", fn.sub(self.width, v * self.lanes), self.lanes)
+            fn.if_else(whole, partial(self._vectors, [v], done), partial(self._part, v, done), [])
+        return []
+
+    def _part(self, v: int, done: V) -> list[V]:
+        """A vector of some columns, or of none."""
+        fn, there = self.fn, self.fn.cmp("gt", self.width, v * self.lanes)
+        return fn.if_else(there, lambda: self._vectors([v], done, [self._mask(v)]), partial(self._zeros, v, done), [])
+
+    def _zeros(self, v: int, done: V) -> list[V]:
+        fn, part = self.fn, unit(self.elem)
+        with fn.loop(done, units(fn, self.k, self.elem)) as loop:
+            to = fn.gep(self.dst, fn.add(fn.mul(loop.iv, self.columns), v * self.lanes), part)
+            fn.store(fn.const(0, vec(part, self.lanes)), to)
+        return []
+
+    def _vectors(self, vectors: Sequence[int], done: V, masks: Sequence[V | None] = ()) -> list[V]:
+        """Some vectors of columns of all units from `done` on."""
+        fn, elem = self.fn, self.elem
+        with fn.loop(done, units(fn, self.k, elem)) as loop:
+            for v, mask in zip_longest(vectors, masks):
+                to = fn.gep(self.dst, fn.add(fn.mul(loop.iv, self.columns), v * self.lanes), unit(elem))
+                fn.store(load_unit(fn, elem, partial(self._load, v, mask), loop.iv, self.k), to)
+        return []
+
+    def _load(self, v: int, mask: V | None, k: V) -> V:
+        """A vector of the row k."""
+        fn, elem, ty = self.fn, self.elem, self.zero.type
+        if self.fetches and v * self.lanes * BITS[elem] // 8 % _LINE_BYTES == 0:
+            later = fn.gep(self.src, fn.mul(fn.add(k, self.rows_ahead), self.k_stride), elem)
+            fn.prefetch(fn.gep(fn.gep(later, v * self.lanes, elem), _LINE_BYTES - 1, I8), _PREFETCH_LOCALITY)
+        at = fn.gep(fn.gep(self.src, fn.mul(k, self.k_stride), elem), v * self.lanes, elem)
+        return fn.load(at, ty, BITS[elem] // 8) if mask is None else fn.masked_load(at, mask, self.zero)
+
+    def _mask(self, v: int) -> V:
+        return self.fn.tail_mask(self.fn.max(self.fn.sub(self.width, v * self.lanes), 0), self.lanes)
+
+
+def _zipped(fn: Fn, rows: Sequence[V]) -> list[V]:
+    """Vectors of units from as many rows as make up one, by shuffles that every target has for 16 bytes."""
+    if len(rows) == depth(I8):
+        firsts, seconds = ([as_vector_of(fn, "i16", x) for x in _in_turn(fn, a, b)] for a, b in (rows[:2], rows[2:]))
+        return [x for pair in zip(firsts, seconds, strict=True) for x in _zipped(fn, pair)]
+    a, b = rows
+    return [as_vector_of(fn, I32, x) for x in _in_turn(fn, a, b)]
+
+
+def _in_turn(fn: Fn, a: V, b: V) -> list[V]:
+    """Elements of two vectors in turn, as two vectors."""
+    half = a.lanes // 2
+    return [fn.shuffle(a, b, [i for lane in range(at, at + half) for i in (lane, a.lanes + lane)]) for at in (0, half)]
 
 
 def emit_pack_b_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dhlo.codegen.families.box import cycles_from_memory, wake_cycles
-from dhlo.codegen.families.gemm.pack import units
+from dhlo.codegen.families.gemm.pack_rows import units
 from dhlo.codegen.families.gemm.panels import PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, depth
 from dhlo.codegen.families.gemm.tiles_kernel import (

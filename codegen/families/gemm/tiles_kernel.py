@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dhlo.codegen.families.gemm.pack import emit_pack_rows, units
+from dhlo.codegen.families.gemm.pack_rows import emit_pack_rows, units
 from dhlo.codegen.families.gemm.panels import Chunk, PanelSource
 from dhlo.codegen.families.gemm.register_tile import TileSpec, accumulator, depth
 from dhlo.codegen.kernel_ir.builder import BITS, I1, I8, I32, I64, PTR, Fn, KernelModule, V, vec

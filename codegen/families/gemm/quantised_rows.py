@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_decode import emit_unit, parameters, scaled_by
@@ -140,97 +142,147 @@ def emit_row_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     before the products, so that infinite elements give what they must.
     """
     name = f"coded_{coding.name}_{rows}"
-    if name in module.functions:
-        return name
-    form = coding.form
-    names = (("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR), ("groups", I64), ("units", I64), ("tile", PTR), ("ahead", I64))
-    fn = Fn(module, name, names, noinline=True)
-    a, lda, ups, panel, groups, units, tile, ahead = fn.args
-    lanes, every = fn.lanes, COLUMNS // fn.lanes
-    nv = _vectors(fn.target, form, rows)
-    n = rows * nv
-    sets = 1
-    while sets < 4 and n * sets < _MIN_SUMS and 2 * sets * n <= fn.target.registers - nv - _spare(fn.target, form):
-        sets *= 2
-    # What decoding takes one instruction after the other is done a step early, or multiply-adds would wait for it.
-    early = form.kind == "rows" and rows > nv > 1 and (n * sets + 2 * nv + 2 <= fn.target.registers)
-    shifts = form.nibbles and fn.target.repeats_memory and rows > _SHUFFLED_ROWS
-    zero, down = fn.const(0.0, vec(F32, lanes)), 1 / scaled_by(form, shifts=shifts)
-
-    def zero_point(head: V, v: int) -> V | None:
-        z = parameters(fn, coding, head, v, lanes)[1]
-        return z if z is None or down == 1 else fn.mul(z, fn.const(1 / down, z.type))
-
-    def part(vectors: range, *, fetch: bool) -> None:
-        """Some vectors of columns, over all k; the first one fetches for all."""
-        cells = [fn.gep(tile, r * COLUMNS + v * lanes, F32) for r in range(rows) for v in vectors]
-        for p in cells:
-            fn.store(zero, p)
-        group_bytes = fn.add(fn.mul(units, form.bytes), coding.header_bytes)
-        starts = [fn.gep(a, fn.mul(lda, r), F32) for r in range(rows)]
-        with fn.loop(0, groups) as g:
-            head = fn.gep(panel, fn.mul(g.iv, group_bytes), I8)
-            codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, units), form.depth)
-            from_ = [fn.gep(p, k0, F32) for p in starts]
-            zeros = {v: zero_point(head, v) for v in vectors}
-            for line in range(0, coding.header_bytes, 64) if fetch else ():
-                fn.prefetch(fn.gep(fn.gep(head, ahead, I8), line, I8))
-
-            def columns(unit: V) -> Callable[[int, int], V]:
-                number = emit_unit(fn, form, unit, lanes, vectors, shifts=shifts)
-
-                def column(step: int, v: int) -> V:
-                    y, of = number(step, v), zeros[v]
-                    return y if of is None else fn.sub(y, of)
-
-                return column
-
-            first = [columns(codes)(0, v) for v in vectors] if early else []
-            with fn.loop(0, units, 1, [*[zero] * (n * sets), *first]) as u:
-                unit = fn.gep(codes, fn.mul(u.iv, form.bytes), I8)
-                for line in range(0, form.bytes, 64) if fetch else ():
-                    fn.prefetch(fn.gep(fn.gep(unit, ahead, I8), line, I8))
-                column, acc, at = columns(unit), list(u.carried[: n * sets]), fn.mul(u.iv, form.depth)
-                ys = list(u.carried[n * sets :])
-                for step in range(form.depth):
-                    s = step % sets * n
-
-                    def factor(r: int, step: int = step, at: V = at) -> V:
-                        return fn.splat(fn.load(fn.gep(fn.gep(from_[r], at, F32), step, F32), F32), lanes)
-
-                    # Whichever are fewer stay in registers, the others come one after the other.
-                    if rows <= nv or nv == 1:
-                        xs = [factor(r) for r in range(rows)]
-                        for c, v in enumerate(vectors, s):
-                            y = column(step, v)
-                            for r, x in enumerate(xs):
-                                acc[c + r * nv] = fn.fma(x, y, acc[c + r * nv])
-                        continue
-                    now = ys or [column(step, v) for v in vectors]
-                    if early:
-                        if step + 1 == form.depth:
-                            after = fn.min(fn.add(u.iv, 1), fn.sub(units, 1))
-                            column = columns(fn.gep(codes, fn.mul(after, form.bytes), I8))
-                        ys = [column((step + 1) % form.depth, v) for v in vectors]
-                    for r in range(rows):
-                        x = factor(r)
-                        for a_at, y in enumerate(now, s + r * nv):
-                            acc[a_at] = fn.fma(x, y, acc[a_at])
-                u.yield_(*acc, *ys)
-            total = list(u.results[:n])
-            for s in range(1, sets):
-                total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
-            scales = [
-                parameters(fn, coding, head, v, lanes)[0] for v in vectors
-            ]  # not before the loop, whose registers they'd take
-            for i, (x, p) in enumerate(zip(total, cells, strict=True)):
-                up = fn.load(fn.gep(ups, i // nv, F32), F32)
-                level = up if down == 1 else fn.mul(up, fn.const(down, F32))
-                # Neither the sum of large elements overflows by it, nor that of small ones times a small scale underflows.
-                x, scale = fn.mul(x, fn.splat(level, lanes)), fn.mul(scales[i % nv], fn.splat(up, lanes))
-                fn.store(fn.fma(x, scale, fn.load(p, x.type)), p)
-
-    for first in range(0, every, nv):
-        part(range(first, first + nv), fetch=first == 0)
-    fn.done()
+    if name not in module.functions:
+        _RowKernel(module, name, coding, rows).emit()
     return name
+
+
+_ROW_ARGS = (
+    *(("a", PTR), ("lda", I64), ("ups", PTR), ("panel", PTR)),
+    *(("groups", I64), ("units", I64), ("tile", PTR), ("ahead", I64)),
+)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of k: addresses of its codes and of its elements of each row of A, and some vectors of columns with their zero
+    points. `fetches`: it fetches for the others."""
+
+    codes: V
+    rows: Sequence[V]
+    vectors: range
+    zeros: Mapping[int, V | None]
+    fetches: bool
+
+
+class _RowKernel:
+    """The function under construction."""
+
+    def __init__(self, module: KernelModule, name: str, coding: Coding, rows: int) -> None:
+        self.coding, self.rows, form = coding, rows, coding.form
+        self.fn = fn = Fn(module, name, _ROW_ARGS, noinline=True)
+        self.a, self.lda, self.ups, self.panel, self.groups, self.units, self.tile, self.ahead = fn.args
+        self.nv = _vectors(fn.target, form, rows)
+        n, registers = rows * self.nv, fn.target.registers
+        self.sets = 1
+        while self.sets < 4 and n * self.sets < _MIN_SUMS and 2 * self.sets * n <= registers - self.nv - _spare(fn.target, form):
+            self.sets *= 2
+        # What decoding takes one instruction after the other is done a step early, or multiply-adds would wait for it.
+        self.early = form.kind == "rows" and rows > self.nv > 1 and n * self.sets + 2 * self.nv + 2 <= registers
+        self.shifts = form.nibbles and fn.target.repeats_memory and rows > _SHUFFLED_ROWS
+        self.zero, self.down = fn.const(0.0, vec(F32, fn.lanes)), 1 / scaled_by(form, shifts=self.shifts)
+
+    def emit(self) -> None:
+        for first in range(0, COLUMNS // self.fn.lanes, self.nv):
+            self._part(range(first, first + self.nv), fetches=first == 0)
+        self.fn.done()
+
+    def _part(self, vectors: range, *, fetches: bool) -> None:
+        """Some vectors of columns, over all k; the first ones fetch for all."""
+        fn, coding = self.fn, self.coding
+        cells = [fn.gep(self.tile, r * COLUMNS + v * fn.lanes, F32) for r in range(self.rows) for v in vectors]
+        for p in cells:
+            fn.store(self.zero, p)
+        group_bytes = fn.add(fn.mul(self.units, coding.form.bytes), coding.header_bytes)
+        starts = [fn.gep(self.a, fn.mul(self.lda, r), F32) for r in range(self.rows)]
+        with fn.loop(0, self.groups) as g:
+            head = fn.gep(self.panel, fn.mul(g.iv, group_bytes), I8)
+            codes, k0 = fn.gep(head, coding.header_bytes, I8), fn.mul(fn.mul(g.iv, self.units), coding.form.depth)
+            rows, zeros = [fn.gep(p, k0, F32) for p in starts], {v: self._zero_point(head, v) for v in vectors}
+            if fetches:
+                self._fetch(head, coding.header_bytes)
+            sums = self._sums(_Group(codes, rows, vectors, zeros, fetches))
+            # Scales aren't loaded before the sums, whose registers they'd take.
+            self._add_scaled(cells, sums, [parameters(fn, coding, head, v, fn.lanes)[0] for v in vectors])
+
+    def _sums(self, group: _Group) -> list[V]:
+        """Sums of a group, by row and vector, before they are scaled."""
+        fn, form, n = self.fn, self.coding.form, self.rows * self.nv
+        first = [self._columns(group, group.codes)(0, v) for v in group.vectors] if self.early else []
+        with fn.loop(0, self.units, 1, [*[self.zero] * (n * self.sets), *first]) as u:
+            unit = fn.gep(group.codes, fn.mul(u.iv, form.bytes), I8)
+            if group.fetches:
+                self._fetch(unit, form.bytes)
+            column, acc, at = self._columns(group, unit), list(u.carried[: n * self.sets]), fn.mul(u.iv, form.depth)
+            ys = list(u.carried[n * self.sets :])
+            for step in range(form.depth):
+                s = step % self.sets * n
+                factor = partial(self._factor, group, at, step)
+                if self.rows <= self.nv or self.nv == 1:
+                    acc[s : s + n] = self._by_columns(acc[s : s + n], factor, [partial(column, step, v) for v in group.vectors])
+                    continue
+                now = ys or [column(step, v) for v in group.vectors]
+                if self.early:
+                    if step + 1 == form.depth:
+                        after = fn.min(fn.add(u.iv, 1), fn.sub(self.units, 1))
+                        column = self._columns(group, fn.gep(group.codes, fn.mul(after, form.bytes), I8))
+                    ys = [column((step + 1) % form.depth, v) for v in group.vectors]
+                acc[s : s + n] = self._by_rows(acc[s : s + n], factor, now)
+            u.yield_(*acc, *ys)
+        total = list(u.results[:n])
+        for s in range(1, self.sets):
+            total = [fn.add(x, y) for x, y in zip(total, u.results[s * n : (s + 1) * n], strict=True)]
+        return total
+
+    # Of factors and columns, whichever are fewer stay in registers, the others come one after the other.
+    def _by_columns(self, sums: Sequence[V], factor: Callable[[int], V], columns: Sequence[Callable[[], V]]) -> list[V]:
+        """Adds the products of a step, column after column."""
+        out, xs = list(sums), [factor(r) for r in range(self.rows)]
+        for c, column in enumerate(columns):
+            y = column()
+            for r, x in enumerate(xs):
+                out[c + r * self.nv] = self.fn.fma(x, y, out[c + r * self.nv])
+        return out
+
+    def _by_rows(self, sums: Sequence[V], factor: Callable[[int], V], columns: Sequence[V]) -> list[V]:
+        """Adds the products of a step, row after row."""
+        out = list(sums)
+        for r in range(self.rows):
+            x = factor(r)
+            for c, y in enumerate(columns, r * self.nv):
+                out[c] = self.fn.fma(x, y, out[c])
+        return out
+
+    def _factor(self, group: _Group, at: V, step: int, r: int) -> V:
+        fn = self.fn
+        return fn.splat(fn.load(fn.gep(fn.gep(group.rows[r], at, F32), step, F32), F32), fn.lanes)
+
+    def _columns(self, group: _Group, unit: V) -> Callable[[int, int], V]:
+        """Gives a vector of columns at a step of the unit, less its zero points."""
+        fn = self.fn
+        number = emit_unit(fn, self.coding.form, unit, fn.lanes, group.vectors, shifts=self.shifts)
+
+        def column(step: int, v: int) -> V:
+            y, of = number(step, v), group.zeros[v]
+            return y if of is None else fn.sub(y, of)
+
+        return column
+
+    def _zero_point(self, head: V, v: int) -> V | None:
+        fn = self.fn
+        z = parameters(fn, self.coding, head, v, fn.lanes)[1]
+        return z if z is None or self.down == 1 else fn.mul(z, fn.const(1 / self.down, z.type))
+
+    def _add_scaled(self, cells: Sequence[V], sums: Sequence[V], scales: Sequence[V]) -> None:
+        """Adds a group's sums times its scales to the tile."""
+        fn = self.fn
+        for i, (x, p) in enumerate(zip(sums, cells, strict=True)):
+            up = fn.load(fn.gep(self.ups, i // self.nv, F32), F32)
+            level = up if self.down == 1 else fn.mul(up, fn.const(self.down, F32))
+            # Neither the sum of large elements overflows by it, nor that of small ones times a small scale underflows.
+            x, scale = fn.mul(x, fn.splat(level, fn.lanes)), fn.mul(scales[i % self.nv], fn.splat(up, fn.lanes))
+            fn.store(fn.fma(x, scale, fn.load(p, x.type)), p)
+
+    def _fetch(self, at: V, nbytes: int) -> None:
+        for line in range(0, nbytes, 64):
+            self.fn.prefetch(self.fn.gep(self.fn.gep(at, self.ahead, I8), line, I8))

@@ -2,8 +2,15 @@
 # find each other wherever the folder is moved to; and makes packages of it.
 set(DHLO_CMAKEDIR ${DHLO_LIBDIR}/cmake/dhlo)
 
-install(TARGETS dhlo_runtime_shared EXPORT dhlo-targets
-  LIBRARY DESTINATION ${DHLO_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+if(SKBUILD)
+  # Wheels hold no links: what linkers look for is a script that names the library, not another copy of it.
+  install(TARGETS dhlo_runtime_shared EXPORT dhlo-targets LIBRARY DESTINATION ${DHLO_LIBDIR} COMPONENT runtime NAMELINK_SKIP)
+  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/link/libdhlo_runtime.so "INPUT(libdhlo_runtime.so.1)\n")
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/link/libdhlo_runtime.so DESTINATION ${DHLO_LIBDIR} COMPONENT development)
+else()
+  install(TARGETS dhlo_runtime_shared EXPORT dhlo-targets
+    LIBRARY DESTINATION ${DHLO_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+endif()
 install(TARGETS dhlo_runtime EXPORT dhlo-targets ARCHIVE DESTINATION ${DHLO_LIBDIR} COMPONENT development)
 install(DIRECTORY include/dhlo DESTINATION ${DHLO_INCLUDEDIR} COMPONENT development)
 install(EXPORT dhlo-targets NAMESPACE dhlo:: DESTINATION ${DHLO_CMAKEDIR} COMPONENT development)

@@ -29,13 +29,30 @@ PyObject* fenced(Body&& body) noexcept {
   }
 }
 
+// Calls what waits for Python's lock, or Python code, which gives it up now and then. Once the interpreter is ending,
+// CPython before 3.14 ends a thread that wants it, by unwinding its stack, whose destructors need the lock: such a
+// thread rests here instead, until the process is gone.
+template <class Call>
+auto holding_on(Call&& call) noexcept -> decltype(call()) {
+  try {
+    return call();
+  } catch (...) {
+    for (;;) pause();
+  }
+}
+
+// Drops a reference, or null: a destructor may be Python code.
+inline void drop(PyObject* object) {
+  holding_on([object] { Py_XDECREF(object); });
+}
+
 // A new reference that is dropped at the end of its scope.
 class Ref {
  public:
   explicit Ref(PyObject* object = nullptr) : object_(object) {}
   Ref(const Ref&) = delete;
   Ref& operator=(const Ref&) = delete;
-  ~Ref() { Py_XDECREF(object_); }
+  ~Ref() { drop(object_); }
   PyObject* get() const { return object_; }
   PyObject* release() {
     PyObject* object = object_;
@@ -48,21 +65,10 @@ class Ref {
   PyObject* object_;
 };
 
-// Calls what waits for Python's lock. Once the interpreter is ending, CPython before 3.14 ends a thread that does, by
-// unwinding its stack, whose destructors need the lock: such a thread rests here instead, until the process is gone.
-template <class Wait>
-auto wait_for_gil(Wait&& wait) noexcept -> decltype(wait()) {
-  try {
-    return wait();
-  } catch (...) {
-    for (;;) pause();
-  }
-}
-
 // Takes Python's lock during its scope, on any thread.
 class WithGil {
  public:
-  WithGil() : state_(wait_for_gil(PyGILState_Ensure)) {}
+  WithGil() : state_(holding_on(PyGILState_Ensure)) {}
   WithGil(const WithGil&) = delete;
   WithGil& operator=(const WithGil&) = delete;
   ~WithGil() { PyGILState_Release(state_); }
@@ -78,7 +84,7 @@ class WithoutGil {
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
   ~WithoutGil() {
-    wait_for_gil([this] { PyEval_RestoreThread(state_); });
+    holding_on([this] { PyEval_RestoreThread(state_); });
   }
 
  private:

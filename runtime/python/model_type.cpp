@@ -28,8 +28,9 @@ struct Authorize {
     const WithGil locked;
     int accepted = -1;
     Ref data(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(digest), static_cast<Py_ssize_t>(bytes)));
-    Ref answer(data ? PyObject_CallFunctionObjArgs(self->function, data.get(), nullptr) : nullptr);
-    if (answer) accepted = PyObject_IsTrue(answer.get());
+    Ref answer(data ? holding_on([&] { return PyObject_CallFunctionObjArgs(self->function, data.get(), nullptr); })
+                    : nullptr);
+    if (answer) accepted = holding_on([&] { return PyObject_IsTrue(answer.get()); });
     if (accepted < 0) PyErr_Fetch(&self->type, &self->value, &self->traceback);
     return accepted == 1 ? 0 : 1;
   }
@@ -54,7 +55,7 @@ class Weights {
       options->weights_bytes = static_cast<size_t>(data_.len);
       return true;
     }
-    if (PyUnicode_FSConverter(given, &path_) == 0) return false;
+    if (holding_on([&] { return PyUnicode_FSConverter(given, &path_); }) == 0) return false;
     options->weights_path = PyBytes_AsString(path_);
     return true;
   }
@@ -139,7 +140,7 @@ PyObject* from_memory(PyObject* type, PyObject* args, PyObject* kwargs) {
 void release_owner(void* owner) {
   if (Py_IsInitialized() == 0) return;
   const WithGil locked;
-  Py_DECREF(static_cast<PyObject*>(owner));
+  drop(static_cast<PyObject*>(owner));
 }
 
 PyObject* from_address(PyObject* type, PyObject* args, PyObject* kwargs) {

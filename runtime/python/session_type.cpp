@@ -17,7 +17,7 @@ constexpr const char* kCapsuleName = "dltensor_versioned";
 struct Session {
   ~Session() {
     dhlo_session_destroy(session);
-    Py_XDECREF(model);
+    drop(model);
   }
 
   dhlo_session* session = nullptr;
@@ -127,7 +127,7 @@ PyObject* take_outputs(Session& session) {
     void* object = nullptr;
     dlpack::ManagedTensorVersioned* managed = session.outputs[static_cast<size_t>(i)];
     session.outputs[static_cast<size_t>(i)] = nullptr;  // ownership passes whether or not it succeeds
-    if (session.torch->object_from_managed(managed, &object) != 0) {
+    if (holding_on([&] { return session.torch->object_from_managed(managed, &object); }) != 0) {
       drop_outputs(session);
       return nullptr;
     }

@@ -56,28 +56,29 @@ int32_t from_dlpack(dlpack::DataType type) {
 bool reraise(const dhlo_abi_value* value, int64_t index) {
   PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &error, &trace);
-  PyErr_NormalizeException(&type, &error, &trace);
+  holding_on([&] { PyErr_NormalizeException(&type, &error, &trace); });
   // Interruptions, and what the runtime raised already, go on as they are.
-  const bool is_own = error != nullptr && PyObject_HasAttrString(error, "status") != 0;
+  const bool is_own = error != nullptr && holding_on([&] { return PyObject_HasAttrString(error, "status"); }) != 0;
   if (is_own || PyErr_GivenExceptionMatches(type, PyExc_Exception) == 0 ||
       PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0) {
     PyErr_Restore(type, error, trace);
     return false;
   }
-  Ref text(PyObject_Str(error != nullptr ? error : Py_None));
-  Ref lines(text ? PyObject_CallMethod(text.get(), "partition", "s", "\n")
-                 : nullptr);  // torch appends a C++ stack trace
+  Ref text(holding_on([&] { return PyObject_Str(error != nullptr ? error : Py_None); }));
+  Ref end(PyUnicode_FromString("\n"));
+  Ref lines(text && end ? PyUnicode_Partition(text.get(), end.get()) : nullptr);  // torch appends a C++ stack trace
   if (lines)
     PyErr_Format(PyExc_ValueError, "%s: cannot be read as a dense CPU tensor: %S", describe(value, index).c_str(),
                  PyTuple_GetItem(lines.get(), 0));
-  Py_XDECREF(type);
-  Py_XDECREF(error);
-  Py_XDECREF(trace);
+  drop(type);
+  drop(error);
+  drop(trace);
   return false;
 }
 
 const ExchangeApi* look_up(PyTypeObject* type) {
-  Ref capsule(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
+  Ref capsule(holding_on(
+      [&] { return PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"); }));
   if (!capsule || PyCapsule_IsValid(capsule.get(), "dlpack_exchange_api") == 0) {
     PyErr_Clear();
     return nullptr;
@@ -104,8 +105,8 @@ bool may_be_lazy(const dlpack::Tensor& tensor) {
 
 // The tensor itself, or a copy with put-off operations done. New reference; null with an exception on failure.
 PyObject* resolve_lazy(PyObject* object) {
-  Ref conjugated(PyObject_CallMethod(object, "resolve_conj", nullptr));
-  if (conjugated) return PyObject_CallMethod(conjugated.get(), "resolve_neg", nullptr);
+  Ref conjugated(holding_on([&] { return PyObject_CallMethod(object, "resolve_conj", nullptr); }));
+  if (conjugated) return holding_on([&] { return PyObject_CallMethod(conjugated.get(), "resolve_neg", nullptr); });
   if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return nullptr;
   PyErr_Clear();  // not a torch tensor: nothing is put off
   Py_INCREF(object);
@@ -114,14 +115,14 @@ PyObject* resolve_lazy(PyObject* object) {
 
 // Where an empty torch tensor stands in its storage: torch gives no address, but a program may write behind it.
 bool find_empty(PyObject* object, int64_t item_bytes, void** data) {
-  Ref storage(PyObject_CallMethod(object, "untyped_storage", nullptr));
+  Ref storage(holding_on([&] { return PyObject_CallMethod(object, "untyped_storage", nullptr); }));
   if (!storage) {
     PyErr_Clear();  // not a torch tensor
     return true;
   }
-  Ref address(PyObject_CallMethod(storage.get(), "data_ptr", nullptr));
+  Ref address(holding_on([&] { return PyObject_CallMethod(storage.get(), "data_ptr", nullptr); }));
   if (!address) return false;
-  Ref offset(PyObject_CallMethod(object, "storage_offset", nullptr));
+  Ref offset(holding_on([&] { return PyObject_CallMethod(object, "storage_offset", nullptr); }));
   if (!offset) return false;
   auto* base = static_cast<uint8_t*>(PyLong_AsVoidPtr(address.get()));
   if (base != nullptr) *data = base + PyLong_AsLongLong(offset.get()) * item_bytes;
@@ -153,7 +154,7 @@ const ExchangeApi* exchange_api(PyTypeObject* type) {
 const ExchangeApi* torch_api() {
   static const ExchangeApi* api = nullptr;
   if (api != nullptr) return api;
-  Ref torch(PyImport_ImportModule("torch"));
+  Ref torch(holding_on([] { return PyImport_ImportModule("torch"); }));
   if (!torch) return nullptr;
   Ref type(PyObject_GetAttrString(torch.get(), "Tensor"));
   if (!type) return nullptr;
@@ -210,7 +211,7 @@ bool Inputs::convert(const dhlo_model* model, PyObject* objects, bool shapes) {
 }
 
 void Inputs::clear() {
-  for (PyObject* object : kept_) Py_DECREF(object);
+  for (PyObject* object : kept_) drop(object);
   kept_.clear();
   sizes_.clear();
 }
@@ -296,7 +297,7 @@ bool Inputs::store_int(const dhlo_abi_value* value, int64_t index, PyObject* int
 }
 
 bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject* object) {
-  const Py_ssize_t rank = PySequence_Size(object);
+  const Py_ssize_t rank = holding_on([&] { return PySequence_Size(object); });
   if (rank < 0) return reraise(value, index);
   if (rank > DHLO_ABI_MAX_RANK) {
     PyErr_Format(PyExc_ValueError, "%s: rank %zd is outside 0..%d", describe(value, index).c_str(), rank,
@@ -307,9 +308,9 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
   std::vector<int64_t>& sizes = sizes_[static_cast<size_t>(index)];
   sizes.assign(static_cast<size_t>(rank), 0);
   for (Py_ssize_t dim = 0; dim < rank; ++dim) {
-    Ref item(PySequence_GetItem(object, dim));
+    Ref item(holding_on([&] { return PySequence_GetItem(object, dim); }));
     if (!item) return false;
-    sizes[static_cast<size_t>(dim)] = PyLong_AsLongLong(item.get());
+    sizes[static_cast<size_t>(dim)] = holding_on([&] { return PyLong_AsLongLong(item.get()); });
     if (PyErr_Occurred() != nullptr) return reraise(value, index);
   }
   tensors_[static_cast<size_t>(index)] = {
@@ -318,7 +319,7 @@ bool Inputs::convert_shape(const dhlo_abi_value* value, int64_t index, PyObject*
 }
 
 bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObject* object) {
-  Ref method(PyObject_GetAttrString(object, "__dlpack__"));
+  Ref method(holding_on([&] { return PyObject_GetAttrString(object, "__dlpack__"); }));
   if (!method) {
     PyErr_Clear();
     if (updated_[static_cast<size_t>(index)]) {
@@ -328,7 +329,7 @@ bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObjec
       return false;
     }
     if (PyIndex_Check(object) != 0) {  // such as numpy's integer scalars
-      Ref integer(PyNumber_Index(object));
+      Ref integer(holding_on([&] { return PyNumber_Index(object); }));
       return integer && store_int(value, index, integer.get());
     }
     Ref type(PyType_GetName(Py_TYPE(object)));
@@ -339,11 +340,11 @@ bool Inputs::convert_capsule(const dhlo_abi_value* value, int64_t index, PyObjec
   Ref none(PyTuple_New(0)),
       versioned(Py_BuildValue("{s:(II)}", "max_version", dlpack::kMajorVersion, dlpack::kMinorVersion));
   if (!none || !versioned) return false;
-  Ref capsule(PyObject_Call(method.get(), none.get(), versioned.get()));
+  Ref capsule(holding_on([&] { return PyObject_Call(method.get(), none.get(), versioned.get()); }));
   if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
     // A producer from before DLPack 1.0 does not know the keyword.
     PyErr_Clear();
-    Ref old(PyObject_Call(method.get(), none.get(), nullptr));
+    Ref old(holding_on([&] { return PyObject_Call(method.get(), none.get(), nullptr); }));
     if (!old) return reraise(value, index);
     const auto* managed = static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(old.get(), "dltensor"));
     if (managed == nullptr) return reraise(value, index);

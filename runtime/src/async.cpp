@@ -107,7 +107,7 @@ void AsyncRun::end() noexcept {
   // The thread that it waits for may be this one.
   if (runners().withdraw(this)) run();
   lock.lock();
-  told_.wait(lock, [&] { return pending_ <= own; });
+  wait_until(told_, lock, [&] { return pending_ <= own; });
 }
 
 }  // namespace dhlo

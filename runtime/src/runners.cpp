@@ -103,7 +103,7 @@ void Runners::serve(State& state) {
   std::unique_lock<std::mutex> lock(state.mutex);
   for (;;) {
     ++state.idle;
-    state.work.wait(lock, [&] { return state.stop || state.first != nullptr; });
+    wait_until(state.work, lock, [&] { return state.stop || state.first != nullptr; });
     --state.idle;
     if (state.first == nullptr) return;
     Task* task = state.first;

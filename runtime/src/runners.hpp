@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,14 @@
 #include "pool.hpp"
 
 namespace dhlo {
+
+// Waits until `done()`. The C++ library's own wait without a limit came with GCC 12, and systems with glibc 2.34 lack
+// it.
+template <class Done>
+void wait_until(std::condition_variable& signal, std::unique_lock<std::mutex>& lock, Done done) {
+  while (!signal.wait_for(lock, std::chrono::hours(24), done)) {
+  }
+}
 
 // Something to run, once. Its memory is whoever's that posts it, at least until `run` is called.
 struct Task {

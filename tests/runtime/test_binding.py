@@ -373,19 +373,37 @@ from dhlo import _runtime
 
 toy = _runtime.Model.from_file(sys.argv[1], num_threads=1)
 mode = int(sys.argv[2])
+def spin():
+    for _ in range(500):
+        pass
+class Slow:
+    def __dlpack__(self, **options):
+        spin()
+        return np.ones((3, 4), np.float32).__dlpack__(**options)
+class SlowError(Exception):
+    def __str__(self):
+        spin()
+        return "slow"
+class Failing:
+    def __dlpack__(self, **options):
+        raise SlowError
 def calls():
     session = _runtime.Session(toy, capsules=True)
+    x = {9: Slow(), 10: Failing()}.get(mode, np.ones((3, 4), np.float32))
     while True:
-        session(np.ones((3, 4), np.float32), mode)
+        try:
+            session(x, mode)
+        except ValueError:
+            assert mode == 10
 for _ in range(4):
     threading.Thread(target=calls, daemon=True).start()
 time.sleep(0.1)
 """
 
 
-@pytest.mark.parametrize("mode", [0, 6])
+@pytest.mark.parametrize("mode", [0, 6, 9, 10])
 def test_the_interpreter_ends_while_daemon_threads_call(build_toy: Callable[..., Path], mode: int) -> None:
-    """Short calls, whose threads ask for Python's lock when it is gone, and endless ones."""
+    """Short calls, whose threads ask for Python's lock when it is gone, endless ones, and calls that are in Python code."""
     command = [sys.executable, "-c", _LEAVES, str(build_toy()), str(mode)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")

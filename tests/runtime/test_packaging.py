@@ -2,7 +2,9 @@
 
 import email
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -18,7 +20,7 @@ from dhlo.errors import DhloError
 from tests.conftest import ROOT
 
 BACKEND: Any = pytest.importorskip("scikit_build_core.build")
-BINARY = {"_runtime.abi3.so", "libdhlo_runtime.a", "libdhlo_runtime.so"}
+BINARY = {"_runtime.abi3.so", "libdhlo_runtime.a", "libdhlo_runtime.so.1"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ HOST = """
 int main(int, char** arguments) {
   const dhlo::Model model = dhlo::Model::load(arguments[1]);
   dhlo::Session session(model);
-  const float x[6] = {1, -2, 3, -4, 5, -6};
+  float x[6] = {1, -2, 3, -4, 5, -6};
   session.run({dhlo::Tensor::of(x, {2, 3})});
   std::printf("%g\\n", session.output(0).data<float>()[5]);
 }
@@ -87,7 +89,7 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (p.relative_to(ROOT).as_posix() for p in (ROOT / package).rglob("*.py"))
         sources = {p for p in found if not p.startswith("runtime/package/")}  # a wheel of its own
         assert {f"dhlo/{source}" for source in sources} <= set(names)
-    native = {n for n in names if n.endswith((".so", ".a", ".h", ".hpp", ".pyi", ".cmake", ".pc"))}
+    native = {n for n in names if n.endswith((".so", ".so.1", ".a", ".h", ".hpp", ".pyi", ".cmake", ".pc"))}
     assert native == {
         "dhlo/_runtime.abi3.so",
         "dhlo/_runtime.pyi",
@@ -100,11 +102,24 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "dhlo/lib/cmake/dhlo/dhloConfigVersion.cmake",
         "dhlo/lib/libdhlo_runtime.a",
         "dhlo/lib/libdhlo_runtime.so",
+        "dhlo/lib/libdhlo_runtime.so.1",
         "dhlo/lib/pkgconfig/dhlo-static.pc",
         "dhlo/lib/pkgconfig/dhlo.pc",
     }
     assert not [n for n in names if n.endswith((".cpp", "CMakeLists.txt", ".toml", ".md")) or "test" in n.lower()]
     tried_alone(tmp_path / name, tmp_path)
+    for binary in ("_runtime.abi3.so", "lib/libdhlo_runtime.so.1"):
+        runs_with_older_systems(next(tmp_path.glob(f"venv/lib/*/site-packages/dhlo/{binary}")))
+
+
+def runs_with_older_systems(library: Path) -> None:
+    """What Debian 12 builds needs glibc 2.34 and the C++ library of GCC 11 at most, as auditwheel's manylinux_2_34 allows."""
+    if tuple(map(int, platform.libc_ver()[1].split("."))) > (2, 36):
+        pytest.skip("built with a later C library")
+    symbols = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    for name, latest in (("GLIBC", (2, 34)), ("GLIBCXX", (3, 4, 29)), ("CXXABI", (1, 3, 13))):
+        versions = {tuple(map(int, v.split("."))) for v in re.findall(rf"\({name}_([\d.]+)\)", symbols)}
+        assert versions and max(versions) <= latest, (library, name, max(versions))
 
 
 def tried_alone(wheel: Path, folder: Path) -> None:
@@ -138,3 +153,11 @@ def tried_alone(wheel: Path, folder: Path) -> None:
     (work / "host.cpp").write_text(HOST)
     sh("c++", "-std=c++17", "host.cpp", *run("flags").split(), "-o", "host")
     assert sh(work / "host", work / "m.so") == "0\n"
+    flags = re.findall(r"-I\S+", run("flags"))
+    libraries = site / "dhlo/lib"
+    assert (libraries / "libdhlo_runtime.so").stat().st_size < 100  # for linkers: wheels hold no links
+    for linker in ("bfd", "gold", "lld"):
+        if shutil.which(f"ld.{linker}"):
+            link = [f"-fuse-ld={linker}", f"-L{libraries}", "-ldhlo_runtime", f"-Wl,-rpath,{libraries}"]
+            sh("c++", "-std=c++17", "host.cpp", *flags, *link, "-o", "shared")
+            assert "libdhlo_runtime.so.1" in sh("ldd", work / "shared") and sh(work / "shared", work / "m.so") == "0\n"

@@ -204,10 +204,19 @@ def read_guards(ep: Any, names: list[str], values: list[Any]) -> list[Any]:
         if ".stride()" in code or ".storage_offset()" in code:
             continue
         try:
-            out.append(reader.parse(code))
+            out.append(_without_multiples(reader.parse(code)))
         except (KeyError, SyntaxError, ValueError) as e:
             raise InternalError(f"can't read the guard {code!r}: {e}") from None
     return out
+
+
+def _without_multiples(relation: Any) -> Any:
+    """`x % (k * x) != 0`, which torch asks where sizes are joined, as what it says unless x is 0: that k isn't 1."""
+    if not isinstance(relation, sympy.Ne) or relation.rhs != 0 or not isinstance(relation.lhs, tsf.Mod | tsf.PythonMod):
+        return relation
+    x, multiple = relation.lhs.args
+    k = multiple / x
+    return sympy.Ne(k, 1) if k.is_integer else relation
 
 
 def only_two(relation: Any, ranges: dict[Any, Any], values: list[Any]) -> bool:

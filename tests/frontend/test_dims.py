@@ -64,6 +64,23 @@ def test_a_quotient_that_is_one_broadcasts() -> None:
         run(p, (rn(2, 2, 4, 5), rn(4, 5)))
 
 
+def test_one_picture_attends_to_its_patches() -> None:
+    """torch.export asks whether the number of patches is a multiple of that in all pictures: not with two of them."""
+    torch.manual_seed(0)
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    def f(x: Any, w: Any) -> Any:
+        patches = F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2)
+        return attention(patches[:, :1], patches, patches)[0]
+
+    w = rn(8, 3, 4, 4)
+    p = import_fn(f, [rn(2, 3, 16, 24), w], ({0: D, 2: D, 3: D}, {}))
+    for size in ((2, 3, 16, 24), (1, 3, 12, 9), (5, 3, 8, 8)):
+        x = rn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(run(p, (x, w))[0], f(x, w))
+
+
 def test_ranges_accept_one_but_keep_the_users_bounds() -> None:
     p = check(lambda x: x * 2, [rn(3, 4)], [rn(1, 1)], [rn(0, 1)])
     assert all(r.lo == 0 and r.hi is None for r in p.symbols.values())

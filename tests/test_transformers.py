@@ -14,6 +14,7 @@ from transformers.integrations.executorch import TorchExportableModuleForDecoder
 
 import dhlo
 from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.generation import evaluating
 from dhlo.integrations.transformers import DhloConfig, attach, compile_decoder
 from tests.generating import assert_same_caches, generated, generated_with_caches
 
@@ -132,6 +133,9 @@ def check_refusals(model: Any) -> None:
         torch.testing.assert_close(model(ids).logits, type(model).forward(model, ids).logits, rtol=1e-3, atol=1e-4)
         assert model(ids, logits_to_keep=2).logits.shape == (1, 2, 99)
         assert model(ids, logits_to_keep=-2).logits.shape == (1, 5, 99)
+    with evaluating(model):  # to compile it once more
+        assert "forward" not in vars(model)
+    assert "forward" in vars(model)
     with pytest.raises(dhlo.ContractError, match="for a compiled decoder, got 1 dims"):
         model(ids[0])
     with pytest.raises(dhlo.ContractError, match="a Cache of transformers, got a list"):

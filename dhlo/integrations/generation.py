@@ -15,16 +15,23 @@ from dhlo.errors import ContractError
 
 __all__ = ["evaluating", "image_sizes", "keep_masks", "refuse_others", "replace"]
 
+_COMPILED = "runs_compiled"  # an attribute of methods that replace a module's own
+
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, without gradients."""
+    """The model in evaluation mode, without gradients, with its own methods where compiled ones replace them."""
+    replaced = [(m, name, x) for m in model.modules() for name, x in vars(m).items() if hasattr(x, _COMPILED)]
     training = model.training
     model.eval()
+    for module, name, _ in replaced:
+        delattr(module, name)
     try:
         with torch.no_grad():
             yield
     finally:
+        for module, name, method in replaced:
+            setattr(module, name, method)
         model.train(training)
 
 
@@ -36,6 +43,7 @@ def replace(module: Any, run: Callable[..., Any], name: str = "forward") -> None
 
     signature = inspect.signature(getattr(type(module), name).__get__(module))
     method.__signature__ = signature  # type: ignore[attr-defined]
+    setattr(method, _COMPILED, True)
     setattr(module, name, method)
 
 

@@ -117,7 +117,7 @@ def model_programs(model: Any) -> tuple[dict[str, ExportedProgram], dict[str, in
             hint="export it with arguments of yours (torch.export.export, or DhloExporter) and compile that",
         ) from None
     with evaluating(model):
-        program, _ = super(DhloExporter, DhloExporter()).export_program(model, inputs, DhloConfig())
+        program, _ = DhloExporter().exported_program(model, inputs, DhloConfig())
     return {"": program}, {}
 
 
@@ -132,7 +132,10 @@ def _example(model: Any) -> dict[str, torch.Tensor]:
         if "token_type_ids" in names and getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = torch.zeros_like(ids)
     if "pixel_values" in names:
-        inputs["pixel_values"] = torch.zeros(batch, *image_sizes(config), dtype=model.dtype)
+        channels, height, width = image_sizes(config)
+        inputs["pixel_values"] = torch.zeros(batch, channels, height, width, dtype=model.dtype)
+        if "pixel_mask" in names:
+            inputs["pixel_mask"] = torch.ones(batch, height, width, dtype=torch.int64)
     if "input_values" in names:  # samples, or a spectrogram
         sizes = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (16000,)
         inputs["input_values"] = torch.zeros(batch, *sizes, dtype=model.dtype)

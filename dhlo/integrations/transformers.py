@@ -6,11 +6,15 @@ transformers exports, and `ExportedModel.from_pretrained` loads what its `save_p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.export import ExportedProgram
 from transformers.exporters import DynamoConfig, ModelRunner, register_backend
 from transformers.exporters.exporter_dynamo import DynamoExporter
 from transformers.exporters.metadata import ExportMetadata, load_treespec
@@ -54,8 +58,14 @@ class DhloExporter(DynamoExporter):  # type: ignore[misc]
 
     def export_program(self, model: Any, sample_inputs: Any, config: DhloConfig) -> tuple[CompiledModel, ExportMetadata]:
         """A graph's compiled model. Raises what torch.export and `dhlo.compile` raise."""
-        program, metadata = super().export_program(model, sample_inputs, config)
+        program, metadata = self.exported_program(model, sample_inputs, config)
         return dhlo.compile(program, **config.options), metadata
+
+    def exported_program(self, model: Any, sample_inputs: Any, config: DhloConfig) -> tuple[ExportedProgram, ExportMetadata]:
+        """A graph as it is compiled. Raises what torch.export raises."""
+        with _positions_of_any_sizes(model):
+            program, metadata = super().export_program(model, sample_inputs, config)
+        return program, metadata
 
     @classmethod
     def save_program(cls, program: CompiledModel, path: str | Path) -> None:
@@ -96,6 +106,27 @@ class DhloRunner(ModelRunner):  # type: ignore[misc]
 
 
 register_backend(DhloExporter, DhloRunner)
+
+_INTERPOLATE = "interpolate_pos_encoding"
+
+
+@contextmanager
+def _positions_of_any_sizes(model: torch.nn.Module) -> Iterator[None]:
+    """Programs that are exported inside interpolate the positions of patches whatever the size of the image. Models leave that out
+    for the size that they were made for, except under torch.jit.trace; the example's size would decide for all."""
+
+    def always(method: Callable[..., Any]) -> Callable[..., Any]:
+        def interpolated(*args: Any, **kwargs: Any) -> Any:
+            with patch.object(torch.jit, "is_tracing", lambda: True):
+                return method(*args, **kwargs)
+
+        return interpolated
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if callable(method := getattr(module, _INTERPOLATE, None)):
+                stack.enter_context(patch.object(module, _INTERPOLATE, always(method)))
+        yield
 
 
 # ------------------------------------------------------------------------------------------------ generate()

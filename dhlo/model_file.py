@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -87,21 +88,41 @@ def write_model_file(
         OSError: a file can't be written. Whatever had the model file's name before is still there.
         DhloError: the weights file's name isn't the plain name of another file.
     """
-    held: tuple[int, Iterable[Buffer]] = SECTION["constants"], constants
-    if weights_file is not None:
-        check_weights_name(weights_file, path)
-        row = write_weights_file(path.parent / weights_file, constants)
-        held = SECTION["weights_file"], [_REFERENCE.pack(row.nbytes, row.digest) + os.fsencode(weights_file)]
-    sections: list[tuple[int, Iterable[Buffer]]] = [
-        (SECTION["code"], [code]), held, (SECTION["metadata"], [metadata.encode()]),
-        (SECTION["features"], [features.encode()])]  # fmt: skip
+    rest: list[tuple[int, Iterable[Buffer]]] = [
+        (SECTION["metadata"], [metadata.encode()]),
+        (SECTION["features"], [features.encode()]),
+    ]
     if source:
-        sections.append((SECTION["source"], [source]))
+        rest.append((SECTION["source"], [source]))
 
-    def fill(fd: int) -> None:
-        write_sections(fd, TRAILER_MAGIC, ABI_VERSION, sections)
+    def write(held: tuple[int, Iterable[Buffer]]) -> None:
+        sections = [(SECTION["code"], [code]), held, *rest]
+        atomic_write(path, lambda fd: write_sections(fd, TRAILER_MAGIC, ABI_VERSION, sections))
 
-    atomic_write(path, fill)
+    if weights_file is None:
+        write((SECTION["constants"], constants))
+        return
+    check_weights_name(weights_file, path)
+    with _one_writer(path.parent):
+        row = write_weights_file(path.parent / weights_file, constants)
+        write((SECTION["weights_file"], [_REFERENCE.pack(row.nbytes, row.digest) + os.fsencode(weights_file)]))
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Others that write a model file and its weights file there wait, so that two files of one writer stay. Where the file system
+    has no locks nobody waits."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # which writing there tells better
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_weights_name(name: str, model: Path) -> None:

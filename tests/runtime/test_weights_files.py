@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dhlo.api import build
 from dhlo.cli import app
 from dhlo.codegen.backends.cpu.link import write_model
 from dhlo.codegen.kernel_ir.abi import ABI_VERSION, SECTION, TRAILER_MAGIC, WEIGHTS_MAGIC
-from dhlo.container import SECTION_BYTES, TRAILER_BYTES, pack_table, pack_trailer
+from dhlo.container import SECTION_BYTES, TRAILER_BYTES, atomic_write, pack_table, pack_trailer
 from dhlo.model_file import open_sections, open_weights, weights_of, write_model_file, write_weights_file
 from tests.runtime.conftest import ROOT, TOY_CONSTANTS, TOY_METADATA
 from tests.runtime.test_model_files import X, Y, flip
@@ -83,6 +84,26 @@ def test_models_with_equal_constants_share_a_file(model: Path, build_elf: BuildE
     write_model_file(second, code, [TOY_CONSTANTS], TOY_METADATA, "", weights_file="toy.weights")
     assert weights.stat().st_ino != inode
     assert torch.equal(result(_runtime.Model.from_file(second)), Y)
+
+
+def test_two_writers_at_once_leave_what_fits(build_elf: BuildElf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes between the two files of another waits: else there were weights of one, code of the other."""
+    path, code = tmp_path / "toy.so", build_elf().read_bytes()
+
+    def write(constants: bytes) -> None:
+        write_model_file(path, code, [constants], TOY_METADATA, "", weights_file="toy.weights")
+
+    def interrupted(target: Path, fill: Callable[[int], object]) -> None:
+        if target == path and not later.ident:
+            later.start()
+            later.join(0.3)
+        atomic_write(target, fill)
+
+    later = threading.Thread(target=write, args=(OTHER,))
+    monkeypatch.setattr("dhlo.model_file.atomic_write", interrupted)
+    write(TOY_CONSTANTS)
+    later.join()
+    assert torch.equal(result(_runtime.Model.from_file(path)), Z)
 
 
 def test_weights_files_that_dont_fit(model: Path) -> None:

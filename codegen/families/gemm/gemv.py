@@ -12,7 +12,7 @@ from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 
 __all__ = [
     "FROM_MEMORY",
-    "STREAM_AHEAD",
+    "STREAM_FACTS",
     "STREAM_ROWS",
     "STRIP_ROWS",
     "WHOLE_ROWS",
@@ -25,8 +25,9 @@ STREAM_ROWS = {F32: 12, F64: 12, F16: 12, BF16: 4}
 """The most rows for which B is streamed, by element type: others have no such kernel. More rows of bf16 pay for packing B, which
 dot products then read."""
 
-STREAM_AHEAD: Final = ("ahead_one", "ahead_few")
-"""Facts of the machine that the kernel takes: how many bytes ahead a pass prefetches B, for one row and for more."""
+STREAM_FACTS: Final = ("l2_bytes", "ahead_one", "ahead_few")
+"""Facts of the machine that the kernel takes: the size of the second-level cache, and how many bytes ahead a pass prefetches B, for
+one row and for more."""
 
 WHOLE_ROWS, FROM_MEMORY = 1, 2
 """How B is read: 0, in passes over all of k; in whole rows; in whole rows that are prefetched, as they come from memory."""
@@ -39,9 +40,10 @@ STRIP_ROWS, _STRIP_BYTES, _STRIP_DEPTH = 4, 16 << 10, 8
 _STRIP_LOCALITY = 2
 # Vectors of columns that a pass over k covers at least, and rows at most.
 _NARROW, _GROUP = 4, 4
-# More rows than a pass takes go in groups over the same part of B: so many bytes of it, which the first group brings to the
-# second-level cache, and columns whose sums of all rows take so many bytes. A part has at least so many rows of B.
-_PART_BYTES, _SUMS_BYTES, _LEAST_DEPTH = 128 << 10, 64 << 10, 16
+# More rows than a pass takes go in groups over the same part of B: one part in so many of the second-level cache, to which the
+# first group brings it beside the next one and the sums, and columns whose sums of all rows take so many bytes. A part has at
+# least so many rows of B.
+_PART_SHARE, _SUMS_BYTES, _LEAST_DEPTH = 8, 64 << 10, 16
 
 
 def _vectors(rows: int, spec: TileSpec) -> int:
@@ -204,6 +206,7 @@ class _Item:
     tile: V
     epilogue: V
     eargs: V
+    l2_bytes: V
     ahead_one: V
     ahead_few: V
 
@@ -254,15 +257,15 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
     """Emits the kernel `matmul_{elem}_stream` for 1 to STREAM_ROWS[elem] rows; returns its symbol.
 
     Items are (batch, chunk of columns). Arguments: a, its strides (m, batch 0, batch 1), b, its strides (batch 0,
-    batch 1, k), m, n, k, size of batch 1, columns in a chunk, whether B comes from memory, the facts STREAM_AHEAD, epilogue,
+    batch 1, k), m, n, k, size of batch 1, columns in a chunk, whether B comes from memory, the facts STREAM_FACTS, epilogue,
     its argument.
     """
     name = f"matmul_{elem}_stream"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
-    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, order, *ahead, epilogue, eargs = load_args(
-        fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_AHEAD)), PTR, PTR]
+    a, sm, a0, a1, b, b0, b1, b_k, m, n, k, batch1, chunk, order, *facts, epilogue, eargs = load_args(
+        fn, [PTR, *[I64] * 3, PTR, *[I64] * (9 + len(STREAM_FACTS)), PTR, PTR]
     )
     always = STREAM_ROWS[elem] == STRIP_ROWS  # there are no passes for such elements
     in_strips = fn.const(True, I1) if always else fn.cmp("ne", order, 0)
@@ -273,7 +276,7 @@ def emit_stream_kernel(module: KernelModule, elem: str, spec: TileSpec) -> str:
         i0, i1 = fn.divu(batch, batch1), fn.remu(batch, batch1)
         a_at = fn.gep(a, fn.add(fn.mul(i0, a0), fn.mul(i1, a1)), elem)
         b_at = fn.gep(b, fn.add(fn.mul(i0, b0), fn.mul(i1, b1)), elem)
-        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs, *ahead)
+        item = _Item(fn, elem, spec, a_at, sm, b_at, b_k, m, k, batch, fn.args[4], epilogue, eargs, *facts)
         for rows in range(1, STRIP_ROWS + 1):
             with fn.when(fn.and_(in_strips, fn.cmp("eq", m, rows))):
                 if not always:
@@ -338,7 +341,8 @@ def _emit_row_groups(item: _Item, begin: V, end: V, *, far: bool) -> list[V]:
     with fn.loop(begin, end, widest) as strip:
         columns = fn.min(fn.sub(end, strip.iv), widest)
         ld = fn.mul(fn.ceildivu(columns, lanes), lanes)
-        depth = fn.max(fn.divu(fn.i64(_PART_BYTES // nbytes), columns), _LEAST_DEPTH) if far else fn.max(item.k, 1)
+        row_share = fn.mul(columns, _PART_SHARE * nbytes)
+        depth = fn.max(fn.divu(item.l2_bytes, row_share), _LEAST_DEPTH) if far else fn.max(item.k, 1)
         whole = fn.divu(columns, step)
         rest = fn.sub(columns, fn.mul(whole, step))
         with fn.loop(0, fn.max(item.k, 1), depth) as part:

@@ -14,7 +14,7 @@ from dhlo.codegen.families.gemm import byte_rows
 from dhlo.codegen.families.gemm.blocked import AHEAD, emit_blocked_kernel, packs_on_the_way
 from dhlo.codegen.families.gemm.gemv import (
     FROM_MEMORY,
-    STREAM_AHEAD,
+    STREAM_FACTS,
     STREAM_ROWS,
     STRIP_ROWS,
     WHOLE_ROWS,
@@ -52,11 +52,13 @@ _ROWS_OF_NARROW = 4
 _PASSES_OF_SHORT_ROWS = 4
 # Sums of up to 4 rows wait in strips where B takes more than one part in so many of the second-level cache, and an item has so many
 # columns for each row, but no more than so many, at least: from the caches strips are as fast as passes then, from memory faster.
+# Found on a Zen 4: no fact of the machine says from which length on a stream has paid for its start.
 _KEPT_BY_PASSES, _COLUMNS_OF_ROW, _COLUMNS_OF_STRIPS = 2, 512, 1024
 # B comes from memory where it takes more than so many eighths of the third-level cache: other data has been there since.
 # Rows in groups take its parts in turn, which costs little where it does stay there: their B may be smaller.
 _KEPT_EIGHTHS, _KEPT_OF_GROUPS = 3, 1
 # Few rows wake another thread for so much less work than others: most of their time is of calls and stores that cycles don't count.
+# Found on a Zen 4.
 _EAGER_WAKES = 4
 # Of B that few rows of bytes read in a cycle.
 _BYTES_A_CYCLE = 16
@@ -368,7 +370,7 @@ class Matmul:
         step = fn.max(cycles_from_memory(host, self.spec.row_bytes(self.elem)), fn.mul(m, self.spec.vectors * self.spec.per_panel))
         cycles = fn.divu(fn.mul(fn.add(fn.mul(k, step), call_cycles(self.spec)), chunk), self.spec.panel(self.elem))
         grain = fn.add(fn.divu(wake_cycles(host), fn.mul(cycles, _EAGER_WAKES)), 1)
-        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_AHEAD)]
+        sizes = [m, n, k, fn.max(x.batch[1], 1), chunk, order, *map(host.machine, STREAM_FACTS)]
         host.launch(
             emit_stream_kernel(host.module, self.elem, self.spec),
             [x.a, sa[2], *sa[:2], x.b, *sb[:3], *sizes, x.epilogue, x.epilogue_args],

@@ -22,7 +22,7 @@ _FMAS_PER_ITERATION = 28
 # To the second level: it is far ahead.
 _PREFETCH_LOCALITY = 2
 # A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
-# second time, so many bytes after the first.
+# second time, so many bytes after the first. In rows of B as it lies there are columns that were read before.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 _LINE_BYTES = 64
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64), ("ahead", PTR), ("ahead_step", I64))
@@ -69,7 +69,7 @@ def emit_microkernel(
     left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
-    start, fetched = memory.start(accumulate), _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step)
+    start, fetched = memory.start(accumulate), _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing)
     products = _Products(fn, elem, spec, mr, vectors, left, right, fetched)
     if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)):  # one row alone lies as dot products want it
         sums = emit_matrix_sums(fn, spec, mr, vectors, a, b, k, start, fetched.units)
@@ -147,10 +147,10 @@ class _Ahead:
     lines: Sequence[int]
 
     @classmethod
-    def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V) -> _Ahead:
-        """As many bytes as a tile reads of B."""
+    def of(cls, fn: Fn, elem: str, spec: TileSpec, mr: int, vectors: int, address: V, step: V, *, apart: bool) -> _Ahead:
+        """As many bytes as a tile reads of B. `apart`: they are pieces of its rows, not of panels."""
         row = range(0, vectors * spec.lanes(elem) * BITS[unit(elem)] // 8, _LINE_BYTES)
-        return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS else [])])
+        return cls(fn, address, step, [*row, *([-_RETRY_BYTES] if mr >= _RETRY_ROWS and not apart else [])])
 
     def at(self, k: V) -> V:
         """The address for the unit k."""

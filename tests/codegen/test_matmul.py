@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from dhlo.codegen.elementwise.rules import narrow
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands, workspace_bytes
+from dhlo.codegen.families.gemm.microkernel import emit_microkernel
 from dhlo.codegen.families.gemm.pack import pack_b
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
@@ -427,6 +429,15 @@ def test_whole_right_sides_are_packed_in_pieces(elem: str) -> None:
         b = np.broadcast_to(tensor(rng, (*shape, 150, 1200), elem)[..., 3:1194], (3, 2, 150, 1191))
         for threads, seed in ((1, None), (2, 4), (3, 5)):
             check(run(a, b, packed=False, num_threads=threads, seed=seed), a, b)
+
+
+@pytest.mark.parametrize("elem", [F32, F64])
+def test_tiles_that_pack_prefetch_each_line_once(elem: str) -> None:
+    """Those of panels ask for one a second time, which of rows in place would be columns that were read before."""
+    module, spec = KernelModule(TARGET), TILES
+    symbols = [emit_microkernel(module, elem, spec.rows(elem), spec, packing=packing) for packing in (False, True)]
+    twice, once = (re.findall(r"llvm\.intr\.prefetch", module.functions[symbol].text()) for symbol in symbols)
+    assert 0 < len(once) < len(twice)
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

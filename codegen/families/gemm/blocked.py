@@ -23,8 +23,8 @@ AHEAD: Final = ("ahead_one", "ahead_few", "ahead_more")
 """Facts of the machine that the kernel takes: how many bytes ahead in its own panel of B a lone row panel prefetches, of one
 row, of a few and of more. At some distances prefetches and the hardware's get in each other's way, at up to 1.7 times the time."""
 _FEW_ROWS = 4
-# A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are of
-# rows one behind the other.
+# A lone panel that is packed is prefetched so many rows ahead. Found on a Zen 5: the distances that are measured of a machine are
+# of rows one behind the other.
 _ROWS_AHEAD = 32
 _LINE_BYTES = 64
 

@@ -21,7 +21,7 @@ from dhlo.errors import ContractError, DhloError, translate
 from dhlo.frontend.program import OutputSpec
 from dhlo.hidden import Shared
 from dhlo.session import Session
-from dhlo.stopping import CancelToken, in_thread, nanoseconds
+from dhlo.stopping import CancelToken, flag_of, in_thread, nanoseconds
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
@@ -131,9 +131,10 @@ class CompiledModel:
         """One call in a session. Raises ContractError, SessionError if the session is in use."""
         plain = self._plain_call and not kwargs
         leaves = args if plain else self._read_arguments(args, kwargs)
+        limited = timeout_ns > 0 or cancel is not None
+        flag = flag_of(cancel) if limited else None
         try:
-            limited = timeout_ns > 0 or cancel is not None
-            results = session.run(leaves, timeout_ns, None if cancel is None else cancel.flag) if limited else session(leaves)
+            results = session.run(leaves, timeout_ns, flag) if limited else session(leaves)
         except (RuntimeError, TypeError, ValueError) as e:
             raise translate(e) from None
         if plain:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dhlo.errors import DhloError
 
-__all__ = ["CancelToken", "in_thread", "nanoseconds"]
+__all__ = ["CancelToken", "flag_of", "in_thread", "nanoseconds"]
 
 T = TypeVar("T")
 
@@ -39,9 +39,17 @@ def nanoseconds(timeout: float | None) -> int:
     """A timeout in seconds as the runtime takes it. Raises ValueError unless it is above 0 or None."""
     if timeout is None:
         return 0
-    if not timeout > 0:
-        raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
-    return max(1, int(min(timeout, 1e9) * 1e9))
+    with suppress(TypeError):  # of what has no order
+        if timeout > 0:
+            return max(1, int(min(timeout, 1e9) * 1e9))
+    raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
+
+
+def flag_of(cancel: CancelToken | None) -> array[int] | None:
+    """What the runtime looks at of a token. Raises TypeError for what is none."""
+    if cancel is None or isinstance(cancel, CancelToken):
+        return None if cancel is None else cancel.flag
+    raise TypeError(f"cancel: expected a dhlo.CancelToken, or None, got {type(cancel).__name__}")
 
 
 async def in_thread(run: Callable[[CancelToken], T]) -> T:

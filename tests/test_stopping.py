@@ -54,9 +54,12 @@ def test_timeout(model: dhlo.CompiledModel) -> None:
     assert isinstance(raised.value, TimeoutError)
     check(session, 0)
     assert torch.equal(session.run((X, SOON), {}, timeout=1e30), torch.full((8,), 3.0))
-    for bad in (0, -1, float("nan")):
+    for bad in (0, -1, float("nan"), "1", 1j):
         with pytest.raises(ValueError, match="timeout: expected seconds above 0"):
-            session.run((X, SOON), timeout=bad)
+            session.run((X, SOON), timeout=bad)  # type: ignore[arg-type]
+    for strange in (3, b"four", dhlo.CancelToken):
+        with pytest.raises(TypeError, match=r"cancel: expected a dhlo.CancelToken, or None, got \w+"):
+            session.run((X, SOON), cancel=strange)  # type: ignore[arg-type]
 
 
 def test_token_and_cancel(model: dhlo.CompiledModel) -> None:

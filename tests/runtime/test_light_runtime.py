@@ -144,7 +144,7 @@ def test_stopping(light: ModuleType, files: dict[str, Path]) -> None:
     assert isinstance(late.value, TimeoutError) and late.value.status == "deadline"
     session.cancel()  # nothing is running
     assert np.allclose(session(x)[0], 1 / 6)
-    for timeout in (0, -1, float("nan")):
+    for timeout in (0, -1, float("nan"), "1", 1j):
         with pytest.raises(ValueError, match="timeout"):
             session.run((x,), timeout=timeout)
 

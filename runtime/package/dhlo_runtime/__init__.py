@@ -186,7 +186,7 @@ class Session:
 
     def run(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> list[Any]:
         """A call with a timeout in seconds. Raises the errors of a call, DeadlineError, and ValueError for what is no timeout."""
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (hasattr(timeout, "__float__") and timeout > 0):
             raise ValueError(f"timeout: expected seconds above 0, or None, got {timeout!r}")
         given = self._positional(tuple(args), named) if named else args
         leaves = [np.asarray(x) if isinstance(x, np.generic) else x for x in given]

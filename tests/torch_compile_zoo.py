@@ -1,5 +1,5 @@
 """Real models (see tests/zoo.py) through `torch.compile(model, backend="dhlo")`, beside eager, as a table:
-`DHLO_ZOO=FOLDER python -m tests.torch_compile_zoo [NAME...]`."""
+`DHLO_ZOO=FOLDER python -m tests.torch_compile_zoo [--marked] [--backend BACKEND] [NAME...]`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD = """\
 @dataclass
 class Outcome:
     """What a model took at all its sizes. `graphs` were made at the first call, `again` at other sizes, `at_one` where a size is
-    0 or 1 that wasn't, which TorchDynamo keeps apart."""
+    0 or 1 that wasn't, which TorchDynamo keeps apart. `guards` are those that failed then."""
 
     name: str
     sets: int = 0
@@ -61,11 +61,15 @@ class _Failed(logging.Handler):
 
 
 def measure(name: str, marked: bool = False, backend: str = "dhlo") -> Outcome:
-    """Runs a model with all its input sets, compiled and in eager; `marked`: with the dims marked as dynamic that the zoo exports
-    so, rather than with dynamic=True. Raises AssertionError where results, or arguments that are changed, differ."""
+    """Runs a model with all its input sets, in eager and compiled by a backend of torch.compile; `marked`: with the dims marked as
+    dynamic that the zoo exports so, rather than with dynamic=True. Raises AssertionError where results, or arguments that are
+    changed, differ."""
     assert ZOO is not None
     case, out = ZOO.build(name), Outcome(name)
-    reference = copy.deepcopy(case.module)
+    sets = [(case.args, case.kwargs), *case.others]
+    reference, given = copy.deepcopy(case.module), [copy.deepcopy(s) for s in sets]
+    with torch.no_grad():  # before graphs are counted: eager traces, too, where torch.cond is called
+        wants = [copy.deepcopy(reference(*args, **kwargs)) for args, kwargs in given]
     torch._dynamo.reset()
     counters.clear()
     failed = _Failed()
@@ -73,15 +77,14 @@ def measure(name: str, marked: bool = False, backend: str = "dhlo") -> Outcome:
     log = logging.getLogger("torch._dynamo.guards.__recompiles")
     log.handlers, log.propagate = [failed], False
     compiled = torch.compile(case.module, backend=backend, dynamic=None if marked else True)
-    first = [t.shape for t in _tensors((case.args, case.kwargs))]
+    first = [t.shape for t in _tensors(sets[0])]
     began = time.process_time()
-    for args, kwargs in [(case.args, case.kwargs), *case.others]:
-        taken, given = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+    for (args, kwargs), want, changed in zip(sets, wants, given, strict=True):
+        taken = copy.deepcopy((args, kwargs))
         if marked:
             _mark(case.dynamic_shapes, taken[0] or taken[1])
         before = counters["stats"]["unique_graphs"]
         with torch.no_grad():
-            want = reference(*given[0], **given[1])
             got = compiled(*taken[0], **taken[1])
         made = counters["stats"]["unique_graphs"] - before
         shapes = zip([t.shape for t in _tensors((args, kwargs))], first, strict=True)
@@ -92,7 +95,7 @@ def measure(name: str, marked: bool = False, backend: str = "dhlo") -> Outcome:
         else:
             out.again += made
         out.sets += 1
-        for g, w in zip(_tensors((got, taken)), _tensors((want, given)), strict=True):
+        for g, w in zip(_tensors((got, taken)), _tensors((want, changed)), strict=True):
             assert_close(g, w)
     out.seconds = time.process_time() - began
     out.guards = "; ".join(dict.fromkeys(failed.guards)).replace("|", "\\|")
@@ -145,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
     print(HEAD, flush=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.torch_compile_zoo", "dhlo"])
+    context.set_forkserver_preload(["torch._dynamo.utils", "tests.zoo", "dhlo"])
     with context.Pool(1, maxtasksperchild=1) as pool:
         for name in args.names or NAMES:
             print(pool.apply(_row, (name, args.marked, args.backend)), flush=True)

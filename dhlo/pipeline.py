@@ -2,6 +2,7 @@
 
     import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
+    page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
@@ -64,6 +65,7 @@ from dhlo.passes.merge_matmuls import merge_matmuls
 from dhlo.passes.narrow_images import narrow_images
 from dhlo.passes.narrow_products import narrow_products
 from dhlo.passes.own_results import own_results
+from dhlo.passes.page_caches import page_caches
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
@@ -136,7 +138,7 @@ def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
     return run
 
 
-FRONT: tuple[Pass, ...] = (Pass("grow", plain(grow)),)
+FRONT: tuple[Pass, ...] = (Pass("grow", plain(grow)), Pass("page-caches", plain(page_caches)))
 """What decides about the results that a call gives: it runs before the cache of compiled programs is asked."""
 
 PASSES: tuple[Pass, ...] = (

@@ -191,11 +191,15 @@ class Op(OpView):
     def flops(self) -> sympy.Expr:
         return sympy.Integer(0)
 
+    def size_attributes(self) -> tuple[str, ...]:
+        """The names of its attributes that hold size expressions."""
+        cls: Any = type(self)  # mypy takes classes of these bindings for unhashable
+        return _size_attributes(cls)
+
     def mentions(self) -> set[str]:
         """The symbols in the size expressions of its attributes."""
         found: set[str] = set()
-        cls: Any = type(self)  # mypy takes classes of these bindings for unhashable
-        for name in _size_attributes(cls):
+        for name in self.size_attributes():
             given = attr(self, name)
             for text in [given] if isinstance(given, str) else given:
                 found |= _symbols(text)

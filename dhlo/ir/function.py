@@ -21,6 +21,7 @@ __all__ = [
     "argument_names",
     "argument_type",
     "bodies",
+    "erase_argument",
     "filled_mark",
     "filled_sizes",
     "grown_dims",
@@ -31,6 +32,7 @@ __all__ = [
     "memory_type",
     "ranges_of",
     "requested_growth",
+    "requested_pages",
     "set_hints",
     "set_ranges",
     "set_user_names",
@@ -132,7 +134,8 @@ def _marks(block: Any, what: str) -> list[Any]:
 
 def mark_argument(block: Any, k: int, marks: Mapping[str, Any], without: str = "") -> None:
     """Adds attributes to argument k of the function with this body, and takes the one named `without` away."""
-    all_marks = _marks(block, "arg_attrs") or [ir.DictAttr.get({}) for _ in block.arguments]
+    all_marks = _marks(block, "arg_attrs")
+    all_marks += [ir.DictAttr.get({}) for _ in range(len(block.arguments) - len(all_marks))]
     kept = {e.name: e.attr for e in all_marks[k] if e.name != without}
     all_marks[k] = ir.DictAttr.get(kept | dict(marks))
     block.owner.attributes["arg_attrs"] = ir.ArrayAttr.get(all_marks)
@@ -160,6 +163,18 @@ def _numbers(block: Any, name: str) -> dict[int, int]:
 def requested_growth(block: Any) -> dict[int, int]:
     """By argument: the dim along which its buffer shall have room, before `grow` has given it that."""
     return _numbers(block, "dhlo.grow")
+
+
+def requested_pages(block: Any) -> dict[int, int]:
+    """By argument: the slots of a block of the pool that it shall be, before `page-caches` has made it one."""
+    return _numbers(block, "dhlo.page")
+
+
+def erase_argument(block: Any, k: int) -> None:
+    """Takes an argument that nothing reads away, with its attributes; the function's type is the caller's."""
+    block.erase_argument(k)
+    if marks := _marks(block, "arg_attrs"):
+        block.owner.attributes["arg_attrs"] = ir.ArrayAttr.get(marks[:k] + marks[k + 1 :])
 
 
 def grown_dims(block: Any) -> dict[int, int]:

@@ -1,0 +1,359 @@
+"""Lets a decoder whose caches are joined to at every step take tokens of many sequences at once, over pools of blocks.
+
+A program of a batch of sequences [batch, tokens], with caches [batch, heads, past, depth], becomes one of a single row of tokens,
+one sequence behind the other. What computes token by token stays as it is; attention finds its sequence's keys and values by a
+table of blocks; positions are an argument. What a step does is decided by its sizes: prompts, parts of prompts, single tokens and
+drafts are the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from dhlo.errors import CompileError
+from dhlo.ir.dialect import attr, build, defining, number, to_attr
+from dhlo.ir.function import (
+    Target,
+    argument_names,
+    bodies,
+    erase_argument,
+    mark_argument,
+    mark_results,
+    ranges_of,
+    requested_pages,
+    set_ranges,
+    updates_of,
+)
+from dhlo.ir.mlir import func, ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Attention
+from dhlo.ir.ops.lookup import Scatter
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape
+from dhlo.ir.ops.paged import PagedAttention
+from dhlo.ir.places import place_of
+from dhlo.ir.symbols import parse, show, symbol
+from dhlo.ir.types import TensorType, from_mlir
+from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.simplify import simplify
+from dhlo.passes.tokens import Tokens, check_tokens
+
+__all__ = ["page_caches"]
+
+SLOTS, SEQUENCES, BLOCKS = symbol("cap0"), symbol("cap1"), symbol("cap2")
+"""Sizes that are new: slots of a pool, sequences of a call, blocks of a sequence at most."""
+
+
+def page_caches(module: Any) -> None:
+    """Turns caches marked `dhlo.page` (the slots of a block) into pools of blocks: what is joined to them is written to slots that
+    an argument names, and attention over the joined whole reads the blocks of its sequence.
+
+    Raises CompileError, by the user's source line, where tokens of a sequence meet in another way than by attention over a cache.
+    """
+    requested = [(block, pages) for block in bodies(module) if (pages := requested_pages(block))]
+    if requested:
+        _tidy(module)
+        attention_heads(module)
+        _tidy(module)
+    for block, pages in requested:
+        with ir.Location.unknown():
+            masks = _Paging(block, pages).drop_masks()
+            _tidy(module)
+            _Paging(block, pages).run(masks)
+            _tidy(module)
+
+
+def _tidy(module: Any) -> None:
+    cse(module)
+    simplify(module)
+    cse(module)
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """An argument [batch, heads, past, depth] that holds keys or values, and the op that joins some [batch, heads, tokens, depth]
+    to it."""
+
+    name: str
+    argument: Any
+    join: Any
+
+    @property
+    def new(self) -> Any:
+        return self.join.operands[1]
+
+    @property
+    def whole(self) -> Any:
+        return self.join.results[0]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The arguments that a program of many sequences has beside its own, for T tokens of B sequences with M blocks at most."""
+
+    positions: Any  # i64 [T]: of each token in its sequence
+    slots: Any  # i64 [T]: where in the pools its keys and values go
+    tables: Any  # i32 [B, M]: the blocks of each sequence
+    starts: Any  # i32 [B + 1]: its tokens are starts[b] to starts[b + 1] - 1
+    lengths: Any  # i32 [B]: its keys, those of its tokens included
+
+
+class _Paging:
+    """The rewriting of one function."""
+
+    def __init__(self, block: Any, pages: dict[int, int]) -> None:
+        self.block, self.names = block, argument_names(block)
+        self.page, *others = set(pages.values())
+        if others or self.page < 1:
+            raise CompileError("pages: caches of a program have blocks of one size, of a slot or more")
+        self.caches = [_cache(self.names[k], block.arguments[k]) for k in pages]
+        self.tokens = _sizes(self.caches)
+
+    def run(self, masks: Iterable[Any]) -> None:
+        """Rewrites all; `masks` are what `drop_masks` gave."""
+        check_tokens(self.block, self.tokens, [c.join for c in self.caches])
+        inputs = self._add_inputs()
+        self._take_positions(inputs.positions)
+        row = {self.tokens.batch: sympy.Integer(1), self.tokens.past: BLOCKS * self.page - self.tokens.new}
+        self._substitute({k: v for k, v in row.items() if k.is_Symbol})
+        pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
+        for op in list(self.block.operations)[:-1]:
+            if isinstance(op, Attention) and op.operands[1] in pools:
+                self._attend(op, pools, inputs)
+        self._return(pools, masks)
+
+    # ------------------------------------------------------------------ arguments
+    def drop_masks(self) -> list[Any]:
+        """Puts ones in the place of masks of padding, which are arguments as long as the keys: no sequence is padded. Gives these
+        arguments."""
+        masks = [a for a in self.block.arguments if any(self.tokens.in_context(s) for s in from_mlir(a).shape)]
+        others = {s for a in self.block.arguments if a not in masks for e in from_mlir(a).shape for s in e.free_symbols}
+        for mask in masks:
+            t = from_mlir(mask)
+            if not (t.dtype.is_int or t.dtype.is_bool):
+                name = self.names[mask.arg_number]
+                raise CompileError(f"pages: argument '{name}' of {t} is as long as the keys, and no mask of padding")
+            self._substitute({s: self.tokens.batch for e in t.shape for s in e.free_symbols - others})  # the batch by another name
+            with ir.InsertionPoint.at_block_begin(self.block):
+                ones = build(Full, [], {"value": "True" if t.dtype.is_bool else "1"}, results=[from_mlir(mask)]).results[0]
+            mask.replace_all_uses_with(ones)
+        return masks
+
+    def _add_inputs(self) -> _Inputs:
+        def add(name: str, dtype: str, shape: list[sympy.Expr]) -> Any:
+            if name in self.names:
+                raise CompileError(f"pages: the program has an argument '{name}' of its own", hint="give it another name")
+            argument = self.block.add_argument(TensorType.of(dtype, shape).mlir(), ir.Location.unknown())
+            mark_argument(self.block, argument.arg_number, {"dhlo.name": ir.StringAttr.get(name)})
+            return argument
+
+        return _Inputs(
+            add("positions", "i64", [self.tokens.new]),
+            add("slots", "i64", [self.tokens.new]),
+            add("tables", "i32", [SEQUENCES, BLOCKS]),
+            add("starts", "i32", [SEQUENCES + 1]),
+            add("lengths", "i32", [SEQUENCES]),
+        )
+
+    def _take_positions(self, positions: Any) -> None:
+        """Positions that the program counts from the length of the past become the argument."""
+        for op in list(self.block.operations)[:-1]:
+            if self.tokens.past.name not in op.mentions():
+                continue
+            if not isinstance(op, Full):
+                raise CompileError(f"pages: {op.OPERATION_NAME} depends on how long the past is", where=str(place_of(op)))
+            for use in list(op.results[0].uses):
+                self._count_on(use.owner.operation.opview, use.operand_number, parse(attr(op, "value")), positions)
+        erase_dead(self.block)
+
+    def _count_on(self, user: Any, k: int, value: sympy.Expr, positions: Any) -> None:
+        first = self._count(user.operands[1 - k]) if isinstance(user, ew.Add) else None
+        more = None if first is None else (value + first - self.tokens.past).expand()
+        if more is None or more.free_symbols:
+            raise CompileError(
+                "pages: a number depends on how long the past is, and is no token's position", where=str(place_of(user))
+            )
+        with ir.InsertionPoint(user.operation), user.location:
+            t = from_mlir(user.results[0])
+            dims = [d for d, s in enumerate(t.shape) if s == self.tokens.new]
+            at = build(Broadcast, [positions], {"dims": dims}, results=[t]).results[0]
+            by = build(Full, [], {"value": show(more)}, results=[t]).results[0]
+            at = build(ew.Add, [at, by]).results[0] if more != 0 else at
+        user.results[0].replace_all_uses_with(at)
+
+    def _count(self, v: Any) -> sympy.Expr | None:
+        """What v begins with if it counts up by one, along the tokens and in no other dim."""
+        op, shape = defining(v), from_mlir(v).shape
+        if not isinstance(op, Iota) or attr(op, "step") != "1" or from_mlir(v).dtype.name != "i64":
+            return None
+        return parse(attr(op, "start")) if [d for d, s in enumerate(shape) if s == self.tokens.new] == [attr(op, "dim")] else None
+
+    # ------------------------------------------------------------------ sizes
+    def _substitute(self, sizes: dict[Any, sympy.Expr]) -> None:
+        """Writes sizes for symbols, everywhere."""
+        names = {s.name for s in sizes}
+
+        def of(e: sympy.Expr) -> sympy.Expr:
+            return e.xreplace(sizes).expand() if e.free_symbols & sizes.keys() else e
+
+        for v in [*self.block.arguments, *(v for op in list(self.block.operations)[:-1] for v in op.results)]:
+            t = from_mlir(v)
+            v.set_type(t.with_shape([of(s) for s in t.shape]).mlir())
+        for op in list(self.block.operations)[:-1]:
+            for name in op.size_attributes() if op.mentions() & names else ():
+                given = attr(op, name)
+                texts = [given] if isinstance(given, str) else given
+                new = [show(of(parse(text))) if number(text) is None else text for text in texts]
+                op.operation.attributes[name] = to_attr(new[0] if isinstance(given, str) else new)
+
+    # ------------------------------------------------------------------ caches and attention
+    def _write(self, c: _Cache, slots: Any) -> Any:
+        """The cache becomes a pool, which what is new is written to; gives it."""
+        t = from_mlir(c.new)
+        _, heads, new, depth = t.shape
+        c.argument.set_type(t.with_shape([heads, SLOTS, depth]).mlir())
+        with ir.InsertionPoint(c.join.operation), c.join.location:
+            rows = build(Reshape, [c.new], results=[t.with_shape([heads, new, depth])]).results[0]
+            where = {"dims": [1], "at": 1, "how": "set", "wrap": False}
+            return build(Scatter, [c.argument, slots, rows], where).results[0]
+
+    def _attend(self, op: Any, pools: dict[Any, Any], inputs: _Inputs) -> None:
+        """Attention over two joined wholes reads their pools."""
+        q, k, v, *mask = op.operands
+        seen = _Seen() if not mask else _seen(mask[0], inputs.positions)
+        with ir.InsertionPoint(op.operation), op.location:
+            mask = [] if seen.whole else mask
+            operands = [q, pools[k], pools[v], inputs.tables, inputs.starts, inputs.lengths, *mask]
+            attrs = {"block": self.page, "window": seen.window, "scale": attr(op, "scale"), "causal": seen.causal}
+            y = build(PagedAttention, operands, attrs).results[0]
+        op.results[0].replace_all_uses_with(y)
+        op.operation.erase()
+
+    # ------------------------------------------------------------------ the function
+    def _return(self, pools: dict[Any, Any], masks: Iterable[Any]) -> None:
+        """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""
+        end, updates = list(self.block.operations)[-1], updates_of(self.block)
+        kept = [(v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
+        with ir.InsertionPoint(end.operation), end.location:
+            func.ReturnOp([*(v for v, _ in kept), *(pools[c.whole] for c in self.caches)])
+        end.operation.erase()
+        erase_dead(self.block)
+        for k in sorted((m.arg_number for m in masks), reverse=True):
+            erase_argument(self.block, k)
+        values = list(list(self.block.operations)[-1].operands)
+        self.block.owner.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get([v.type for v in self.block.arguments], [v.type for v in values])
+        )
+        for attribute in ("res_attrs",):
+            if attribute in self.block.owner.attributes:
+                del self.block.owner.attributes[attribute]
+        marks: dict[int, Target] = {i: target for i, (_, target) in enumerate(kept) if target is not None}
+        mark_results(self.block, marks | {len(kept) + i: c.argument.arg_number for i, c in enumerate(self.caches)})
+        for c in self.caches:
+            mark_argument(self.block, c.argument.arg_number, {}, without="dhlo.page")
+        module = self.block.owner.parent.opview
+        used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
+        set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
+
+
+def _cache(name: str, argument: Any) -> _Cache:
+    """Raises CompileError for an argument that isn't one half of keys and values that a step joins some to."""
+    t = from_mlir(argument)
+    users = [use.owner.operation.opview for use in argument.uses]
+    if t.rank != 4 or len(users) != 1 or not _joins(users[0], argument):
+        where = next((str(place_of(u)) for u in users if not _joins(u, argument)), None)
+        raise CompileError(
+            f"pages: '{name}' of {t} is no cache [batch, heads, past, depth] that is joined to along dim 2 and read no other way",
+            where=where,
+        )
+    return _Cache(name, argument, users[0])
+
+
+def _joins(op: Any, argument: Any) -> bool:
+    return isinstance(op, Concat) and attr(op, "dim") == 2 and len(op.operands) == 2 and bool(op.operands[0] == argument)
+
+
+def _sizes(caches: Iterable[_Cache]) -> Tokens:
+    """The sizes that all caches share. Raises CompileError where they differ, or are static."""
+    found = {(*(from_mlir(c.argument).shape[d] for d in (0, 2)), from_mlir(c.new).shape[2]) for c in caches}
+    if len(found) != 1:
+        raise CompileError(f"pages: caches are of several sizes: {', '.join(c.name for c in caches)}")
+    batch, past, new = found.pop()
+    if not (batch.is_Symbol or batch == 1) or not past.is_Symbol or not new.is_Symbol or len({batch, past, new}) != 3:
+        raise CompileError(
+            f"pages: caches of {batch} sequences with {past} keys and {new} new ones",
+            hint="export with dynamic sizes of the batch, of the past and of what is new",
+        )
+    return Tokens(batch, past, new)
+
+
+def _through_views(v: Any) -> Any:
+    while isinstance(op := defining(v), (Reshape, ew.Copy)):
+        v = op.operands[0]
+    return v
+
+
+# ------------------------------------------------------------------------------------------------ masks
+@dataclass(frozen=True)
+class _Seen:
+    """Which keys a mask lets a token see: those up to its own if `causal`, of these the last `window` if that isn't 0. `whole`: the
+    mask says no more than that."""
+
+    causal: bool = False
+    window: int = 0
+    whole: bool = True
+
+    def __and__(self, other: _Seen) -> _Seen:
+        windows = [w for w in (self.window, other.window) if w]
+        return _Seen(self.causal or other.causal, min(windows, default=0), self.whole and other.whole)
+
+
+def _seen(mask: Any, positions: Any) -> _Seen:
+    """What a mask of bools says by comparing positions of keys with those of tokens."""
+    op = defining(mask)
+    match op:
+        case Full() if attr(op, "value") in ("True", "true", "1"):
+            return _Seen()
+        case Broadcast() | Reshape() | ew.Copy():
+            return _seen(op.operands[0], positions)
+        case ew.And():
+            return _seen(op.operands[0], positions) & _seen(op.operands[1], positions)
+        case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
+            return _compared(op, positions)
+    return _Seen(whole=False)
+
+
+def _compared(op: Any, positions: Any) -> _Seen:
+    """A comparison as a bound of (key - token)."""
+    (a, x), (b, y) = (_position(v, positions) for v in op.operands)
+    if {a, b} != {"key", "token"}:
+        return _Seen(whole=False)
+    below = isinstance(op, (ew.Le, ew.Lt)) == (a == "key")
+    strict = isinstance(op, (ew.Lt, ew.Gt))
+    most = (y - x if a == "key" else x - y) - strict * (1 if below else -1)  # key - token <= most, or >= it
+    if below:
+        return _Seen(causal=True) if most == 0 else _Seen(whole=False)
+    return _Seen(window=1 - most) if most <= 0 else _Seen(whole=False)
+
+
+def _position(v: Any, positions: Any) -> tuple[str, int]:
+    """Whose position v is, a token's or a key's, and what is added to it; ("", 0) if it is none."""
+    if v == positions:
+        return "token", 0
+    op = defining(v)
+    match op:
+        case Broadcast() | Reshape() | ew.Copy():
+            return _position(op.operands[0], positions)
+        case Iota() if (attr(op, "start"), attr(op, "step")) == ("0", "1") and from_mlir(v).shape[attr(op, "dim")].has(BLOCKS):
+            return "key", 0
+        case ew.Add() | ew.Sub():
+            whose, at = _position(op.operands[0], positions)
+            by = defining(op.operands[1])
+            n = number(attr(by, "value")) if isinstance(by, Full) else None
+            if whose and isinstance(n, int):
+                return whose, at + (n if isinstance(op, ew.Add) else -n)
+    return "", 0

@@ -93,6 +93,7 @@ def build_entries(
     from dhlo.compiler import compile_programs, renumber
     from dhlo.custom import registered_fusions
     from dhlo.frontend.growing import read_growth
+    from dhlo.frontend.paging import read_pages
     from dhlo.pipeline import FRONT, run_passes
 
     if not isinstance(options.passes, Sequence) or not all(isinstance(p, CustomPass) for p in options.passes):
@@ -102,6 +103,7 @@ def build_entries(
         with _naming(entry), program.context:
             run_passes(program.module, program.weights, FRONT)
         read_growth(program)
+        read_pages(program)
     targets = parse_targets(options.target)
     folder = options.cache if options.cache is not None else cache_dir()
     passes = (*registered_fusions(), *options.passes)
@@ -140,6 +142,7 @@ def import_programs(
     """Imports programs and writes down what the options ask for. Raises the errors of `compile`."""
     from dhlo.frontend import import_program
     from dhlo.frontend.growing import request_growth
+    from dhlo.frontend.paging import request_pages
     from dhlo.passes.quantise_caches import request_caches
     from dhlo.passes.quantise_weights import request_weights
     from dhlo.sharing import check_names, share_states
@@ -155,6 +158,7 @@ def import_programs(
             programs[name] = import_program(program, options.shapes)
     _check_bounded(programs, options.shapes)
     request_growth(programs.values(), options.grow)
+    request_pages(programs.values(), options.pages)
     share_states(programs)
     modules = [program.module for program in programs.values()]
     request_weights(modules, options.weights)

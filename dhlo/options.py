@@ -71,6 +71,9 @@ class Options:
     cache     folder where compiled programs are kept (DHLO_CACHE_DIR by default; "" for nowhere)
     grow      arguments (names or patterns) that are the filled part of a buffer, and the dim along which it has room: what the
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
+    pages     arguments (names or patterns) that are caches [batch, heads, past, depth] which a decoder's step joins keys or values
+              to, and how many make a block (16, say): the program becomes a step over packed tokens of many sequences, whose keys
+              and values lie in blocks of pools. See docs/serving.md
     shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
               narrows to them, and the compiler makes use of them. See docs/bounds.md
     passes    passes of the user's, each a `dhlo.CustomPass` (see docs/extending.md)
@@ -93,6 +96,7 @@ class Options:
     cache: str | None = None
     target: str = field(default_factory=default_target)
     grow: Mapping[str, int] = field(default_factory=dict)
+    pages: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Range] = field(default_factory=dict)
     passes: Sequence[CustomPass] = ()
     weights: str | Mapping[str, str | float] = ""

@@ -13,9 +13,10 @@ from dhlo.ir.mlir import ir
 from dhlo.ir.ops import compute, control
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
+from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.types import TensorType, from_mlir, from_torch_dtype
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
-from tests.programs import Draw, Part, anything, mostly_true, plain, powers, t, within
+from tests.programs import Draw, Part, anything, mostly_true, plain, powers, runs_below, t, within
 
 __all__ = ["CASES", "WEIGHTS"]
 
@@ -292,6 +293,49 @@ ATTENTION = [
 ]
 
 
+def paged(dtype: str, heads: tuple[int, int], depth: tuple[int, int], mask: str | None = None, **given: Any) -> Part:
+    """Sequences of n tokens, of one, and of m, each behind up to 70 keys; blocks of 16 slots lie as tables are drawn."""
+    slots, tokens, columns = 384, "n + m + 1", "n + m + 5"
+    attrs = {"block": 16, "window": 0, "scale": 0.25, "causal": True, **given}
+    args: list[Any] = [
+        (t(dtype, 1, heads[0], tokens, depth[0]), within(-1, 1)),
+        (t(dtype, heads[1], slots, depth[0]), within(-1, 1)),
+        (t(dtype, heads[1], slots, depth[1]), within(-1, 1)),
+        (t("i32", 3, columns), runs_below(slots // attrs["block"])),
+        (t("i32", 3), lambda d, shape, g: torch.randint(0, 71, shape, generator=g).to(d.torch)),
+        (t("f32", "n"), plain),  # which says how long the first is
+    ]
+    if mask is not None:
+        shape = t(mask, 1, heads[0], tokens, f"{attrs['block']} * ({columns})")
+        args.append((shape, mostly_true if mask == "i1" else within(-2, 2)))
+
+    def body(q: Any, k: Any, v: Any, tables: Any, past: Any, _: Any, *masks: Any) -> list[Any]:
+        def numbers(*values: str) -> Any:
+            each = [build(mv.Full, [], {"value": x}, results=[t("i32", 1)]).results[0] for x in values]
+            return build(mv.Concat, each, {"dim": 0}).results[0]
+
+        lengths = build(ew.Add, [past, numbers("n", "1", "m")]).results[0]
+        starts = numbers("0", "n", "n + 1", tokens)
+        return [build(PagedAttention, [q, k, v, tables, starts, lengths, *masks], attrs).results[0]]
+
+    return Part(
+        args,
+        body,
+        tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
+        atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
+        label=f"paged attention {dtype} {heads} {depth} mask {mask} {given}",
+    )
+
+
+PAGED_ATTENTION = [
+    *(paged(d, (4, 2), (16, 24)) for d in ("f32", "f16", "bf16")),
+    paged("f32", (2, 2), (20, 20), window=1),
+    paged("f32", (6, 1), (16, 16), window=37, block=32),
+    paged("f32", (4, 2), (16, 16), causal=False, mask="i1"),
+    paged("bf16", (4, 4), (16, 16), mask="bf16", window=20),
+]
+
+
 # -------------------------------------------------------------------- convolution, pooling
 def conv(x: Sequence[object], name: str, out: Sequence[object], dtype: str = "f32", constant: bool = True, **given: Any) -> Part:
     n = len(x) - 2
@@ -553,6 +597,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.reduce": REDUCE,
     "dhlo.matmul": MATMUL,
     "dhlo.attention": ATTENTION,
+    "dhlo.paged_attention": PAGED_ATTENTION,
     "dhlo.conv": CONV,
     "dhlo.pool": POOL,
     "dhlo.adaptive_pool": ADAPTIVE,

@@ -252,6 +252,19 @@ def within(lo: float, hi: float) -> Draw:
     return make
 
 
+def runs_below(n: int) -> Draw:
+    """Numbers below n; most follow on the one before, as blocks do that were taken one after the other."""
+
+    def make(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+        follows = torch.rand(shape, generator=g) < 0.7
+        x = torch.randint(0, n, shape, generator=g)
+        for k in range(1, shape[-1]):
+            x[..., k] = torch.where(follows[..., k], (x[..., k - 1] + 1) % n, x[..., k])
+        return x.to(d.torch)
+
+    return make
+
+
 def index_below(size: str) -> Draw:
     """Positions in a dim whose size is an expression of the index's own sizes d0, d1, ...; half count from the end."""
 

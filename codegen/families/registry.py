@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dhlo.codegen.families.attention.step import AttentionFamily
+from dhlo.codegen.families.attention.step import AttentionFamily, PagedAttentionFamily
 from dhlo.codegen.families.conv.chain import ConvChainFamily
 from dhlo.codegen.families.conv.quantised_step import ConvBytesFamily
 from dhlo.codegen.families.conv.step import ConvFamily
@@ -48,6 +48,7 @@ FAMILIES: tuple[type[Family], ...] = (
     InterleaveFamily,
     LexSortFamily,
     LoopsFamily,
+    PagedAttentionFamily,
     PoolFamily,
     RecurrentFamily,
     ReductionFamily,

@@ -3,7 +3,7 @@ which results are the new content of what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -30,7 +30,10 @@ __all__ = [
     "mark_results",
     "mark_sizes",
     "memory_type",
+    "number_results",
+    "numbers_of_results",
     "ranges_of",
+    "renumber_results",
     "requested_growth",
     "requested_pages",
     "set_hints",
@@ -215,6 +218,28 @@ def _mark_results(block: Any, given: Mapping[int, Mapping[str, Target]]) -> None
         for name, x in values.items():
             marks[i][name] = ir.StringAttr.get(x) if isinstance(x, str) else ir.IntegerAttr.get(i64, x)
     block.owner.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(m) for m in marks])
+
+
+def renumber_results(block: Any, kept: Sequence[int]) -> None:
+    """Keeps the marks of the results with these numbers, in this order, for the first results."""
+    marks = _marks(block, "res_attrs")
+    if marks:
+        block.owner.attributes["res_attrs"] = ir.ArrayAttr.get([marks[i] for i in kept])
+
+
+def number_results(block: Any) -> None:
+    """Marks each result with its number, for `numbers_of_results` to tell which is which after passes have changed them."""
+    count = len(block.owner.attributes["function_type"].value.results)
+    _mark_results(block, {i: {"dhlo.number": i} for i in range(count)})
+
+
+def numbers_of_results(block: Any) -> dict[int, int]:
+    """By number that a result had at `number_results`: the one that it has. Takes the marks away."""
+    marks = [{e.name: e.attr for e in m} for m in _marks(block, "res_attrs")]
+    found = {m.pop("dhlo.number").value: i for i, m in enumerate(marks) if "dhlo.number" in m}
+    if found:
+        block.owner.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(m) for m in marks])
+    return found
 
 
 def updates_of(block: Any) -> dict[int, Target]:

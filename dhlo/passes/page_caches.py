@@ -24,9 +24,12 @@ from dhlo.ir.function import (
     mark_argument,
     mark_results,
     ranges_of,
+    renumber_results,
     requested_pages,
     set_ranges,
+    set_user_names,
     updates_of,
+    user_names,
 )
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
@@ -43,9 +46,6 @@ from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens
 
 __all__ = ["page_caches"]
-
-SLOTS, SEQUENCES, BLOCKS = symbol("cap0"), symbol("cap1"), symbol("cap2")
-"""Sizes that are new: slots of a pool, sequences of a call, blocks of a sequence at most."""
 
 
 def page_caches(module: Any) -> None:
@@ -112,13 +112,16 @@ class _Paging:
             raise CompileError("pages: caches of a program have blocks of one size, of a slot or more")
         self.caches = [_cache(self.names[k], block.arguments[k]) for k in pages]
         self.tokens = _sizes(self.caches)
+        first = len(block.arguments)  # what grows has names of sizes below this
+        self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
+        self.context = self.blocks * self.page
 
     def run(self, masks: Iterable[Any]) -> None:
         """Rewrites all; `masks` are what `drop_masks` gave."""
         check_tokens(self.block, self.tokens, [c.join for c in self.caches])
         inputs = self._add_inputs()
         self._take_positions(inputs.positions)
-        row = {self.tokens.batch: sympy.Integer(1), self.tokens.past: BLOCKS * self.page - self.tokens.new}
+        row = {self.tokens.batch: sympy.Integer(1), self.tokens.past: self.context - self.tokens.new}
         self._substitute({k: v for k, v in row.items() if k.is_Symbol})
         pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
         for op in list(self.block.operations)[:-1]:
@@ -154,9 +157,9 @@ class _Paging:
         return _Inputs(
             add("positions", "i64", [self.tokens.new]),
             add("slots", "i64", [self.tokens.new]),
-            add("tables", "i32", [SEQUENCES, BLOCKS]),
-            add("starts", "i32", [SEQUENCES + 1]),
-            add("lengths", "i32", [SEQUENCES]),
+            add("tables", "i32", [self.sequences, self.blocks]),
+            add("starts", "i32", [self.sequences + 1]),
+            add("lengths", "i32", [self.sequences]),
         )
 
     def _take_positions(self, positions: Any) -> None:
@@ -215,7 +218,7 @@ class _Paging:
         """The cache becomes a pool, which what is new is written to; gives it."""
         t = from_mlir(c.new)
         _, heads, new, depth = t.shape
-        c.argument.set_type(t.with_shape([heads, SLOTS, depth]).mlir())
+        c.argument.set_type(t.with_shape([heads, self.slots, depth]).mlir())
         with ir.InsertionPoint(c.join.operation), c.join.location:
             rows = build(Reshape, [c.new], results=[t.with_shape([heads, new, depth])]).results[0]
             where = {"dims": [1], "at": 1, "how": "set", "wrap": False}
@@ -224,7 +227,7 @@ class _Paging:
     def _attend(self, op: Any, pools: dict[Any, Any], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
         q, k, v, *mask = op.operands
-        seen = _Seen() if not mask else _seen(mask[0], inputs.positions)
+        seen = _Seen() if not mask else _seen(mask[0], inputs.positions, self.context)
         with ir.InsertionPoint(op.operation), op.location:
             mask = [] if seen.whole else mask
             operands = [q, pools[k], pools[v], inputs.tables, inputs.starts, inputs.lengths, *mask]
@@ -237,9 +240,9 @@ class _Paging:
     def _return(self, pools: dict[Any, Any], masks: Iterable[Any]) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""
         end, updates = list(self.block.operations)[-1], updates_of(self.block)
-        kept = [(v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
+        kept = [(i, v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
         with ir.InsertionPoint(end.operation), end.location:
-            func.ReturnOp([*(v for v, _ in kept), *(pools[c.whole] for c in self.caches)])
+            func.ReturnOp([*(v for _, v, _ in kept), *(pools[c.whole] for c in self.caches)])
         end.operation.erase()
         erase_dead(self.block)
         for k in sorted((m.arg_number for m in masks), reverse=True):
@@ -248,16 +251,16 @@ class _Paging:
         self.block.owner.attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get([v.type for v in self.block.arguments], [v.type for v in values])
         )
-        for attribute in ("res_attrs",):
-            if attribute in self.block.owner.attributes:
-                del self.block.owner.attributes[attribute]
-        marks: dict[int, Target] = {i: target for i, (_, target) in enumerate(kept) if target is not None}
+        marks: dict[int, Target] = {i: target for i, (_, _, target) in enumerate(kept) if target is not None}
+        renumber_results(self.block, [i for i, _, _ in kept])
         mark_results(self.block, marks | {len(kept) + i: c.argument.arg_number for i, c in enumerate(self.caches)})
         for c in self.caches:
             mark_argument(self.block, c.argument.arg_number, {}, without="dhlo.page")
         module = self.block.owner.parent.opview
         used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
+        named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)
         set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
+        set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
 
 
 def _cache(name: str, argument: Any) -> _Cache:
@@ -312,24 +315,24 @@ class _Seen:
         return _Seen(self.causal or other.causal, min(windows, default=0), self.whole and other.whole)
 
 
-def _seen(mask: Any, positions: Any) -> _Seen:
+def _seen(mask: Any, positions: Any, context: sympy.Expr) -> _Seen:
     """What a mask of bools says by comparing positions of keys with those of tokens."""
     op = defining(mask)
     match op:
         case Full() if attr(op, "value") in ("True", "true", "1"):
             return _Seen()
         case Broadcast() | Reshape() | ew.Copy():
-            return _seen(op.operands[0], positions)
+            return _seen(op.operands[0], positions, context)
         case ew.And():
-            return _seen(op.operands[0], positions) & _seen(op.operands[1], positions)
+            return _seen(op.operands[0], positions, context) & _seen(op.operands[1], positions, context)
         case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
-            return _compared(op, positions)
+            return _compared(op, positions, context)
     return _Seen(whole=False)
 
 
-def _compared(op: Any, positions: Any) -> _Seen:
+def _compared(op: Any, positions: Any, context: sympy.Expr) -> _Seen:
     """A comparison as a bound of (key - token)."""
-    (a, x), (b, y) = (_position(v, positions) for v in op.operands)
+    (a, x), (b, y) = (_position(v, positions, context) for v in op.operands)
     if {a, b} != {"key", "token"}:
         return _Seen(whole=False)
     below = isinstance(op, (ew.Le, ew.Lt)) == (a == "key")
@@ -340,18 +343,18 @@ def _compared(op: Any, positions: Any) -> _Seen:
     return _Seen(window=1 - most) if most <= 0 else _Seen(whole=False)
 
 
-def _position(v: Any, positions: Any) -> tuple[str, int]:
+def _position(v: Any, positions: Any, context: sympy.Expr) -> tuple[str, int]:
     """Whose position v is, a token's or a key's, and what is added to it; ("", 0) if it is none."""
     if v == positions:
         return "token", 0
     op = defining(v)
     match op:
         case Broadcast() | Reshape() | ew.Copy():
-            return _position(op.operands[0], positions)
-        case Iota() if (attr(op, "start"), attr(op, "step")) == ("0", "1") and from_mlir(v).shape[attr(op, "dim")].has(BLOCKS):
+            return _position(op.operands[0], positions, context)
+        case Iota() if (attr(op, "start"), attr(op, "step")) == ("0", "1") and from_mlir(v).shape[attr(op, "dim")] == context:
             return "key", 0
         case ew.Add() | ew.Sub():
-            whose, at = _position(op.operands[0], positions)
+            whose, at = _position(op.operands[0], positions, context)
             by = defining(op.operands[1])
             n = number(attr(by, "value")) if isinstance(by, Full) else None
             if whose and isinstance(n, int):

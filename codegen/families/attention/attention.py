@@ -19,7 +19,7 @@ from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import F32, F64, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext
 
-__all__ = ["Attention", "Strides"]
+__all__ = ["Attention", "Strides", "scale_bits"]
 
 # (batch, head, row) strides in elements; columns are contiguous
 Strides = Sequence[V]
@@ -132,7 +132,7 @@ class Attention:
             group,
             sq,
             skv,
-            _scale_bits(f, scale),
+            scale_bits(f, scale),
             steps_ahead(host, "ahead_few"),
         ]
         few = f.cmp("le", rows, self.spec.few_rows)
@@ -174,7 +174,8 @@ def _grain(host: HostContext, cycles: V) -> V:
     return f.add(f.divu(wake_cycles(host), f.add(cycles, 1)), 1)
 
 
-def _scale_bits(f: Fn, scale: float | V) -> V:
+def scale_bits(f: Fn, scale: float | V) -> V:
+    """A factor of scores as kernels take it: the bits of an f32, in an i64."""
     if not isinstance(scale, V):
         scale = f.const(float(scale), F32)
     if scale.elem == F64:

@@ -15,8 +15,14 @@ __all__ = [
     "LOG2E",
     "Args",
     "MaskEmitter",
+    "Pages",
+    "Paging",
     "Rows",
+    "Span",
     "Spec",
+    "contiguous",
+    "each_page",
+    "first_key",
     "copy_scales",
     "guarded",
     "keep_where",
@@ -37,6 +43,9 @@ _LEAST_KEYS = 96
 _ARG_TYPES = (PTR,) * 5 + (I64,) * 19
 # the scales of K or V, and their strides (batch, head, row)
 _SCALE_TYPES = (PTR, I64, I64, I64)
+# tables of blocks and their columns, starts, lengths, blocks of rows before each sequence, sequences, halvings until one is left,
+# blocks of a pool, where a bad block is reported
+_PAGE_TYPES = (PTR, I64, PTR, PTR, PTR, I64, I64, I64, PTR)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,15 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Paging:
+    """K and V lie in blocks of a pool, of so many rows each. A query sees the last `window` keys up to its own, or, if that is 0,
+    all."""
+
+    block: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
 class Spec:
     """The compile-time side of an attention kernel: sizes of a row of K and of V in elements, element type of Q and the output, how
     K and V are stored, masking."""
@@ -65,11 +83,12 @@ class Spec:
     tiles: TileSpec
     k: Rows
     v: Rows
+    paging: Paging | None = None
 
     @property
     def arg_types(self) -> tuple[str, ...]:
         """Types of a kernel's arguments; what masks need lies behind them."""
-        return _ARG_TYPES + _SCALE_TYPES * (self.k.scaled + self.v.scaled)
+        return _ARG_TYPES + _SCALE_TYPES * (self.k.scaled + self.v.scaled) + _PAGE_TYPES * (self.paging is not None)
 
     @property
     def lanes(self) -> int:
@@ -110,6 +129,21 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class Pages:
+    """Where the sequences of a call have their queries, and the blocks of their keys."""
+
+    tables: V
+    columns: V
+    starts: V
+    lengths: V
+    before: V
+    sequences: V
+    halvings: V
+    blocks: V
+    cell: V
+
+
+@dataclass(frozen=True)
 class Args:
     """A kernel's arguments; strides are in elements, (batch, head, row)."""
 
@@ -131,15 +165,61 @@ class Args:
     parts: V
     k_scales: Sequence[V]  # pointer, then strides; empty where there are none
     v_scales: Sequence[V]
+    pages: Pages | None
 
     @staticmethod
     def load(fn: Fn, spec: Spec) -> Args:
         a = load_args(fn, spec.arg_types)
         scale = fn.bitcast(fn.cast(a[21], I32), F32)
         behind_k = len(_ARG_TYPES) + len(_SCALE_TYPES) * spec.k.scaled
-        k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:]
+        behind_v = behind_k + len(_SCALE_TYPES) * spec.v.scaled
+        k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:behind_v]
+        pages = Pages(*a[behind_v:]) if spec.paging is not None else None
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
-        return Args(a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], a[23], k_scales, v_scales)
+        return Args(
+            a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], a[23], k_scales, v_scales, pages
+        )
+
+
+@dataclass(frozen=True)
+class Span:
+    """The queries of a sequence and the keys that they may see.
+
+    batch    its number along the batch dims of Q, K, V and the output
+    first    the row of Q, and of the output, that is its first query's; None for 0
+    queries  their number
+    keys     the number of its keys
+    past     of these, those before the first query's own; None for 0
+    table    its blocks; None where its keys lie in a row
+    """
+
+    batch: V
+    first: V | None
+    queries: V
+    keys: V
+    past: V | None
+    table: V | None = None
+
+    @staticmethod
+    def of(fn: Fn, a: Args, b: V) -> Span:
+        """That of element b of a batch, or of sequence b."""
+        p = a.pages
+        if p is None:
+            return Span(b, None, a.sq, a.skv, None)
+        first, end, keys = (
+            fn.cast(fn.load(fn.gep(x, i, I32), I32), I64) for x, i in ((p.starts, b), (p.starts, fn.add(b, 1)), (p.lengths, b))
+        )
+        queries = fn.sub(end, first)
+        table = fn.gep(p.tables, fn.mul(b, p.columns), I32)
+        return Span(fn.i64(0), first, queries, keys, fn.sub(keys, queries), table)
+
+    def row(self, fn: Fn, query: V) -> V:
+        """The row of Q of a query."""
+        return query if self.first is None else fn.add(query, self.first)
+
+    def own(self, fn: Fn, query: V) -> V:
+        """The key of a query's own position."""
+        return query if self.past is None else fn.add(query, self.past)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
@@ -223,6 +303,51 @@ def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem
             fn.store(x if scale is None else fn.mul(x, scale), fn.gep(d, c, F32))
 
 
-def all_keys(fn: Fn, a: Args, spec: Spec, last_query: V) -> V:
-    """End of the keys that any row up to `last_query` may see."""
-    return fn.min(a.skv, fn.add(last_query, 1)) if spec.is_causal else a.skv
+def all_keys(fn: Fn, spec: Spec, span: Span, last_query: V) -> V:
+    """End of the keys that any query up to `last_query` may see."""
+    return fn.min(span.keys, fn.add(span.own(fn, last_query), 1)) if spec.is_causal else span.keys
+
+
+def first_key(fn: Fn, spec: Spec, span: Span, query: V) -> V:
+    """The first key that any query from `query` on may see, or one before it; a multiple of the lanes."""
+    if spec.paging is None or not spec.paging.window:
+        return fn.i64(0)
+    first = fn.max(fn.sub(span.own(fn, query), spec.paging.window - 1), 0)
+    return fn.and_(first, -fn.lanes)
+
+
+def contiguous(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V) -> tuple[V, V]:
+    """Whether the blocks of `count` keys from key0 on lie one behind the other in the pool, and the row there of the first."""
+    assert spec.paging is not None
+    size = spec.paging.block
+    first, end = fn.divu(key0, size), fn.ceildivu(fn.add(key0, count), size)
+    block = _block_at(fn, a, span, first)
+    with fn.loop(fn.add(first, 1), end, 1, [block, fn.i64(1)]) as lp:
+        before, all_ = lp.carried
+        here = _block_at(fn, a, span, lp.iv)
+        follows = fn.cmp("eq", here, fn.add(before, 1))
+        lp.yield_(here, fn.select(follows, all_, fn.i64(0)))
+    return fn.cmp("ne", lp.results[1], 0), fn.add(fn.mul(block, size), fn.remu(key0, size))
+
+
+def each_page(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V, body: Callable[[V, V, V], None]) -> None:
+    """Calls `body(first, rows, row)` for the blocks of `count` keys from key0 on: `rows` of them from the `first` on lie from row
+    `row` of the pool on."""
+    assert spec.paging is not None
+    size, stop = spec.paging.block, fn.add(key0, count)
+    with fn.loop(fn.divu(key0, size), fn.ceildivu(stop, size)) as page:
+        start = fn.mul(page.iv, size)
+        lo, hi = fn.max(start, key0), fn.min(fn.add(start, size), stop)
+        row = fn.add(fn.mul(_block_at(fn, a, span, page.iv), size), fn.sub(lo, start))
+        body(fn.sub(lo, key0), fn.sub(hi, lo), row)
+
+
+def _block_at(fn: Fn, a: Args, span: Span, page: V) -> V:
+    """An entry of a sequence's table. One that is no block of the pool is reported, and block 0 is read in its place."""
+    assert a.pages is not None and span.table is not None
+    block = fn.cast(fn.load(fn.gep(span.table, page, I32), I32), I64)
+    ok = fn.cmp("ult", block, a.pages.blocks)
+    with fn.when(fn.not_(ok)):
+        for i, x in enumerate((block, a.pages.blocks, fn.i64(1))):
+            fn.store(x, fn.gep(a.pages.cell, i, I64))
+    return fn.select(ok, block, fn.i64(0))

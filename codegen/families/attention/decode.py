@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from dhlo.codegen.families.attention.common import (
     LOG2E,
     Args,
+    Span,
     Spec,
     all_keys,
+    contiguous,
     copy_scales,
+    each_page,
     guarded,
     inverse_sum,
     keep_where,
@@ -198,41 +201,57 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     _, scratch, b, h, row0, rows_, lo, hi, partial = fn.args
     a = Args.load(fn, spec)
     at = {k: fn.gep(scratch, x, F32) for k, x in vars(_Scratch(spec)).items() if k != "size"}
-    block = _Rows(fn, a, spec, at, b, h, row0, rows_)
+    span = Span.of(fn, a, b)
+    block = _Rows(fn, a, spec, at, span, h, row0, rows_)
     _start(block)
-    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.k.elem)
-    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.v.elem)
+    kp = fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.k.elem)
+    vp = fn.gep(a.v, offset(fn, a.vs, span.batch, h), spec.v.elem)
     with fn.loop(lo, hi, _KEYS) as key:
         n = fn.min(fn.sub(hi, key.iv), _KEYS)
-        k = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.k.elem)
-        v = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.v.elem)
         for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
             if scales:
-                copy_scales(fn, scales, b, h, key.iv, n, at[name])
+                copy_scales(fn, scales, span.batch, h, key.iv, n, at[name])
 
-        def scores(r: V, count: int) -> None:
-            fn.call(
-                _symbols(spec, count)[0],
-                [k, a.ks[2], n, fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32), fn.gep(at["scores"], fn.mul(r, _KEYS), F32)],
-            )
+        def scores(first: V, count: V, row: V) -> None:
+            """Of `count` keys from the first on, which lie from a row of K on."""
+            k, to = fn.gep(kp, fn.mul(row, a.ks[2]), spec.k.elem), fn.gep(at["scores"], first, F32)
 
-        def values(r: V, count: int) -> None:
-            fn.call(
-                _symbols(spec, count)[1],
-                [
-                    v,
-                    a.vs[2],
-                    n,
-                    fn.gep(at["scores"], fn.mul(r, _KEYS), F32),
-                    fn.gep(at["alpha"], r, F32),
-                    fn.gep(at["out"], fn.mul(r, spec.v_pad), F32),
-                ],
-            )
+            def of(r: V, rows: int) -> None:
+                q = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32)
+                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, _KEYS), F32)])
 
-        _by_groups(fn, rows_, scores)
+            _by_groups(fn, rows_, of)
+
+        def values(first: V, count: V, row: V) -> None:
+            v, weights = fn.gep(vp, fn.mul(row, a.vs[2]), spec.v.elem), fn.gep(at["scores"], first, F32)
+
+            def of(r: V, rows: int) -> None:
+                p, alpha = fn.gep(weights, fn.mul(r, _KEYS), F32), fn.gep(at["alpha"], r, F32)
+                fn.call(_symbols(spec, rows)[1], [v, a.vs[2], count, p, alpha, fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
+
+            _by_groups(fn, rows_, of)
+
+        def values_once(first: V, count: V, row: V) -> None:
+            """What was summed before is scaled by the first keys' call alone."""
+            values(first, count, row)
+            with fn.loop(0, rows_) as r:
+                fn.store(fn.const(1.0, F32), fn.gep(at["alpha"], r.iv, F32))
+
+        whole, row = contiguous(fn, a, spec, span, key.iv, n) if spec.paging is not None else (None, key.iv)
+
+        def each(body: Callable[[V, V, V], None], by_page: Callable[[V, V, V], None]) -> None:
+            if whole is None:
+                body(fn.i64(0), n, row)
+                return
+            with fn.when(whole):
+                body(fn.i64(0), n, row)
+            with fn.when(fn.not_(whole)):
+                each_page(fn, a, spec, span, key.iv, n, by_page)
+
+        each(scores, scores)
         with fn.loop(0, rows_) as r:
             _softmax_row(block, r.iv, key.iv, n)
-        _by_groups(fn, rows_, values)
+        each(values, values_once)
     _store(block, partial)
     fn.done()
     return symbol
@@ -245,7 +264,7 @@ def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
     a = Args.load(fn, spec)
     args, begin, end, _, scratch = fn.args
     rows, zero = fn.mul(a.group, a.sq), fn.i64(0)
-    stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
+    stop = all_keys(fn, spec, Span.of(fn, a, zero), fn.sub(a.sq, 1))
     share = fn.mul(fn.divu(fn.add(stop, fn.sub(fn.mul(a.parts, fn.lanes), 1)), fn.mul(a.parts, fn.lanes)), fn.lanes)
     size = fn.mul(rows, 4 * partial_floats(spec))
     with fn.loop(begin, end) as item:
@@ -265,7 +284,7 @@ class _Rows:
     a: Args
     spec: Spec
     at: dict[str, V]
-    b: V
+    span: Span
     h: V
     row0: V
     rows: V
@@ -277,7 +296,8 @@ class _Rows:
 
     def address(self, p: V, strides: Sequence[V], r: V) -> V:
         query, head = self.place(r)
-        return self.fn.gep(p, offset(self.fn, strides, self.b, head, query), self.spec.elem)
+        at = offset(self.fn, strides, self.span.batch, head, self.span.row(self.fn, query))
+        return self.fn.gep(p, at, self.spec.elem)
 
 
 def _by_groups(fn: Fn, rows: V, body: Callable[[V, int], None]) -> None:
@@ -317,6 +337,7 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     fn, spec, at = rows.fn, rows.spec, rows.at
     s = fn.gep(at["scores"], fn.mul(r, _KEYS), F32)
     query, head = rows.place(r)
+    span, own = rows.span, rows.span.own(fn, query)
     with fn.loop(0, n, fn.lanes, [fn.const(-math.inf, fn.vec(F32))]) as c:
         p = fn.gep(s, c.iv, F32)
         lanes = fn.tail_mask(fn.sub(n, c.iv))
@@ -324,9 +345,12 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
         if spec.k.scaled:
             x = fn.mul(x, fn.load(fn.gep(at["key_scales"], c.iv, F32), fn.vec(F32)))
         if spec.emit_mask is not None:
-            x = masked(fn, x, spec.emit_mask(fn, rows.b, head, query, fn.add(key0, c.iv), lanes))
+            x = masked(fn, x, spec.emit_mask(fn, span.batch, head, span.row(fn, query), fn.add(key0, c.iv), lanes))
         if spec.is_causal:
-            lanes = fn.tail_mask(fn.sub(fn.min(n, fn.sub(fn.add(query, 1), key0)), c.iv))
+            lanes = fn.tail_mask(fn.sub(fn.min(n, fn.sub(fn.add(own, 1), key0)), c.iv))
+        if spec.paging is not None and spec.paging.window:
+            before = fn.sub(fn.sub(own, spec.paging.window - 1), key0)  # keys of this block that lie before the window
+            lanes = fn.and_(lanes, fn.not_(fn.tail_mask(fn.max(fn.sub(before, c.iv), 0))))
         x = keep_where(fn, x, lanes)
         fn.store(x, p)
         c.yield_(raised(fn, c.carried[0], x))
@@ -398,7 +422,7 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
                 fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
             t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
         inverse = fn.splat(inverse_sum(fn, t.results[0]))
-        out = _Rows(fn, a, spec, {}, b, h, fn.i64(0), rows).address(a.o, a.os, r)
+        out = _Rows(fn, a, spec, {}, Span.of(fn, a, b), h, fn.i64(0), rows).address(a.o, a.os, r)
         for c in range(0, spec.value_dim, fn.lanes):
             store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
     fn.done()

@@ -9,15 +9,18 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from dhlo.codegen.families.attention.common import (
     LOG2E,
     Args,
     Rows,
+    Span,
     Spec,
     all_keys,
+    contiguous,
     copy_scales,
+    each_page,
+    first_key,
     guarded,
     inverse_sum,
     keep_where,
@@ -34,7 +37,7 @@ from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelMod
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["emit_prefill", "prefill_scratch_bytes"]
+__all__ = ["BlockOfRows", "emit_prefill", "prefill_scratch_bytes"]
 
 
 class _Scratch:
@@ -48,8 +51,9 @@ class _Scratch:
         self.ot = self._take(spec.rows * spec.v_pad)
         self.maximum, self.total, self.alpha, self.query = (self._take(spec.rows) for _ in range(4))
         self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
-        self.keys = self._take(0 if spec.k.is_f32 else spec.keys * spec.qk_pad)
-        self.values = self._take(0 if spec.v.is_f32 else spec.keys * spec.v_pad)
+        in_place = spec.paging is None
+        self.keys = self._take(0 if spec.k.is_f32 and in_place else spec.keys * spec.qk_pad)
+        self.values = self._take(0 if spec.v.is_f32 and in_place else spec.keys * spec.v_pad)
         self.scales = self._take(spec.keys if spec.k.scaled or spec.v.scaled else 0)
 
     def _take(self, n: int) -> int:
@@ -65,34 +69,58 @@ def prefill_scratch_bytes(spec: Spec) -> int:
 
 def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
     """Emits the kernel `name`; items are (batch, kv head, block of rows), `parts` is the number of blocks."""
-    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
-    for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
-        _emit_value_kernel(module, spec, mr)
-    rows_symbol = emit_rows(module, spec, name.rpartition("_")[0])
+    parts = emit_parts(module, name, spec)
     fn = kernel_fn(module, name)
     a = Args.load(fn, spec)
-    _, begin, end, _, scratch = fn.args
-    lay = _Scratch(spec)
-    at = {k: fn.gep(scratch, x, F32) for k, x in vars(lay).items() if isinstance(x, int) and k not in ("size", "_align")}
-    tiles = fn.address_of(table)
+    _, begin, end, _, _ = fn.args
+    rows = BlockOfRows(fn, a, spec, parts)
     with fn.loop(begin, end) as item:
         block, bh = fn.remu(item.iv, a.parts), fn.divu(item.iv, a.parts)
         if spec.is_causal:  # pairs cheap blocks with dear ones, so that a static split of the items is fair
             half, odd = fn.divu(block, 2), fn.cmp("ne", fn.and_(block, 1), 0)
             block = fn.select(odd, fn.sub(fn.sub(a.parts, 1), half), half)
-        b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
-        row0 = fn.mul(block, spec.rows)
-        rows = fn.mul(a.group, a.sq)
+        rows.attend(fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads), fn.mul(block, spec.rows))
+    fn.done()
+
+
+def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, str]:
+    """Emits what blocks of rows need beside the kernel `name`: the table of micro-kernels, and the function for few rows."""
+    table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
+    for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
+        _emit_value_kernel(module, spec, mr)
+    return table, emit_rows(module, spec, name.rpartition("_")[0])
+
+
+class BlockOfRows:
+    """A block of query rows of one sequence and kv head, inside a kernel."""
+
+    def __init__(self, fn: Fn, a: Args, spec: Spec, parts: tuple[str, str]) -> None:
+        """Loads what blocks share; `parts` are those of `emit_parts`."""
+        self.fn, self.a, self.spec = fn, a, spec
+        table, self.few_rows = parts
+        lay = _Scratch(spec)
+        self.scratch = fn.args[4]
+        self.at = {
+            k: fn.gep(self.scratch, x, F32) for k, x in vars(lay).items() if isinstance(x, int) and k not in ("size", "_align")
+        }
+        self.tiles = fn.address_of(table)
+
+    def attend(self, b: V, h: V, row0: V) -> None:
+        """Attends with the rows from row0 on, of element b of the batch, or of sequence b, and kv head h."""
+        fn, a, spec, at = self.fn, self.a, self.spec, self.at
+        span = Span.of(fn, a, b)
+        rows = fn.mul(a.group, span.queries)
         n = fn.min(fn.sub(rows, row0), spec.rows)
         few = fn.cmp("le", n, spec.few_rows)
         with fn.when(few):
-            stop = all_keys(fn, a, spec, fn.sub(a.sq, 1))
-            fn.call(rows_symbol, [fn.args[0], scratch, b, h, row0, n, fn.i64(0), stop, fn.int_to_ptr(fn.i64(0))])
+            first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
+            last = fn.sub(span.queries, 1) if spec.paging is None else last
+            lo, hi = first_key(fn, spec, span, first), all_keys(fn, spec, span, last)
+            fn.call(self.few_rows, [fn.args[0], self.scratch, b, h, row0, n, lo, hi, fn.int_to_ptr(fn.i64(0))])
         with fn.when(fn.not_(few)):
-            _pack_queries(fn, a, spec, at, b, h, row0, rows)
-            _block(fn, a, spec, at, tiles, b, h, row0, n)
-            _finish(fn, a, spec, at, b, n)
-    fn.done()
+            _pack_queries(fn, a, spec, at, span, h, row0, rows)
+            _block(fn, a, spec, at, self.tiles, span, h, row0, n)
+            _finish(fn, a, spec, at, span, n)
 
 
 def _column_chunks(columns: int, most: int) -> list[tuple[int, int]]:
@@ -142,13 +170,13 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
     fn.done()
 
 
-def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row0: V, rows: V) -> None:
-    """Scaled Q^T[column][query], query index and head of each row, empty statistics; rows beyond the last repeat it."""
-    base = fn.gep(a.q, fn.mul(b, a.qs[0]), spec.elem)
+def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, row0: V, rows: V) -> None:
+    """Scaled Q^T[column][query], row of Q and head of each row, empty statistics; rows beyond the last repeat it."""
+    base = fn.gep(a.q, fn.mul(span.batch, a.qs[0]), spec.elem)
     first_head, scale = fn.mul(h, a.group), fn.splat(fn.mul(a.scale, LOG2E))
     with fn.loop(0, spec.rows) as r:
         row = fn.min(fn.add(row0, r.iv), fn.sub(rows, 1))
-        query, head = fn.divu(row, a.group), fn.add(first_head, fn.remu(row, a.group))
+        query, head = span.row(fn, fn.divu(row, a.group)), fn.add(first_head, fn.remu(row, a.group))
         fn.store(fn.cast(query, I32), fn.gep(at["query"], r.iv, I32))
         fn.store(head, fn.gep(at["heads"], r.iv, I64))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
@@ -169,28 +197,13 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, h: V, row
         fn.store(zero, fn.gep(at["total"], k, F32))
 
 
-def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, row0: V, n: V) -> None:
+def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, h: V, row0: V, n: V) -> None:
     """Runs over the keys that the block of rows sees."""
-    kp = fn.gep(a.k, offset(fn, a.ks, b, h), spec.k.elem)
-    vp = fn.gep(a.v, offset(fn, a.vs, b, h), spec.v.elem)
-
-    def as_f32(rows: Rows, p: V, ld: V, size: int, pad: int, to: V, scales: Sequence[V], key0: V, count: V) -> tuple[V, V]:
-        """Where the rows of a block lie as f32, and how far apart."""
-        if rows.is_f32:
-            return p, ld
-        if scales:
-            copy_scales(fn, scales, b, h, key0, count, at["scales"])
-        to_f32_rows(fn, p, ld, count, size, pad, rows.elem, to, at["scales"] if scales else None)
-        return to, fn.i64(pad)
-
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
-    stop = all_keys(fn, a, spec, last)
-    with fn.loop(0, stop, spec.keys) as key:
+    stop = all_keys(fn, spec, span, last)
+    with fn.loop(first_key(fn, spec, span, first), stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
-        k, ldk = fn.gep(kp, fn.mul(key.iv, a.ks[2]), spec.k.elem), a.ks[2]
-        v, ldv = fn.gep(vp, fn.mul(key.iv, a.vs[2]), spec.v.elem), a.vs[2]
-        k, ldk = as_f32(spec.k, k, ldk, spec.head_dim, spec.qk_pad, at["keys"], a.k_scales, key.iv, count)
-        v, ldv = as_f32(spec.v, v, ldv, spec.value_dim, spec.v_pad, at["values"], a.v_scales, key.iv, count)
+        k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
         runs = fn.ceildivu(count, spec.tiles.mr)
         with fn.loop(0, runs) as t:
             lo = fn.divu(fn.mul(t.iv, count), runs)
@@ -212,15 +225,58 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, b: V, h: V, 
                 ],
             )
         if spec.emit_mask is not None:
-            _add_mask(fn, spec, at, b, key.iv, count)
+            _add_mask(fn, spec, at, span.batch, key.iv, count)
         if spec.is_causal:
-            with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), first)):
-                _mask_future(fn, spec, at, key.iv, count)
+            with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), span.own(fn, first))):
+                _mask(fn, spec, at, "le", _by_rows(fn, span, key.iv), count)
+        if spec.paging is not None and spec.paging.window:
+            window = spec.paging.window
+            with fn.when(fn.cmp("le", key.iv, fn.sub(span.own(fn, last), window))):
+                _mask(fn, spec, at, "gt", _by_rows(fn, span, fn.add(key.iv, window)), count)
         _softmax(fn, spec, at, count)
         ahead = fn.mul(ldv, a.ahead)
         for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
             to = fn.gep(at["ot"], c * spec.rows, F32)
             fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, to, at["alpha"], ahead])
+
+
+def _keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V, V, V]:
+    """Where the rows of K and of V of a block of keys lie as f32, and how far apart: in place if they are such and in a row."""
+    sides = (
+        (spec.k, a.k, a.ks, spec.head_dim, spec.qk_pad, at["keys"], a.k_scales),
+        (spec.v, a.v, a.vs, spec.value_dim, spec.v_pad, at["values"], a.v_scales),
+    )
+    whole, row = contiguous(fn, a, spec, span, key0, count) if spec.paging is not None else (None, key0)
+    found: list[V] = []
+    for rows, p, strides, size, pad, to, scales in sides:
+        base, ld = fn.gep(p, offset(fn, strides, span.batch, h), rows.elem), strides[2]
+        there = fn.gep(base, fn.mul(row, ld), rows.elem)
+        if whole is None and rows.is_f32:
+            found += [there, ld]
+            continue
+        if scales:
+            copy_scales(fn, scales, span.batch, h, key0, count, at["scales"])
+        if whole is None:
+            to_f32_rows(fn, there, ld, count, size, pad, rows.elem, to, at["scales"] if scales else None)
+            found += [to, fn.i64(pad)]
+            continue
+
+        def gather(
+            first: V, n: V, row: V, base: V = base, ld: V = ld, rows: Rows = rows, to: V = to, pad: int = pad, size: int = size
+        ) -> None:
+            to_f32_rows(
+                fn, fn.gep(base, fn.mul(row, ld), rows.elem), ld, n, size, pad, rows.elem, fn.gep(to, fn.mul(first, pad), F32)
+            )
+
+        if not rows.is_f32:
+            each_page(fn, a, spec, span, key0, count, gather)
+            found += [to, fn.i64(pad)]
+            continue
+        with fn.when(fn.not_(whole)):
+            each_page(fn, a, spec, span, key0, count, gather)
+        found += [fn.select(whole, there, to), fn.select(whole, ld, fn.i64(pad))]
+    k, ldk, v, ldv = found
+    return k, ldk, v, ldv
 
 
 def _prefetch_rows(fn: Fn, spec: Spec, k: V, ldk: V, count: V) -> None:
@@ -276,15 +332,20 @@ def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
         fn.store(fn.add(fn.load(p, fn.vec(F32)), x), p)
 
 
-def _mask_future(fn: Fn, spec: Spec, at: dict[str, V], key0: V, count: V) -> None:
-    """Scores of keys after a lane's query become -inf."""
+def _by_rows(fn: Fn, span: Span, key: V) -> V:
+    """A key's number as rows of Q are numbered: that of the query at its position."""
+    return key if span.first is None or span.past is None else fn.add(fn.sub(key, span.past), span.first)
+
+
+def _mask(fn: Fn, spec: Spec, at: dict[str, V], keep: str, key0: V, count: V) -> None:
+    """Scores of keys from key0 on become -inf but where `key keep query` holds of a lane's query."""
     queries = [fn.load(fn.gep(at["query"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
     with fn.loop(0, count) as j:
         key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
         row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
         for half in range(spec.halves):
             p = fn.gep(row, half * fn.lanes, F32)
-            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), fn.cmp("le", key, queries[half])), p)
+            fn.store(keep_where(fn, fn.load(p, fn.vec(F32)), fn.cmp(keep, key, queries[half])), p)
 
 
 def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
@@ -315,7 +376,7 @@ def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
             fn.store(x, fn.gep(at[name], half * fn.lanes, F32))
 
 
-def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, n: V) -> None:
+def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, n: V) -> None:
     """Divides by the totals, transposes back and stores the rows."""
     with fn.loop(0, spec.halves) as half:
         inverse = inverse_sum(fn, fn.load(fn.gep(at["total"], fn.mul(half.iv, fn.lanes), F32), fn.vec(F32)))
@@ -325,7 +386,7 @@ def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], b: V, n: V) -> None:
             dst = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.v_pad), F32), c.iv, F32)
             for i, x in enumerate(transpose_block(fn, block)):
                 fn.store(x, fn.gep(dst, i * spec.v_pad, F32))
-    base = fn.gep(a.o, fn.mul(b, a.os[0]), spec.elem)
+    base = fn.gep(a.o, fn.mul(span.batch, a.os[0]), spec.elem)
     with fn.loop(0, n) as r:
         head = fn.load(fn.gep(at["heads"], r.iv, I64), I64)
         query = fn.cast(fn.load(fn.gep(at["query"], r.iv, I32), I32), I64)

@@ -10,7 +10,8 @@ import sympy
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.attention.attention import Attention
-from dhlo.codegen.families.attention.common import Rows
+from dhlo.codegen.families.attention.common import Paging, Rows
+from dhlo.codegen.families.attention.paged import Batch, PagedKernel
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import GroupKernel, where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
@@ -19,13 +20,15 @@ from dhlo.errors import CompileError
 from dhlo.ir.coded import Stored, stored_rows
 from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.handles import Value
+from dhlo.ir.ops.compute import Attention as AttentionOp
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
+from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.symbols import FloorDiv, is_static
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import dense_strides
 
-__all__ = ["AttentionFamily"]
+__all__ = ["AttentionFamily", "PagedAttentionFamily"]
 
 
 class Mask:
@@ -63,6 +66,15 @@ class Mask:
 
 
 @dataclass
+class _PagedKernels:
+    """The kernel of sequences in pools, and what the mask reads."""
+
+    kernel: PagedKernel
+    slots: list[Slot]
+    lookups: dict[int, Op]
+
+
+@dataclass
 class _Kernels:
     """Attention kernels in the module, and what the mask reads."""
 
@@ -76,6 +88,7 @@ class AttentionFamily(ChoiceFamily):
     may be stored with dims in another order."""
 
     anchor = Kind.ATTENTION.value
+    ops = (AttentionOp,)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         """Raises CompileError for head sizes that aren't static and for elements that have no kernel."""
@@ -115,13 +128,7 @@ class AttentionFamily(ChoiceFamily):
 
     def emit_launch(self, host: GroupHost) -> None:
         q, k, v = self.views
-        out = from_mlir(self.group.results[0])
-        strides = dense_strides(out.shape)
-        last = self.group.operation.regions[0].blocks[0].operations
-        t = next((x for x in last if isinstance(x, Transpose) and x.operands[0] == self.op.results[0]), None)
-        if t is not None:
-            perm = attr(t, "perm")
-            strides = tuple(strides[perm.index(d)] for d in range(4))
+        strides = _output_strides(self.group, self.op)
         s = host.size
         b, hq, sq = q.shape[:3]
         hkv, skv = k.shape[1:3]
@@ -146,3 +153,96 @@ class AttentionFamily(ChoiceFamily):
             scales=[a for x in self.scales for a in (view_pointer(host, x), *(s(n) for n in x.strides[:3]))],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )
+
+
+_PAGE_UNIT = 16  # slots that a block has a multiple of: kernels score as many keys at once
+
+
+class PagedAttentionFamily(ChoiceFamily):
+    """Attention of packed sequences over pools of blocks; masks and orders of results are as those of `AttentionFamily`."""
+
+    anchor = Kind.ATTENTION.value
+    ops = (PagedAttention,)
+
+    def __init__(self, low: Lowering, group: Group) -> None:
+        """Raises CompileError for head sizes that aren't static, and for elements and blocks that have no kernel."""
+        super().__init__(low, group)
+        self.op = anchor_of(group, Kind.ATTENTION)
+        operands = list(self.op.operands)
+        q, _, values = (from_mlir(x) for x in operands[:3])
+        self.block = int(attr(self.op, "block"))
+        if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[3]) and is_static(values.shape[2])):
+            raise CompileError(
+                f"paged attention of {q} with values {values} has no kernel yet",
+                where=where(self.op),
+                hint="head sizes must be static and elements f32, f16 or bf16",
+            )
+        if self.block % _PAGE_UNIT:
+            raise CompileError(f"blocks of {self.block} slots have no kernel: their number is a multiple of {_PAGE_UNIT}")
+        self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(values.shape[2]), q.dtype.name
+        self.views = [low.view(group, x) for x in operands[:6]]
+        self.mask = operands[6] if len(operands) > 6 else None
+
+    def emit_kernels(self) -> None:
+        self.emitted = self.low.once(self.group, "paged attention", self._emit)
+        self.workspace = 8 * (self.views[3].shape[0] + 1)
+
+    def _emit(self) -> _PagedKernels:
+        slots, lookups = list[Slot](), dict[int, Op]()
+        paging = Paging(self.block, int(attr(self.op, "window")))
+        causal = bool(attr(self.op, "causal"))
+        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, causal, None, paging, "attention", self.low.tiles)
+        if self.mask is not None:
+            mask = Mask(self.low, self.group, self.mask, kernel.first_extra)
+            slots, lookups = mask.slots, mask.lookups
+            kernel = replace(kernel, emit_mask=mask.emit, name=f"attention_{mask.digest}")
+        kernel.emit(self.low.module)
+        return _PagedKernels(kernel, slots, lookups)
+
+    def emit_launch(self, host: GroupHost) -> None:
+        q, k, v, tables, starts, lengths = self.views
+        s, zero = host.size, host.fn.i64(0)
+        heads, kv = q.shape[1], k.shape[0]
+        checks = self.low.checks
+        batch = Batch(
+            view_pointer(host, tables),
+            s(tables.shape[1]),
+            view_pointer(host, starts),
+            view_pointer(host, lengths),
+            s(tables.shape[0]),
+            s(q.shape[2]),
+            s(FloorDiv(k.shape[1], self.block)),
+            host.slot(("errors", checks.index_check(self.op))),
+            host.workspace(),
+        )
+        text = (
+            f"{self.op.OPERATION_NAME} at {where(self.op)}: starts ascend from 0 to the number of tokens, and each length is that "
+        )
+        text += "of the sequence's tokens at least, and of its blocks at most"
+        self.emitted.kernel.emit_launch(
+            host,
+            checks.add("ASSERT", text),
+            batch,
+            q=view_pointer(host, q),
+            k=view_pointer(host, k),
+            v=view_pointer(host, v),
+            o=host.pointer(self.group.results[0]),
+            kv_heads=s(kv),
+            group=s(FloorDiv(heads, kv) if heads != kv else sympy.Integer(1)),
+            q_strides=[s(x) for x in q.strides[:3]],
+            k_strides=[zero, *(s(x) for x in k.strides[:2])],
+            v_strides=[zero, *(s(x) for x in v.strides[:2])],
+            o_strides=[s(x) for x in _output_strides(self.group, self.op)[:3]],
+            scale=float(attr(self.op, "scale")),
+            extra_args=[host.slot(x) for x in self.emitted.slots],
+        )
+
+
+def _output_strides(group: Group, op: Op) -> tuple[sympy.Expr, ...]:
+    """Of the result [batch, head, row, column], which the group may store with its dims in another order."""
+    strides = dense_strides(from_mlir(group.results[0]).shape)
+    for x in group.operation.regions[0].blocks[0].operations:
+        if isinstance(x, Transpose) and x.operands[0] == op.results[0]:
+            perm = attr(x, "perm")
+            return tuple(strides[perm.index(d)] for d in range(4))
+    return strides

@@ -8,6 +8,7 @@ from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stor
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
+from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import Costs, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
@@ -109,6 +110,8 @@ def _widens(g: Graph, p: int, n: int) -> bool:
 
 def _attended(op: Any) -> list[Any]:
     """What attention reads from memory: masks are computed in place, keys and values that a state holds in another form decoded."""
+    if isinstance(op, PagedAttention):
+        return list(op.operands)[:6]
     rows = [stored_rows(op, i) if is_stored(op, i) else None for i in range(3)]
     operands = [v if r is None else r.values for v, r in zip(list(op.operands)[:3], rows, strict=True)]
     return operands + [r.scale for r in rows if r is not None and r.scale is not None]
@@ -124,7 +127,9 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
     """Whether operand k of an op that reads memory may be this view."""
     kind = kind_of(op)
     if kind is Kind.ATTENTION:
-        return k > 2 or bool(view.strides[3] == 1 or view.shape[3] == 1)
+        if k > 2 and isinstance(op, PagedAttention):
+            return view.is_dense
+        return k > 2 or bool(view.strides[-1] == 1 or view.shape[-1] == 1)
     if kind is Kind.MATMUL:
         if k == 1 or len(view.shape) == 2 or len(from_mlir(op.operands[1]).shape) > 2:
             return True

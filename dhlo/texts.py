@@ -253,6 +253,8 @@ class _Verifier:
                 self.fail(f, "dhlo.name is a text")
             if "dhlo.grow" in marks and not isinstance(marks["dhlo.grow"], ir.IntegerAttr):
                 self.fail(f, "dhlo.grow gives the number of a dim")
+            if "dhlo.page" in marks and not isinstance(marks["dhlo.page"], ir.IntegerAttr):
+                self.fail(f, "dhlo.page gives the number of a block's slots")
             if "dhlo.grows" in marks or "dhlo.filled" in marks:
                 d, filled = (marks[n] if n in marks else None for n in ("dhlo.grows", "dhlo.filled"))
                 if not isinstance(d, ir.IntegerAttr) or not 0 < d.value < t.rank or not is_size(filled):

@@ -190,10 +190,13 @@ class _Paging:
 
     def _count(self, v: Any) -> sympy.Expr | None:
         """What v begins with if it counts up by one, along the tokens and in no other dim."""
-        op, shape = defining(v), from_mlir(v).shape
-        if not isinstance(op, Iota) or attr(op, "step") != "1" or from_mlir(v).dtype.name != "i64":
+        dims = [d for d, s in enumerate(from_mlir(v).shape) if s == self.tokens.new]
+        op = defining(v)
+        if len(dims) == 1 and isinstance(op, (Broadcast, Reshape)):
+            return self._count(op.operands[0])
+        if not isinstance(op, Iota) or attr(op, "step") != "1" or from_mlir(v).dtype.name != "i64" or dims != [attr(op, "dim")]:
             return None
-        return parse(attr(op, "start")) if [d for d, s in enumerate(shape) if s == self.tokens.new] == [attr(op, "dim")] else None
+        return parse(attr(op, "start"))
 
     # ------------------------------------------------------------------ sizes
     def _substitute(self, sizes: dict[Any, sympy.Expr]) -> None:

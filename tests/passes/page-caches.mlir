@@ -1,0 +1,33 @@
+!q = tensor<?x4x?x16xf32, #dhlo.shape<["s0", "4", "s1", "16"]>>
+!new = tensor<?x2x?x16xf32, #dhlo.shape<["s0", "2", "s1", "16"]>>
+!cache = tensor<?x2x?x16xf32, #dhlo.shape<["s0", "2", "s2", "16"]>>
+!whole = tensor<?x2x?x16xf32, #dhlo.shape<["s0", "2", "s1 + s2", "16"]>>
+!padding = tensor<?x?xi1, #dhlo.shape<["s0", "s1 + s2"]>>
+!token = tensor<?xi64, #dhlo.shape<["s1"]>>
+!key = tensor<?xi64, #dhlo.shape<["s1 + s2"]>>
+!at = tensor<?x?xi64, #dhlo.shape<["s1", "s1 + s2"]>>
+!sees = tensor<?x?xi1, #dhlo.shape<["s1", "s1 + s2"]>>
+!mask = tensor<?x4x?x?xi1, #dhlo.shape<["s0", "4", "s1", "s1 + s2"]>>
+module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], s2 = [0, 9223372036854775807]}} {
+  // Keys and values go to slots of pools. The mask says what `causal` and a window of 7 say, but for padding, of which there is none.
+  func.func @main(%q: !q {dhlo.name = "q"}, %k: !new {dhlo.name = "k"}, %v: !new {dhlo.name = "v"}, %keys: !cache {dhlo.name = "keys", dhlo.page = 16 : i64}, %values: !cache {dhlo.name = "values", dhlo.page = 16 : i64}, %padding: !padding {dhlo.name = "padding"}) -> (!q, !whole, !whole) {
+    %all_keys = "dhlo.concat"(%keys, %k) {dim = 2 : i64} : (!cache, !new) -> !whole
+    %all_values = "dhlo.concat"(%values, %v) {dim = 2 : i64} : (!cache, !new) -> !whole
+    %tokens = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !token
+    %past = "dhlo.full"() {value = "s2"} : () -> !token
+    %positions = "dhlo.add"(%tokens, %past) : (!token, !token) -> !token
+    %numbers = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !key
+    %of_token = "dhlo.broadcast"(%positions) {dims = [0]} : (!token) -> !at
+    %of_key = "dhlo.broadcast"(%numbers) {dims = [1]} : (!key) -> !at
+    %behind = "dhlo.le"(%of_key, %of_token) : (!at, !at) -> !sees
+    %width = "dhlo.full"() {value = "7"} : () -> !at
+    %first = "dhlo.sub"(%of_token, %width) : (!at, !at) -> !at
+    %near = "dhlo.gt"(%of_key, %first) : (!at, !at) -> !sees
+    %both = "dhlo.and"(%behind, %near) : (!sees, !sees) -> !sees
+    %positional = "dhlo.broadcast"(%both) {dims = [2, 3]} : (!sees) -> !mask
+    %real = "dhlo.broadcast"(%padding) {dims = [0, 3]} : (!padding) -> !mask
+    %mask = "dhlo.and"(%positional, %real) : (!mask, !mask) -> !mask
+    %y = "dhlo.attention"(%q, %all_keys, %all_values, %mask) {causal = false, scale = 0.25 : f64} : (!q, !whole, !whole, !mask) -> !q
+    return %y, %all_keys, %all_values : !q, !whole, !whole
+  }
+}

@@ -1,0 +1,193 @@
+"""Decoders as steps over packed tokens of many sequences, whose keys and values lie in blocks of pools."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, export
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+import dhlo
+from dhlo.errors import CompileError, ContractError
+from dhlo.integrations.transformers import decoder_program
+from dhlo.model import CompiledModel
+from tests.sequences import PAGE, Pools, feed, of_eager
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SMALL),
+    "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, **WINDOWS),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=16),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16),
+    "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4),
+    "phi3": lambda: Phi3Config(**SMALL, pad_token_id=0),
+    "gpt2": lambda: GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1),
+}
+PAGES = {"keys*": PAGE, "values*": PAGE}
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+
+
+def compiled_of(model: Any) -> CompiledModel:
+    return dhlo.compile(decoder_program(model), pages=PAGES)
+
+
+def sequences(*lengths: int) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 96, (n,), generator=g) for n in lengths]
+
+
+def check(model: Any, compiled: CompiledModel, seed: int) -> None:
+    """Sequences are fed in parts, some in each step, from blocks in no order; logits are those of each alone."""
+    given = sequences(83, 1, 5, 121, 16, 17)
+    for got, want in zip(feed(Pools(compiled, 20, seed), given, random.Random(seed)), of_eager(model, given), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def windowed() -> tuple[Any, CompiledModel]:
+    """A decoder with a window in one layer and none in the other."""
+    model = model_of("gemma3")
+    return model, compiled_of(model)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sequences_of_all_lengths_in_one_step(windowed: tuple[Any, CompiledModel], seed: int) -> None:
+    check(*windowed, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gemma3"}))
+def test_decoders(name: str) -> None:
+    model = model_of(name)
+    compiled = compiled_of(model)
+    for seed in range(2):
+        check(model, compiled, seed)
+
+
+def test_masks_that_positions_explain_are_gone(windowed: tuple[Any, CompiledModel]) -> None:
+    text = str(windowed[1].signature)
+    assert "attention_mask" not in text
+    assert "tables: int32[sequences, blocks]" in text and "starts: int32[sequences + 1]" in text
+
+
+def test_no_tokens(windowed: tuple[Any, CompiledModel]) -> None:
+    pools = Pools(windowed[1], 4)
+    assert pools.step([]) == []
+    (nothing,) = pools.step([(0, torch.empty(0, dtype=torch.int64))])
+    assert nothing.shape == (0, 96)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tables", torch.tensor([[0], [7]], dtype=torch.int32), "index 7 is out of range for size 4"),
+        ("tables", torch.tensor([[-1], [0]], dtype=torch.int32), "index -1 is out of range for size 4"),
+        ("slots", torch.tensor([0, 1, 64]), "index 64 is out of range"),
+        ("starts", torch.tensor([0, 2, 2], dtype=torch.int32), "starts ascend"),
+        ("starts", torch.tensor([1, 2, 3], dtype=torch.int32), "starts ascend"),
+        ("starts", torch.tensor([0, 5, 3], dtype=torch.int32), "starts ascend"),
+        ("starts", torch.tensor([0, -(2**31), 3], dtype=torch.int32), "starts ascend"),
+        ("lengths", torch.tensor([2, 17], dtype=torch.int32), "starts ascend"),
+        ("lengths", torch.tensor([1, 1], dtype=torch.int32), "starts ascend"),
+        ("lengths", torch.tensor([2, 2**31 - 1], dtype=torch.int32), "starts ascend"),
+    ],
+)
+def test_wrong_tables(windowed: tuple[Any, CompiledModel], name: str, value: torch.Tensor, message: str) -> None:
+    """Are refused, by name; what comes after is right."""
+    model, compiled = windowed
+    given = sequences(2, 1)
+    with pytest.raises(ContractError, match=message):
+        Pools(compiled, 4).step(list(enumerate(given)), **{name: value})
+    for got, want in zip(Pools(compiled, 4).step(list(enumerate(given))), of_eager(model, given), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
+
+
+# ------------------------------------------------------------------------------------------------ programs that can't be paged
+class Decoder(torch.nn.Module):
+    """Attention of what is new over a cache and itself, and something before it."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+        x = self.before(x, past)
+        whole = torch.cat([past, x], 2)
+        n, p = x.shape[2], past.shape[2]
+        sees = torch.arange(p + n)[None] <= torch.arange(n)[:, None] + p
+        return torch.nn.functional.scaled_dot_product_attention(x, whole, whole, sees), whole
+
+
+def program(before: Any) -> torch.export.ExportedProgram:
+    dims = {0: Dim("batch"), 2: Dim("new")}
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    return export(Decoder(before), args, dynamic_shapes=(dims, {0: Dim("batch"), 2: Dim("past")}), strict=False)
+
+
+def test_a_decoder_without_a_library() -> None:
+    compiled = dhlo.compile(program(lambda x, _: x * 2), pages={"past": 16})
+    x, pool = torch.randn(1, 2, 3, 16), torch.zeros(2, 32, 16)
+    i32 = {"dtype": torch.int32}
+    tables, starts, lengths = torch.tensor([[1]], **i32), torch.tensor([0, 3], **i32), torch.tensor([3], **i32)
+    got = compiled(x, pool, torch.arange(3), torch.arange(16, 19), tables, starts, lengths)
+    want = torch.nn.functional.scaled_dot_product_attention(2 * x, 2 * x, 2 * x, is_causal=True)
+    torch.testing.assert_close(got[0] if isinstance(got, (list, tuple)) else got, want, rtol=1e-5, atol=1e-6)
+    assert torch.equal(pool[:, 16:19], 2 * x[0]) and not pool[:, :16].any()
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (lambda x, _: x.cumsum(2), "tokens of a sequence meet in dhlo.scan"),
+        (lambda x, _: x - x.mean(2, keepdim=True), "tokens of a sequence meet in dhlo.reduce"),
+        (lambda x, _: x.flip(2), "tokens of a sequence meet in dhlo.reverse"),
+        (lambda x, _: x + x[:, :, :1], "tokens of a sequence meet in dhlo.slice"),
+        (lambda x, past: x * past.shape[2], "how long the past is"),
+        (lambda x, past: x + past.sum(), "'past' of .* is no cache"),
+    ],
+)
+def test_tokens_that_meet_elsewhere(before: Any, message: str) -> None:
+    """Are refused, by the source line."""
+    with pytest.raises(CompileError, match=message) as e:
+        dhlo.compile(program(before), pages={"past": 16})
+    assert "test_paging.py" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ({"future": 16}, "no argument is called 'future'"),
+        ({"past": 0}, "pages: is a dict"),
+        ({"past": 1 << 40}, "pages: is a dict"),
+        (["past"], "pages: is a dict"),
+        ({"past": 12}, "a multiple of 16"),
+        ({"x": 16}, "'x' of .* is no cache"),
+    ],
+)
+def test_wrong_options(pages: Any, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        dhlo.compile(program(lambda x, _: x), pages=pages)

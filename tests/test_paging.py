@@ -21,7 +21,7 @@ from transformers import (
 
 import dhlo
 from dhlo.errors import CompileError, ContractError
-from dhlo.integrations.transformers import decoder_program
+from dhlo.integrations.decoder import step_program
 from dhlo.model import CompiledModel
 from tests.sequences import PAGE, Pools, feed, of_eager
 
@@ -52,7 +52,7 @@ def model_of(name: str) -> Any:
 
 
 def compiled_of(model: Any) -> CompiledModel:
-    return dhlo.compile(decoder_program(model), pages=PAGES)
+    return dhlo.compile(step_program(model), pages=PAGES)
 
 
 def sequences(*lengths: int) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ from dhlo.integrations.caches import (
 from dhlo.integrations.generation import evaluating, image_sizes, keep_masks, refuse_others, replace
 from dhlo.model import CompiledModel
 
-__all__ = ["attach_decoder", "decoder_programs", "is_compiled_decoder", "is_decoder"]
+__all__ = ["attach_decoder", "decoder_programs", "is_compiled_decoder", "is_decoder", "step_program"]
 
 _LOG = logging.getLogger("dhlo")
 
@@ -119,24 +119,10 @@ def is_decoder(model: Any) -> bool:
 def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
     """The programs that `compile_decoder` compiles, by entry; the only one is called "". Raises CompileError, and what torch.export
     raises."""
-    if not is_decoder(model):
-        raise CompileError(
-            f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
-            hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
-        )
-    batch, length, past = 2, 3, 5
+    _check_decoder(model)
     layers, windows = _cached(model)
-    held = [past - 1 if window else past for window in windows]
-    keys, values = (
-        [torch.zeros(batch, x.shape[1], n, x.shape[3], dtype=model.dtype) for x, n in zip(kind, held, strict=True)]
-        for kind in zip(*layers, strict=True)
-    )
-    ids = torch.zeros(batch, length, dtype=torch.int64)
-    positions = torch.arange(past, past + length).expand(batch, length).contiguous()
-    args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
-    two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
-    dims = (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
-    programs: dict[str, tuple[Any, Any, Any]] = {"": (_Step(model, windows), args, dims)}
+    step, args, dims = _step(model, layers, windows)
+    programs: dict[str, tuple[Any, Any, Any]] = {"": (step, args, dims)}
     features = _features(model)
     if features is not None:
         pixels = torch.zeros(1, *image_sizes(model.config), dtype=model.dtype)
@@ -150,6 +136,39 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
             entry: torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
             for entry, (module, example, sizes) in programs.items()
         }
+
+
+def step_program(model: Any) -> ExportedProgram:
+    """A step over text whose layers all keep all positions, those with windows too, for `Options.pages`: its caches are called
+    keys[0], values[0], ... Raises CompileError, and what torch.export raises."""
+    _check_decoder(model)
+    layers, _ = _cached(model)
+    step, args, dims = _step(model, layers, [False] * len(layers))
+    with evaluating(model), masks_of_any_sizes():
+        return torch.export.export(step, args, dynamic_shapes=dims, strict=False)
+
+
+def _check_decoder(model: Any) -> None:
+    if not is_decoder(model):
+        raise CompileError(
+            f"{type(model).__name__} isn't a decoder that takes input_ids, past_key_values and logits_to_keep",
+            hint="torch.compile(model.forward, backend='dhlo', dynamic=True) compiles any model's forward",
+        )
+
+
+def _step(model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: list[bool]) -> tuple[_Step, Any, Any]:
+    """The module of a step, an example of its arguments, and which of their dims are dynamic."""
+    batch, length, past = 2, 3, 5
+    held = [past - 1 if window else past for window in windows]
+    keys, values = (
+        [torch.zeros(batch, x.shape[1], n, x.shape[3], dtype=model.dtype) for x, n in zip(kind, held, strict=True)]
+        for kind in zip(*layers, strict=True)
+    )
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    positions = torch.arange(past, past + length).expand(batch, length).contiguous()
+    args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
+    two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
+    return _Step(model, windows), args, (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
 
 
 def _features(model: Any) -> torch.Tensor | None:

@@ -222,6 +222,14 @@ def compile_command(
             "place, in buffers of the caller (docs/caches.md); may be repeated.",
         ),
     ] = None,
+    pages: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SLOTS",
+            help="Caches, by name or pattern, that become pools of blocks of so many slots: the program becomes a step over packed "
+            "tokens of many sequences (docs/caches.md); may be repeated.",
+        ),
+    ] = None,
     shape_ranges: ShapeRanges = None,
     passes: Annotated[
         list[str] | None,
@@ -273,6 +281,7 @@ def compile_command(
         winograd=winograd,
         kv_cache=kv_cache,
         grow=grow or [],
+        pages=pages or [],
         symbol=symbol,
         header=header,
         shape_ranges=shape_ranges or [],

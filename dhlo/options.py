@@ -73,7 +73,7 @@ class Options:
               program joins to their end is written there, and the result is the buffer's filled part again. See docs/caches.md
     pages     arguments (names or patterns) that are caches [batch, heads, past, depth] which a decoder's step joins keys or values
               to, and how many make a block (16, say): the program becomes a step over packed tokens of many sequences, whose keys
-              and values lie in blocks of pools. See docs/serving.md
+              and values lie in blocks of pools. See docs/caches.md
     shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
               narrows to them, and the compiler makes use of them. See docs/bounds.md
     passes    passes of the user's, each a `dhlo.CustomPass` (see docs/extending.md)

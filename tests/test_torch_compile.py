@@ -251,6 +251,7 @@ def test_random_numbers_follow_manual_seed():
     [
         ({"options": {"wieghts": "int8"}}, "unknown option: 'wieghts'"),
         ({"options": {"grow": {"x": 0}}}, "'grow'"),
+        ({"options": {"pages": {"x": 16}}}, "'pages'"),
         ({"mode": "max-autotune"}, "inductor"),
     ],
 )

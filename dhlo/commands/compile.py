@@ -73,6 +73,7 @@ def compile_file(
     winograd: bool = True,
     kv_cache: str = "",
     grow: Sequence[str] = (),
+    pages: Sequence[str] = (),
     symbol: str | None = None,
     header: Path | None = None,
     shape_ranges: Sequence[str] = (),
@@ -83,10 +84,10 @@ def compile_file(
     updatable: bool = True,
     weights_file: str | None = None,
 ) -> Path:
-    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `grow` (as NAME=DIM), `shape_ranges`, `debug_info`
-    and `updatable` (see `Options`), and writes `output`: by default, a file in the current folder called as the only source, with
-    the suffix of what is written, which must not be there but for `force`. A source is a path; if there are several, each is a
-    name, `=` and a path. The only one may be `hf:` and a folder of transformers.
+    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `grow` (as NAME=DIM), `pages` (as NAME=SLOTS),
+    `shape_ranges`, `debug_info` and `updatable` (see `Options`), and writes `output`: by default, a file in the current folder
+    called as the only source, with the suffix of what is written, which must not be there but for `force`. A source is a path; if
+    there are several, each is a name, `=` and a path. The only one may be `hf:` and a folder of transformers.
     `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
     gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. `weights_file` names the file beside a model file
     that its weights go to. Returns the path of the output.
@@ -123,7 +124,8 @@ def compile_file(
         passes=[read_pass(text) for text in passes],
         debug_info=debug_info,
         updatable=updatable,
-        grow=_parse_growth(grow),
+        grow=_parse_numbers(grow, "NAME=DIM, an argument and the number of the dim along which it grows"),
+        pages=_parse_numbers(pages, "NAME=SLOTS, a cache and the number of slots of a block"),
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     if folder is None:
@@ -142,14 +144,14 @@ def compile_file(
     return output
 
 
-def _parse_growth(texts: Sequence[str]) -> dict[str, int]:
-    """`past_*=2` as {"past_*": 2}. Raises CompileError on anything else."""
+def _parse_numbers(texts: Sequence[str], what: str) -> dict[str, int]:
+    """`past_*=2` as {"past_*": 2}. Raises CompileError on anything else: that it isn't `what`."""
     out = dict[str, int]()
     for text in texts:
-        name, _, dim = text.rpartition("=")
-        if not name or not (dim.removeprefix("-").isdecimal() and dim.isascii() and len(dim) < 4):
-            raise CompileError(f"'{text[:80]}' is not NAME=DIM, an argument and the number of the dim along which it grows")
-        out[name] = int(dim)
+        name, _, number = text.rpartition("=")
+        if not name or not (number.removeprefix("-").isdecimal() and number.isascii() and len(number) < 8):
+            raise CompileError(f"'{text[:80]}' is not {what}")
+        out[name] = int(number)
     return out
 
 

@@ -34,7 +34,7 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles a graph of TorchDynamo's; `options` are the fields of `dhlo.Options`, but for `grow`.
+    """Compiles a graph of TorchDynamo's; `options` are the fields of `dhlo.Options`, but for `grow` and `pages`.
 
     A graph that gradients are asked of isn't compiled: it is run as the backend "aot_eager" does, which the logger "dhlo" says once
     (WARNING). Raises CompileError for options that there aren't. What can't be compiled raises UnsupportedError at the first call.
@@ -66,8 +66,10 @@ def _enables_gradients(gm: torch.fx.GraphModule) -> bool:
 def _check_options(mode: str | None, options: Mapping[str, Any]) -> None:
     if mode is not None:
         raise CompileError(f"mode={mode!r} is one of inductor's", hint="dhlo takes options={...}, the fields of dhlo.Options")
-    if read_options(options).grow:
-        raise CompileError("option 'grow' changes what a program returns: torch.compile has no use for it")
+    given = read_options(options)
+    for name in ("grow", "pages"):
+        if getattr(given, name):
+            raise CompileError(f"option '{name}' changes what a program takes and returns: torch.compile has no use for it")
 
 
 def _interpreted(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,20 @@ def test_decoders(name: str) -> None:
     compiled = compiled_of(model)
     for seed in range(2):
         check(model, compiled, seed)
+
+
+def test_files(windowed: tuple[Any, CompiledModel], tmp_path: Path) -> None:
+    model, compiled = windowed
+    compiled.save(tmp_path / "step.so")
+    check(model, dhlo.load(tmp_path / "step.so"), 3)
+
+
+def test_planning(windowed: tuple[Any, CompiledModel]) -> None:
+    """Without data all but the number of launches is known."""
+    pools = Pools(windowed[1], 8)
+    given = pools.inputs(list(enumerate(sequences(40, 1))))
+    plan = windowed[1].plan([list(given[n].shape) for n in pools.names])
+    assert plan["outputs"][0] == ("float32", (1, 41, 96)) and plan["data_dependent"]
 
 
 def test_masks_that_positions_explain_are_gone(windowed: tuple[Any, CompiledModel]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dhlo.codegen.elementwise.vmath_f32 import exp2_below
 from dhlo.codegen.families.gemm.register_tile import TileSpec
-from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, V
+from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
 
 __all__ = [
@@ -293,12 +293,27 @@ def masked(fn: Fn, x: V, mask: V) -> V:
     return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
 
 
-def to_f32_rows(fn: Fn, src: V, stride: V, rows: V, columns: int, pad: int, elem: str, dst: V, scales: V | None = None) -> None:
-    """Copies `rows` rows, multiplied by a scale each if there are any, to f32 rows of `pad` elements; padding is zero."""
+def to_f32_rows(
+    fn: Fn,
+    src: V,
+    stride: V,
+    rows: V,
+    columns: int,
+    pad: int,
+    elem: str,
+    dst: V,
+    scales: V | None = None,
+    after: V | None = None,
+) -> None:
+    """Copies `rows` rows, multiplied by a scale each if there are any, to f32 rows of `pad` elements; padding is zero. As many rows
+    from `after` on are prefetched."""
     with fn.loop(0, rows) as r:
-        p, d = fn.gep(src, fn.mul(r.iv, stride), elem), fn.gep(dst, fn.mul(r.iv, pad), F32)
+        at = fn.mul(r.iv, stride)
+        p, d = fn.gep(src, at, elem), fn.gep(dst, fn.mul(r.iv, pad), F32)
         scale = None if scales is None else fn.splat(fn.load(fn.gep(scales, r.iv, F32), F32))
         for c in range(0, pad, fn.lanes):
+            if after is not None and c * BITS[elem] // 8 % 64 == 0:
+                fn.prefetch(fn.gep(fn.gep(after, at, elem), c, elem), locality=2)
             x = load_row(fn, p, elem, columns, c)
             fn.store(x if scale is None else fn.mul(x, scale), fn.gep(d, c, F32))
 
@@ -330,16 +345,23 @@ def contiguous(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V) -> tu
     return fn.cmp("ne", lp.results[1], 0), fn.add(fn.mul(block, size), fn.remu(key0, size))
 
 
-def each_page(fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V, body: Callable[[V, V, V], None]) -> None:
-    """Calls `body(first, rows, row)` for the blocks of `count` keys from key0 on: `rows` of them from the `first` on lie from row
-    `row` of the pool on."""
+def each_page(
+    fn: Fn, a: Args, spec: Spec, span: Span, key0: V, count: V, body: Callable[[V, V, V, V], None], *, ahead: int
+) -> None:
+    """Calls `body(first, rows, row, after)` for the blocks of `count` keys from key0 on: `rows` of them from the `first` on lie
+    from row `row` of the pool on. The keys `ahead` of these lie from row `after` on, or near, at the sequence's end."""
     assert spec.paging is not None
     size, stop = spec.paging.block, fn.add(key0, count)
+    last = fn.divu(fn.sub(span.keys, 1), size)
     with fn.loop(fn.divu(key0, size), fn.ceildivu(stop, size)) as page:
         start = fn.mul(page.iv, size)
         lo, hi = fn.max(start, key0), fn.min(fn.add(start, size), stop)
-        row = fn.add(fn.mul(_block_at(fn, a, span, page.iv), size), fn.sub(lo, start))
-        body(fn.sub(lo, key0), fn.sub(hi, lo), row)
+        inside = fn.sub(lo, start)
+        row, after = (
+            fn.add(fn.mul(_block_at(fn, a, span, p), size), inside)
+            for p in (page.iv, fn.min(fn.add(page.iv, -(-ahead // size)), last))
+        )
+        body(fn.sub(lo, key0), fn.sub(hi, lo), row, after)
 
 
 def _block_at(fn: Fn, a: Args, span: Span, page: V) -> V:

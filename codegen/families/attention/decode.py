@@ -78,26 +78,27 @@ def _symbols(spec: Spec, rows: int) -> tuple[str, str]:
 
 
 def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_dot..(k, ldk, keys, q, s)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make up a
-    vector; as many such sets are computed at once as leave half of the registers for operands."""
+    """`attn_dot..(k, ldk, keys, q, s, next)`: s[row][key] = q[row] . k[key] for `rows` rows. The sums of lanes / rows keys make
+    up a vector; as many such sets are computed at once as leave half of the registers for operands. Rows from `next` on are
+    prefetched."""
     name = _symbols(spec, rows)[0]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR)], noinline=True)
-    k, ldk, keys, q, s = fn.args
+    fn = Fn(module, name, [("k", PTR), ("ldk", I64), ("keys", I64), ("q", PTR), ("s", PTR), ("next", PTR)], noinline=True)
+    k, ldk, keys, q, s, after = fn.args
     step = fn.lanes // rows
     sets = max(1, fn.target.registers // 2 // fn.lanes)
     last = fn.sub(keys, 1)
     with fn.loop(0, keys, step * sets) as lp:
         # keys beyond the last repeat it: their scores are masked later
-        at = [fn.gep(k, fn.mul(fn.min(fn.add(lp.iv, i), last), ldk), spec.k.elem) for i in range(step * sets)]
+        row = [fn.mul(fn.min(fn.add(lp.iv, i), last), ldk) for i in range(step * sets)]
         acc: list[V] = []
         for c in range(0, spec.qk_pad, fn.lanes):
             qs = [fn.load(fn.gep(q, r * spec.qk_pad + c, F32), fn.vec(F32)) for r in range(rows)]
-            for i, row in enumerate(at):
-                x = load_row(fn, row, spec.k.elem, spec.head_dim, c)
+            for i, at in enumerate(row):
+                x = load_row(fn, fn.gep(k, at, spec.k.elem), spec.k.elem, spec.head_dim, c)
                 if rows > 1:
-                    _prefetch_next(fn, row, ldk, c, spec.k.elem)
+                    _prefetch_next(fn, after, at, c, spec.k.elem)
                 for r in range(rows):
                     if c == 0:
                         acc.append(fn.mul(x, qs[r]))
@@ -111,13 +112,13 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
     fn.done()
 
 
-def _prefetch_next(fn: Fn, row: V, ld: V, c: int, elem: str) -> None:
-    """Asks for column `c` of the same row of the next block of keys, so that memory works while this block computes.
+def _prefetch_next(fn: Fn, after: V, at: V, c: int, elem: str) -> None:
+    """Asks for column `c` of a row of what comes next, `at` elements behind `after`, so that memory works while this one computes.
 
-    The distance is the block that is next, whatever the machine. A single row computes next to nothing: its stream is memory's.
+    That is the next block of keys, whatever the machine. A single row computes next to nothing: its stream is memory's.
     """
     if c * BITS[elem] // 8 % 64 == 0:
-        fn.prefetch(fn.gep(fn.gep(row, fn.mul(ld, _KEYS), elem), c, elem), locality=2)
+        fn.prefetch(fn.gep(fn.gep(after, at, elem), c, elem), locality=2)
 
 
 def _sum_each(fn: Fn, xs: list[V]) -> V:
@@ -135,12 +136,14 @@ def _sum_each(fn: Fn, xs: list[V]) -> V:
 
 
 def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
-    """`attn_acc..(v, ldv, keys, p, alpha, o)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]."""
+    """`attn_acc..(v, ldv, keys, p, alpha, o, next)`: o[row] = alpha[row] * o[row] + sum over keys of p[row][key] * v[key]. Rows
+    from `next` on are prefetched."""
     name = _symbols(spec, rows)[1]
     if name in module.functions:
         return
-    fn = Fn(module, name, [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR)], noinline=True)
-    v, ldv, keys, p, alpha, o = fn.args
+    args = [("v", PTR), ("ldv", I64), ("keys", I64), ("p", PTR), ("alpha", PTR), ("o", PTR), ("next", PTR)]
+    fn = Fn(module, name, args, noinline=True)
+    v, ldv, keys, p, alpha, o, after = fn.args
     vectors = spec.v_pad // fn.lanes
     most = fn.target.registers * 3 // 4  # accumulators; the rest holds a row of V and weights
     passes = -(-vectors * rows // most)
@@ -159,10 +162,10 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
             return [broadcast_each(fn, fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
 
         def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
-            at = fn.gep(v, fn.mul(key, ldv), spec.v.elem)
-            xs = [load_row(fn, at, spec.v.elem, spec.value_dim, c) for c in columns]
+            at = fn.mul(key, ldv)
+            xs = [load_row(fn, fn.gep(v, at, spec.v.elem), spec.v.elem, spec.value_dim, c) for c in columns]
             for c in columns if rows > 1 else ():
-                _prefetch_next(fn, at, ldv, c, spec.v.elem)
+                _prefetch_next(fn, after, at, c, spec.v.elem)
             ps = [next(w) for w in each]
             return [fn.fma(ps[i // len(columns)], xs[i % len(columns)], a) for i, a in enumerate(acc)]
 
@@ -212,41 +215,44 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
             if scales:
                 copy_scales(fn, scales, span.batch, h, key.iv, n, at[name])
 
-        def scores(first: V, count: V, row: V) -> None:
-            """Of `count` keys from the first on, which lie from a row of K on."""
-            k, to = fn.gep(kp, fn.mul(row, a.ks[2]), spec.k.elem), fn.gep(at["scores"], first, F32)
+        def scores(first: V, count: V, row: V, after: V) -> None:
+            """Of `count` keys from the first on, which lie from a row of K on; the next block's lie from row `after` on."""
+            k, following = (fn.gep(kp, fn.mul(r, a.ks[2]), spec.k.elem) for r in (row, after))
+            to = fn.gep(at["scores"], first, F32)
 
             def of(r: V, rows: int) -> None:
                 q = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32)
-                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, _KEYS), F32)])
+                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, _KEYS), F32), following])
 
             _by_groups(fn, rows_, of)
 
-        def values(first: V, count: V, row: V) -> None:
-            v, weights = fn.gep(vp, fn.mul(row, a.vs[2]), spec.v.elem), fn.gep(at["scores"], first, F32)
+        def values(first: V, count: V, row: V, after: V) -> None:
+            v, following = (fn.gep(vp, fn.mul(r, a.vs[2]), spec.v.elem) for r in (row, after))
+            weights = fn.gep(at["scores"], first, F32)
 
             def of(r: V, rows: int) -> None:
                 p, alpha = fn.gep(weights, fn.mul(r, _KEYS), F32), fn.gep(at["alpha"], r, F32)
-                fn.call(_symbols(spec, rows)[1], [v, a.vs[2], count, p, alpha, fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)])
+                out = fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)
+                fn.call(_symbols(spec, rows)[1], [v, a.vs[2], count, p, alpha, out, following])
 
             _by_groups(fn, rows_, of)
 
-        def values_once(first: V, count: V, row: V) -> None:
+        def values_once(first: V, count: V, row: V, after: V) -> None:
             """What was summed before is scaled by the first keys' call alone."""
-            values(first, count, row)
+            values(first, count, row, after)
             with fn.loop(0, rows_) as r:
                 fn.store(fn.const(1.0, F32), fn.gep(at["alpha"], r.iv, F32))
 
         whole, row = contiguous(fn, a, spec, span, key.iv, n) if spec.paging is not None else (None, key.iv)
 
-        def each(body: Callable[[V, V, V], None], by_page: Callable[[V, V, V], None]) -> None:
+        def each(body: Callable[[V, V, V, V], None], by_page: Callable[[V, V, V, V], None]) -> None:
             if whole is None:
-                body(fn.i64(0), n, row)
+                body(fn.i64(0), n, row, fn.add(row, _KEYS))
                 return
             with fn.when(whole):
-                body(fn.i64(0), n, row)
+                body(fn.i64(0), n, row, fn.add(row, _KEYS))
             with fn.when(fn.not_(whole)):
-                each_page(fn, a, spec, span, key.iv, n, by_page)
+                each_page(fn, a, spec, span, key.iv, n, by_page, ahead=_KEYS)
 
         each(scores, scores)
         with fn.loop(0, rows_) as r:

@@ -9,7 +9,7 @@ from dhlo.codegen.families.attention.attention import Strides, scale_bits
 from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Spec
 from dhlo.codegen.families.attention.prefill import BlockOfRows, emit_parts, prefill_scratch_bytes
 from dhlo.codegen.families.box import grain_of, steps_ahead
-from dhlo.codegen.families.gemm.microkernel import TileSpec
+from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import GroupHost
 from dhlo.codegen.kernel_ir.builder import I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
@@ -36,8 +36,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """One kernel for all sequences of a call: items are (block of rows of a sequence, kv head), so that prompts have many and steps
-    of decoding one for each head. See `Attention` for the fields."""
+    """One kernel for all sequences of a call: items are (sequence, kv head, block of rows), so that prompts have many and steps of
+    decoding one for each head. See `Attention` for the fields."""
 
     head_dim: int
     value_dim: int
@@ -74,11 +74,11 @@ class PagedKernel:
         a = Args.load(fn, spec)
         rows = BlockOfRows(fn, a, spec, parts)
         with fn.loop(fn.args[1], fn.args[2]) as item:
-            block, h = fn.divu(item.iv, a.kv_heads), fn.remu(item.iv, a.kv_heads)
-            b = _sequence_of(fn, a, block)
             assert a.pages is not None
-            first = fn.load(fn.gep(a.pages.before, b, I64), I64)
-            rows.attend(b, h, fn.mul(fn.sub(block, first), spec.rows))
+            b = _sequence_of(fn, a, fn.divu(item.iv, a.kv_heads))
+            first, end = (fn.load(fn.gep(a.pages.before, i, I64), I64) for i in (b, fn.add(b, 1)))
+            own, blocks = fn.sub(item.iv, fn.mul(first, a.kv_heads)), fn.sub(end, first)
+            rows.attend(b, fn.divu(own, blocks), fn.mul(fn.remu(own, blocks), spec.rows))
         fn.done()
 
     def emit_launch(
@@ -138,6 +138,7 @@ class PagedKernel:
                 f.select(fits, good, f.i64(0)),
             )
         blocks, keys, last, good = lp.results
+        host.unless_planning(lambda: _store(f, blocks, f.gep(batch.before, batch.sequences, I64)), blocks)
         all_ = f.cmp("eq", last, host.unless_planning(lambda: batch.tokens, f.i64(0)))
         return blocks, keys, f.and_(f.cmp("ne", good, 0), all_)
 

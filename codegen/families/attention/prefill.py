@@ -9,6 +9,7 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
     LOG2E,
@@ -240,6 +241,26 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, 
             fn.call(f"attn_pv_{mr}", [fn.gep(v, c, F32), ldv, at["scores"], count, to, at["alpha"], ahead])
 
 
+@dataclass(frozen=True)
+class _Gather:
+    """Copies rows of K or V from blocks of a pool to dense rows of f32: what `each_page` calls."""
+
+    fn: Fn
+    rows: Rows
+    base: V
+    ld: V
+    size: int
+    pad: int
+    to: V
+
+    def __call__(self, first: V, count: V, row: V, after: V) -> None:
+        fn, elem = self.fn, self.rows.elem
+        src, following = (fn.gep(self.base, fn.mul(r, self.ld), elem) for r in (row, after))
+        to_f32_rows(
+            fn, src, self.ld, count, self.size, self.pad, elem, fn.gep(self.to, fn.mul(first, self.pad), F32), after=following
+        )
+
+
 def _keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V, V, V]:
     """Where the rows of K and of V of a block of keys lie as f32, and how far apart: in place if they are such and in a row."""
     sides = (
@@ -261,19 +282,13 @@ def _keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, 
             found += [to, fn.i64(pad)]
             continue
 
-        def gather(
-            first: V, n: V, row: V, base: V = base, ld: V = ld, rows: Rows = rows, to: V = to, pad: int = pad, size: int = size
-        ) -> None:
-            to_f32_rows(
-                fn, fn.gep(base, fn.mul(row, ld), rows.elem), ld, n, size, pad, rows.elem, fn.gep(to, fn.mul(first, pad), F32)
-            )
-
+        gather = _Gather(fn, rows, base, ld, size, pad, to)
         if not rows.is_f32:
-            each_page(fn, a, spec, span, key0, count, gather)
+            each_page(fn, a, spec, span, key0, count, gather, ahead=spec.keys)
             found += [to, fn.i64(pad)]
             continue
         with fn.when(fn.not_(whole)):
-            each_page(fn, a, spec, span, key0, count, gather)
+            each_page(fn, a, spec, span, key0, count, gather, ahead=spec.keys)
         found += [fn.select(whole, there, to), fn.select(whole, ld, fn.i64(pad))]
     k, ldk, v, ldv = found
     return k, ldk, v, ldv

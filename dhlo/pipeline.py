@@ -2,6 +2,7 @@
 
     import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
+    absorb-latents    attention over compressed keys and values, of caches that shall be pools, reads them as they are
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
     separate-state    weight -> state, for what the program changes
     cse .. cse-again  rewrites that hold for all sizes
@@ -50,6 +51,7 @@ from dhlo.ir.handles import Module
 from dhlo.ir.ops.movement import Weight
 from dhlo.ir.types import from_mlir
 from dhlo.options import verify_passes
+from dhlo.passes.absorb_latents import absorb_latents
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.check_contract import check_contract
@@ -138,7 +140,11 @@ def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
     return run
 
 
-FRONT: tuple[Pass, ...] = (Pass("grow", plain(grow)), Pass("page-caches", plain(page_caches)))
+FRONT: tuple[Pass, ...] = (
+    Pass("grow", plain(grow)),
+    Pass("absorb-latents", plain(absorb_latents)),
+    Pass("page-caches", plain(page_caches)),
+)
 """What decides about the results that a call gives: it runs before the cache of compiled programs is asked."""
 
 PASSES: tuple[Pass, ...] = (

@@ -38,6 +38,7 @@ __all__ = [
     "requested_pages",
     "set_hints",
     "set_ranges",
+    "set_type",
     "set_user_names",
     "sizes_of",
     "updates_of",
@@ -174,10 +175,20 @@ def requested_pages(block: Any) -> dict[int, int]:
 
 
 def erase_argument(block: Any, k: int) -> None:
-    """Takes an argument that nothing reads away, with its attributes; the function's type is the caller's."""
+    """Takes an argument that nothing reads away, and renumbers what results say of the others."""
     block.erase_argument(k)
     if marks := _marks(block, "arg_attrs"):
         block.owner.attributes["arg_attrs"] = ir.ArrayAttr.get(marks[:k] + marks[k + 1 :])
+    for name in ("dhlo.argument", "dhlo.size_of"):
+        later = {i: {name: m[name].value - 1} for i, m in enumerate(_marks(block, "res_attrs")) if name in m and m[name].value > k}
+        _mark_results(block, later)
+    set_type(block)
+
+
+def set_type(block: Any) -> None:
+    """Writes down the function's type, by its arguments and what it returns."""
+    results = [v.type for v in list(block.operations)[-1].operands]
+    block.owner.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([v.type for v in block.arguments], results))
 
 
 def grown_dims(block: Any) -> dict[int, int]:

@@ -16,6 +16,7 @@ from dhlo.ir.function import (
     mark_results,
     mark_sizes,
     requested_growth,
+    set_type,
     sizes_of,
     updates_of,
 )
@@ -113,8 +114,6 @@ def _return(block: Any, index: int, size: Any, written: Any, k: int) -> None:
     with ir.InsertionPoint(end.operation), end.location:
         func.ReturnOp(values)
     end.operation.erase()
-    block.owner.attributes["function_type"] = ir.TypeAttr.get(
-        ir.FunctionType.get([v.type for v in block.arguments], [v.type for v in values])
-    )
+    set_type(block)
     mark_results(block, updates | {len(values) - 1: k})
     mark_sizes(block, sizes | {index: k})

@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 
 from dhlo.errors import CompileError
-from dhlo.ir.dialect import attr, build, defining, number, to_attr
+from dhlo.ir.dialect import attr, build, defining, exprs, number, to_attr
 from dhlo.ir.function import (
     Target,
     argument_names,
@@ -27,6 +27,7 @@ from dhlo.ir.function import (
     renumber_results,
     requested_pages,
     set_ranges,
+    set_type,
     set_user_names,
     updates_of,
     user_names,
@@ -35,7 +36,7 @@ from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention
 from dhlo.ir.ops.lookup import Scatter
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import parse, show, symbol
@@ -54,16 +55,17 @@ def page_caches(module: Any) -> None:
 
     Raises CompileError, by the user's source line, where tokens of a sequence meet in another way than by attention over a cache.
     """
-    requested = [(block, pages) for block in bodies(module) if (pages := requested_pages(block))]
+    requested = [block for block in bodies(module) if requested_pages(block)]
     if requested:
         _tidy(module)
         attention_heads(module)
         _tidy(module)
-    for block, pages in requested:
+    for block in requested:
         with ir.Location.unknown():
-            masks = _Paging(block, pages).drop_masks()
+            _merge_columns(block)
+            unused = _Paging(block).drop_masks()
             _tidy(module)
-            _Paging(block, pages).run(masks)
+            _Paging(block).run(unused)
             _tidy(module)
 
 
@@ -105,12 +107,12 @@ class _Inputs:
 class _Paging:
     """The rewriting of one function."""
 
-    def __init__(self, block: Any, pages: dict[int, int]) -> None:
+    def __init__(self, block: Any) -> None:
         self.block, self.names = block, argument_names(block)
-        self.page, *others = set(pages.values())
+        self.page, *others = set(requested_pages(block).values())
         if others or self.page < 1:
             raise CompileError("pages: caches of a program have blocks of one size, of a slot or more")
-        self.caches = [_cache(self.names[k], block.arguments[k]) for k in pages]
+        self.caches = _caches(block)
         self.tokens = _sizes(self.caches)
         first = len(block.arguments)  # what grows has names of sizes below this
         self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
@@ -233,7 +235,8 @@ class _Paging:
         seen = _Seen() if not mask else _seen(mask[0], inputs.positions, self.context)
         with ir.InsertionPoint(op.operation), op.location:
             mask = [] if seen.whole else mask
-            operands = [q, pools[k], pools[v], inputs.tables, inputs.starts, inputs.lengths, *mask]
+            values = pools[v] if v in pools else _columns_of(pools[k], v)
+            operands = [q, pools[k], values, inputs.tables, inputs.starts, inputs.lengths, *mask]
             attrs = {"block": self.page, "window": seen.window, "scale": attr(op, "scale"), "causal": seen.causal}
             y = build(PagedAttention, operands, attrs).results[0]
         op.results[0].replace_all_uses_with(y)
@@ -248,15 +251,12 @@ class _Paging:
             func.ReturnOp([*(v for _, v, _ in kept), *(pools[c.whole] for c in self.caches)])
         end.operation.erase()
         erase_dead(self.block)
-        for k in sorted((m.arg_number for m in masks), reverse=True):
-            erase_argument(self.block, k)
-        values = list(list(self.block.operations)[-1].operands)
-        self.block.owner.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([v.type for v in self.block.arguments], [v.type for v in values])
-        )
+        set_type(self.block)
         marks: dict[int, Target] = {i: target for i, (_, _, target) in enumerate(kept) if target is not None}
         renumber_results(self.block, [i for i, _, _ in kept])
         mark_results(self.block, marks | {len(kept) + i: c.argument.arg_number for i, c in enumerate(self.caches)})
+        for k in sorted((m.arg_number for m in masks), reverse=True):
+            erase_argument(self.block, k)
         for c in self.caches:
             mark_argument(self.block, c.argument.arg_number, {}, without="dhlo.page")
         module = self.block.owner.parent.opview
@@ -264,6 +264,40 @@ class _Paging:
         named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)
         set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
         set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
+
+
+def _merge_columns(block: Any) -> None:
+    """Caches whose joined wholes are columns of one tensor (latents and what is rotated, say) become one, in place of the first."""
+    wholes = {c.whole: c for c in _caches(block)}
+    for op in list(block.operations):
+        if not isinstance(op, Concat) or attr(op, "dim") != 3 or any(v not in wholes for v in op.operands):
+            continue
+        parts = [wholes[v] for v in op.operands]
+        first, t = parts[0].argument, from_mlir(op.results[0])
+        with ir.InsertionPoint(op.operation), op.location:
+            new = build(Concat, [c.new for c in parts], {"dim": 3}).results[0]
+            held = from_mlir(first)
+            first.set_type(held.with_shape([*held.shape[:3], t.shape[3]]).mlir())
+            whole = build(Concat, [first, new], {"dim": 2}, results=[t]).results[0]
+        op.results[0].replace_all_uses_with(whole)
+        op.operation.erase()
+        for c in parts:
+            c.whole.replace_all_uses_with(whole)  # where it is given back, which `_return` takes away
+            c.join.operation.erase()
+        for k in sorted((c.argument.arg_number for c in parts[1:]), reverse=True):
+            erase_argument(block, k)
+
+
+def _columns_of(pool: Any, values: Any) -> Any:
+    """The columns of a pool [heads, slots, depth] that `values` are of the joined whole."""
+    t, first = from_mlir(pool), exprs(attr(defining(values), "starts"))[3]
+    out = t.with_shape([*t.shape[:2], from_mlir(values).shape[3]])
+    return build(Slice, [pool], {"starts": ["0", "0", show(first)], "steps": [1] * 3}, results=[out]).results[0]
+
+
+def _caches(block: Any) -> list[_Cache]:
+    names = argument_names(block)
+    return [_cache(names[k], block.arguments[k]) for k in requested_pages(block)]
 
 
 def _cache(name: str, argument: Any) -> _Cache:

@@ -65,8 +65,9 @@ def _attends(op: Any, joined: Collection[Any], tokens: Tokens) -> bool:
     """Whether an op is attention over caches, or over keys that aren't of these sequences' tokens."""
     if not isinstance(op, Attention):
         return False
-    if op.operands[1] in joined and op.operands[2] in joined and not attr(op, "causal"):
-        return True
+    if op.operands[1] in joined and not attr(op, "causal"):
+        columns = defining(op.operands[2])  # values may be columns of what keys are
+        return op.operands[2] in joined or isinstance(columns, Slice) and bool(columns.operands[0] == op.operands[1])
     return not tokens.along(from_mlir(op.operands[1]).shape[2])
 
 

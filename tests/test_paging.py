@@ -11,6 +11,7 @@ import torch
 from torch.export import Dim, export
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
@@ -35,12 +36,22 @@ SMALL = {
     "num_key_value_heads": 2,
 }
 WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+LATENTS = {"q_lora_rank": 12, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
+EXPERTS = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SMALL),
     "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, **WINDOWS),
     "qwen3": lambda: Qwen3Config(**SMALL, head_dim=16),
     "qwen3_moe": lambda: Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4),
+    "deepseek_v3": lambda: DeepseekV3Config(**{**SMALL, "num_key_value_heads": 4}, **LATENTS, **EXPERTS),
     "phi3": lambda: Phi3Config(**SMALL, pad_token_id=0),
     "gpt2": lambda: GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1),
 }
@@ -101,6 +112,13 @@ def test_planning(windowed: tuple[Any, CompiledModel]) -> None:
     given = pools.inputs(list(enumerate(sequences(40, 1))))
     plan = windowed[1].plan([list(given[n].shape) for n in pools.names])
     assert plan["outputs"][0] == ("float32", (1, 41, 96)) and plan["data_dependent"]
+
+
+@pytest.mark.slow
+def test_latents_are_one_pool() -> None:
+    """[1, slots, columns of latents and of what is rotated], for each layer; heads share it."""
+    text = str(compiled_of(model_of("deepseek_v3")).signature)
+    assert text.count("float32[1, slots, 28]") == 2 and "values[" not in text
 
 
 def test_masks_that_positions_explain_are_gone(windowed: tuple[Any, CompiledModel]) -> None:

@@ -22,7 +22,8 @@ _FMAS_PER_ITERATION = 28
 # To the second level: it is far ahead.
 _PREFETCH_LOCALITY = 2
 # A prefetch may be lost, and the line is then missed a whole panel later. From so many rows on there is time to ask for each a
-# second time, so many bytes after the first. In rows of B as it lies there are columns that were read before.
+# second time, so many bytes after the first. In rows of B as it lies there are columns that were read before;
+# where tiles are narrower than panels (x86-64-v3, on a Zen 5 with two threads) it's worse without, which isn't understood.
 _RETRY_ROWS, _RETRY_BYTES = 5, 2048
 _LINE_BYTES = 64
 _ARGS = (("b", PTR), ("k", I64), ("tile", PTR), ("accumulate", I64), ("ahead", PTR), ("ahead_step", I64))
@@ -69,7 +70,10 @@ def emit_microkernel(
     left = RowsInPlace(fn, elem, spec, mr, a, 1, *beside) if rows else PackedRows(fn, elem, spec, mr, a, mr * spec.left_parts(elem))
     vectors = 1 if narrow else spec.columns(elem, mr) // spec.lanes(elem)
     memory = _tile_memory(fn, elem, spec, mr, vectors, tile, placed, where)
-    start, fetched = memory.start(accumulate), _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing)
+    start, fetched = (
+        memory.start(accumulate),
+        _Ahead.of(fn, elem, spec, mr, vectors, ahead, ahead_step, apart=packing and spec.per_panel == 1),
+    )
     products = _Products(fn, elem, spec, mr, vectors, left, right, fetched)
     if spec.matrices and (mr > 1 or spec.by_dots.flips(elem)):  # one row alone lies as dot products want it
         sums = emit_matrix_sums(fn, spec, mr, vectors, a, b, k, start, fetched.units)

@@ -1,11 +1,13 @@
 """Workers keep off the processor that the caller computes on, where they would only take turns with it; they go nowhere that
-they were not let, and leave signals of faults to the process."""
+they were not let, and leave signals of faults to the process. Threads may compile at once."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +93,33 @@ def _blocked(thread: int) -> set[signal.Signals]:
     status = Path(f"/proc/self/task/{thread}/status").read_text()
     (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk"))
     return {s for s in signal.Signals if mask >> (s - 1) & 1}
+
+
+_FIRST_USE = """
+import threading
+import torch
+import dhlo
+
+sizes = (3, 4, 5, 6)
+rows = ({0: torch.export.Dim.AUTO},)
+programs = [torch.export.export(torch.nn.ReLU(), (torch.randn(2, n),), dynamic_shapes=rows) for n in sizes]
+together, right = threading.Barrier(len(sizes)), []
+
+def use(program, n):
+    together.wait()
+    x = torch.randn(7, n)
+    right.append(torch.equal(dhlo.compile(program)(x), x.relu()))
+
+threads = [threading.Thread(target=use, args=given) for given in zip(programs, sizes)]
+for t in threads:
+    t.start()
+for t in threads:
+    t.join()
+print(right)
+"""
+
+
+def test_a_first_use_in_several_threads_at_once() -> None:
+    """MLIR's bindings describe the dialect anew for each context, in one place: two that did so at once ended the process."""
+    ran = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0 and ran.stdout.strip() == str([True] * 4), ran.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from dhlo.ir.dialect import DHLO
 from dhlo.ir.mlir import ir
 
 __all__ = ["context", "load"]
+
+_LOADING = threading.Lock()  # the bindings describe the dialect in a module of their own, once, which threads must not do at once
 
 
 @contextmanager
@@ -23,4 +26,5 @@ def context() -> Iterator[Any]:
 
 def load() -> None:
     """Registers the dialect with the current context."""
-    DHLO.load()
+    with _LOADING:
+        DHLO.load()

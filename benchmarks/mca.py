@@ -92,8 +92,8 @@ CASES = [
     Case("attention, few queries: P V", r"attn_acc64_f32_(?P<rows>\d+)", "attention"),
     Case("convolution", r"conv_ukr_\w+_(?P<rows>\d+)", "convolution"),
     Case("softmax: exponentials and sum", r"reduce_\w+", "softmax"),
-    Case("product of bytes, dotprod", r"ukr_i8_(?P<rows>\d+)(_of\d+)?_ahead", "bytes, dotprod"),
-    Case("product of bytes, i8mm", r"ukr_i8_(?P<rows>\d+)(_of\d+)?_matrices_ahead", "bytes, i8mm"),
+    Case("product of bytes, dotprod", r"ukr_i8_(?P<rows>\d+)(_placed)?(_of\d+)?_ahead", "bytes, dotprod"),
+    Case("product of bytes, i8mm", r"ukr_i8_(?P<rows>\d+)(_placed)?(_of\d+)?_matrices_ahead", "bytes, i8mm"),
 ]
 
 

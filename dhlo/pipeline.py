@@ -54,6 +54,7 @@ from dhlo.options import verify_passes
 from dhlo.passes.absorb_latents import absorb_latents
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
+from dhlo.passes.causal_masks import causal_masks
 from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
 from dhlo.passes.expand_dequantize import expand_dequantize
@@ -156,6 +157,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("quantise-weights", quantise_weights),
     Pass("fold-weights", fold_weights),
     Pass("attention-heads", plain(attention_heads)),
+    Pass("causal-masks", plain(causal_masks)),
     Pass("hoist-slices", plain(hoist_slices)),
     Pass("merge-matmuls", merge_matmuls),
     Pass("simplify-again", plain(simplify)),

@@ -266,27 +266,31 @@ MATMUL = [
 ]
 
 
-def attention(dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False) -> Part:
+def attention(
+    dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False, past: str = "0"
+) -> Part:
     shape = [q[0], q[1], q[2], k[2]]
     args: list[Any] = [(t(dtype, *q), within(-1, 1)), (t(dtype, *k), within(-1, 1)), (t(dtype, *k), within(-1, 1))]
     if mask is not None:
         args.append((t(mask, *shape), mostly_true if mask == "i1" else within(-2, 2)))
 
     def body(*v: Any) -> list[Any]:
-        return [build(compute.Attention, v, {"scale": 0.25, "causal": causal}).results[0]]
+        return [build(compute.Attention, v, {"scale": 0.25, "causal": causal, "past": past}).results[0]]
 
     return Part(
         args,
         body,
         tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
         atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-        label=f"attention {dtype} {q} {k} mask {mask} causal {causal}",
+        label=f"attention {dtype} {q} {k} mask {mask} causal {causal} past {past}",
     )
 
 
 ATTENTION = [
     *(attention(d, ["n", 4, "m", 16], ["n", 2, "m", 16]) for d in ("f32", "f16", "bf16")),
     attention("f32", ["n", 2, "m", 16], ["n", 2, "m", 16], causal=True),
+    attention("f32", [1, 4, "m", 16], [1, 2, "m + n", 16], causal=True, past="n"),
+    attention("f32", [1, 2, "n", 16], [1, 2, "m + n", 16], mask="i1", causal=True, past="m - 3"),
     attention("f32", [1, 2, "m", 16], [1, 2, "n", 16], mask="f32"),
     attention("f32", [1, 2, "n", 16], [1, 1, "m", 16], mask="i1"),
     attention("f32", ["n", 4, 1, 16], ["n", 2, "m + 1", 16]),

@@ -101,7 +101,7 @@ class _Latents:
         cached = build(Concat, [self.latents, self.shared], {"dim": 3}).results[0]
         values = _slice(cached, 3, 0, int(depth))
         query = build(Concat, [own, turned], {"dim": 3}).results[0]
-        attrs = {"scale": attr(op, "scale"), "causal": False}
+        attrs = {"scale": attr(op, "scale"), "causal": False, "past": "0"}
         y = build(Attention, [query, cached, values, *mask], attrs).results[0]
         return build(Matmul, [y, self._matrix(self.values, batch, turned=True)]).results[0]
 

@@ -19,7 +19,7 @@ from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from dhlo.ir.symbols import is_static, parse, symbols_of
+from dhlo.ir.symbols import is_static, parse, show, symbols_of
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 
@@ -211,10 +211,9 @@ def _matmul(op: Any) -> tuple[set[int], list[Dims]]:
 
 
 def _attention(op: Any) -> tuple[set[int], list[Dims]]:
-    queries = 2 if not attr(op, "causal") or len(op.operands) == 3 else None  # a mask beside `causal` would have to be joined to it
-    q: Dims = [0, None, queries, None]
+    q: Dims = [0, None, 2, None]
     kv: Dims = [0, None, None, None]
-    return {0, 2} if queries else {0}, [q, kv, kv, q][: len(op.operands)]
+    return {0, 2}, [q, kv, kv, q][: len(op.operands)]
 
 
 def _padded(op: Any) -> list[int]:
@@ -291,17 +290,8 @@ def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> An
             start = parse(attr(op, "start")) + window[0] * parse(attr(op, "step"))
             return build(Iota, [], {"dim": attr(op, "dim"), "start": start, "step": attr(op, "step")}, results=[out]).results[0]
     elif isinstance(op, Attention) and made[2] is not None and attr(op, "causal"):
-        return _causal_part(op, operands, out, made[2])
+        past = (parse(attr(op, "past")) + made[2][0]).expand()
+        sees_all = (past + 1 - from_mlir(operands[1]).shape[2]).expand().is_nonnegative
+        new = {"scale": attr(op, "scale"), "causal": not sees_all, "past": "0" if sees_all else show(past)}
+        return build(Attention, operands, new).results[0]
     return ir.Operation.create(op.OPERATION_NAME, results=[out.mlir()], operands=operands, attributes=attrs).results[0]
-
-
-def _causal_part(op: Any, operands: list[Any], out: TensorType, window: Window) -> Any:
-    """Causal attention of the queries from window[0] on. The last one sees all keys; otherwise a mask says who sees what."""
-    keys = from_mlir(operands[1]).shape[2]
-    mask = []
-    if not (window[0] + 1 - keys).expand().is_nonnegative:
-        t = TensorType.of("i64", [*out.shape[:3], keys])
-        query = build(Iota, [], {"dim": 2, "start": window[0], "step": "1"}, results=[t]).results[0]
-        key = build(Iota, [], {"dim": 3, "start": "0", "step": "1"}, results=[t]).results[0]
-        mask = [build(ew.Le, [key, query]).results[0]]
-    return build(Attention, [*operands, *mask], {"scale": attr(op, "scale"), "causal": False}).results[0]

@@ -43,6 +43,7 @@ from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.positions import Seen, seen
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens
 
@@ -232,12 +233,13 @@ class _Paging:
     def _attend(self, op: Any, pools: dict[Any, Any], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
         q, k, v, *mask = op.operands
-        seen = _Seen() if not mask else _seen(mask[0], inputs.positions, self.context)
+        found = seen(mask[0], inputs.positions) if mask and from_mlir(mask[0]).dtype.is_bool else Seen(whole=not mask)
+        causal = found.past == 0
         with ir.InsertionPoint(op.operation), op.location:
-            mask = [] if seen.whole else mask
+            mask = [] if found.whole and (causal or found.past is None) else mask
             values = pools[v] if v in pools else _columns_of(pools[k], v)
             operands = [q, pools[k], values, inputs.tables, inputs.starts, inputs.lengths, *mask]
-            attrs = {"block": self.page, "window": seen.window, "scale": attr(op, "scale"), "causal": seen.causal}
+            attrs = {"block": self.page, "window": found.window, "scale": attr(op, "scale"), "causal": causal}
             y = build(PagedAttention, operands, attrs).results[0]
         op.results[0].replace_all_uses_with(y)
         op.operation.erase()
@@ -335,65 +337,3 @@ def _through_views(v: Any) -> Any:
     while isinstance(op := defining(v), (Reshape, ew.Copy)):
         v = op.operands[0]
     return v
-
-
-# ------------------------------------------------------------------------------------------------ masks
-@dataclass(frozen=True)
-class _Seen:
-    """Which keys a mask lets a token see: those up to its own if `causal`, of these the last `window` if that isn't 0. `whole`: the
-    mask says no more than that."""
-
-    causal: bool = False
-    window: int = 0
-    whole: bool = True
-
-    def __and__(self, other: _Seen) -> _Seen:
-        windows = [w for w in (self.window, other.window) if w]
-        return _Seen(self.causal or other.causal, min(windows, default=0), self.whole and other.whole)
-
-
-def _seen(mask: Any, positions: Any, context: sympy.Expr) -> _Seen:
-    """What a mask of bools says by comparing positions of keys with those of tokens."""
-    op = defining(mask)
-    match op:
-        case Full() if attr(op, "value") in ("True", "true", "1"):
-            return _Seen()
-        case Broadcast() | Reshape() | ew.Copy():
-            return _seen(op.operands[0], positions, context)
-        case ew.And():
-            return _seen(op.operands[0], positions, context) & _seen(op.operands[1], positions, context)
-        case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
-            return _compared(op, positions, context)
-    return _Seen(whole=False)
-
-
-def _compared(op: Any, positions: Any, context: sympy.Expr) -> _Seen:
-    """A comparison as a bound of (key - token)."""
-    (a, x), (b, y) = (_position(v, positions, context) for v in op.operands)
-    if {a, b} != {"key", "token"}:
-        return _Seen(whole=False)
-    below = isinstance(op, (ew.Le, ew.Lt)) == (a == "key")
-    strict = isinstance(op, (ew.Lt, ew.Gt))
-    most = (y - x if a == "key" else x - y) - strict * (1 if below else -1)  # key - token <= most, or >= it
-    if below:
-        return _Seen(causal=True) if most == 0 else _Seen(whole=False)
-    return _Seen(window=1 - most) if most <= 0 else _Seen(whole=False)
-
-
-def _position(v: Any, positions: Any, context: sympy.Expr) -> tuple[str, int]:
-    """Whose position v is, a token's or a key's, and what is added to it; ("", 0) if it is none."""
-    if v == positions:
-        return "token", 0
-    op = defining(v)
-    match op:
-        case Broadcast() | Reshape() | ew.Copy():
-            return _position(op.operands[0], positions, context)
-        case Iota() if (attr(op, "start"), attr(op, "step")) == ("0", "1") and from_mlir(v).shape[attr(op, "dim")] == context:
-            return "key", 0
-        case ew.Add() | ew.Sub():
-            whose, at = _position(op.operands[0], positions, context)
-            by = defining(op.operands[1])
-            n = number(attr(by, "value")) if isinstance(by, Full) else None
-            if whose and isinstance(n, int):
-                return whose, at + (n if isinstance(op, ew.Add) else -n)
-    return "", 0

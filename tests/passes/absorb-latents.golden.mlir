@@ -12,7 +12,7 @@ module {
     %9 = "dhlo.concat"(%arg1, %arg2) {dim = 3 : i64} : (tensor<?x1x?x5xf32, #dhlo.shape<["s0", "1", "s2", "5"]>>, tensor<?x1x?x3xf32, #dhlo.shape<["s0", "1", "s2", "3"]>>) -> tensor<?x1x?x8xf32, #dhlo.shape<["s0", "1", "s2", "8"]>>
     %10 = "dhlo.slice"(%9) {starts = ["0", "0", "0", "0"], steps = [1, 1, 1, 1]} : (tensor<?x1x?x8xf32, #dhlo.shape<["s0", "1", "s2", "8"]>>) -> tensor<?x1x?x5xf32, #dhlo.shape<["s0", "1", "s2", "5"]>>
     %11 = "dhlo.concat"(%8, %3) {dim = 3 : i64} : (tensor<?x2x?x5xf32, #dhlo.shape<["s0", "2", "s1", "5"]>>, tensor<?x2x?x3xf32, #dhlo.shape<["s0", "2", "s1", "3"]>>) -> tensor<?x2x?x8xf32, #dhlo.shape<["s0", "2", "s1", "8"]>>
-    %12 = "dhlo.attention"(%11, %9, %10, %arg3) {causal = false, scale = 5.000000e-01 : f64} : (tensor<?x2x?x8xf32, #dhlo.shape<["s0", "2", "s1", "8"]>>, tensor<?x1x?x8xf32, #dhlo.shape<["s0", "1", "s2", "8"]>>, tensor<?x1x?x5xf32, #dhlo.shape<["s0", "1", "s2", "5"]>>, tensor<?x2x?x?xi1, #dhlo.shape<["s0", "2", "s1", "s2"]>>) -> tensor<?x2x?x5xf32, #dhlo.shape<["s0", "2", "s1", "5"]>>
+    %12 = "dhlo.attention"(%11, %9, %10, %arg3) {causal = false, past = "0", scale = 5.000000e-01 : f64} : (tensor<?x2x?x8xf32, #dhlo.shape<["s0", "2", "s1", "8"]>>, tensor<?x1x?x8xf32, #dhlo.shape<["s0", "1", "s2", "8"]>>, tensor<?x1x?x5xf32, #dhlo.shape<["s0", "1", "s2", "5"]>>, tensor<?x2x?x?xi1, #dhlo.shape<["s0", "2", "s1", "s2"]>>) -> tensor<?x2x?x5xf32, #dhlo.shape<["s0", "2", "s1", "5"]>>
     %13 = "dhlo.transpose"(%1) {perm = [1, 0]} : (tensor<5x20xf32>) -> tensor<20x5xf32>
     %14 = "dhlo.reshape"(%13) : (tensor<20x5xf32>) -> tensor<2x10x5xf32>
     %15 = "dhlo.slice"(%14) {starts = ["0", "4", "0"], steps = [1, 1, 1]} : (tensor<2x10x5xf32>) -> tensor<2x6x5xf32>

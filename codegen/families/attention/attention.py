@@ -35,7 +35,7 @@ class Attention:
     Q is [batch, kv_heads * group, sq, head_dim], K [batch, kv_heads, skv, head_dim], V [batch, kv_heads, skv,
     value_dim], the output [batch, kv_heads * group, sq, value_dim], all of `elem` (f32, bf16 or f16), unless `k` or `v` say
     that keys or values are stored otherwise; query head h attends with kv head h // group. Sums are f32. Semantics are those of
-    PyTorch's scaled_dot_product_attention: with `is_causal` query i sees keys j <= i (also where sq != skv), a query without
+    PyTorch's scaled_dot_product_attention: with `is_causal` query i sees keys j <= i + past, a query without
     any key to attend to (all masked, or skv = 0) gives zeros.
 
     `emit_mask(fn, batch, head, query, key0, lanes)` emits, into the kernel `fn`, the mask of a vector of keys from key0 on for
@@ -106,6 +106,7 @@ class Attention:
         v_strides: Strides,
         o_strides: Strides,
         scale: float | V,
+        past: V | int = 0,
         scales: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
@@ -135,10 +136,11 @@ class Attention:
             scale_bits(f, scale),
             steps_ahead(host, "ahead_few"),
         ]
+        first = f.i64(past)
         few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
-            args = [*head, splits, *scales, *extra_args]
+            args = [*head, splits, first, *scales, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(
                 f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
@@ -151,7 +153,7 @@ class Attention:
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(
                 f"{self.symbol}_prefill",
-                [*head, blocks, *scales, *extra_args],
+                [*head, blocks, first, *scales, *extra_args],
                 f.mul(heads, blocks),
                 _grain(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),

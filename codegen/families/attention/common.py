@@ -39,8 +39,8 @@ LOG2E = math.log2(math.e)
 _LEAST_KEYS = 96
 
 # q k v o workspace; strides (batch, head, row) of q, k, v, o; kv heads, group, rows of q, rows of k; scale; how many rows ahead V
-# is prefetched; blocks or splits
-_ARG_TYPES = (PTR,) * 5 + (I64,) * 19
+# is prefetched; blocks or splits; keys before that of the first query, where causal
+_ARG_TYPES = (PTR,) * 5 + (I64,) * 20
 # the scales of K or V, and their strides (batch, head, row)
 _SCALE_TYPES = (PTR, I64, I64, I64)
 # tables of blocks and their columns, starts, lengths, blocks of rows before each sequence, sequences, halvings until one is left,
@@ -163,6 +163,7 @@ class Args:
     scale: V
     ahead: V
     parts: V
+    past: V
     k_scales: Sequence[V]  # pointer, then strides; empty where there are none
     v_scales: Sequence[V]
     pages: Pages | None
@@ -176,9 +177,8 @@ class Args:
         k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:behind_v]
         pages = Pages(*a[behind_v:]) if spec.paging is not None else None
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
-        return Args(
-            a[0], a[1], a[2], a[3], a[4], *strides, a[17], a[18], a[19], a[20], scale, a[22], a[23], k_scales, v_scales, pages
-        )
+        sizes = (a[17], a[18], a[19], a[20])
+        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], k_scales, v_scales, pages)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Span:
     first    the row of Q, and of the output, that is its first query's; None for 0
     queries  their number
     keys     the number of its keys
-    past     of these, those before the first query's own; None for 0
+    past     of these, those before the first query's own, where attention is causal
     table    its blocks; None where its keys lie in a row
     """
 
@@ -197,7 +197,7 @@ class Span:
     first: V | None
     queries: V
     keys: V
-    past: V | None
+    past: V
     table: V | None = None
 
     @staticmethod
@@ -205,7 +205,7 @@ class Span:
         """That of element b of a batch, or of sequence b."""
         p = a.pages
         if p is None:
-            return Span(b, None, a.sq, a.skv, None)
+            return Span(b, None, a.sq, a.skv, a.past)
         first, end, keys = (
             fn.cast(fn.load(fn.gep(x, i, I32), I32), I64) for x, i in ((p.starts, b), (p.starts, fn.add(b, 1)), (p.lengths, b))
         )
@@ -219,7 +219,7 @@ class Span:
 
     def own(self, fn: Fn, query: V) -> V:
         """The key of a query's own position."""
-        return query if self.past is None else fn.add(query, self.past)
+        return fn.add(query, self.past)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:
@@ -320,7 +320,7 @@ def to_f32_rows(
 
 def all_keys(fn: Fn, spec: Spec, span: Span, last_query: V) -> V:
     """End of the keys that any query up to `last_query` may see."""
-    return fn.min(span.keys, fn.add(span.own(fn, last_query), 1)) if spec.is_causal else span.keys
+    return fn.max(fn.min(span.keys, fn.add(span.own(fn, last_query), 1)), 0) if spec.is_causal else span.keys
 
 
 def first_key(fn: Fn, spec: Spec, span: Span, query: V) -> V:

@@ -106,7 +106,7 @@ class PagedKernel:
         blocks, keys, good = self._count(host, batch, group)
         host.require(good, check, zero, zero)
         args = [q, k, v, o, zero, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
-        args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero]
+        args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
         args += [batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
         args += [batch.blocks, batch.cell, *extra_args]

@@ -349,7 +349,7 @@ def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
 
 def _by_rows(fn: Fn, span: Span, key: V) -> V:
     """A key's number as rows of Q are numbered: that of the query at its position."""
-    return key if span.first is None or span.past is None else fn.add(fn.sub(key, span.past), span.first)
+    return span.row(fn, fn.sub(key, span.past))
 
 
 def _mask(fn: Fn, spec: Spec, at: dict[str, V], keep: str, key0: V, count: V) -> None:

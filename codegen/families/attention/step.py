@@ -24,7 +24,7 @@ from dhlo.ir.ops.compute import Attention as AttentionOp
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.ops.paged import PagedAttention
-from dhlo.ir.symbols import FloorDiv, is_static
+from dhlo.ir.symbols import FloorDiv, is_static, parse
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import dense_strides
 
@@ -150,6 +150,7 @@ class AttentionFamily(ChoiceFamily):
             v_strides=[s(x) for x in v.strides[:3]],
             o_strides=[s(x) for x in strides[:3]],
             scale=float(attr(self.op, "scale")),
+            past=s(parse(attr(self.op, "past"))),
             scales=[a for x in self.scales for a in (view_pointer(host, x), *(s(n) for n in x.strides[:3]))],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )

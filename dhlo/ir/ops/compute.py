@@ -8,9 +8,9 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from dhlo.ir.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
+from dhlo.ir.dialect import Flag, Ints, Kind, Number, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.ir.mlir import ir
-from dhlo.ir.symbols import is_static, product
+from dhlo.ir.symbols import is_static, parse, product
 from dhlo.ir.types import TensorType, from_mlir
 
 Args = list[torch.Tensor]
@@ -143,8 +143,8 @@ class Matmul(Op, name="matmul"):
 
 class Attention(Op, name="attention"):
     """softmax(scale * Q K^T + mask) V: q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], query head h reads kv head
-    h // (Hq / Hkv); an optional mask [B, Hq, Sq, Skv] is bool (true: attend) or added. `causal`: query i sees keys j <= i.
-    A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
+    h // (Hq / Hkv); an optional mask [B, Hq, Sq, Skv] is bool (true: attend) or added. `causal`: query i sees keys
+    j <= i + `past`, a size. A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
 
     kind = Kind.ATTENTION
     q: Tensor
@@ -153,6 +153,7 @@ class Attention(Op, name="attention"):
     mask: Variadic  # none or one
     scale: ir.FloatAttr
     causal: Flag
+    past: Number
     y: Out
 
     @classmethod
@@ -175,13 +176,17 @@ class Attention(Op, name="attention"):
         g = q.shape[1] // k.shape[1] if k.shape[1] else 1
         k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
         mask = args[3] if len(args) > 3 else None
-        return [F.scaled_dot_product_attention(q, k, v, mask, is_causal=attr(self, "causal"), scale=attr(self, "scale"))]
+        if attr(self, "causal"):
+            sees = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None] + sizes(parse(attr(self, "past")))
+            mask = sees if mask is None else mask & sees if mask.dtype == torch.bool else torch.where(sees, mask, -torch.inf)
+        return [F.scaled_dot_product_attention(q, k, v, mask, scale=attr(self, "scale"))]
 
     def flops(self) -> sympy.Expr:
-        """Of both products; under a causal mask query i looks at i + 1 keys."""
+        """Of both products; under a causal mask query i looks at i + 1 keys behind the past, where these are all."""
         q, k, out = from_mlir(self.operands[0]), from_mlir(self.operands[1]), from_mlir(self.results[0])
-        (batch, heads, queries, depth), keys = q.shape, k.shape[2]
-        pairs = queries * (queries + 1) / 2 if attr(self, "causal") and queries == keys else queries * keys
+        (batch, heads, queries, depth), keys, past = q.shape, k.shape[2], parse(attr(self, "past"))
+        all_ = attr(self, "causal") and (keys - queries - past).expand() == 0
+        pairs = queries * (queries + 1) / 2 + queries * past if all_ else queries * keys
         return 2 * batch * heads * pairs * (depth + out.shape[3])
 
 

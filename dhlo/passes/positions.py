@@ -1,0 +1,126 @@
+"""What masks of attention say by comparing positions of keys with those of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from dhlo.ir.dialect import attr, defining
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape
+from dhlo.ir.symbols import parse
+from dhlo.ir.types import from_mlir
+
+__all__ = ["Seen", "seen"]
+
+_QUERIES, _KEYS = 2, 3  # dims of a mask
+_TRUE = ("True", "true", "1")
+
+Dims = tuple[int | None, ...]  # of each dim of a value: the mask's dim that it is
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which keys j a mask lets query i see, at most: j <= i + `past`, unless that is None; and if `window` isn't 0, the last so
+    many up to its own, where both are counted from one position. `whole`: the mask says no more than that."""
+
+    past: sympy.Expr | None = None
+    window: int = 0
+    whole: bool = True
+
+    def __and__(self, other: Seen) -> Seen:
+        if None not in (self.past, other.past) and self.past != other.past or self.window and other.window:
+            return Seen(self.past, self.window, whole=False)
+        past = other.past if self.past is None else self.past
+        return Seen(past, self.window or other.window, self.whole and other.whole)
+
+
+def seen(mask: Any, positions: Any = None) -> Seen:
+    """What a mask [batch, heads, queries, keys] of bools says. `positions`: a vector that counts as the queries' numbers."""
+    return _seen(mask, (0, 1, _QUERIES, _KEYS), positions)
+
+
+def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
+    op = defining(v)
+    match op:
+        case Full() if attr(op, "value") in _TRUE:
+            return Seen()
+        case Broadcast():
+            return _seen(op.operands[0], tuple(dims[d] for d in attr(op, "dims")), positions)
+        case Reshape():
+            inner = _through_reshape(op, dims)
+            return Seen(whole=False) if inner is None else _seen(op.operands[0], inner, positions)
+        case ew.Copy():
+            return _seen(op.operands[0], dims, positions)
+        case ew.And():
+            return _seen(op.operands[0], dims, positions) & _seen(op.operands[1], dims, positions)
+        case ew.Le() | ew.Lt() | ew.Ge() | ew.Gt():
+            return _compared(op, dims, positions)
+    return Seen(whole=False)
+
+
+def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
+    """A comparison of a key's position with a query's: key - query <= past, or key - query > past."""
+    left, right = (_line(v, positions) for v in op.operands)
+    if left is None or right is None:
+        return Seen(whole=False)
+    starts = {dims[d]: start for d, start in (left, right)}
+    if set(starts) != {_QUERIES, _KEYS}:
+        return Seen(whole=False)
+    past = (starts[_QUERIES] - starts[_KEYS]).expand()
+    key_first = dims[left[0]] == _KEYS
+    below = isinstance(op, (ew.Le, ew.Lt)) == key_first
+    strict = isinstance(op, (ew.Lt, ew.Gt))
+    if below:
+        return Seen(past=past - 1 if strict else past)
+    before = past if strict else past - 1  # key > query + before
+    return Seen(window=-int(before)) if before.is_Integer and before < 0 else Seen(whole=False)
+
+
+def _line(v: Any, positions: Any) -> tuple[int, sympy.Expr] | None:
+    """The dim along which v counts up by one, and what it begins with."""
+    if positions is not None and v == positions:
+        return 0, sympy.Integer(0)
+    op = defining(v)
+    match op:
+        case Iota() if attr(op, "step") == "1" and from_mlir(v).dtype.is_int:
+            return attr(op, "dim"), parse(attr(op, "start"))
+        case Broadcast():
+            line = _line(op.operands[0], positions)
+            if line is None or from_mlir(op.operands[0]).shape[line[0]] != from_mlir(v).shape[attr(op, "dims")[line[0]]]:
+                return None
+            return attr(op, "dims")[line[0]], line[1]
+        case Reshape():
+            line = _line(op.operands[0], positions)
+            dims = _through_reshape(op, tuple(range(from_mlir(v).rank)))
+            if line is None or dims is None or (d := dims[line[0]]) is None:
+                return None
+            return d, line[1]
+        case ew.Convert() if from_mlir(v).dtype.name == "i64":
+            return _line(op.operands[0], positions)
+        case ew.Add() | ew.Sub():
+            line, by = _line(op.operands[0], positions), _number(op.operands[1])
+            if line is None or by is None:
+                return None
+            return line[0], (line[1] + (by if isinstance(op, ew.Add) else -by)).expand()
+    return None
+
+
+def _number(v: Any) -> sympy.Expr | None:
+    """The size or whole number that all elements of v are."""
+    op = defining(v)
+    if not isinstance(op, Full) or not from_mlir(v).dtype.is_int:
+        return None
+    return parse(attr(op, "value"))
+
+
+def _through_reshape(op: Any, dims: Sequence[int | None]) -> Dims | None:
+    """Dims of the operand of a reshape that only adds or takes away dims of size 1, given those of its result."""
+    before, after = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    left = [d for d, s in zip(dims, after, strict=True) if s != 1]
+    if [s for s in before if s != 1] != [s for s in after if s != 1]:
+        return None
+    return tuple(left.pop(0) if s != 1 else None for s in before)

@@ -49,7 +49,9 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
         case Full() if attr(op, "value") in _TRUE:
             return Seen()
         case Broadcast():
-            return _seen(op.operands[0], tuple(dims[d] for d in attr(op, "dims")), positions)
+            outer, inner = from_mlir(v).shape, from_mlir(op.operands[0]).shape
+            spread = [dims[d] if outer[d] == s else None for d, s in zip(attr(op, "dims"), inner, strict=True)]
+            return _seen(op.operands[0], tuple(spread), positions)
         case Reshape():
             inner = _through_reshape(op, dims)
             return Seen(whole=False) if inner is None else _seen(op.operands[0], inner, positions)

@@ -1,5 +1,5 @@
 module {
-  func.func @main(%arg0: tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>> {dhlo.name = "q"}, %arg1: tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>> {dhlo.name = "k"}, %arg2: tensor<2x?xi1, #dhlo.shape<["2", "s1 + s2"]>> {dhlo.name = "real"}, %arg3: tensor<?xi1, #dhlo.shape<["s2"]>> {dhlo.name = "past"}) -> (tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>) {
+  func.func @main(%arg0: tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>> {dhlo.name = "q"}, %arg1: tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>> {dhlo.name = "k"}, %arg2: tensor<2x?xi1, #dhlo.shape<["2", "s1 + s2"]>> {dhlo.name = "real"}, %arg3: tensor<?xi1, #dhlo.shape<["s2"]>> {dhlo.name = "past"}) -> (tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>) {
     %0 = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> tensor<?xi64, #dhlo.shape<["s1"]>>
     %1 = "dhlo.full"() {value = "s2"} : () -> tensor<?xi64, #dhlo.shape<["s1"]>>
     %2 = "dhlo.add"(%0, %1) : (tensor<?xi64, #dhlo.shape<["s1"]>>, tensor<?xi64, #dhlo.shape<["s1"]>>) -> tensor<?xi64, #dhlo.shape<["s1"]>>
@@ -22,6 +22,13 @@ module {
     %19 = "dhlo.ge"(%6, %4) : (tensor<?x?xi64, #dhlo.shape<["s1", "s1 + s2"]>>, tensor<?x?xi64, #dhlo.shape<["s1", "s1 + s2"]>>) -> tensor<?x?xi1, #dhlo.shape<["s1", "s1 + s2"]>>
     %20 = "dhlo.broadcast"(%19) {dims = [2, 3]} : (tensor<?x?xi1, #dhlo.shape<["s1", "s1 + s2"]>>) -> tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>
     %21 = "dhlo.attention"(%arg0, %arg1, %arg1, %20) {causal = false, past = "0", scale = 5.000000e-01 : f64} : (tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>>, tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>) -> tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>
-    return %9, %15, %18, %21 : tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>
+    %22 = "dhlo.iota"() {dim = 0 : i64, start = "s2", step = "1"} : () -> tensor<1xi64>
+    %23 = "dhlo.reshape"(%22) : (tensor<1xi64>) -> tensor<1x1xi64>
+    %24 = "dhlo.broadcast"(%23) {dims = [0, 1]} : (tensor<1x1xi64>) -> tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>
+    %25 = "dhlo.broadcast"(%5) {dims = [1]} : (tensor<?xi64, #dhlo.shape<["s1 + s2"]>>) -> tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>
+    %26 = "dhlo.le"(%25, %24) : (tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>, tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>) -> tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>
+    %27 = "dhlo.broadcast"(%26) {dims = [2, 3]} : (tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>) -> tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>
+    %28 = "dhlo.attention"(%arg0, %arg1, %arg1, %27) {causal = false, past = "0", scale = 5.000000e-01 : f64} : (tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1 + s2", "8"]>>, tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>) -> tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>
+    return %9, %15, %18, %21, %28 : tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>, tensor<2x1x?x8xf32, #dhlo.shape<["2", "1", "s1", "8"]>>
   }
 }

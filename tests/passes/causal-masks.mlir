@@ -10,7 +10,7 @@
 !mask = tensor<2x1x?x?xi1, #dhlo.shape<["2", "1", "s1", "s1 + s2"]>>
 module {
   // Queries see keys up to their own position, which all masks say: %y and nothing else, %z of a window, too, %w also of padding.
-  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %real: !real {dhlo.name = "real"}, %past: !past {dhlo.name = "past"}) -> (!q, !q, !q, !q) {
+  func.func @main(%q: !q {dhlo.name = "q"}, %k: !k {dhlo.name = "k"}, %real: !real {dhlo.name = "real"}, %past: !past {dhlo.name = "past"}) -> (!q, !q, !q, !q, !q) {
     %i = "dhlo.iota"() {dim = 0 : i64, start = "0", step = "1"} : () -> !query
     %held = "dhlo.full"() {value = "s2"} : () -> !query
     %at = "dhlo.add"(%i, %held) : (!query, !query) -> !query
@@ -34,6 +34,14 @@ module {
     %later = "dhlo.ge"(%key, %own) : (!pairs, !pairs) -> !sees
     %from = "dhlo.broadcast"(%later) {dims = [2, 3]} : (!sees) -> !mask
     %x = "dhlo.attention"(%q, %k, %k, %from) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
-    return %y, %z, %w, %x : !q, !q, !q, !q
+    // All queries see what the first one does.
+    %zero = "dhlo.iota"() {dim = 0 : i64, start = "s2", step = "1"} : () -> tensor<1xi64>
+    %one = "dhlo.reshape"(%zero) : (tensor<1xi64>) -> tensor<1x1xi64>
+    %of_one = "dhlo.broadcast"(%one) {dims = [0, 1]} : (tensor<1x1xi64>) -> tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>
+    %of_all = "dhlo.broadcast"(%j) {dims = [1]} : (!key) -> tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>
+    %firsts = "dhlo.le"(%of_all, %of_one) : (tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>, tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>) -> tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>
+    %same = "dhlo.broadcast"(%firsts) {dims = [2, 3]} : (tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>) -> !mask
+    %v = "dhlo.attention"(%q, %k, %k, %same) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    return %y, %z, %w, %x, %v : !q, !q, !q, !q, !q
   }
 }

@@ -49,8 +49,8 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
         case Full() if attr(op, "value") in _TRUE:
             return Seen()
         case Broadcast():
-            outer, inner = from_mlir(v).shape, from_mlir(op.operands[0]).shape
-            spread = [dims[d] if outer[d] == s else None for d, s in zip(attr(op, "dims"), inner, strict=True)]
+            wide, narrow = from_mlir(v).shape, from_mlir(op.operands[0]).shape
+            spread = [dims[d] if wide[d] == s else None for d, s in zip(attr(op, "dims"), narrow, strict=True)]
             return _seen(op.operands[0], tuple(spread), positions)
         case Reshape():
             inner = _through_reshape(op, dims)

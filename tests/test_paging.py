@@ -201,6 +201,8 @@ def test_a_decoder_without_a_library() -> None:
         (lambda x, _: x + x[:, :, :1], "tokens of a sequence meet in dhlo.slice"),
         (lambda x, past: x * past.shape[2], "how long the past is"),
         (lambda x, past: x + past.sum(), "'past' of .* is no cache"),
+        (lambda x, _: x * x.shape[2], "how many tokens are new"),
+        (lambda x, _: x + torch.arange(x.shape[2])[:, None], "a token's place among them"),
     ],
 )
 def test_tokens_that_meet_elsewhere(before: Any, message: str) -> None:
@@ -208,6 +210,19 @@ def test_tokens_that_meet_elsewhere(before: Any, message: str) -> None:
     with pytest.raises(CompileError, match=message) as e:
         dhlo.compile(program(before), pages={"past": 16})
     assert "test_paging.py" in str(e.value)
+
+
+def test_what_is_cached_and_read_elsewhere() -> None:
+    class Returns(Decoder):
+        def forward(self, x: torch.Tensor, past: torch.Tensor) -> Any:
+            y, whole = super().forward(x, past)
+            return y, whole, whole * 2
+
+    args = torch.randn(3, 2, 5, 16), torch.randn(3, 2, 7, 16)
+    dims = {0: Dim("batch"), 2: Dim("new")}, {0: Dim("batch"), 2: Dim("past")}
+    given = export(Returns(lambda x, _: x), args, dynamic_shapes=dims, strict=False)
+    with pytest.raises(CompileError, match="'past', with what is new, is read by dhlo.mul"):
+        dhlo.compile(given, pages={"past": 16})
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from dhlo.ir.function import (
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention
+from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
 from dhlo.ir.ops.paged import PagedAttention
@@ -130,6 +131,8 @@ class _Paging:
         for op in list(self.block.operations)[:-1]:
             if isinstance(op, Attention) and op.operands[1] in pools:
                 self._attend(op, pools, inputs)
+        for c in self.caches:
+            _check_unread(c.whole, c.name)
         self._return(pools, masks)
 
     # ------------------------------------------------------------------ arguments
@@ -175,6 +178,14 @@ class _Paging:
             for use in list(op.results[0].uses):
                 self._count_on(use.owner.operation.opview, use.operand_number, parse(attr(op, "value")), positions)
         erase_dead(self.block)
+        for op in list(self.block.operations)[:-1]:
+            counts = isinstance(op, Iota) and from_mlir(op.results[0]).shape[attr(op, "dim")] == self.tokens.new
+            if counts or self.tokens.new.name in op.mentions() and not isinstance(op, Assert):
+                raise CompileError(
+                    f"pages: {op.OPERATION_NAME} depends on how many tokens are new, or on a token's place among them",
+                    where=str(place_of(op)),
+                    hint="they are those of all sequences: count positions from the length of the past",
+                )
 
     def _count_on(self, user: Any, k: int, value: sympy.Expr, positions: Any) -> None:
         first = self._count(user.operands[1 - k]) if isinstance(user, ew.Add) else None
@@ -331,6 +342,18 @@ def _sizes(caches: Iterable[_Cache]) -> Tokens:
             hint="export with dynamic sizes of the batch, of the past and of what is new",
         )
     return Tokens(batch, past, new)
+
+
+def _check_unread(whole: Any, name: str) -> None:
+    """Raises CompileError for what reads a joined whole, or a view of it, and isn't attention: it may be returned."""
+    for use in whole.uses:
+        op = use.owner.operation
+        if op.name == "func.return":
+            continue
+        if any(True for v in op.results for _ in v.uses) and not isinstance(op.opview, (Reshape, ew.Copy)):
+            raise CompileError(f"pages: '{name}', with what is new, is read by {op.name}", where=str(place_of(op.opview)))
+        for v in op.results:
+            _check_unread(v, name)
 
 
 def _through_views(v: Any) -> Any:

@@ -44,7 +44,7 @@ from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
-from dhlo.passes.positions import Seen, seen
+from dhlo.passes.positions import Seen, line_of, seen
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens
 
@@ -188,29 +188,20 @@ class _Paging:
                 )
 
     def _count_on(self, user: Any, k: int, value: sympy.Expr, positions: Any) -> None:
-        first = self._count(user.operands[1 - k]) if isinstance(user, ew.Add) else None
-        more = None if first is None else (value + first - self.tokens.past).expand()
-        if more is None or more.free_symbols:
+        """Gives the argument, and what is added to it, in place of a sum of `value`, operand k, and a count of the tokens."""
+        line = line_of(user.operands[1 - k]) if isinstance(user, ew.Add) else None
+        along, first = line or (0, self.tokens.past)
+        more = (value + first - self.tokens.past).expand()
+        t = from_mlir(user.results[0])
+        if line is None or t.shape[along] != self.tokens.new or t.dtype.name != "i64" or more.free_symbols:
             raise CompileError(
                 "pages: a number depends on how long the past is, and is no token's position", where=str(place_of(user))
             )
         with ir.InsertionPoint(user.operation), user.location:
-            t = from_mlir(user.results[0])
-            dims = [d for d, s in enumerate(t.shape) if s == self.tokens.new]
-            at = build(Broadcast, [positions], {"dims": dims}, results=[t]).results[0]
+            at = build(Broadcast, [positions], {"dims": [along]}, results=[t]).results[0]
             by = build(Full, [], {"value": show(more)}, results=[t]).results[0]
             at = build(ew.Add, [at, by]).results[0] if more != 0 else at
         user.results[0].replace_all_uses_with(at)
-
-    def _count(self, v: Any) -> sympy.Expr | None:
-        """What v begins with if it counts up by one, along the tokens and in no other dim."""
-        dims = [d for d, s in enumerate(from_mlir(v).shape) if s == self.tokens.new]
-        op = defining(v)
-        if len(dims) == 1 and isinstance(op, (Broadcast, Reshape)):
-            return self._count(op.operands[0])
-        if not isinstance(op, Iota) or attr(op, "step") != "1" or from_mlir(v).dtype.name != "i64" or dims != [attr(op, "dim")]:
-            return None
-        return parse(attr(op, "start"))
 
     # ------------------------------------------------------------------ sizes
     def _substitute(self, sizes: dict[Any, sympy.Expr]) -> None:

@@ -14,7 +14,7 @@ from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Seen", "seen"]
+__all__ = ["Seen", "line_of", "seen"]
 
 _QUERIES, _KEYS = 2, 3  # dims of a mask
 _TRUE = ("True", "true", "1")
@@ -66,7 +66,7 @@ def _seen(v: Any, dims: Dims, positions: Any) -> Seen:
 
 def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
     """A comparison of a key's position with a query's: key - query <= past, or key - query > past."""
-    left, right = (_line(v, positions) for v in op.operands)
+    left, right = (line_of(v, positions) for v in op.operands)
     if left is None or right is None:
         return Seen(whole=False)
     starts = {dims[d]: start for d, start in (left, right)}
@@ -82,7 +82,7 @@ def _compared(op: Any, dims: Dims, positions: Any) -> Seen:
     return Seen(window=-int(before)) if before.is_Integer and before < 0 else Seen(whole=False)
 
 
-def _line(v: Any, positions: Any) -> tuple[int, sympy.Expr] | None:
+def line_of(v: Any, positions: Any = None) -> tuple[int, sympy.Expr] | None:
     """The dim along which v counts up by one, and what it begins with."""
     if positions is not None and v == positions:
         return 0, sympy.Integer(0)
@@ -91,20 +91,20 @@ def _line(v: Any, positions: Any) -> tuple[int, sympy.Expr] | None:
         case Iota() if attr(op, "step") == "1" and from_mlir(v).dtype.is_int:
             return attr(op, "dim"), parse(attr(op, "start"))
         case Broadcast():
-            line = _line(op.operands[0], positions)
+            line = line_of(op.operands[0], positions)
             if line is None or from_mlir(op.operands[0]).shape[line[0]] != from_mlir(v).shape[attr(op, "dims")[line[0]]]:
                 return None
             return attr(op, "dims")[line[0]], line[1]
         case Reshape():
-            line = _line(op.operands[0], positions)
+            line = line_of(op.operands[0], positions)
             dims = _through_reshape(op, tuple(range(from_mlir(v).rank)))
             if line is None or dims is None or (d := dims[line[0]]) is None:
                 return None
             return d, line[1]
         case ew.Convert() if from_mlir(v).dtype.name == "i64":
-            return _line(op.operands[0], positions)
+            return line_of(op.operands[0], positions)
         case ew.Add() | ew.Sub():
-            line, by = _line(op.operands[0], positions), _number(op.operands[1])
+            line, by = line_of(op.operands[0], positions), _number(op.operands[1])
             if line is None or by is None:
                 return None
             return line[0], (line[1] + (by if isinstance(op, ew.Add) else -by)).expand()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import sympy
 
@@ -25,7 +26,7 @@ from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.symbols import FloorDiv, is_static, parse
-from dhlo.ir.types import from_mlir
+from dhlo.ir.types import TensorType, from_mlir
 from dhlo.shape_infer.views import dense_strides
 
 __all__ = ["AttentionFamily", "PagedAttentionFamily"]
@@ -65,22 +66,34 @@ class Mask:
         return x if x.lanes else fn.splat(x)
 
 
-@dataclass
-class _PagedKernels:
-    """The kernel of sequences in pools, and what the mask reads."""
+Kernel = TypeVar("Kernel", Attention, PagedKernel)
 
-    kernel: PagedKernel
+
+@dataclass
+class _Kernels(Generic[Kernel]):
+    """Attention kernels, and what their mask reads."""
+
+    attention: Kernel
     slots: list[Slot]
     lookups: dict[int, Op]
 
 
-@dataclass
-class _Kernels:
-    """Attention kernels in the module, and what the mask reads."""
+def _masked(low: Lowering, group: Group, attention: Kernel, mask: Value | None) -> _Kernels[Kernel]:
+    """Kernels under a mask, and a name that tells it, so that layers share them."""
+    if mask is None:
+        return _Kernels(attention, [], {})
+    made = Mask(low, group, mask, attention.first_extra)
+    return _Kernels(replace(attention, emit_mask=made.emit, name=f"attention_{made.digest}"), made.slots, made.lookups)
 
-    attention: Attention
-    slots: list[Slot]
-    lookups: dict[int, Op]
+
+def _check_rows(op: Op, q: TensorType, values: TensorType) -> None:
+    """Raises CompileError for head sizes that aren't static and for elements that have no kernel."""
+    if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[-1]) and is_static(values.shape[-1])):
+        raise CompileError(
+            f"attention of {q} with values {values} has no kernel yet",
+            where=where(op),
+            hint="head sizes must be static and elements f32, f16 or bf16",
+        )
 
 
 class AttentionFamily(ChoiceFamily):
@@ -96,12 +109,7 @@ class AttentionFamily(ChoiceFamily):
         self.op = anchor_of(group, Kind.ATTENTION)
         operands = list(self.op.operands)
         q, _, v = (from_mlir(x) for x in operands[:3])
-        if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[3]) and is_static(v.shape[3])):
-            raise CompileError(
-                f"attention of {q} with values {v} has no kernel yet",
-                where=where(self.op),
-                hint="head sizes must be static and elements f32, f16 or bf16",
-            )
+        _check_rows(self.op, q, v)
         self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(v.shape[3]), q.dtype.name
         self.stored = [stored_rows(self.op, i) or Stored(x, None) for i, x in enumerate(operands[:3])]
         self.views = [low.view(group, x.values) for x in self.stored]
@@ -112,19 +120,13 @@ class AttentionFamily(ChoiceFamily):
         self.emitted = self.low.once(self.group, "attention", self._emit)
         self.workspace = sympy.Integer(self.emitted.attention.workspace_bytes)
 
-    def _emit(self) -> _Kernels:
-        """Emits the kernels under a name that tells their mask, so that layers share them."""
-        low = self.low
-        slots, lookups = list[Slot](), dict[int, Op]()
+    def _emit(self) -> _Kernels[Attention]:
         causal = bool(attr(self.op, "causal"))
         k, v = (Rows(from_mlir(x.values).dtype.name, x.scale is not None) for x in self.stored[1:])
-        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, k=k, v=v, tiles=low.tiles)
-        if self.mask is not None:
-            mask = Mask(low, self.group, self.mask, attention.first_extra)
-            slots, lookups = mask.slots, mask.lookups
-            attention = replace(attention, emit_mask=mask.emit, name=f"attention_{mask.digest}")
-        attention.emit_kernels(low.module)
-        return _Kernels(attention, slots, lookups)
+        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, k=k, v=v, tiles=self.low.tiles)
+        made = _masked(self.low, self.group, attention, self.mask)
+        made.attention.emit_kernels(self.low.module)
+        return made
 
     def emit_launch(self, host: GroupHost) -> None:
         q, k, v = self.views
@@ -172,12 +174,7 @@ class PagedAttentionFamily(ChoiceFamily):
         operands = list(self.op.operands)
         q, _, values = (from_mlir(x) for x in operands[:3])
         self.block = int(attr(self.op, "block"))
-        if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[3]) and is_static(values.shape[2])):
-            raise CompileError(
-                f"paged attention of {q} with values {values} has no kernel yet",
-                where=where(self.op),
-                hint="head sizes must be static and elements f32, f16 or bf16",
-            )
+        _check_rows(self.op, q, values)
         if self.block % _PAGE_UNIT:
             raise CompileError(f"blocks of {self.block} slots have no kernel: their number is a multiple of {_PAGE_UNIT}")
         self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(values.shape[2]), q.dtype.name
@@ -188,17 +185,13 @@ class PagedAttentionFamily(ChoiceFamily):
         self.emitted = self.low.once(self.group, "paged attention", self._emit)
         self.workspace = 8 * (self.views[3].shape[0] + 1)
 
-    def _emit(self) -> _PagedKernels:
-        slots, lookups = list[Slot](), dict[int, Op]()
+    def _emit(self) -> _Kernels[PagedKernel]:
         paging = Paging(self.block, int(attr(self.op, "window")))
         causal = bool(attr(self.op, "causal"))
         kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, causal, None, paging, "attention", self.low.tiles)
-        if self.mask is not None:
-            mask = Mask(self.low, self.group, self.mask, kernel.first_extra)
-            slots, lookups = mask.slots, mask.lookups
-            kernel = replace(kernel, emit_mask=mask.emit, name=f"attention_{mask.digest}")
-        kernel.emit(self.low.module)
-        return _PagedKernels(kernel, slots, lookups)
+        made = _masked(self.low, self.group, kernel, self.mask)
+        made.attention.emit(self.low.module)
+        return made
 
     def emit_launch(self, host: GroupHost) -> None:
         q, k, v, tables, starts, lengths = self.views
@@ -220,7 +213,7 @@ class PagedAttentionFamily(ChoiceFamily):
             f"{self.op.OPERATION_NAME} at {where(self.op)}: starts ascend from 0 to the number of tokens, and each length is that "
         )
         text += "of the sequence's tokens at least, and of its blocks at most"
-        self.emitted.kernel.emit_launch(
+        self.emitted.attention.emit_launch(
             host,
             checks.add("ASSERT", text),
             batch,

@@ -1,0 +1,181 @@
+"""What a caller of the engine says, and what it is told."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dhlo.errors import DhloError
+
+__all__ = [
+    "Choice",
+    "EngineOptions",
+    "EngineStats",
+    "Event",
+    "FinishReason",
+    "Output",
+    "QueueFullError",
+    "SamplingParams",
+    "TokenLogprobs",
+]
+
+
+class QueueFullError(DhloError):
+    """The engine has as many requests in work and waiting as it may, or takes no more."""
+
+
+class FinishReason(enum.Enum):
+    """Why a choice ended."""
+
+    STOP = "stop"  # a stop token, or a stop string
+    LENGTH = "length"  # `max_tokens`, or as many as the model has positions for
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"  # the step failed: `Event.error`
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a request are chosen. Logits go through, in this order: penalties and bias, the grammar's mask, temperature,
+    top_k, top_p, min_p."""
+
+    max_tokens: int = 16
+    """Of each choice; at least 1."""
+    temperature: float = 1.0
+    """0: the most likely token, the first of equals."""
+    top_k: int = 0
+    """Only the k most likely tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the fewest most likely tokens whose probabilities sum to this, above 0 and at most 1 (Holtzman et al. 2020)."""
+    min_p: float = 0.0
+    """Only tokens at least this times as likely as the most likely one, 0 to 1."""
+    presence_penalty: float = 0.0
+    """Subtracted from logits of tokens that the choice has already, -2 to 2."""
+    frequency_penalty: float = 0.0
+    """The same times how often it has them."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens of prompt and choice are divided by this where positive, and multiplied where negative (Keskar et al. 2019);
+    above 0."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to logits, by token."""
+    seed: int | None = None
+    """Of the request's random numbers: tokens are the same whatever else is in the batch. None: by the system."""
+    n: int = 1
+    """Choices, which share the prompt's blocks."""
+    logprobs: int | None = None
+    """Give the log-probability of each token, and those of so many most likely ones, before temperature and what cuts. At most 20."""
+    stop_tokens: tuple[int, ...] = ()
+    """End a choice; the token that does is given."""
+    stop: tuple[str, ...] = ()
+    """End a choice where its text has one of these; needs the vocabulary's bytes (`EngineOptions.vocabulary`)."""
+    ignore_eos: bool = False
+    """Take no notice of `EngineOptions.eos_tokens`."""
+    priority: int = 0
+    """Requests of lower numbers go first, and those of higher ones give up their blocks first."""
+    timeout: float | None = None
+    """Seconds until the request ends with FinishReason.DEADLINE."""
+    cache_salt: str = ""
+    """Requests share what they begin with only with others of the same salt."""
+    speculate: bool = True
+    """Let drafts be verified for this request, if the engine has a source of them."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities: of a token that was chosen, and of the most likely ones, in falling order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """New tokens of a choice, or its end."""
+
+    choice: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, if they are wanted."""
+    finish: FinishReason | None = None
+    """Given with the choice's last tokens."""
+    stop: str | None = None
+    """The stop string that ended it."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All tokens of a choice."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    stop: str | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A request that has ended."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, whose keys and values were known."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine works. Sizes that aren't given follow from the model and the machine."""
+
+    cache_bytes: int | None = None
+    """Memory for the pools; None: a quarter of what the machine has free."""
+    max_step_tokens: int = 512
+    """Tokens of a step at most: prompts that are longer go in parts."""
+    max_sequences: int = 64
+    """Choices in a step at most."""
+    max_waiting: int = 1024
+    """Requests that wait at most; more are refused with QueueFullError."""
+    max_positions: int | None = None
+    """Tokens of prompt and choice together at most; None: what fits into the pools."""
+    eos_tokens: tuple[int, ...] = ()
+    vocabulary: tuple[bytes, ...] = ()
+    """The bytes of each token, for stop strings."""
+    prefix_cache: bool = True
+    prompt_lookup: int = 0
+    """Drafts of so many tokens at most from what the sequence said before (Saxena 2023); 0: none."""
+    cache_folder: str | None = None
+    """Blocks that memory has no room for are kept there, across processes."""
+    cache_folder_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done and holds. Blocks are those of the group with the most."""
+
+    running: int
+    waiting: int
+    steps: int
+    prompt_tokens: int
+    """Computed, those of preempted requests again."""
+    cached_tokens: int
+    """Of prompts, found in the cache."""
+    generated_tokens: int
+    preemptions: int
+    blocks: int
+    blocks_used: int
+    blocks_cached: int
+    """Of no request any more, kept for others that begin alike."""
+    unused_slots: int
+    """Reserved by sequences, without a token."""
+    drafted_tokens: int
+    accepted_tokens: int
+    finished: Mapping[str, int]
+    """Choices by `FinishReason.value`."""
+    tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By tier: bytes, blocks, hits, failures."""
+    step_seconds: float = 0.0
+    """Spent in steps of the model."""
+    host_seconds: float = 0.0
+    """Spent between them: scheduling, cache and sampling."""

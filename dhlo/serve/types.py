@@ -37,8 +37,8 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of a request are chosen. Logits go through, in this order: penalties and bias, the grammar's mask, temperature,
-    top_k, top_p, min_p."""
+    """How the tokens of a request are chosen. Logits go through, in this order: penalties and bias, the grammar's mask,
+    temperature, top_k, top_p, min_p."""
 
     max_tokens: int = 16
     """Of each choice; at least 1."""
@@ -64,7 +64,7 @@ class SamplingParams:
     n: int = 1
     """Choices, which share the prompt's blocks."""
     logprobs: int | None = None
-    """Give the log-probability of each token, and those of so many most likely ones, before temperature and what cuts. At most 20."""
+    """Give each token's log-probability, and those of so many most likely ones (at most 20), before temperature and what cuts."""
     stop_tokens: tuple[int, ...] = ()
     """End a choice; the token that does is given."""
     stop: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from dhlo.ir.function import bodies, grown_dims, hints_of, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.host import Arena
+from dhlo.ir.paging import paging_of
 from dhlo.ir.places import Place
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
@@ -198,6 +199,7 @@ class _Entry:
         inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
         returns = [v for i, v in enumerate(list(planned.block.operations)[-1].operands) if i not in updates]
         outputs = _output_names(program, [from_mlir(v) for v in returns])
+        paging = paging_of(planned.block)
         updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
         metadata = {
             "name": model,
@@ -205,10 +207,12 @@ class _Entry:
             "inputs": _values(program, inputs),
             "outputs": _values(program, outputs),
             "updated": [t for t, _ in updated],
+            "paging": None if paging is None else asdict(paging),
             **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels), debug_info),
         }
         code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
-        return Entry(self.name, metadata, code, inputs, outputs, planned.low.checks, updated, program.user_names, _symbols(program))
+        checks, symbols = planned.low.checks, _symbols(program)
+        return Entry(self.name, metadata, code, inputs, outputs, checks, updated, program.user_names, symbols, paging)
 
 
 def plan_program(program: Program, options: Options, progress: Callable[[str], None], targets: Sequence[Target]) -> list[Planned]:

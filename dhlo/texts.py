@@ -12,6 +12,7 @@ from dhlo.ir.handles import Block, Module
 from dhlo.ir.lists import define, width_of
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While, Yield
+from dhlo.ir.paging import paging_of
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.shape_infer.verify import misused_symbol
 
@@ -232,6 +233,10 @@ class _Verifier:
         results = self._types(f, list(block.operations)[-1].operands)
         arguments = self._types(f, block.arguments)
         self._growth(f, arguments)
+        try:
+            paging_of(block)
+        except (LookupError, TypeError, ValueError) as e:
+            self.fail(f, f"dhlo.blocks and dhlo.paged say what arguments a program over pools of blocks has ({e!r})")
         if "res_attrs" not in f.attributes:
             return
         for t, marks in zip(results, map(ir.DictAttr, f.attributes["res_attrs"]), strict=True):

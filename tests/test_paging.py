@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_files(windowed: tuple[Any, CompiledModel], tmp_path: Path) -> None:
     model, compiled = windowed
     compiled.save(tmp_path / "step.so")
     check(model, dhlo.load(tmp_path / "step.so"), 3)
+
+
+def test_what_a_file_says_of_its_pools(windowed: tuple[Any, CompiledModel]) -> None:
+    meta = json.loads(windowed[1].metadata)
+    paging, names = meta["paging"], [x["name"] for x in meta["inputs"]]
+    assert paging["block_slots"] == PAGE and paging["windows"] == [0]  # one of its layers sees all
+    one = {role: names[paging[role]] for role in ("positions", "starts", "lengths")}
+    assert one == {"positions": "positions", "starts": "starts", "lengths": "lengths"}
+    assert [names[k] for k in (*paging["slots"], *paging["tables"])] == ["slots", "tables"]
+    assert {(names[k], g) for k, g in paging["pools"]} == {(f"{kind}[{i}]", 0) for kind in ("keys", "values") for i in range(2)}
 
 
 def test_planning(windowed: tuple[Any, CompiledModel]) -> None:

@@ -172,6 +172,21 @@ def test_functions_are_of_one_block_and_of_tensors() -> None:
             read_module(text, "f.mlir")
 
 
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [("pool 0", "pool 1"), ("pool 0", "pool -1"), ("pool 0", "pool"),
+     ('paged = "starts"', 'paged = "start"'), ("tables 0", "tables x"),
+     ("array<i64: 16, 7>", "array<i64>"), ("array<i64: 16, 7>", "7 : i64"), ("array<i64: 16, 7>", "array<i64: 16, 7, 9>"),
+     ('paged = "lengths"', "paged = 7 : i64")],
+)  # fmt: skip
+def test_what_is_said_of_pools_is_checked(said: str, instead: str) -> None:
+    text = (Path(__file__).parent / "passes" / "page-caches.golden.mlir").read_text()
+    with context():
+        read_module(text, "f.mlir")
+        with pytest.raises(CompileError, match=r"f\.mlir:2:.*pools of blocks"):
+            read_module(text.replace(said, instead), "f.mlir")
+
+
 def test_a_long_chain_is_no_trouble() -> None:
     """Rules that follow what makes a value don't run out of stack, and visit what is shared once."""
     chain = ['%v0 = "dhlo.full"() {value = "1.0"} : () -> tensor<4xf32>']

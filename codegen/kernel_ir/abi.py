@@ -32,8 +32,14 @@ __all__ = [
     "MAX_RANK",
     "MODEL",
     "MODEL_BYTES",
+    "PAGE_GROUP",
+    "PAGE_GROUP_BYTES",
+    "PAGING",
+    "PAGING_BYTES",
     "PLAN",
     "PLAN_FIELDS",
+    "POOL",
+    "POOL_BYTES",
     "SECTION",
     "STATE",
     "STATE_BYTES",
@@ -48,7 +54,7 @@ __all__ = [
 ]
 
 ABI_MAGIC: Final = 0x314F4C48444D4C53
-ABI_VERSION: Final = 8
+ABI_VERSION: Final = 9
 ABI_SYMBOL: Final = "dhlo_model_v1"
 MAX_RANK: Final = 8
 MAX_DIM: Final = (1 << 48) - 1
@@ -86,6 +92,21 @@ SYMBOL: Final[dict[str, int]] = {"name": 0, "min": 8, "max": 16}
 SYMBOL_BYTES: Final = 24
 LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8}
 LEVEL_BYTES: Final = 16
+POOL: Final[dict[str, int]] = {"input": 0, "group": 8}
+POOL_BYTES: Final = 16
+PAGE_GROUP: Final[dict[str, int]] = {"slots": 0, "tables": 8, "window": 16}
+PAGE_GROUP_BYTES: Final = 24
+PAGING: Final[dict[str, int]] = {
+    "block_slots": 0,
+    "positions": 8,
+    "starts": 16,
+    "lengths": 24,
+    "num_groups": 32,
+    "groups": 40,
+    "num_pools": 48,
+    "pools": 56,
+}
+PAGING_BYTES: Final = 64
 CODE: Final[dict[str, int]] = {"run": 0, "num_launches": 8, "launches": 16, "num_segments": 24}
 CODE_BYTES: Final = 32
 ENTRY: Final[dict[str, int]] = {
@@ -103,8 +124,9 @@ ENTRY: Final[dict[str, int]] = {
     "grows": 88,
     "num_symbols": 96,
     "symbols": 104,
+    "paging": 112,
 }
-ENTRY_BYTES: Final = 112
+ENTRY_BYTES: Final = 120
 MODEL: Final[dict[str, int]] = {
     "magic": 0,
     "version": 8,

@@ -17,6 +17,7 @@ from dhlo.ir.types import TensorType, from_mlir
 __all__ = [
     "Bounds",
     "Target",
+    "argument_marks",
     "argument_name",
     "argument_names",
     "argument_type",
@@ -134,6 +135,11 @@ def _marks(block: Any, what: str) -> list[Any]:
     """The dictionaries of attributes of the arguments or results of the function with this body; empty where it has none."""
     attributes = block.owner.attributes
     return list(map(ir.DictAttr, attributes[what])) if what in attributes else []
+
+
+def argument_marks(block: Any) -> list[Any]:
+    """The attributes of each argument of the function with this body; empty where none has any."""
+    return _marks(block, "arg_attrs")
 
 
 def mark_argument(block: Any, k: int, marks: Mapping[str, Any], without: str = "") -> None:

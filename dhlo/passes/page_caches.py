@@ -39,6 +39,7 @@ from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
 from dhlo.ir.ops.paged import PagedAttention
+from dhlo.ir.paging import mark_paging
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
@@ -133,7 +134,7 @@ class _Paging:
                 self._attend(op, pools, inputs)
         for c in self.caches:
             _check_unread(c.whole, c.name)
-        self._return(pools, masks)
+        self._return(pools, masks, inputs)
 
     # ------------------------------------------------------------------ arguments
     def drop_masks(self) -> list[Any]:
@@ -247,7 +248,23 @@ class _Paging:
         op.operation.erase()
 
     # ------------------------------------------------------------------ the function
-    def _return(self, pools: dict[Any, Any], masks: Iterable[Any]) -> None:
+    def _say(self, inputs: _Inputs) -> None:
+        """Marks what each argument is, for whoever feeds it."""
+        attends = [op for op in self.block.operations if isinstance(op, PagedAttention)]
+        windows = [attr(op, "window") for op in attends if attr(op, "causal")]
+        all_see = len(windows) < len(attends) or 0 in windows
+        roles: dict[Any, str | tuple[str, int]] = {
+            inputs.positions: "positions",
+            inputs.starts: "starts",
+            inputs.lengths: "lengths",
+            inputs.slots: ("slots", 0),
+            inputs.tables: ("tables", 0),
+            **{c.argument: ("pool", 0) for c in self.caches},
+        }
+        numbered = {v.arg_number: role for v, role in roles.items()}
+        mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered)
+
+    def _return(self, pools: dict[Any, Any], masks: Iterable[Any], inputs: _Inputs) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""
         end, updates = list(self.block.operations)[-1], updates_of(self.block)
         kept = [(i, v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
@@ -261,8 +278,7 @@ class _Paging:
         mark_results(self.block, marks | {len(kept) + i: c.argument.arg_number for i, c in enumerate(self.caches)})
         for k in sorted((m.arg_number for m in masks), reverse=True):
             erase_argument(self.block, k)
-        for c in self.caches:
-            mark_argument(self.block, c.argument.arg_number, {}, without="dhlo.page")
+        self._say(inputs)
         module = self.block.owner.parent.opview
         used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
         named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)

@@ -95,6 +95,10 @@ void test_descriptor_is_checked() {
   entry.grows = &beyond;
   CHECK(status(abi, 24) == DHLO_FORMAT);
   entry = *dhlo_model_v1.entries;
+  dhlo_abi_paging paging{};
+  entry.paging = &paging;
+  CHECK(status(abi, 24) == DHLO_FORMAT);
+  entry = *dhlo_model_v1.entries;
   abi.num_entries = 2;
   CHECK(status(abi, 24) == DHLO_FORMAT);  // two of one name
   entries[1].name = "other";

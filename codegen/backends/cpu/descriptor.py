@@ -10,6 +10,7 @@ from typing import Any
 
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.kernel_ir import abi
+from dhlo.ir.paging import Paging
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
 
@@ -52,6 +53,7 @@ class Entry:
     updated: Sequence[tuple[int, int]] = ()  # arguments that a run writes to, and the dim that grows or -1
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     symbols: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)  # by the user's names: their ranges
+    paging: Paging | None = None
 
 
 @dataclass
@@ -133,7 +135,25 @@ class Descriptor:
             f"ptr {self._array(f'{prefix}grows', 'i64', [f'i64 {d}' for _, d in entry.updated])}",
             f"i64 {len(symbols)}",
             f"ptr {self._array(f'{prefix}symbols', '{ ptr, i64, i64 }', symbols)}",
+            f"ptr {self._paging(prefix, entry.paging)}",
         )
+
+    def _paging(self, prefix: str, paging: Paging | None) -> str:
+        if paging is None:
+            return "null"
+        groups = zip(paging.slots, paging.tables, paging.windows, strict=True)
+        value = self._struct(
+            f"i64 {paging.block_slots}",
+            f"i64 {-1 if paging.positions is None else paging.positions}",
+            f"i64 {paging.starts}",
+            f"i64 {paging.lengths}",
+            f"i64 {len(paging.windows)}",
+            f"ptr {self._array(f'{prefix}groups', '{ i64, i64, i64 }', [_numbers(g) for g in groups])}",
+            f"i64 {len(paging.pools)}",
+            f"ptr {self._array(f'{prefix}pools', '{ i64, i64 }', [_numbers(p) for p in paging.pools])}",
+        )
+        self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
+        return f"@dhlo.{prefix}paging"
 
     def _code(self, name: str, code: Code) -> str:
         names = [f"ptr {self._string(x)}" for x in code.launches]
@@ -166,3 +186,8 @@ class Descriptor:
             dims = self._array(f"{kind}{n}.dims", "ptr", [f"ptr {self._string(spell(s, names))}" for s in t.shape])
             rows.append(f"{{ ptr {self._string(name)}, i64 {t.dtype.code}, i64 {t.rank}, ptr {sizes}, ptr {dims} }}")
         return self._array(f"{kind}puts", "{ ptr, i64, i64, ptr, ptr }", rows)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """A struct of 64-bit integers."""
+    return "{ " + ", ".join(f"i64 {v}" for v in values) + " }"

@@ -18,7 +18,7 @@ extern "C" {
 
 #define DHLO_ABI_MAGIC 0x314f4c48444d4c53ull /* "SLMDHLO1" little-endian */
 /* The only version that this runtime hosts: a model of another one is to be compiled again. */
-#define DHLO_ABI_VERSION 8u
+#define DHLO_ABI_VERSION 9u
 #define DHLO_ABI_SYMBOL "dhlo_model_v1"
 #define DHLO_ABI_MAX_RANK 8
 /* The largest dim that an input may have, so that sizes that are linear in dims can't overflow. The runtime sees to it.
@@ -201,6 +201,29 @@ typedef struct dhlo_abi_code {
   int64_t num_segments;        /* arena segments */
 } dhlo_abi_code;
 
+/* What a program takes whose caches are pools of blocks, as indices of its inputs: T tokens of B sequences, packed one
+ * sequence behind the other. Blocks are numbered from 0; one is `block_slots` slots in a row of every head of all pools
+ * of its group. */
+typedef struct dhlo_abi_pool {
+  int64_t input; /* [heads, slots, depth], which a run writes to */
+  int64_t group;
+} dhlo_abi_pool;
+typedef struct dhlo_abi_page_group {
+  int64_t slots;  /* i64 [T]: where what is computed of a token goes: block * block_slots + place in the block */
+  int64_t tables; /* i32 [B, M]: the blocks of each sequence, in order */
+  int64_t window; /* no token sees but so many keys, the last being its own: blocks before them aren't read; 0: all */
+} dhlo_abi_page_group;
+typedef struct dhlo_abi_paging {
+  int64_t block_slots;
+  int64_t positions; /* i64 [T]: of each token in its sequence; -1: the program takes none */
+  int64_t starts;    /* i32 [B + 1]: the tokens of sequence b are starts[b] to starts[b + 1] - 1; from 0 to T */
+  int64_t lengths;   /* i32 [B]: keys of each sequence, those of its tokens included, which are its last */
+  int64_t num_groups;
+  const dhlo_abi_page_group* groups;
+  int64_t num_pools;
+  const dhlo_abi_pool* pools;
+} dhlo_abi_paging;
+
 /* A program that can be called. The code of all levels computes the same. */
 typedef struct dhlo_abi_entry {
   const char* name;          /* "" for a model's only entry; otherwise each has another */
@@ -218,6 +241,7 @@ typedef struct dhlo_abi_entry {
                              stride of the dim before reaches; -1 if there is none */
   int64_t num_symbols;
   const dhlo_abi_symbol* symbols;
+  const dhlo_abi_paging* paging; /* NULL: its caches, if there are any, aren't pools of blocks */
 } dhlo_abi_entry;
 #define DHLO_ABI_MAX_ENTRIES 1024
 
@@ -303,7 +327,10 @@ static_assert(sizeof(dhlo_abi_state) == 56, "dhlo_abi_state");
 static_assert(sizeof(dhlo_abi_symbol) == 24, "dhlo_abi_symbol");
 static_assert(sizeof(dhlo_abi_level) == 16, "dhlo_abi_level");
 static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
-static_assert(sizeof(dhlo_abi_entry) == 112, "dhlo_abi_entry");
+static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
+static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
+static_assert(sizeof(dhlo_abi_paging) == 64, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_entry) == 120, "dhlo_abi_entry");
 static_assert(sizeof(dhlo_abi_model) == 96, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");

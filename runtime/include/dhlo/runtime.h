@@ -320,6 +320,8 @@ DHLO_API const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t
  * whole is written last, so that a failed run leaves it alone; where a run writes only some rows or elements (a cache
  * that is updated at a position), a run that fails after the checks of its arguments may have written them. */
 DHLO_API int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index);
+/* What a program takes whose caches are pools of blocks; NULL: it has none. */
+DHLO_API const dhlo_abi_paging* dhlo_model_paging(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);

@@ -307,6 +307,7 @@ class Model {
   int64_t num_outputs() const noexcept { return dhlo_model_num_outputs(model_); }
   const dhlo_abi_value& input(int64_t index) const { return at(dhlo_model_input(model_, index)); }
   // A run writes new content to this input's memory.
+  const dhlo_abi_paging* paging() const noexcept { return dhlo_model_paging(model_); }
   bool input_is_updated(int64_t index) const { return dhlo_model_input_is_updated(model_, index) != 0; }
   const dhlo_abi_value& output(int64_t index) const { return at(dhlo_model_output(model_, index)); }
   std::string name() const { return dhlo_model_name(model_); }

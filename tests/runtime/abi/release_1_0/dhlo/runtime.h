@@ -13,7 +13,8 @@
  * version of the release that brought them. Only fields, functions and values of enums are added:
  *   - Structs that may grow start with `struct_bytes`, and new fields come last. Option structs: fill them with the
  *     matching *_init function, then set fields. Structs that a function fills: set struct_bytes to the sizeof before
- *     the call (DHLO_INVALID_ARGUMENT if it is none); fields that the library doesn't know are set to 0.
+ *     the call; fields that the library doesn't know are set to 0. What no struct's size can be (above 4096, or no
+ *     multiple of 8) is DHLO_INVALID_ARGUMENT.
  *   - dhlo_abi_* structs are given by address, and may grow behind their last field. Never copy arrays of them.
  *   - dhlo_tensor, dhlo_shape, dhlo_allocator and dhlo_parallel never change: they lie in arrays and other structs.
  *   - Take values of enums that you don't know for failures, or skip them.
@@ -319,6 +320,8 @@ DHLO_API const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t
  * whole is written last, so that a failed run leaves it alone; where a run writes only some rows or elements (a cache
  * that is updated at a position), a run that fails after the checks of its arguments may have written them. */
 DHLO_API int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index);
+/* What a program takes whose caches are pools of blocks; NULL: it has none. */
+DHLO_API const dhlo_abi_paging* dhlo_model_paging(const dhlo_model* model);
 DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);

@@ -1,0 +1,64 @@
+"""What a function says of its arguments once caches are pools of blocks, for whoever feeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dhlo.ir.function import argument_marks, mark_argument
+from dhlo.ir.mlir import ir
+
+__all__ = ["Paging", "mark_paging", "paging_of"]
+
+_ROLE, _BLOCKS = "dhlo.paged", "dhlo.blocks"
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Arguments by their numbers. Layers that see as much of the past are a group, with blocks of its own."""
+
+    block_slots: int
+    windows: tuple[int, ...]
+    """By group: no token sees but so many keys, the last being its own; 0: all."""
+    slots: tuple[int, ...]
+    """By group: i64 [T], where what is computed of a token goes."""
+    tables: tuple[int, ...]
+    """By group: i32 [B, M]."""
+    starts: int
+    lengths: int
+    positions: int | None
+    pools: tuple[tuple[int, int], ...]
+    """Argument and group of each."""
+
+
+def mark_paging(block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]]) -> None:
+    """Says what each argument is: "positions", "starts", "lengths", or, of a group, "slots", "tables" and "pool"."""
+    for k, role in roles.items():
+        text = role if isinstance(role, str) else f"{role[0]} {role[1]}"
+        mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
+    block.owner.attributes[_BLOCKS] = ir.DenseI64ArrayAttr.get([block_slots, *windows])
+
+
+def paging_of(block: Any) -> Paging | None:
+    """What `mark_paging` has said, None if nothing. Raises LookupError, TypeError and ValueError for what it can't have said."""
+    if _BLOCKS not in block.owner.attributes:
+        return None
+    block_slots, *windows = ir.DenseI64ArrayAttr(block.owner.attributes[_BLOCKS])
+    roles = {k: tuple(ir.StringAttr(m[_ROLE]).value.split()) for k, m in enumerate(argument_marks(block)) if _ROLE in m}
+    found = {role: k for k, role in roles.items()}
+
+    def of_groups(role: str) -> tuple[int, ...]:
+        return tuple(found[role, str(g)] for g in range(len(windows)))
+
+    pools = tuple((k, range(len(windows)).index(int(role[1]))) for k, role in sorted(roles.items()) if role[:1] == ("pool",))
+    return Paging(
+        block_slots,
+        tuple(windows),
+        of_groups("slots"),
+        of_groups("tables"),
+        found["starts",],
+        found["lengths",],
+        found.get(("positions",)),
+        pools,
+    )

@@ -1,0 +1,1 @@
+"""Traces of requests through serving engines, each in a process (and an environment) of its own."""

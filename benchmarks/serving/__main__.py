@@ -1,0 +1,108 @@
+"""Serving engines beside each other on the same traces, each in a process of its own, in turns.
+
+`python -m benchmarks.serving FOLDER [--openvino PYTHON OPENVINO_FOLDER]`: FOLDER is a decoder of transformers (config.json,
+safetensors); PYTHON an interpreter with openvino-genai, and OPENVINO_FOLDER what `optimum-cli export openvino --task
+text-generation-with-past --weight-format fp32` made of FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.traces import Answer, Asked, figures, poisson, shared_beginning, single
+
+__all__: list[str] = []
+
+_PAGES = {"keys*": 16, "values*": 16}
+
+
+def traces(vocabulary: int, seconds: float) -> dict[str, list[Asked]]:
+    """Requests one at a time behind prompts of several lengths; at random; with a beginning that all share."""
+    found = {f"one stream behind {n}": single(n, 33, vocabulary, seed=n) for n in (16, 512, 2048, 8192)}
+    found |= {f"{rate} requests a second": poisson(rate, seconds, vocabulary, seed=rate) for rate in (1, 2, 4)}
+    found["1,000 tokens shared"] = shared_beginning(8, 1.0, 1000, 24, 8, vocabulary)
+    return found
+
+
+def compiled(folder: Path, weights: str | None, file: Path) -> None:
+    """Compiles the folder's model to a step over pools of blocks."""
+    import transformers
+
+    import dhlo
+    from dhlo.integrations.decoder import step_program
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    dhlo.compile(step_program(model), pages=_PAGES, weights=weights).save(file)
+
+
+def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, env={**os.environ})
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Prints a table of figures for each trace."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "OPENVINO_FOLDER"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
+    parser.add_argument("--only", default="", help="traces whose name has this in it")
+    parser.add_argument("--weights", help="as of dhlo.compile")
+    parser.add_argument("--file", type=Path, help="a compiled step, made before")
+    parser.add_argument("--max-step-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    vocabulary = json.loads((given.folder / "config.json").read_text())["vocab_size"]
+    chosen = {name: t for name, t in traces(vocabulary, given.seconds).items() if given.only in name}
+    with tempfile.TemporaryDirectory() as temporary:
+        file = given.file or Path(temporary) / "step.so"
+        if not file.exists():
+            compiled(given.folder, given.weights, file)
+        common = {
+            "threads": given.threads,
+            "cache_gigabytes": 2,
+            "max_step_tokens": given.max_step_tokens,
+            "prefix_cache": True,
+            "kv_cache": "f32",
+            "dhlo_file": str(file),
+        }
+        commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}
+        if given.openvino:
+            commands["openvino"] = [given.openvino[0], str(Path(__file__).with_name("worker_openvino.py"))]
+            common["openvino_folder"] = given.openvino[1]
+        print("| trace | engine | tokens/s | TTFT p50, ms | p95 | TPOT p50, ms | p95 | step, median |\n" + "| --- " * 8 + "|")
+        for name, trace in chosen.items():
+            best = dict[str, dict[str, float]]()
+            answers = dict[str, list[Answer]]()
+            for _ in range(given.rounds):
+                for engine, command in commands.items():
+                    out = run(
+                        command,
+                        {**common, "traces": [[asdict(a) for a in single(8, 4, vocabulary, 1)], [asdict(a) for a in trace]]},
+                    )
+                    answers[engine] = [Answer.of(a) for a in out["answers"][1]]
+                    found = figures(trace, answers[engine])
+                    if engine not in best or found["tokens_per_second"] > best[engine]["tokens_per_second"]:
+                        best[engine] = found
+            for engine, found in best.items():
+                print(f"| {name} | {engine} | " + " | ".join(f"{v:.2f}" for v in found.values()) + " |", flush=True)
+            if len(answers) > 1:
+                same = sum(a.tokens == b.tokens for a, b in zip(*answers.values(), strict=True))
+                print(f"<!-- {same} of {len(trace)} requests got the same tokens -->", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Runs a trace through dhlo's engine: `python -m benchmarks.serving.worker_dhlo < trace.json`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from dhlo.serve.engine import Engine
+from dhlo.serve.types import EngineOptions, SamplingParams
+
+__all__: list[str] = []
+
+
+def main() -> None:
+    given = json.load(sys.stdin)
+    os.environ["DHLO_NUM_THREADS"] = str(given["threads"])
+    import dhlo
+
+    began = time.perf_counter()
+    model = dhlo.load(given["dhlo_file"])
+    options = EngineOptions(
+        cache_bytes=int(given["cache_gigabytes"] * 1e9),
+        max_step_tokens=given["max_step_tokens"],
+        prefix_cache=given["prefix_cache"],
+        prompt_lookup=given.get("prompt_lookup", 0),
+    )
+    with Engine(model, options) as engine:
+        start_up = time.perf_counter() - began
+        results = [asyncio.run(_run(engine, trace)) for trace in given["traces"]]
+        json.dump({"start_up": start_up, "answers": results, "stats": repr(engine.stats())}, sys.stdout)
+
+
+async def _run(engine: Engine, trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    began = time.perf_counter()
+
+    async def one(asked: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(max(0.0, asked["at"] - (time.perf_counter() - began)))
+        params = SamplingParams(max_tokens=asked["max_tokens"], temperature=0.0, ignore_eos=True)
+        times, tokens = list[float](), list[int]()
+        async for event in engine.submit(asked["prompt"], params):
+            tokens += event.tokens
+            times += [time.perf_counter() - began] * len(event.tokens)
+        return {"times": times, "tokens": tokens}
+
+    return list(await asyncio.gather(*(one(asked) for asked in trace)))
+
+
+if __name__ == "__main__":
+    main()

@@ -145,6 +145,21 @@ def test_no_tokens(windowed: tuple[Any, CompiledModel]) -> None:
     assert nothing.shape == (0, 96)
 
 
+def test_only_tokens_that_are_kept_have_logits(windowed: tuple[Any, CompiledModel]) -> None:
+    """What is kept reaches into the last layer; it may name tokens in any order, twice, and from the end."""
+    new = [(k, x) for k, x in enumerate(sequences(7, 1, 20))]
+    whole = torch.cat(Pools(windowed[1], 8).step(new))
+    for kept in ([], [27], [3, 0, 3, -1, -28, 19], list(range(28))):
+        pools = Pools(windowed[1], 8)
+        given = pools.inputs(new) | {"kept": torch.tensor(kept, dtype=torch.int64)}
+        logits = windowed[1](*[given[n] for n in pools.names])
+        torch.testing.assert_close(logits[0], whole[kept], rtol=1e-5, atol=1e-6)
+    for wrong in (28, -29, 1 << 62):
+        given = pools.inputs(new) | {"kept": torch.tensor([0, wrong])}
+        with pytest.raises(ContractError, match="kept"):
+            windowed[1](*[given[n] for n in pools.names])
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -1,31 +1,42 @@
 """Computes only the part of a tensor that is read: slices move up through products, attention and norms to what these read.
 
 A classifier that reads one token, or a language model's head that reads the last one, needs the last layer's queries, products
-and norms of that token alone.
+and norms of that token alone. So does a step over pools of blocks whose caller says by an argument which tokens' logits it wants;
+other lookups stay where they are, for they may read rows many times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
-from dhlo.ir.dialect import Kind, attr, build, exprs
+from dhlo.ir.dialect import Kind, attr, build, defining, exprs
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.control import new_symbols
-from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Take, Transpose
+from dhlo.ir.paging import paging_of
 from dhlo.ir.symbols import is_static, parse, show, symbols_of
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
 
 __all__ = ["hoist_slices"]
 
-Window = tuple[sympy.Expr, sympy.Expr]  # first element and count, along a dim
+
+class Picked(NamedTuple):
+    """Elements along a dim in the order of an index, an argument of the function; how many, and what negative ones mean."""
+
+    index: Any
+    count: sympy.Expr
+    wrap: bool
+
+
+Window = tuple[sympy.Expr, sympy.Expr] | Picked  # first element and count, along a dim
 Windows = tuple[Window | None, ...]  # by dim; None: all of it
 Dims = list[int | None]  # by operand dim: the result dim that it becomes, if any
 
@@ -56,6 +67,8 @@ class _Demand:
 
     def __init__(self, block: Block) -> None:
         self.block = block
+        paging = paging_of(block)
+        self.tokens = None if paging is None else from_mlir(block.arguments[paging.slots[0]]).shape[0]
         self.late = {s for op in block.operations for s in new_symbols(op, ())}  # windows of such sizes would be known too late
         self.read: dict[Any, Windows] = {}
 
@@ -64,11 +77,11 @@ class _Demand:
         out: list[_Planned] = []
         for op in reversed(list(self.block.operations)):
             rule = next((_RULES[c] for c in type(op).__mro__ if c in _RULES), None)
-            if rule is None:
+            if rule is None and not self._picks(op):
                 for v in _all_operands(op):
                     self._join(v, _whole(v))
                 continue
-            p = self._apply(op, rule)
+            p = self._pick(op) if rule is None else self._apply(op, rule)
             for v, need in zip(op.operands, p.needs, strict=True):
                 self._join(v, need)
             out.append(p)
@@ -79,11 +92,28 @@ class _Demand:
         read = self.read.get(y, _whole(y))
         if isinstance(op, Slice):
             made, need = _slice_windows(op, read)
-            late = any(w is not None and (symbols_of(w[0]) | symbols_of(w[1])) & self.late for w in need)
+            windows = [w for w in need if w is not None and not isinstance(w, Picked)]
+            late = any((symbols_of(start) | symbols_of(count)) & self.late for start, count in windows)
             return _Planned(op, _whole(y), [_whole(op.operands[0])]) if late else _Planned(op, made, [need])
         free, operands = rule(op)
+        if isinstance(op, (Iota, Attention)):  # of which parts are made by where they begin
+            read = tuple(None if isinstance(w, Picked) else w for w in read)
         made = tuple(w if d in free else None for d, w in enumerate(read))
         return _Planned(op, made, [tuple(None if d is None else made[d] for d in dims) for dims in operands])
+
+    def _picks(self, op: Any) -> bool:
+        """Whether a lookup picks tokens by an argument of the function."""
+        if not isinstance(op, Take) or len(attr(op, "dims")) != 1 or _rank(op.operands[1]) != 1:
+            return False
+        (d,) = attr(op, "dims")
+        along_tokens = self.tokens is not None and from_mlir(op.operands[0]).shape[d] == self.tokens
+        return along_tokens and attr(op, "at") == d and defining(op.operands[1]) is None
+
+    def _pick(self, op: Any) -> _Planned:
+        y, (d,) = op.results[0], attr(op, "dims")
+        need = list(_whole(y))
+        need[d] = Picked(op.operands[1], from_mlir(y).shape[d], attr(op, "wrap"))
+        return _Planned(op, _whole(y), [tuple(need), (None,)])
 
     def _join(self, v: Value, need: Windows) -> None:
         have = self.read.get(v)
@@ -106,7 +136,9 @@ def _hull(a: Window | None, b: Window | None, size: sympy.Expr) -> Window | None
     """The least window around both; all of the dim where that can't be told."""
     if a == b:
         return a
-    if a is None or b is None or not all(is_static(x) for w in (a, b) for x in w):
+    if a is None or b is None or isinstance(a, Picked) or isinstance(b, Picked):
+        return None
+    if not all(is_static(x) for w in (a, b) for x in w):
         return None
     lo, hi = min(a[0], b[0]), max(a[0] + a[1], b[0] + b[1])
     return None if lo == 0 and hi == size else (lo, hi - lo)
@@ -119,6 +151,11 @@ def _slice_windows(op: Any, read: Windows) -> tuple[Windows, Windows]:
     outer, inner = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
     for d, (start, step) in enumerate(zip(exprs(attr(op, "starts")), attr(op, "steps"), strict=True)):
         window = read[d] if step == 1 else None
+        if isinstance(window, Picked):
+            all_of_it = start == 0 and inner[d] == outer[d]
+            made.append(window if all_of_it else None)
+            need.append(window if all_of_it else (start, inner[d]))
+            continue
         lo, size = window or (sympy.Integer(0), inner[d])
         first = (start + lo).expand()
         whole = step != 1 or (first == 0 and (size - outer[d]).expand() == 0)
@@ -248,7 +285,7 @@ class _Rewrite:
     def run(self, plan: list[_Planned]) -> None:
         for p in plan:
             op = p.op
-            if not any(p.made) and not (isinstance(op, Slice) and op.operands[0] in self.new):
+            if not any(p.made) and not (isinstance(op, (Slice, Take)) and op.operands[0] in self.new):
                 continue
             with ir.InsertionPoint(op.operation), op.location:
                 operands = [self._part(v, need) for v, need in zip(op.operands, p.needs, strict=True)]
@@ -263,7 +300,11 @@ class _Rewrite:
     def _part(self, v: Value, need: Windows) -> Any:
         """The part of v, from the part of it that there is."""
         value, have = self.new.get(v, (v, (None,) * len(need)))
+        for d, (w, h) in enumerate(zip(need, have, strict=True)):
+            if isinstance(w, Picked) and h is None:
+                value = _taken(value, d, w)
         shape = from_mlir(value).shape
+        need, have = (tuple(None if isinstance(w, Picked) else w for w in side) for side in (need, have))
         windows = [w or (sympy.Integer(0), s) for w, s in zip(need, shape, strict=True)]
         starts = [(w[0] - (h[0] if h else 0)).expand() for w, h in zip(windows, have, strict=True)]
         sizes = [w[1] for w in windows]
@@ -274,9 +315,20 @@ class _Rewrite:
         ).results[0]
 
 
+def _taken(value: Any, d: int, w: Picked) -> Any:
+    """Elements of a value along dim d."""
+    t = from_mlir(value)
+    out = t.with_shape([*t.shape[:d], w.count, *t.shape[d + 1 :]])
+    if isinstance(full := defining(value), Full):
+        return build(Full, [], {"value": attr(full, "value")}, results=[out]).results[0]
+    return build(Take, [value, w.index], {"dims": [d], "at": d, "wrap": w.wrap}, results=[out]).results[0]
+
+
 def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> Any:
     """`op` on parts of its operands, giving the part `made` of its result."""
     attrs = {k: op.attributes[k] for k in op.attributes}
+    if isinstance(op, Take):
+        return operands[0]
     if isinstance(op, Slice):
         steps = attr(op, "steps")
         if all(k == 1 for k in steps):

@@ -22,4 +22,16 @@ module {
     %19 = "dhlo.div"(%15, %18) : (tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>, tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>) -> tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>
     return %19 : tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>
   }
+  func.func @step(%arg0: tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, %arg1: tensor<?xi64, #dhlo.shape<["r"]>>, %arg2: tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>> {dhlo.paged = "pool 0"}, %arg3: tensor<?xi64, #dhlo.shape<["t"]>> {dhlo.paged = "slots 0"}, %arg4: tensor<?x?xi32, #dhlo.shape<["b", "m"]>> {dhlo.paged = "tables 0"}, %arg5: tensor<?xi32, #dhlo.shape<["b + 1"]>> {dhlo.paged = "starts"}, %arg6: tensor<?xi32, #dhlo.shape<["b"]>> {dhlo.paged = "lengths"}) -> (tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>> {dhlo.argument = 2 : i64}) attributes {dhlo.blocks = array<i64: 16, 0>} {
+    %0 = "dhlo.weight"() {name_ = "o.weight"} : () -> tensor<8x8xf32>
+    %1 = "dhlo.take"(%arg0, %arg1) {at = 0 : i64, dims = [0], wrap = true} : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<?xi64, #dhlo.shape<["r"]>>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %2 = "dhlo.matmul"(%1, %0) : (tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<8x8xf32>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %3 = "dhlo.take"(%arg0, %arg1) {at = 0 : i64, dims = [0], wrap = true} : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<?xi64, #dhlo.shape<["r"]>>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %4 = "dhlo.add"(%2, %3) : (tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<?x8xf32, #dhlo.shape<["r", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %5 = "dhlo.full"() {value = "2.0"} : () -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %6 = "dhlo.mul"(%4, %5) : (tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<?x8xf32, #dhlo.shape<["r", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %7 = "dhlo.reshape"(%arg0) : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>) -> tensor<1x?x8xf32, #dhlo.shape<["1", "t", "8"]>>
+    %8 = "dhlo.scatter"(%arg2, %arg3, %7) {at = 1 : i64, dims = [1], how = "set", wrap = false} : (tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>, tensor<?xi64, #dhlo.shape<["t"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "t", "8"]>>) -> tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>
+    return %6, %8 : tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>
+  }
 }

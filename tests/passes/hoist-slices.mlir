@@ -28,4 +28,16 @@ module {
     %y = "dhlo.slice"(%norm) {starts = ["0", "s", "0"], steps = [1, 1, 1]} : (!x) -> !last
     return %y : !last
   }
+  // The argument says of which tokens results are wanted: product and norm are computed for these. The keys need all.
+  func.func @step(%x: tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, %kept: tensor<?xi64, #dhlo.shape<["r"]>>, %pool: tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>> {dhlo.paged = "pool 0"}, %slots: tensor<?xi64, #dhlo.shape<["t"]>> {dhlo.paged = "slots 0"}, %tables: tensor<?x?xi32, #dhlo.shape<["b", "m"]>> {dhlo.paged = "tables 0"}, %starts: tensor<?xi32, #dhlo.shape<["b + 1"]>> {dhlo.paged = "starts"}, %lengths: tensor<?xi32, #dhlo.shape<["b"]>> {dhlo.paged = "lengths"}) -> (tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>> {dhlo.argument = 2 : i64}) attributes {dhlo.blocks = array<i64: 16, 0>} {
+    %w = "dhlo.weight"() {name_ = "o.weight"} : () -> tensor<8x8xf32>
+    %o = "dhlo.matmul"(%x, %w) : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<8x8xf32>) -> tensor<?x8xf32, #dhlo.shape<["t", "8"]>>
+    %sum = "dhlo.add"(%o, %x) : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<?x8xf32, #dhlo.shape<["t", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["t", "8"]>>
+    %two = "dhlo.full"() {value = "2.0"} : () -> tensor<?x8xf32, #dhlo.shape<["t", "8"]>>
+    %double = "dhlo.mul"(%sum, %two) : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<?x8xf32, #dhlo.shape<["t", "8"]>>) -> tensor<?x8xf32, #dhlo.shape<["t", "8"]>>
+    %y = "dhlo.take"(%double, %kept) {at = 0 : i64, dims = [0], wrap = true} : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>, tensor<?xi64, #dhlo.shape<["r"]>>) -> tensor<?x8xf32, #dhlo.shape<["r", "8"]>>
+    %rows = "dhlo.reshape"(%x) : (tensor<?x8xf32, #dhlo.shape<["t", "8"]>>) -> tensor<1x?x8xf32, #dhlo.shape<["1", "t", "8"]>>
+    %new = "dhlo.scatter"(%pool, %slots, %rows) {at = 1 : i64, dims = [1], how = "set", wrap = false} : (tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>, tensor<?xi64, #dhlo.shape<["t"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "t", "8"]>>) -> tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>
+    return %y, %new : tensor<?x8xf32, #dhlo.shape<["r", "8"]>>, tensor<1x?x8xf32, #dhlo.shape<["1", "p", "8"]>>
+  }
 }

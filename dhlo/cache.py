@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dhlo import _runtime
-from dhlo.codegen.families.constants import raw
-from dhlo.container import Container, atomic_write, clean_leftovers, write_sections
+from dhlo.container import Container, atomic_write, clean_leftovers, write_bytes, write_sections
 from dhlo.errors import ModelFileError
 from dhlo.schema import read_json
 
@@ -35,7 +34,9 @@ __all__ = ["Cache", "compiler_version", "model_key", "program_key"]
 _MAGIC: Final = 0x45484341434F4C48  # "HLOCACHE" little-endian
 _VERSION: Final = 4
 _SUFFIX: Final = ".entry"
-_ENTRY: Final = r"[0-9a-f]{64}\.entry"
+_MODEL: Final = ".so"
+_ABOUT: Final = ".json"
+_FILES: Final = r"[0-9a-f]{64}\.(entry|so|json)"
 _KINDS: Final = {"facts": 1, "constants": 2, "objects": 3, "LLVM IR": 4, "planned module": 5, "source": 6}
 _FACTS: Final = {
     "key": str, "parts": [int], "entries": [{"externs": {str: str}, "constants_bytes": int, "levels": [{"cpu_features": str}]}],
@@ -73,6 +74,8 @@ def compiler_version() -> str:
 def program_key(program: Program, targets: Sequence[Target], options: Options, passes: Sequence[CustomPass] = ()) -> str:
     """SHA-256 over an imported program with its weights, the targets, those of the options that the program doesn't say itself,
     users' passes and the compiler. Raises OSError where the compiler's own files can't be read."""
+    from dhlo.codegen.families.constants import raw  # needs PyTorch, which finding a model file doesn't
+
     with program.context:
         text = program.module.operation.get_asm(enable_debug_info=True)  # index errors name locations
     parts = (
@@ -103,7 +106,7 @@ def model_key(
 
 class Cache:
     """A folder of compiled programs, one file an entry, which several processes and users may share and any of them may leave at
-    any time.
+    any time: programs as `dhlo.compile` needs them, and model files, whose keys are their makers' affair.
 
     Nothing that is wrong with the folder or a file in it fails a call: what can't be read, isn't whole, or could have been written
     by somebody else than this user or root is a miss, and the next `put` replaces it. Entries appear whole or not at all; the
@@ -145,11 +148,8 @@ class Cache:
     def put(self, key: str, artifact: Artifact) -> None:
         """Keeps a compiled program; a full or read-only disk, or a folder of somebody else's, only means that it isn't kept."""
         try:
-            # Never writable by others, whatever the umask, as it would not be read again.
-            self.folder.mkdir(0o755, parents=True, exist_ok=True)
-            if not _is_safe(self.folder.stat(), self.folder):
+            if not self._prepare():
                 return
-            clean_leftovers(self.folder, _ENTRY)
             fill = partial(write_sections, magic=_MAGIC, abi=_VERSION, sections=_pack(key, artifact))
             # Not durable: an entry that a power failure damages is found out by its digests.
             atomic_write(self.folder / (key + _SUFFIX), fill, mode=0o644, durable=False)
@@ -157,23 +157,61 @@ class Cache:
         except (OSError, ValueError):
             pass
 
+    def _prepare(self) -> bool:
+        """Whether the folder, which is made if need be, is one to write to. Raises OSError and ValueError."""
+        # Never writable by others, whatever the umask, as it would not be read again.
+        self.folder.mkdir(0o755, parents=True, exist_ok=True)
+        if not _is_safe(self.folder.stat(), self.folder):
+            return False
+        clean_leftovers(self.folder, _FILES)
+        return True
+
+    def find_model(self, key: str) -> Path | None:
+        """The model file of a key, which whoever loads it verifies; None if there is none that may be trusted."""
+        path, facts = (self.folder / (key + suffix) for suffix in (_MODEL, _ABOUT))
+        try:
+            if path.is_symlink() or not all(_is_safe(p.stat(), p) for p in (self.folder, path)):
+                return None
+        except (OSError, ValueError):
+            return None
+        with suppress(OSError):  # somebody else's, or read-only
+            os.utime(facts)  # not the model file's, by which the runtime knows that it has verified the file before
+        return path
+
+    def put_model(self, key: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> Path | None:
+        """The model file that `write` makes at a path, whole or not at all, and beside it, as JSON, what it is; None where the
+        folder can't hold it."""
+        path, facts = (self.folder / (key + suffix) for suffix in (_MODEL, _ABOUT))
+        try:
+            if not self._prepare():
+                return None
+            write(path)
+            path.chmod(0o644)
+            write_bytes(facts, json.dumps(about, indent=1).encode() + b"\n")
+            self._trim(path.name)
+        except (OSError, ValueError):
+            return None
+        return path
+
     def _trim(self, newest: str) -> None:
-        """Removes the least recently used entries; others may do the same at the same time."""
-        entries: list[tuple[int, int, str]] = []
+        """Removes what was used least recently; others may do the same at the same time."""
+        entries: dict[str, tuple[int, int, list[str]]] = {}  # by key: when it was used, bytes, files
         with os.scandir(self.folder) as found:
             for e in found:
-                if re.fullmatch(_ENTRY, e.name):  # other files aren't the cache's
+                if re.fullmatch(_FILES, e.name):  # other files aren't the cache's
                     with suppress(OSError):
                         info = e.stat(follow_symlinks=False)
-                        entries.append((info.st_mtime_ns, info.st_size, e.name))
-        total = sum(size for _, size, _ in entries)
-        for _, size, name in sorted(entries):
+                        used, size, names = entries.get(e.name[:64], (0, 0, []))
+                        entries[e.name[:64]] = max(used, info.st_mtime_ns), size + info.st_size, [*names, e.name]
+        total = sum(size for _, size, _ in entries.values())
+        for _, size, names in sorted(entries.values()):
             if total <= self.max_bytes:
                 break
-            if name != newest:
-                with suppress(OSError):
-                    (self.folder / name).unlink(missing_ok=True)
-                    total -= size
+            if newest not in names:
+                for name in names:
+                    with suppress(OSError):
+                        (self.folder / name).unlink(missing_ok=True)
+                total -= size
 
 
 def _is_safe(info: os.stat_result, path: Path) -> bool:

@@ -24,9 +24,9 @@ _MEMORY: Final[tuple[Memory, ...]] = get_args(Memory)  # in the order of dhlo_co
 ELSEWHERE = "name a target of this machine, or write a model file for another one: dhlo compile --target ... -o FILE"
 
 
-def load_artifact(artifact: Artifact) -> _runtime.Model:
+def load_artifact(artifact: Artifact, num_threads: int = 0) -> _runtime.Model:
     """Loads object code into this process and packs the constants into huge pages. From then on the artifact has these, not the
-    tensors that they were made of: what is saved later is what was compiled."""
+    tensors that they were made of: what is saved later is what was compiled. `num_threads` as `open_model` says."""
     from dhlo.codegen.backends.artifact import StoredConstants
     from dhlo.codegen.backends.cpu.link import extern_addresses
     from dhlo.codegen.backends.cpu.llvm import Jit
@@ -39,7 +39,9 @@ def load_artifact(artifact: Artifact) -> _runtime.Model:
         artifact.constants.fill(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]
         artifact.constants = StoredConstants(memory, artifact.constants.bytes)
     try:
-        return _runtime.Model.from_address(jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory))
+        return _runtime.Model.from_address(
+            jit.address("dhlo_model_v1"), memory.address, artifact.constants.bytes, (jit, memory), num_threads=num_threads
+        )
     except RuntimeError as e:
         if getattr(e, "status", "") != "cpu":
             raise

@@ -1,0 +1,251 @@
+"""Language models from folders of transformers, ready to serve: a compiled step, a tokenizer, a chat template, what ends a text.
+
+The first start compiles, which takes transformers and PyTorch; with a cache, later ones only load what was compiled and import
+neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dhlo import _runtime
+from dhlo.cache import Cache, compiler_version
+from dhlo.errors import CompileError, ModelFileError
+from dhlo.loading import load_artifact, open_model
+from dhlo.options import Options, cache_dir, default_target
+from dhlo.serve.chat import ChatTemplate
+from dhlo.serve.tokens import Tokenizer
+
+__all__ = ["BLOCK_SLOTS", "Served", "Step", "open_folder"]
+
+BLOCK_SLOTS: Final = 16
+"""Tokens of a block of the caches' pools."""
+
+_CONFIG: Final = "config.json"
+_TOKENIZER: Final = "tokenizer.json"
+_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+_GENERATION: Final = "generation_config.json"
+_PAGES: Final = {"keys*": BLOCK_SLOTS, "values*": BLOCK_SLOTS}  # the caches of `step_program`
+_POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_FORMAT: Final = 1  # of what a key stands for
+
+
+@dataclass(frozen=True)
+class Step:
+    """The compiled step of a model, as the runtime has it."""
+
+    native: _runtime.Model
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model of a folder with all that serving it takes."""
+
+    name: str
+    step: Step
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    """None: the folder has no template."""
+    eos_tokens: tuple[int, ...]
+    max_positions: int | None
+    """Tokens that the model has positions for, as its config says."""
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    """Of sampling, by the names of `SamplingParams`, as the folder's generation_config.json says."""
+
+
+def open_folder(
+    folder: str | Path,
+    *,
+    weights: Mapping[str, str] | None = None,
+    kv_cache: str = "",
+    cache: str | None = None,
+    threads: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Served:
+    """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
+    generation_config.json.
+
+    `weights` and `kv_cache` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept (DHLO_CACHE_DIR by
+    default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the machine are the
+    same. `threads` run each step (0: one per processor). `progress` is told what is being done.
+
+    Raises CompileError and ModelFileError, which name what the folder lacks or what isn't as it should be.
+    """
+    folder = Path(folder)
+    progress("read the folder")
+    config = _config_of(folder)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    assert isinstance(text, dict)
+    tokenizer = _tokenizer_of(folder, _positive(text, ("vocab_size",)))
+    tokenizer_config = _json(folder / _TOKENIZER_CONFIG)
+    generation = _json(folder / _GENERATION)
+    chat = ChatTemplate.of_folder(folder, tokenizer_config)
+    step = _Compiling(folder, dict(weights or {}), kv_cache, threads, progress).step(cache_dir() if cache is None else cache)
+    return Served(
+        name=folder.resolve().name,
+        step=step,
+        tokenizer=tokenizer,
+        chat=chat,
+        eos_tokens=_eos(generation, text, tokenizer_config, tokenizer),
+        max_positions=_positive(text, _POSITIONS),
+        defaults={k: generation[k] for k in _DEFAULTS if isinstance(generation.get(k), int | float)},
+    )
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """The folder's config. Raises CompileError, naming what the folder lacks."""
+    if not folder.is_dir():
+        hint = f"'{folder}' is a name on the Hub? Download it, and name the folder" if not folder.exists() else None
+        raise CompileError(f"'{folder}' is not a folder", hint=hint)
+    if not (folder / _CONFIG).is_file():
+        raise CompileError(f"'{folder}' has no {_CONFIG}", hint="a folder that save_pretrained has written is what is wanted")
+    return _json(folder / _CONFIG)
+
+
+def _tokenizer_of(folder: Path, size: int | None) -> Tokenizer:
+    if not (folder / _TOKENIZER).is_file():
+        hint = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes one where transformers can convert it"
+        raise CompileError(f"'{folder}' has no {_TOKENIZER}", hint=hint)
+    if size is None:
+        raise ModelFileError(f"'{folder / _CONFIG}' doesn't say vocab_size")
+    return Tokenizer(folder / _TOKENIZER, size)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An object of JSON; an empty one where there is no file. Raises ModelFileError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as e:
+        raise ModelFileError(f"'{path}' is no JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"'{path}' is no object of JSON")
+    return value
+
+
+def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((config[n] for n in names if type(config.get(n)) is int and config[n] > 0), None)
+
+
+def _eos(
+    generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[int, ...]:
+    """What ends a text: the tokens that generation_config.json says, else those of the config; and the tokenizer's."""
+    given = generation.get("eos_token_id", config.get("eos_token_id"))
+    tokens = [t for t in (given if isinstance(given, list) else [given]) if type(t) is int]
+    word = tokenizer_config.get("eos_token")
+    number = tokenizer.number_of(word.get("content", "") if isinstance(word, dict) else word) if word else None
+    wrong = [t for t in tokens if not 0 <= t < len(tokenizer.vocabulary)]
+    if wrong:
+        raise ModelFileError(f"eos_token_id {wrong[0]} is no token of a vocabulary of {len(tokenizer.vocabulary)}")
+    return tuple(dict.fromkeys([*tokens, *([] if number is None else [number])]))
+
+
+@dataclass(frozen=True)
+class _Compiling:
+    """How the step of a folder comes about."""
+
+    folder: Path
+    weights: dict[str, str]
+    kv_cache: str
+    threads: int
+    progress: Callable[[str], None]
+
+    def step(self, cache: str | None) -> Step:
+        """From the cache, or compiled, and kept there if there is one."""
+        kept, key = (Cache(cache), self._key()) if cache else (None, "")
+        path = kept.find_model(key) if kept is not None and key else None
+        if path is not None:
+            try:
+                self.progress("load the compiled step")
+                return Step(open_model(path, self.threads))
+            except ModelFileError:  # damaged: made anew
+                pass
+        artifact = self._compile()
+        if kept is not None and key:
+            from dhlo.codegen.backends.cpu import link
+
+            self.progress("keep the compiled step")
+            about = {"folder": str(self.folder.resolve()), "weights": self.weights, "kv_cache": self.kv_cache}
+            path = kept.put_model(key, lambda p: link.write_model(artifact, p), about)
+            if path is not None:
+                return Step(open_model(path, self.threads))
+        self.progress("pack weights")
+        return Step(load_artifact(artifact, self.threads))
+
+    def _compile(self) -> Any:
+        """The step's code and constants. Raises CompileError and UnsupportedError."""
+        self.progress("import PyTorch and transformers")
+        try:
+            from dhlo.integrations.decoder import step_program
+            from dhlo.integrations.pretrained import load_folder
+        except ImportError as e:
+            raise CompileError(
+                f"compiling a folder needs the library transformers: {e}", hint="pip install 'dhlo[serve]'"
+            ) from None
+        from dhlo.api import build_entries
+
+        self.progress("read the weights")
+        model = load_folder(self.folder)
+        self.progress("export")
+        with _naming(self.folder):
+            program = step_program(model)
+            options = Options(
+                name=self.folder.resolve().name,
+                cache="",  # the model file is what is kept
+                pages=_PAGES,
+                weights=self.weights,
+                kv_cache=self.kv_cache,
+                updatable=False,
+            )
+            _, artifact = build_entries({"": program}, options, self.progress)
+        return artifact
+
+    def _key(self) -> str:
+        """SHA-256 of what the compiled step depends on; the files of the model by what tells them from changed ones. "" where that
+        can't be read."""
+        parts = [_FORMAT, compiler_version(), default_target(), _machine(), sorted(self.weights.items()), self.kv_cache]
+        try:
+            files = sorted(
+                [self.folder / _CONFIG, *self.folder.glob("*.safetensors"), *self.folder.glob("*.safetensors.index.json")]
+            )
+            parts += [str(self.folder.resolve()), [(f.name, *_mark(f)) for f in files]]
+        except OSError:
+            return ""
+        return hashlib.sha256(repr(parts).encode()).hexdigest() if parts[1] else ""
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    info = path.stat()
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+def _machine() -> str:
+    """What the processor is and can do, as the system says: `native` code is made for it."""
+    names = {"vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features"}
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return ""
+    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in names)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """What the model itself raises as it is exported becomes an error that says so."""
+    from dhlo.errors import DhloError
+
+    try:
+        yield
+    except DhloError:
+        raise
+    except Exception as e:  # whatever torch.export raises
+        raise CompileError(f"the model in '{folder}' can't be exported as a step: {type(e).__name__}: {e}") from e

@@ -58,6 +58,7 @@ from dhlo.passes.causal_masks import causal_masks
 from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
 from dhlo.passes.expand_dequantize import expand_dequantize
+from dhlo.passes.find_attention import find_attention
 from dhlo.passes.find_dequantize import find_dequantize
 from dhlo.passes.fold_weights import fold_weights
 from dhlo.passes.fuse.fuse import fuse
@@ -153,6 +154,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("separate-state", plain(separate_state)),
     Pass("cse", plain(cse)),
     Pass("simplify", plain(simplify)),
+    Pass("find-attention", plain(find_attention)),
     Pass("find-dequantize", find_dequantize),
     Pass("quantise-weights", quantise_weights),
     Pass("fold-weights", fold_weights),

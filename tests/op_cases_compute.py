@@ -267,22 +267,32 @@ MATMUL = [
 
 
 def attention(
-    dtype: str, q: Sequence[object], k: Sequence[object], mask: str | None = None, causal: bool = False, past: str = "0"
+    dtype: str,
+    q: Sequence[object],
+    k: Sequence[object],
+    mask: str | None = None,
+    causal: bool = False,
+    past: str = "0",
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Part:
     shape = [q[0], q[1], q[2], k[2]]
     args: list[Any] = [(t(dtype, *q), within(-1, 1)), (t(dtype, *k), within(-1, 1)), (t(dtype, *k), within(-1, 1))]
     if mask is not None:
         args.append((t(mask, *shape), mostly_true if mask == "i1" else within(-2, 2)))
+    if sinks:
+        args.append((t("f32", q[1]), within(-3, 3)))
+    attrs = {"scale": 0.25, "softcap": softcap, "causal": causal, "past": past}
 
     def body(*v: Any) -> list[Any]:
-        return [build(compute.Attention, v, {"scale": 0.25, "causal": causal, "past": past}).results[0]]
+        return [build(compute.Attention, v, attrs).results[0]]
 
     return Part(
         args,
         body,
         tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
         atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-        label=f"attention {dtype} {q} {k} mask {mask} causal {causal} past {past}",
+        label=f"attention {dtype} {q} {k} mask {mask} causal {causal} past {past} {softcap} {sinks}",
     )
 
 
@@ -294,13 +304,18 @@ ATTENTION = [
     attention("f32", [1, 2, "m", 16], [1, 2, "n", 16], mask="f32"),
     attention("f32", [1, 2, "n", 16], [1, 1, "m", 16], mask="i1"),
     attention("f32", ["n", 4, 1, 16], ["n", 2, "m + 1", 16]),
+    attention("f32", ["n", 4, "m", 16], ["n", 2, "n", 16], mask="i1", sinks=True),
+    attention("bf16", [1, 4, "m", 16], [1, 4, "m + n", 16], causal=True, past="n", sinks=True, softcap=0.2),
+    attention("f32", [1, 4, "n", 20], [1, 1, "m", 20], mask="f32", softcap=0.5),
 ]
 
 
-def paged(dtype: str, heads: tuple[int, int], depth: tuple[int, int], mask: str | None = None, **given: Any) -> Part:
+def paged(
+    dtype: str, heads: tuple[int, int], depth: tuple[int, int], mask: str | None = None, sinks: bool = False, **given: Any
+) -> Part:
     """Sequences of n tokens, of one, and of m, each behind up to 70 keys; blocks of 16 slots lie as tables are drawn."""
     slots, tokens, columns = 384, "n + m + 1", "n + m + 5"
-    attrs = {"block": 16, "window": 0, "scale": 0.25, "causal": True, **given}
+    attrs = {"block": 16, "window": 0, "scale": 0.25, "softcap": 0.0, "causal": True, **given}
     args: list[Any] = [
         (t(dtype, 1, heads[0], tokens, depth[0]), within(-1, 1)),
         (t(dtype, heads[1], slots, depth[0]), within(-1, 1)),
@@ -312,22 +327,24 @@ def paged(dtype: str, heads: tuple[int, int], depth: tuple[int, int], mask: str 
     if mask is not None:
         shape = t(mask, 1, heads[0], tokens, f"{attrs['block']} * ({columns})")
         args.append((shape, mostly_true if mask == "i1" else within(-2, 2)))
+    if sinks:
+        args.append((t("f32", heads[0]), within(-3, 3)))
 
-    def body(q: Any, k: Any, v: Any, tables: Any, past: Any, _: Any, *masks: Any) -> list[Any]:
+    def body(q: Any, k: Any, v: Any, tables: Any, past: Any, _: Any, *more: Any) -> list[Any]:
         def numbers(*values: str) -> Any:
             each = [build(mv.Full, [], {"value": x}, results=[t("i32", 1)]).results[0] for x in values]
             return build(mv.Concat, each, {"dim": 0}).results[0]
 
         lengths = build(ew.Add, [past, numbers("n", "1", "m")]).results[0]
         starts = numbers("0", "n", "n + 1", tokens)
-        return [build(PagedAttention, [q, k, v, tables, starts, lengths, *masks], attrs).results[0]]
+        return [build(PagedAttention, [q, k, v, tables, starts, lengths, *more], attrs).results[0]]
 
     return Part(
         args,
         body,
         tol={"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2},
         atol={"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}[dtype],
-        label=f"paged attention {dtype} {heads} {depth} mask {mask} {given}",
+        label=f"paged attention {dtype} {heads} {depth} mask {mask} {sinks} {given}",
     )
 
 
@@ -337,6 +354,8 @@ PAGED_ATTENTION = [
     paged("f32", (6, 1), (16, 16), window=37, block=32),
     paged("f32", (4, 2), (16, 16), causal=False, mask="i1"),
     paged("bf16", (4, 4), (16, 16), mask="bf16", window=20),
+    paged("f32", (4, 2), (16, 24), sinks=True, window=20),
+    paged("f32", (4, 1), (16, 16), sinks=True, mask="i1", softcap=0.1),
 ]
 
 

@@ -129,9 +129,11 @@ CONV = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "ou
 # Dtypes and sizes for which an op that has a kernel has none yet.
 UNSUPPORTED = {
     "matmul of integers": typed(compute.Matmul, [t("i64", "n", "m"), t("i64", "m", 5)], {}),
-    "attention of f64": typed(compute.Attention, [t("f64", "n", 2, "m", 16)] * 3, {"scale": 0.25, "causal": False, "past": "0"}),
+    "attention of f64": typed(
+        compute.Attention, [t("f64", "n", 2, "m", 16)] * 3, {"scale": 0.25, "softcap": 0.0, "causal": False, "past": "0"}
+    ),
     "attention of any head size": typed(
-        compute.Attention, [t("f32", "n", 2, 3, "m")] * 3, {"scale": 0.25, "causal": False, "past": "0"}
+        compute.Attention, [t("f32", "n", 2, 3, "m")] * 3, {"scale": 0.25, "softcap": 0.0, "causal": False, "past": "0"}
     ),
     "pooling of integers": typed(compute.Pool, [t("i64", "n", 2, "2*m + 2")], WINDOW, t("i64", "n", 2, "m + 1")),
     "convolution of any channels": typed(compute.Conv, [t("f32", "n", "m", 8), t("f32", 4, "m", 3)], CONV, t("f32", "n", 4, 6)),

@@ -182,6 +182,11 @@ class Op(OpView):
         raise InternalError(f"{cls.OPERATION_NAME} has no type rule")
 
     @classmethod
+    def segments(cls, operands: list[TensorType]) -> list[int]:
+        """How many values each field of the operands has; empty where the fields say."""
+        return []
+
+    @classmethod
     def check(cls, operands: list[TensorType], results: list[TensorType], attrs: dict[str, Any]) -> str | None:
         return None
 
@@ -462,6 +467,8 @@ def build(
         for what, fields, count in (("operand", taken, len(operands)), ("result", given, len(made))):
             if len(fields) > 1:
                 plain_attrs[f"{what}SegmentSizes"] = ir.DenseI32ArrayAttr.get([1] * count + [0] * (len(fields) - count))
+    elif sizes := cls.segments([from_mlir(v) for v in operands]):
+        plain_attrs["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get(sizes)
     op = ir.Operation.create(name, results=made, operands=list(operands), attributes=plain_attrs, regions=regions, loc=loc)
     return op.opview if hasattr(op, "opview") else op
 

@@ -23,6 +23,7 @@ from dhlo.ir.ops.movement import Broadcast, Concat, Reshape, Slice, Transpose, W
 from dhlo.ir.types import from_mlir
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
+from dhlo.passes.find_attention import find_attention
 from dhlo.passes.simplify import simplify
 
 __all__ = ["absorb_latents"]
@@ -33,7 +34,7 @@ def absorb_latents(module: Any) -> None:
     reads the rows."""
     if not any(requested_pages(block) for block in bodies(module)):
         return
-    for rewrite in (cse, simplify, attention_heads, simplify, cse):
+    for rewrite in (cse, simplify, find_attention, attention_heads, simplify, cse):
         rewrite(module)
     for block in bodies(module):
         for op in list(block.operations):
@@ -92,7 +93,7 @@ class _Latents:
 
     def attend(self, op: Any) -> Any:
         """The result of the op, by the latents."""
-        q, _, _, *mask = op.operands
+        q, _, _, *more = op.operands
         t = from_mlir(q)
         batch, heads, rows, _ = t.shape
         depth = from_mlir(self.latents).shape[3]
@@ -101,8 +102,8 @@ class _Latents:
         cached = build(Concat, [self.latents, self.shared], {"dim": 3}).results[0]
         values = _slice(cached, 3, 0, int(depth))
         query = build(Concat, [own, turned], {"dim": 3}).results[0]
-        attrs = {"scale": attr(op, "scale"), "causal": False, "past": "0"}
-        y = build(Attention, [query, cached, values, *mask], attrs).results[0]
+        attrs = {"scale": attr(op, "scale"), "softcap": attr(op, "softcap"), "causal": False, "past": "0"}
+        y = build(Attention, [query, cached, values, *more], attrs).results[0]
         return build(Matmul, [y, self._matrix(self.values, batch, turned=True)]).results[0]
 
     @property

@@ -15,7 +15,8 @@ __all__ = ["attention_heads"]
 
 
 def attention_heads(module: Module) -> None:
-    """Where k and v are both `reshape(broadcast(x))` repeating each head of x [B, H, S, D] g times in a row, attention takes x."""
+    """Where k and v are both `reshape(broadcast(x))` repeating each head of x [B, H, S, D] g times in a row, or broadcasts of the
+    only one, attention takes x."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             for op in list(block.operations):
@@ -26,10 +27,18 @@ def attention_heads(module: Module) -> None:
                         op.operation.operands[2] = v
 
 
+def _of_one_head(op: Broadcast) -> bool:
+    """Whether an op repeats the one head that there is."""
+    narrow, wide = from_mlir(op.operands[0]).shape, from_mlir(op.results[0]).shape
+    return attr(op, "dims") == [0, 1, 2, 3] and narrow == (wide[0], 1, *wide[2:])
+
+
 def _unrepeated(v: Value) -> Any:
     """The [B, H, S, D] tensor whose heads v repeats, or None."""
     out = from_mlir(v)
     r = defining(v)
+    if isinstance(r, Broadcast) and _of_one_head(r):
+        return r.operands[0]
     b = defining(r.operands[0]) if isinstance(r, Reshape) else None
     if not isinstance(b, Broadcast):
         return None

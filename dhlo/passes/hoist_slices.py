@@ -250,7 +250,8 @@ def _matmul(op: Any) -> tuple[set[int], list[Dims]]:
 def _attention(op: Any) -> tuple[set[int], list[Dims]]:
     q: Dims = [0, None, 2, None]
     kv: Dims = [0, None, None, None]
-    return {0, 2}, [q, kv, kv, q][: len(op.operands)]
+    more: list[Dims] = [q if from_mlir(v).rank == 4 else [None] for v in list(op.operands)[op.least :]]
+    return {0, 2}, [q, kv, kv, *more]
 
 
 def _padded(op: Any) -> list[int]:
@@ -344,6 +345,11 @@ def _rebuild(op: Any, operands: list[Any], out: TensorType, made: Windows) -> An
     elif isinstance(op, Attention) and made[2] is not None and attr(op, "causal"):
         past = (parse(attr(op, "past")) + made[2][0]).expand()
         sees_all = (past + 1 - from_mlir(operands[1]).shape[2]).expand().is_nonnegative
-        new = {"scale": attr(op, "scale"), "causal": not sees_all, "past": "0" if sees_all else show(past)}
+        new = {
+            "scale": attr(op, "scale"),
+            "softcap": attr(op, "softcap"),
+            "causal": not sees_all,
+            "past": "0" if sees_all else show(past),
+        }
         return build(Attention, operands, new).results[0]
     return ir.Operation.create(op.OPERATION_NAME, results=[out.mlir()], operands=operands, attributes=attrs).results[0]

@@ -8,6 +8,8 @@ drafts are the same program.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +36,7 @@ from dhlo.ir.function import (
 )
 from dhlo.ir.mlir import func, ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.compute import Attention
+from dhlo.ir.ops.compute import Attention, extra
 from dhlo.ir.ops.control import Assert
 from dhlo.ir.ops.lookup import Scatter
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
@@ -43,6 +45,7 @@ from dhlo.ir.paging import mark_paging
 from dhlo.ir.places import place_of
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
+from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
 from dhlo.passes.positions import Seen, line_of, seen
@@ -151,6 +154,7 @@ class _Paging:
             with ir.InsertionPoint.at_block_begin(self.block):
                 ones = build(Full, [], {"value": "True" if t.dtype.is_bool else "1"}, results=[from_mlir(mask)]).results[0]
             mask.replace_all_uses_with(ones)
+        set_type(self.block)
         return masks
 
     def _add_inputs(self) -> _Inputs:
@@ -172,7 +176,7 @@ class _Paging:
     def _take_positions(self, positions: Any) -> None:
         """Positions that the program counts from the length of the past become the argument."""
         for op in list(self.block.operations)[:-1]:
-            if self.tokens.past.name not in op.mentions():
+            if self.tokens.past.name not in op.mentions() or isinstance(op, Assert):  # of the new sizes, what is required holds too
                 continue
             if not isinstance(op, Full):
                 raise CompileError(f"pages: {op.OPERATION_NAME} depends on how long the past is", where=str(place_of(op)))
@@ -235,17 +239,30 @@ class _Paging:
 
     def _attend(self, op: Any, pools: dict[Any, Any], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
-        q, k, v, *mask = op.operands
-        found = seen(mask[0], inputs.positions) if mask and from_mlir(mask[0]).dtype.is_bool else Seen(whole=not mask)
-        causal = found.past == 0
+        q, k, v = list(op.operands)[:3]
         with ir.InsertionPoint(op.operation), op.location:
-            mask = [] if found.whole and (causal or found.past is None) else mask
+            found, mask = self._masked(extra(op, 4), inputs.positions)
+            causal = found.past == 0
+            more = [x for x in (mask, extra(op, 1)) if x is not None]
             values = pools[v] if v in pools else _columns_of(pools[k], v)
-            operands = [q, pools[k], values, inputs.tables, inputs.starts, inputs.lengths, *mask]
-            attrs = {"block": self.page, "window": found.window, "scale": attr(op, "scale"), "causal": causal}
+            operands = [q, pools[k], values, inputs.tables, inputs.starts, inputs.lengths, *more]
+            attrs = {"block": self.page, "window": found.window, "causal": causal}
+            attrs |= {name: attr(op, name) for name in ("scale", "softcap")}
             y = build(PagedAttention, operands, attrs).results[0]
         op.results[0].replace_all_uses_with(y)
         op.operation.erase()
+
+    @staticmethod
+    def _masked(mask: Any, positions: Any) -> tuple[Seen, Any]:
+        """What a mask, if there is one, says by comparing positions, and what of it is left to say, None if that is nothing. Each
+        token sees itself, so that what hides keys may be left out of what is added to scores."""
+        if mask is None:
+            return Seen(), None
+        bools, added = parts_of(mask)
+        found = functools.reduce(operator.and_, (seen(v, positions) for v in bools), Seen())
+        if not found.whole or found.past not in (None, 0):
+            return found, mask
+        return found, together([], added, from_mlir(mask)) if added else None
 
     # ------------------------------------------------------------------ the function
     def _say(self, inputs: _Inputs) -> None:

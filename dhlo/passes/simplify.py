@@ -11,7 +11,7 @@ from dhlo.ir.dialect import attr, build, defining, exprs
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.compute import Conv, Reduce
+from dhlo.ir.ops.compute import Conv, Reduce, Scan
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Slice, Take, Transpose, number
 from dhlo.ir.symbols import parse
 from dhlo.ir.types import DType, from_mlir
@@ -110,6 +110,15 @@ def _slice(op: Any) -> Any:
 
 def _reduce(op: Any) -> Any:
     return None if attr(op, "dims") else op.operands[0]
+
+
+def _scan(op: Any) -> Any:
+    """Running sums of a whole number count by it."""
+    out, step = from_mlir(op.results[0]), _constant(op.operands[0])
+    if attr(op, "how") != "sum" or out.dtype.name not in ("i64", "i32") or not isinstance(step, int):
+        return None
+    how = {"dim": attr(op, "dim"), "start": str(step), "step": str(step)}
+    return build(Iota, [], how, results=[out]).results[0]
 
 
 def _concat(op: Any) -> Any:
@@ -338,6 +347,7 @@ _RULES: dict[type, Callable[[Any], Any]] = {
     ew.Or: _neutral,
     Conv: _conv,
     Reduce: _reduce,
+    Scan: _scan,
     ew.Ge: _compare,
     ew.Gt: _compare,
     ew.Convert: _convert,

@@ -220,7 +220,7 @@ def _attention(
         y = b.in_f32(lambda *xs: _composed_attention(b, *xs, causal=causal, scale=scale, dropout=dropout), *operands)
     else:
         scale = (1.0 / math.sqrt(int(depth)) if depth != 0 else 1.0) if scale is None else scale
-        y = b.op(compute.Attention, operands, {"scale": float(scale), "causal": causal, "past": "0"})
+        y = b.op(compute.Attention, operands, {"scale": float(scale), "softcap": 0.0, "causal": causal, "past": "0"})
     return b.reshape(y, [*shape[:-1], b.shape(v)[3]]) if rank != 4 else y
 
 

@@ -22,7 +22,7 @@ module {
     %values = "dhlo.slice"(%heads) {starts = ["0", "0", "0", "4"], steps = [1, 1, 1, 1]} : (!heads) -> !values
     %shared = "dhlo.broadcast"(%turned) {dims = [0, 1, 2, 3]} : (!turned) -> !shared
     %keys = "dhlo.concat"(%own, %shared) {dim = 3 : i64} : (!own, !shared) -> !keys
-    %y = "dhlo.attention"(%q, %keys, %values, %mask) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !keys, !values, !mask) -> !y
+    %y = "dhlo.attention"(%q, %keys, %values, %mask) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !keys, !values, !mask) -> !y
     return %y : !y
   }
 }

@@ -10,12 +10,12 @@ module {
     %k4 = "dhlo.reshape"(%k5) : (!kv5) -> !kv4
     %v5 = "dhlo.broadcast"(%v) {dims = [0, 1, 3, 4]} : (!kv) -> !kv5
     %v4 = "dhlo.reshape"(%v5) : (!kv5) -> !kv4
-    %y = "dhlo.attention"(%q, %k4, %v4) {scale = 0.35 : f64, causal = false, past = "0"} : (!q, !kv4, !kv4) -> !q
+    %y = "dhlo.attention"(%q, %k4, %v4) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 0.35 : f64, softcap = 0.0 : f64, causal = false, past = "0"} : (!q, !kv4, !kv4) -> !q
     %k5t = "dhlo.broadcast"(%k) {dims = [0, 2, 3, 4]} : (!kv) -> !kv5
     %k4t = "dhlo.reshape"(%k5t) : (!kv5) -> !kv4
     %v5t = "dhlo.broadcast"(%v) {dims = [0, 2, 3, 4]} : (!kv) -> !kv5
     %v4t = "dhlo.reshape"(%v5t) : (!kv5) -> !kv4
-    %z = "dhlo.attention"(%q, %k4t, %v4t) {scale = 0.35 : f64, causal = false, past = "0"} : (!q, !kv4, !kv4) -> !q
+    %z = "dhlo.attention"(%q, %k4t, %v4t) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 0.35 : f64, softcap = 0.0 : f64, causal = false, past = "0"} : (!q, !kv4, !kv4) -> !q
     return %y, %z : !q, !q
   }
 }

@@ -20,20 +20,20 @@ module {
     %key = "dhlo.broadcast"(%j) {dims = [1]} : (!key) -> !pairs
     %up = "dhlo.le"(%key, %own) : (!pairs, !pairs) -> !sees
     %up_to = "dhlo.broadcast"(%up) {dims = [2, 3]} : (!sees) -> !mask
-    %y = "dhlo.attention"(%q, %k, %k, %up_to) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    %y = "dhlo.attention"(%q, %k, %k, %up_to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
     %width = "dhlo.full"() {value = "3"} : () -> !pairs
     %begin = "dhlo.sub"(%own, %width) : (!pairs, !pairs) -> !pairs
     %near = "dhlo.lt"(%begin, %key) : (!pairs, !pairs) -> !sees
     %both = "dhlo.and"(%near, %up) : (!sees, !sees) -> !sees
     %window = "dhlo.broadcast"(%both) {dims = [2, 3]} : (!sees) -> !mask
-    %z = "dhlo.attention"(%q, %k, %k, %window) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    %z = "dhlo.attention"(%q, %k, %k, %window) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
     %padding = "dhlo.broadcast"(%real) {dims = [0, 3]} : (!real) -> !mask
     %without = "dhlo.and"(%up_to, %padding) : (!mask, !mask) -> !mask
-    %w = "dhlo.attention"(%q, %k, %k, %without) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    %w = "dhlo.attention"(%q, %k, %k, %without) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
     // The other way round: it sees what comes later, and stays as it is.
     %later = "dhlo.ge"(%key, %own) : (!pairs, !pairs) -> !sees
     %from = "dhlo.broadcast"(%later) {dims = [2, 3]} : (!sees) -> !mask
-    %x = "dhlo.attention"(%q, %k, %k, %from) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    %x = "dhlo.attention"(%q, %k, %k, %from) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
     // All queries see what the first one does.
     %zero = "dhlo.iota"() {dim = 0 : i64, start = "s2", step = "1"} : () -> tensor<1xi64>
     %one = "dhlo.reshape"(%zero) : (tensor<1xi64>) -> tensor<1x1xi64>
@@ -41,7 +41,7 @@ module {
     %of_all = "dhlo.broadcast"(%j) {dims = [1]} : (!key) -> tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>
     %firsts = "dhlo.le"(%of_all, %of_one) : (tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>, tensor<1x?xi64, #dhlo.shape<["1", "s1 + s2"]>>) -> tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>
     %same = "dhlo.broadcast"(%firsts) {dims = [2, 3]} : (tensor<1x?xi1, #dhlo.shape<["1", "s1 + s2"]>>) -> !mask
-    %v = "dhlo.attention"(%q, %k, %k, %same) {causal = false, past = "0", scale = 0.5 : f64} : (!q, !k, !k, !mask) -> !q
+    %v = "dhlo.attention"(%q, %k, %k, %same) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.5 : f64, softcap = 0.0 : f64} : (!q, !k, !k, !mask) -> !q
     return %y, %z, %w, %x, %v : !q, !q, !q, !q, !q
   }
 }

@@ -10,7 +10,7 @@ module {
     %7 = "dhlo.reshape"(%5) : (tensor<?x?x8xf32, #dhlo.shape<["n", "s + 1", "8"]>>) -> tensor<?x?x2x4xf32, #dhlo.shape<["n", "s + 1", "2", "4"]>>
     %8 = "dhlo.transpose"(%6) {perm = [0, 2, 1, 3]} : (tensor<?x1x2x4xf32, #dhlo.shape<["n", "1", "2", "4"]>>) -> tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>
     %9 = "dhlo.transpose"(%7) {perm = [0, 2, 1, 3]} : (tensor<?x?x2x4xf32, #dhlo.shape<["n", "s + 1", "2", "4"]>>) -> tensor<?x2x?x4xf32, #dhlo.shape<["n", "2", "s + 1", "4"]>>
-    %10 = "dhlo.attention"(%8, %9, %9) {causal = false, past = "0", scale = 5.000000e-01 : f64} : (tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>, tensor<?x2x?x4xf32, #dhlo.shape<["n", "2", "s + 1", "4"]>>, tensor<?x2x?x4xf32, #dhlo.shape<["n", "2", "s + 1", "4"]>>) -> tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>
+    %10 = "dhlo.attention"(%8, %9, %9) {causal = false, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, past = "0", scale = 5.000000e-01 : f64, softcap = 0.000000e+00 : f64} : (tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>, tensor<?x2x?x4xf32, #dhlo.shape<["n", "2", "s + 1", "4"]>>, tensor<?x2x?x4xf32, #dhlo.shape<["n", "2", "s + 1", "4"]>>) -> tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>
     %11 = "dhlo.transpose"(%10) {perm = [0, 2, 1, 3]} : (tensor<?x2x1x4xf32, #dhlo.shape<["n", "2", "1", "4"]>>) -> tensor<?x1x2x4xf32, #dhlo.shape<["n", "1", "2", "4"]>>
     %12 = "dhlo.reshape"(%11) : (tensor<?x1x2x4xf32, #dhlo.shape<["n", "1", "2", "4"]>>) -> tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>
     %13 = "dhlo.matmul"(%12, %2) : (tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>, tensor<8x8xf32>) -> tensor<?x1x8xf32, #dhlo.shape<["n", "1", "8"]>>

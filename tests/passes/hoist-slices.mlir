@@ -16,7 +16,7 @@ module {
     %k4 = "dhlo.reshape"(%k) : (!x) -> !h
     %qt = "dhlo.transpose"(%q4) {perm = [0, 2, 1, 3]} : (!h) -> !t
     %kt = "dhlo.transpose"(%k4) {perm = [0, 2, 1, 3]} : (!h) -> !t
-    %a = "dhlo.attention"(%qt, %kt, %kt) {scale = 0.5 : f64, causal = true, past = "0"} : (!t, !t, !t) -> !t
+    %a = "dhlo.attention"(%qt, %kt, %kt) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 0.5 : f64, softcap = 0.0 : f64, causal = true, past = "0"} : (!t, !t, !t) -> !t
     %at = "dhlo.transpose"(%a) {perm = [0, 2, 1, 3]} : (!t) -> !h
     %a3 = "dhlo.reshape"(%at) : (!h) -> !x
     %o = "dhlo.matmul"(%a3, %wo) : (!x, tensor<8x8xf32>) -> !x

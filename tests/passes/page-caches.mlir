@@ -27,7 +27,7 @@ module attributes {dhlo.symbols = {s0 = [0, 64], s1 = [0, 9223372036854775807], 
     %positional = "dhlo.broadcast"(%both) {dims = [2, 3]} : (!sees) -> !mask
     %real = "dhlo.broadcast"(%padding) {dims = [0, 3]} : (!padding) -> !mask
     %mask = "dhlo.and"(%positional, %real) : (!mask, !mask) -> !mask
-    %y = "dhlo.attention"(%q, %all_keys, %all_values, %mask) {causal = false, past = "0", scale = 0.25 : f64} : (!q, !whole, !whole, !mask) -> !q
+    %y = "dhlo.attention"(%q, %all_keys, %all_values, %mask) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, causal = false, past = "0", scale = 0.25 : f64, softcap = 0.0 : f64} : (!q, !whole, !whole, !mask) -> !q
     return %y, %all_keys, %all_values : !q, !whole, !whole
   }
 }

@@ -57,7 +57,7 @@ module attributes {dhlo.caches = [{after = 144 : i64, before = 384 : i64, error 
     %54 = "dhlo.transpose"(%52) {perm = [0, 2, 1, 3]} : (tensor<1x6x2x8xi8>) -> tensor<1x2x6x8xi8>
     %55 = "dhlo.transpose"(%53) {perm = [0, 2, 1, 3]} : (tensor<1x6x2x1xf32>) -> tensor<1x2x6x1xf32>
     %56 = "dhlo.dequantize"(%54, %55) {code = "i8", dtype = "f32"} : (tensor<1x2x6x8xi8>, tensor<1x2x6x1xf32>) -> tensor<1x2x6x8xf32>
-    %57 = "dhlo.attention"(%arg0, %51, %56) {causal = false, past = "0", scale = 3.500000e-01 : f64} : (tensor<1x4x?x8xf32, #dhlo.shape<["1", "4", "n", "8"]>>, tensor<1x2x6x8xf32>, tensor<1x2x6x8xf32>) -> tensor<1x4x?x8xf32, #dhlo.shape<["1", "4", "n", "8"]>>
+    %57 = "dhlo.attention"(%arg0, %51, %56) {causal = false, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, past = "0", scale = 3.500000e-01 : f64, softcap = 0.000000e+00 : f64} : (tensor<1x4x?x8xf32, #dhlo.shape<["1", "4", "n", "8"]>>, tensor<1x2x6x8xf32>, tensor<1x2x6x8xf32>) -> tensor<1x4x?x8xf32, #dhlo.shape<["1", "4", "n", "8"]>>
     %58 = "dhlo.full"() {value = "7"} : () -> tensor<i64>
     return %57, %7, %25, %47, %58, %26, %48 : tensor<1x4x?x8xf32, #dhlo.shape<["1", "4", "n", "8"]>>, tensor<f32>, tensor<1x6x2x8xi8>, tensor<1x6x16xi8>, tensor<i64>, tensor<1x6x2x1xf32>, tensor<1x6x2xf32>
   }

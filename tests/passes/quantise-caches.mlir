@@ -16,7 +16,7 @@ module attributes {dhlo.kv_cache = "int8", dhlo.symbols = {n = [1, 6]}} {
     %kt = "dhlo.transpose"(%k1) {perm = [0, 2, 1, 3]} : (!c) -> !kv
     %v4 = "dhlo.reshape"(%v1) : (!f) -> !c
     %vt = "dhlo.transpose"(%v4) {perm = [0, 2, 1, 3]} : (!c) -> !kv
-    %y = "dhlo.attention"(%q, %kt, %vt) {scale = 0.35 : f64, causal = false, past = "0"} : (!q, !kv, !kv) -> !q
+    %y = "dhlo.attention"(%q, %kt, %vt) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 0.35 : f64, softcap = 0.0 : f64, causal = false, past = "0"} : (!q, !kv, !kv) -> !q
     %calls = "dhlo.full"() {value = "7"} : () -> tensor<i64>
     return %y, %sum, %k1, %v1, %calls : !q, tensor<f32>, !c, !f, tensor<i64>
   }

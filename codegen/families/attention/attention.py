@@ -53,13 +53,17 @@ class Attention:
     name: str = "attention"
     k: Rows | None = None
     v: Rows | None = None
+    sinks: bool = False
+    softcap: float = 0.0
     tiles: TileSpec = field(kw_only=True)
 
     @property
     def spec(self) -> Spec:
         usual = Rows(self.elem)
         mask, k, v = self.emit_mask, self.k or usual, self.v or usual
-        return Spec(self.head_dim, self.value_dim, self.elem, self.is_causal, mask, self.tiles, k, v)
+        return Spec(
+            self.head_dim, self.value_dim, self.elem, self.is_causal, mask, self.tiles, k, v, sinks=self.sinks, softcap=self.softcap
+        )
 
     @property
     def first_extra(self) -> int:
@@ -74,7 +78,7 @@ class Attention:
             for what, rows in (("k", spec.k), ("v", spec.v))
             if rows != Rows(self.elem)
         )
-        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{stored}{'_causal' if self.is_causal else ''}"
+        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{stored}{'_causal' if self.is_causal else ''}{spec.suffix}"
 
     @property
     def workspace_bytes(self) -> int:
@@ -108,12 +112,14 @@ class Attention:
         scale: float | V,
         past: V | int = 0,
         scales: Sequence[V] = (),
+        sinks: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
         """Emits variant choice and launches. Pointers and sizes (i64) are values of the host function.
 
         `workspace` points to `workspace_bytes`; `scale` is a number or an f32 or f64 value; `scales` has pointer and strides
-        (batch, head, row) of the scales of K and those of V, where there are any. Few rows a kv head (group * sq) stream K and V
+        (batch, head, row) of the scales of K and those of V, where there are any; `sinks` a pointer to
+        f32, where heads have some. Few rows a kv head (group * sq) stream K and V
         once (decode), split by keys if the heads alone don't occupy the threads; more rows are tiled (prefill).
         """
         f = host.fn
@@ -140,7 +146,7 @@ class Attention:
         few = f.cmp("le", rows, self.spec.few_rows)
         with f.when(f.and_(few, f.cmp("gt", f.mul(heads, rows), 0))):
             splits = self._splits(host, heads, skv)
-            args = [*head, splits, first, *scales, *extra_args]
+            args = [*head, splits, first, *scales, *sinks, *extra_args]
             per_item = f.divu(f.mul(cost, f.add(rows, 2)), splits)
             host.launch(
                 f"{self.symbol}_decode", args, f.mul(heads, splits), _grain(host, per_item), decode_scratch_bytes(self.spec)
@@ -153,7 +159,7 @@ class Attention:
             blocks = f.ceildivu(rows, self.spec.rows)
             host.launch(
                 f"{self.symbol}_prefill",
-                [*head, blocks, first, *scales, *extra_args],
+                [*head, blocks, first, *scales, *sinks, *extra_args],
                 f.mul(heads, blocks),
                 _grain(host, f.mul(cost, self.spec.rows)),
                 prefill_scratch_bytes(self.spec),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dhlo.codegen.elementwise.vmath_base import call
 from dhlo.codegen.elementwise.vmath_f32 import exp2_below
+from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.kernel_ir.builder import BITS, F32, I1, I32, I64, PTR, Fn, V
 from dhlo.codegen.kernel_ir.launch import load_args
@@ -14,6 +17,8 @@ from dhlo.codegen.kernel_ir.launch import load_args
 __all__ = [
     "LOG2E",
     "Args",
+    "capped",
+    "scale_of_queries",
     "MaskEmitter",
     "Pages",
     "Paging",
@@ -84,11 +89,20 @@ class Spec:
     k: Rows
     v: Rows
     paging: Paging | None = None
+    sinks: bool = False  # heads have scores of a key without a value
+    softcap: float = 0.0  # what scores are bounded by, by tanh; 0: nothing
 
     @property
     def arg_types(self) -> tuple[str, ...]:
         """Types of a kernel's arguments; what masks need lies behind them."""
-        return _ARG_TYPES + _SCALE_TYPES * (self.k.scaled + self.v.scaled) + _PAGE_TYPES * (self.paging is not None)
+        scales = _SCALE_TYPES * (self.k.scaled + self.v.scaled)
+        return _ARG_TYPES + scales + _PAGE_TYPES * (self.paging is not None) + (PTR,) * self.sinks
+
+    @property
+    def suffix(self) -> str:
+        """What tells kernels apart by what becomes of scores."""
+        cap = f"_capped_{struct.pack('>d', self.softcap).hex()}" if self.softcap else ""
+        return "_sinks" * self.sinks + cap
 
     @property
     def lanes(self) -> int:
@@ -167,6 +181,7 @@ class Args:
     k_scales: Sequence[V]  # pointer, then strides; empty where there are none
     v_scales: Sequence[V]
     pages: Pages | None
+    sinks: V | None  # f32, one a head
 
     @staticmethod
     def load(fn: Fn, spec: Spec) -> Args:
@@ -175,10 +190,12 @@ class Args:
         behind_k = len(_ARG_TYPES) + len(_SCALE_TYPES) * spec.k.scaled
         behind_v = behind_k + len(_SCALE_TYPES) * spec.v.scaled
         k_scales, v_scales = a[len(_ARG_TYPES) : behind_k], a[behind_k:behind_v]
-        pages = Pages(*a[behind_v:]) if spec.paging is not None else None
+        behind_pages = behind_v + len(_PAGE_TYPES) * (spec.paging is not None)
+        pages = Pages(*a[behind_v:behind_pages]) if spec.paging is not None else None
+        sinks = a[behind_pages] if spec.sinks else None
         strides = (a[5:8], a[8:11], a[11:14], a[14:17])
         sizes = (a[17], a[18], a[19], a[20])
-        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], k_scales, v_scales, pages)
+        return Args(a[0], a[1], a[2], a[3], a[4], *strides, *sizes, scale, a[22], a[23], a[24], k_scales, v_scales, pages, sinks)
 
 
 @dataclass(frozen=True)
@@ -272,10 +289,27 @@ def guarded(fn: Fn, m: V) -> V:
     return fn.select(fn.cmp("eq", m, -math.inf), fn.const(0.0, m.type), m)
 
 
-def inverse_sum(fn: Fn, total: V) -> V:
-    """1 / total; 1 for a total of 0, whose row of the output is 0 as PyTorch has it."""
+def scale_of_queries(fn: Fn, a: Args, spec: Spec) -> V:
+    """What queries are multiplied by: scores are in units of log 2 then, or what `capped` takes."""
+    return fn.mul(a.scale, 1.0 / spec.softcap if spec.softcap else LOG2E)
+
+
+def capped(fn: Fn, x: V, softcap: float) -> V:
+    """Scores, given as shares of the softcap, in units of log 2."""
+    return fn.mul(call(fn, "tanh", x), softcap * LOG2E)
+
+
+def inverse_sum(fn: Fn, total: V, maximum: V, sink: V | None) -> V:
+    """What sums of values, weighed by 2^(score - maximum), are multiplied by in the end: 1 / total, where a row's sink counts among
+    the keys; 1 for a total of 0, whose row of the output is 0 as PyTorch has it."""
     one = fn.const(1.0, total.type)
-    return fn.div(one, fn.select(fn.cmp("eq", total, 0.0), one, total))
+    if sink is None:
+        return fn.div(one, fn.select(fn.cmp("eq", total, 0.0), one, total))
+    sink = fn.mul(sink, LOG2E)
+    top = guarded(fn, raised(fn, maximum, sink))
+    share = weight(fn, fn.sub(maximum, top))
+    total = fn.fma(total, share, weight(fn, fn.sub(sink, top)))
+    return fn.div(share, fn.select(fn.cmp("eq", total, 0.0), one, total))
 
 
 def keep_where(fn: Fn, x: V, keep: V) -> V:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
-    LOG2E,
     Args,
     Span,
     Spec,
     all_keys,
+    capped,
     contiguous,
     copy_scales,
     each_page,
@@ -26,6 +26,7 @@ from dhlo.codegen.families.attention.common import (
     load_row,
     masked,
     offset,
+    scale_of_queries,
     store_row,
     weight,
 )
@@ -300,6 +301,10 @@ class _Rows:
         fn, row = self.fn, self.fn.add(self.row0, r)
         return fn.divu(row, self.a.group), fn.add(fn.mul(self.h, self.a.group), fn.remu(row, self.a.group))
 
+    def sink(self, r: V) -> V | None:
+        """That of the head of row `r`, if heads have some."""
+        return None if self.a.sinks is None else self.fn.load(self.fn.gep(self.a.sinks, self.place(r)[1], F32), F32)
+
     def address(self, p: V, strides: Sequence[V], r: V) -> V:
         query, head = self.place(r)
         at = offset(self.fn, strides, self.span.batch, head, self.span.row(self.fn, query))
@@ -320,7 +325,7 @@ def _by_groups(fn: Fn, rows: V, body: Callable[[V, int], None]) -> None:
 def _start(x: _Rows) -> None:
     """Scaled f32 query rows and empty statistics; rows up to a group of 4 are zero."""
     fn, spec, at, rows = x.fn, x.spec, x.at, x.rows
-    scale = fn.splat(fn.mul(x.a.scale, LOG2E))
+    scale = fn.splat(scale_of_queries(fn, x.a, spec))
     zero = fn.const(0.0, fn.vec(F32))
     with fn.loop(0, rows) as r:
         p = x.address(x.a.q, x.a.qs, r.iv)
@@ -350,6 +355,8 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
         x = fn.load(p, fn.vec(F32))
         if spec.k.scaled:
             x = fn.mul(x, fn.load(fn.gep(at["key_scales"], c.iv, F32), fn.vec(F32)))
+        if spec.softcap:
+            x = capped(fn, x, spec.softcap)
         if spec.emit_mask is not None:
             x = masked(fn, x, spec.emit_mask(fn, span.batch, head, span.row(fn, query), fn.add(key0, c.iv), lanes))
         if spec.is_causal:
@@ -386,7 +393,7 @@ def _store(x: _Rows, partial: V) -> None:
         src = fn.gep(at["out"], fn.mul(r.iv, spec.v_pad), F32)
         total = fn.load(fn.gep(at["total"], r.iv, F32), F32)
         with fn.when(whole):
-            inverse = fn.splat(inverse_sum(fn, total))
+            inverse = fn.splat(inverse_sum(fn, total, fn.load(fn.gep(at["maximum"], r.iv, F32), F32), x.sink(r.iv)))
             p = x.address(x.a.o, x.a.os, r.iv)
             for c in range(0, spec.value_dim, fn.lanes):
                 store_row(fn, fn.mul(fn.load(fn.gep(src, c, F32), fn.vec(F32)), inverse), p, spec.elem, spec.value_dim, c)
@@ -427,8 +434,8 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
                 to = fn.gep(scratch, c, F32)
                 fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
             t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
-        inverse = fn.splat(inverse_sum(fn, t.results[0]))
-        out = _Rows(fn, a, spec, {}, Span.of(fn, a, b), h, fn.i64(0), rows).address(a.o, a.os, r)
+        place = _Rows(fn, a, spec, {}, Span.of(fn, a, b), h, fn.i64(0), rows)
+        inverse, out = fn.splat(inverse_sum(fn, t.results[0], top, place.sink(r))), place.address(a.o, a.os, r)
         for c in range(0, spec.value_dim, fn.lanes):
             store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
     fn.done()

@@ -47,17 +47,22 @@ class PagedKernel:
     paging: Paging
     name: str
     tiles: TileSpec
+    sinks: bool = False
+    softcap: float = 0.0
 
     @property
     def spec(self) -> Spec:
         rows = Rows(self.elem)
-        return Spec(self.head_dim, self.value_dim, self.elem, self.is_causal, self.emit_mask, self.tiles, rows, rows, self.paging)
+        masks = self.is_causal, self.emit_mask, self.tiles
+        return Spec(self.head_dim, self.value_dim, self.elem, *masks, rows, rows, self.paging, self.sinks, self.softcap)
 
     @property
     def symbol(self) -> str:
         window = f"_window{self.paging.window}" if self.paging.window else ""
         causal = "_causal" if self.is_causal else ""
-        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}_{self.paging.block}{window}{causal}_paged"
+        return (
+            f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}_{self.paging.block}{window}{causal}{self.spec.suffix}_paged"
+        )
 
     @property
     def first_extra(self) -> int:
@@ -98,6 +103,7 @@ class PagedKernel:
         v_strides: Strides,
         o_strides: Strides,
         scale: float,
+        sinks: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
         """Counts blocks of rows, which fails the call by `check` where starts or lengths aren't as they should be, and launches."""
@@ -109,7 +115,7 @@ class PagedKernel:
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
         args += [batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
-        args += [batch.blocks, batch.cell, *extra_args]
+        args += [batch.blocks, batch.cell, *sinks, *extra_args]
         usual = f.divu(keys, f.max(batch.sequences, 1))
         cycles = f.add(f.divu(f.mul(usual, (self.head_dim + self.value_dim) * 2), spec.lanes), 1)
         host.launch(self.symbol, args, f.mul(blocks, kv_heads), grain_of(host, cycles), prefill_scratch_bytes(spec))

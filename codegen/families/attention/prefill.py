@@ -18,6 +18,7 @@ from dhlo.codegen.families.attention.common import (
     Span,
     Spec,
     all_keys,
+    capped,
     contiguous,
     copy_scales,
     each_page,
@@ -27,6 +28,7 @@ from dhlo.codegen.families.attention.common import (
     keep_where,
     load_row,
     offset,
+    scale_of_queries,
     store_row,
     to_f32_rows,
     weight,
@@ -51,6 +53,7 @@ class _Scratch:
         self.scores = self._take(spec.rows * spec.keys)
         self.ot = self._take(spec.rows * spec.v_pad)
         self.maximum, self.total, self.alpha, self.query = (self._take(spec.rows) for _ in range(4))
+        self.sinks = self._take(spec.rows * spec.sinks)
         self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
         in_place = spec.paging is None
         self.keys = self._take(0 if spec.k.is_f32 and in_place else spec.keys * spec.qk_pad)
@@ -174,12 +177,14 @@ def _emit_value_kernel(module: KernelModule, spec: Spec, mr: int) -> None:
 def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, row0: V, rows: V) -> None:
     """Scaled Q^T[column][query], row of Q and head of each row, empty statistics; rows beyond the last repeat it."""
     base = fn.gep(a.q, fn.mul(span.batch, a.qs[0]), spec.elem)
-    first_head, scale = fn.mul(h, a.group), fn.splat(fn.mul(a.scale, LOG2E))
+    first_head, scale = fn.mul(h, a.group), fn.splat(scale_of_queries(fn, a, spec))
     with fn.loop(0, spec.rows) as r:
         row = fn.min(fn.add(row0, r.iv), fn.sub(rows, 1))
         query, head = span.row(fn, fn.divu(row, a.group)), fn.add(first_head, fn.remu(row, a.group))
         fn.store(fn.cast(query, I32), fn.gep(at["query"], r.iv, I32))
         fn.store(head, fn.gep(at["heads"], r.iv, I64))
+        if a.sinks is not None:
+            fn.store(fn.load(fn.gep(a.sinks, head, F32), F32), fn.gep(at["sinks"], r.iv, F32))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
         to = fn.gep(at["rows"], fn.mul(r.iv, spec.qk_pad), F32)
         for k in range(0, spec.qk_pad, fn.lanes):
@@ -225,6 +230,10 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, 
                     fn.i64(spec.tiles.alone.row_bytes(F32)),
                 ],
             )
+        if spec.softcap:
+            with fn.loop(0, fn.mul(count, spec.rows), fn.lanes) as e:
+                p = fn.gep(at["scores"], e.iv, F32)
+                fn.store(capped(fn, fn.load(p, fn.vec(F32)), spec.softcap), p)
         if spec.emit_mask is not None:
             _add_mask(fn, spec, at, span.batch, key.iv, count)
         if spec.is_causal:
@@ -394,7 +403,11 @@ def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
 def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, n: V) -> None:
     """Divides by the totals, transposes back and stores the rows."""
     with fn.loop(0, spec.halves) as half:
-        inverse = inverse_sum(fn, fn.load(fn.gep(at["total"], fn.mul(half.iv, fn.lanes), F32), fn.vec(F32)))
+        lanes = {
+            k: fn.load(fn.gep(at[k], fn.mul(half.iv, fn.lanes), F32), fn.vec(F32))
+            for k in ("total", "maximum", "sinks")[: 2 + spec.sinks]
+        }
+        inverse = inverse_sum(fn, lanes["total"], lanes["maximum"], lanes.get("sinks"))
         with fn.loop(0, spec.v_pad, fn.lanes) as c:
             src = fn.gep(fn.gep(at["ot"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
             block = [fn.mul(fn.load(fn.gep(src, i * spec.rows, F32), fn.vec(F32)), inverse) for i in range(fn.lanes)]

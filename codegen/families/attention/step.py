@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sympy
 
@@ -22,12 +22,13 @@ from dhlo.ir.coded import Stored, stored_rows
 from dhlo.ir.dialect import Kind, Op, attr
 from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import Attention as AttentionOp
+from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.movement import Transpose
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.symbols import FloorDiv, is_static, parse
 from dhlo.ir.types import TensorType, from_mlir
-from dhlo.shape_infer.views import dense_strides
+from dhlo.shape_infer.views import View, dense_strides
 
 __all__ = ["AttentionFamily", "PagedAttentionFamily"]
 
@@ -86,6 +87,15 @@ def _masked(low: Lowering, group: Group, attention: Kernel, mask: Value | None) 
     return _Kernels(replace(attention, emit_mask=made.emit, name=f"attention_{made.digest}"), made.slots, made.lookups)
 
 
+def _scored(op: Op) -> dict[str, Any]:
+    """What becomes of scores."""
+    return {"sinks": extra(op, 1) is not None, "softcap": float(attr(op, "softcap"))}
+
+
+def _sinks(low: Lowering, group: Group, op: Op) -> list[View]:
+    return [low.view(group, v) for v in (extra(op, 1),) if v is not None]
+
+
 def _check_rows(op: Op, q: TensorType, values: TensorType) -> None:
     """Raises CompileError for head sizes that aren't static and for elements that have no kernel."""
     if q.dtype.name not in ("f32", "f16", "bf16") or not (is_static(q.shape[-1]) and is_static(values.shape[-1])):
@@ -114,7 +124,8 @@ class AttentionFamily(ChoiceFamily):
         self.stored = [stored_rows(self.op, i) or Stored(x, None) for i, x in enumerate(operands[:3])]
         self.views = [low.view(group, x.values) for x in self.stored]
         self.scales = [low.view(group, x.scale) for x in self.stored if x.scale is not None]
-        self.mask = operands[3] if len(operands) > 3 else None
+        self.mask = extra(self.op, 4)
+        self.sinks = _sinks(low, group, self.op)
 
     def emit_kernels(self) -> None:
         self.emitted = self.low.once(self.group, "attention", self._emit)
@@ -123,7 +134,7 @@ class AttentionFamily(ChoiceFamily):
     def _emit(self) -> _Kernels[Attention]:
         causal = bool(attr(self.op, "causal"))
         k, v = (Rows(from_mlir(x.values).dtype.name, x.scale is not None) for x in self.stored[1:])
-        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, k=k, v=v, tiles=self.low.tiles)
+        attention = Attention(self.head_dim, self.value_dim, self.elem, causal, k=k, v=v, **_scored(self.op), tiles=self.low.tiles)
         made = _masked(self.low, self.group, attention, self.mask)
         made.attention.emit_kernels(self.low.module)
         return made
@@ -154,6 +165,7 @@ class AttentionFamily(ChoiceFamily):
             scale=float(attr(self.op, "scale")),
             past=s(parse(attr(self.op, "past"))),
             scales=[a for x in self.scales for a in (view_pointer(host, x), *(s(n) for n in x.strides[:3]))],
+            sinks=[view_pointer(host, x) for x in self.sinks],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )
 
@@ -179,7 +191,8 @@ class PagedAttentionFamily(ChoiceFamily):
             raise CompileError(f"blocks of {self.block} slots have no kernel: their number is a multiple of {_PAGE_UNIT}")
         self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(values.shape[2]), q.dtype.name
         self.views = [low.view(group, x) for x in operands[:6]]
-        self.mask = operands[6] if len(operands) > 6 else None
+        self.mask = extra(self.op, 4)
+        self.sinks = _sinks(low, group, self.op)
 
     def emit_kernels(self) -> None:
         self.emitted = self.low.once(self.group, "paged attention", self._emit)
@@ -188,7 +201,8 @@ class PagedAttentionFamily(ChoiceFamily):
     def _emit(self) -> _Kernels[PagedKernel]:
         paging = Paging(self.block, int(attr(self.op, "window")))
         causal = bool(attr(self.op, "causal"))
-        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, causal, None, paging, "attention", self.low.tiles)
+        what = causal, None, paging, "attention", self.low.tiles
+        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, *what, **_scored(self.op))
         made = _masked(self.low, self.group, kernel, self.mask)
         made.attention.emit(self.low.module)
         return made
@@ -228,6 +242,7 @@ class PagedAttentionFamily(ChoiceFamily):
             v_strides=[zero, *(s(x) for x in v.strides[:2])],
             o_strides=[s(x) for x in _output_strides(self.group, self.op)[:3]],
             scale=float(attr(self.op, "scale")),
+            sinks=[view_pointer(host, x) for x in self.sinks],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )
 

@@ -2,6 +2,8 @@
 
 # ruff: noqa: E704
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -141,45 +143,94 @@ class Matmul(Op, name="matmul"):
         return 2 * from_mlir(self.results[0]).numel * from_mlir(self.operands[0]).shape[-1]
 
 
+def extra(op: Any, rank: int) -> Any:
+    """An operand that attention may do without, by its rank: its mask (4), its sinks (1); None where it has none."""
+    return next((v for v in list(op.operands)[op.least :] if from_mlir(v).rank == rank), None)
+
+
+def segments_of(least: int, operands: Sequence[TensorType]) -> list[int]:
+    """How many values each operand of attention is."""
+    return [*[1] * least, *(sum(t.rank == rank for t in operands[least:]) for rank in (4, 1))]
+
+
+def check_extras(more: Sequence[TensorType], q: TensorType, keys: Any) -> None:
+    """Raises TypeError_ but for at most a mask [B, Hq, Sq, `keys`] of bools or of the dtype of the queries, then sinks."""
+    if [t.rank for t in more] not in ([], [1], [4], [4, 1]):
+        raise TypeError_("attention wants at most one mask of rank 4, and then at most sinks of rank 1")
+    for t in more:
+        if t.rank == 4 and not t.dtype.is_bool and t.dtype != q.dtype:
+            raise TypeError_("a mask is of bools or of the dtype of the queries")
+        if t.rank == 1 and t.dtype.name != "f32":
+            raise TypeError_("sinks are of f32")
+        equal_shapes([t, t.with_shape([*q.shape[:3], keys] if t.rank == 4 else [q.shape[1]])], "attention and its mask or sinks")
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sees: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """softmax(scale * Q K^T, capped, under `sees`, beside a head's sink) V."""
+    if sinks is None and not softcap:
+        return F.scaled_dot_product_attention(q, k, v, sees, scale=scale)
+    scores = (q.float() @ k.float().transpose(2, 3)) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    if sees is not None:
+        scores = torch.where(sees, scores, -torch.inf) if sees.dtype == torch.bool else scores + sees
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], 3)
+    return (torch.softmax(scores, 3).nan_to_num(0.0)[..., : k.shape[2]] @ v.float()).to(q.dtype)
+
+
 class Attention(Op, name="attention"):
     """softmax(scale * Q K^T + mask) V: q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], query head h reads kv head
     h // (Hq / Hkv); an optional mask [B, Hq, Sq, Skv] is bool (true: attend) or added. `causal`: query i sees keys
-    j <= i + `past`, a size. A row that may attend to nothing gives zeros (aten.scaled_dot_product_attention)."""
+    j <= i + `past`, a size. Scores s become softcap * tanh(s / softcap) before the mask, unless that is 0. Optional sinks f32 [Hq]
+    are scores that rows of a head compare theirs with, of a key that has no value. A row that may attend to nothing gives zeros
+    (aten.scaled_dot_product_attention)."""
 
     kind = Kind.ATTENTION
+    least = 3  # operands
     q: Tensor
     k: Tensor
     v: Tensor
     mask: Variadic  # none or one
+    sinks: Variadic  # none or some: see `extra`
     scale: ir.FloatAttr
+    softcap: ir.FloatAttr
     causal: Flag
     past: Number
     y: Out
 
     @classmethod
+    def segments(cls, operands: list[TensorType]) -> list[int]:
+        return segments_of(cls.least, operands)
+
+    @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        q, k, v = operands[:3]
-        if any(t.rank != 4 for t in operands) or len(operands) > 4:
-            raise TypeError_("attention wants tensors of rank 4, and at most one mask")
-        if (
-            not q.dtype.is_float
-            or any(t.dtype != q.dtype for t in (k, v))
-            or any(not t.dtype.is_bool and t.dtype != q.dtype for t in operands[3:])
-        ):
-            raise TypeError_("attention wants floats of one dtype, and a mask of bools or of that dtype")
+        q, k, v, *more = operands
+        if any(t.rank != 4 for t in (q, k, v)):
+            raise TypeError_("attention wants queries, keys and values of rank 4")
+        if not q.dtype.is_float or any(t.dtype != q.dtype for t in (k, v)) or not 0 <= attrs["softcap"] < math.inf:
+            raise TypeError_("attention wants floats of one dtype, and a softcap of 0 or more")
+        check_extras(more, q, k.shape[2])
         equal_shapes([k.with_shape(k.shape[:3]), v.with_shape(v.shape[:3])], "keys and values")
         equal_shapes([q.with_shape([q.shape[0], q.shape[3]]), k.with_shape([k.shape[0], k.shape[3]])], "queries and keys")
         return [q.with_shape([*q.shape[:3], v.shape[3]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        q, k, v = args[:3]
+        q, k, v, *more = args
         g = q.shape[1] // k.shape[1] if k.shape[1] else 1
         k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
-        mask = args[3] if len(args) > 3 else None
+        mask, sinks = (next((x for x in more if x.dim() == rank), None) for rank in (4, 1))
         if attr(self, "causal"):
             sees = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None] + sizes(parse(attr(self, "past")))
             mask = sees if mask is None else mask & sees if mask.dtype == torch.bool else torch.where(sees, mask, -torch.inf)
-        return [F.scaled_dot_product_attention(q, k, v, mask, scale=attr(self, "scale"))]
+        return [attend(q, k, v, mask, sinks, attr(self, "scale"), attr(self, "softcap"))]
 
     def flops(self) -> sympy.Expr:
         """Of both products; under a causal mask query i looks at i + 1 keys behind the past, where these are all."""

@@ -1,14 +1,15 @@
 """Attention over keys and values that lie in blocks of a pool, for sequences of all lengths at once."""
 
 # ruff: noqa: E704
+import math
 from typing import Any
 
 import sympy
 import torch
-import torch.nn.functional as F
 
 from dhlo.ir.dialect import Flag, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, equal_shapes
 from dhlo.ir.mlir import ir
+from dhlo.ir.ops.compute import attend, check_extras, segments_of
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -22,10 +23,12 @@ class PagedAttention(Op, name="paged_attention"):
     tables [B, M], the blocks of each sequence in order; starts [B + 1], ascending: its tokens are starts[b] to starts[b + 1] - 1;
     lengths [B]: how many keys it has, of which those of its tokens are the last. Query head h reads kv head h // (Hq / Hkv).
     An optional mask [1, Hq, T, M * block] says of token t and key j of its sequence whether it attends (bool), or is added.
-    `causal`: a token sees keys up to its own; `window`, if it isn't 0: and of these the last `window` alone. A row that may attend
-    to nothing, and one of no sequence, gives zeros. (The layout is that of PagedAttention, Kwon et al. 2023.)"""
+    `causal`: a token sees keys up to its own; `window`, if it isn't 0: and of these the last `window` alone. `softcap` and sinks
+    are those of `Attention`. A row that may attend to nothing, and one of no sequence, gives zeros. (The layout is that of
+    PagedAttention, Kwon et al. 2023.)"""
 
     kind = Kind.ATTENTION
+    least = 6  # operands
     q: Tensor
     keys: Tensor
     values: Tensor
@@ -33,33 +36,36 @@ class PagedAttention(Op, name="paged_attention"):
     starts: Tensor
     lengths: Tensor
     mask: Variadic  # none or one
+    sinks: Variadic  # none or some
     block: ir.IntegerAttr
     window: ir.IntegerAttr
     scale: ir.FloatAttr
+    softcap: ir.FloatAttr
     causal: Flag
     y: Out
 
     @classmethod
+    def segments(cls, operands: list[TensorType]) -> list[int]:
+        return segments_of(cls.least, operands)
+
+    @classmethod
     def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
-        q, keys, values, tables, starts, lengths, *mask = operands
-        if (q.rank, keys.rank, values.rank, tables.rank, starts.rank, lengths.rank) != (4, 3, 3, 2, 1, 1) or len(mask) > 1:
-            raise TypeError_("paged attention wants q of rank 4, pools of rank 3, tables, starts and lengths, and at most one mask")
+        q, keys, values, tables, starts, lengths, *more = operands
+        if (q.rank, keys.rank, values.rank, tables.rank, starts.rank, lengths.rank) != (4, 3, 3, 2, 1, 1):
+            raise TypeError_("paged attention wants q of rank 4, pools of rank 3, tables, starts and lengths")
         if not q.dtype.is_float or any(t.dtype != q.dtype for t in (keys, values)):
             raise TypeError_("paged attention wants floats of one dtype")
         if any(t.dtype.name != "i32" for t in (tables, starts, lengths)):
             raise TypeError_("tables, starts and lengths are of i32")
-        if attrs["block"] < 1 or attrs["window"] < 0:
-            raise TypeError_("a block has a slot or more, and a window is 0 or more")
+        if attrs["block"] < 1 or attrs["window"] < 0 or not 0 <= attrs["softcap"] < math.inf:
+            raise TypeError_("a block has a slot or more, and a window and a softcap are 0 or more")
         equal_shapes([keys.with_shape(keys.shape[:2]), values.with_shape(values.shape[:2])], "keys and values")
         equal_shapes([keys.with_shape(keys.shape[2:]), q.with_shape(q.shape[3:])], "queries and keys")
         equal_shapes([q.with_shape(q.shape[:1]), q.with_shape([1])], "the batch of packed tokens and 1")
         sequences = tables.shape[0]
         equal_shapes([lengths.with_shape([sequences]), lengths], "tables and lengths")
         equal_shapes([starts.with_shape([sequences + 1]), starts], "tables, and starts of one more")
-        for m in mask:
-            if not m.dtype.is_bool and m.dtype != q.dtype:
-                raise TypeError_("a mask is of bools or of the dtype of the queries")
-            equal_shapes([m, m.with_shape([*q.shape[:3], tables.shape[1] * attrs["block"]])], "mask and tokens by keys")
+        check_extras(more, q, tables.shape[1] * attrs["block"])
         heads, kv = q.shape[1], keys.shape[0]
         if (
             is_static(heads)
@@ -73,8 +79,9 @@ class PagedAttention(Op, name="paged_attention"):
         return [q.with_shape([*q.shape[:3], values.shape[2]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
-        q, keys, values, tables, starts, lengths, *masks = args
-        block, window, causal, scale = (attr(self, n) for n in ("block", "window", "causal", "scale"))
+        q, keys, values, tables, starts, lengths, *more = args
+        block, window, causal, scale, softcap = (attr(self, n) for n in ("block", "window", "causal", "scale", "softcap"))
+        mask, sinks = (next((x for x in more if x.dim() == rank), None) for rank in (4, 1))
         y = q.new_zeros(*q.shape[:3], values.shape[2])
         group = q.shape[1] // max(keys.shape[0], 1)
         for table, first, end, length in zip(
@@ -88,9 +95,10 @@ class PagedAttention(Op, name="paged_attention"):
                 sees &= j <= own
             if window:
                 sees &= j > own - window
-            for m in (m[:, :, first:end, :length] for m in masks):
+            if mask is not None:
+                m = mask[:, :, first:end, :length]
                 sees = sees & m if m.dtype == torch.bool else torch.where(sees, m, -torch.inf)
-            y[:, :, first:end] = F.scaled_dot_product_attention(q[:, :, first:end], k, v, sees, scale=scale)
+            y[:, :, first:end] = attend(q[:, :, first:end], k, v, sees, sinks, scale, softcap)
         return [y]
 
     def flops(self) -> sympy.Expr:

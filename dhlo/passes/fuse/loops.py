@@ -7,6 +7,7 @@ from typing import Any
 from dhlo.ir.coded import coded, is_stored, only_attended, only_multiplies, stored_image, stored_rows, takes_codes
 from dhlo.ir.dialect import Kind
 from dhlo.ir.handles import Value
+from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.types import from_mlir
@@ -110,11 +111,12 @@ def _widens(g: Graph, p: int, n: int) -> bool:
 
 def _attended(op: Any) -> list[Any]:
     """What attention reads from memory: masks are computed in place, keys and values that a state holds in another form decoded."""
+    sinks = [v for v in (extra(op, 1),) if v is not None]
     if isinstance(op, PagedAttention):
-        return list(op.operands)[:6]
+        return [*list(op.operands)[:6], *sinks]
     rows = [stored_rows(op, i) if is_stored(op, i) else None for i in range(3)]
     operands = [v if r is None else r.values for v, r in zip(list(op.operands)[:3], rows, strict=True)]
-    return operands + [r.scale for r in rows if r is not None and r.scale is not None]
+    return operands + [r.scale for r in rows if r is not None and r.scale is not None] + sinks
 
 
 def _irregular_steps(view: View) -> set[int]:
@@ -127,7 +129,7 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
     """Whether operand k of an op that reads memory may be this view."""
     kind = kind_of(op)
     if kind is Kind.ATTENTION:
-        if k > 2 and isinstance(op, PagedAttention):
+        if k > 2 and isinstance(op, PagedAttention) or len(view.shape) == 1:
             return view.is_dense
         return k > 2 or bool(view.strides[-1] == 1 or view.shape[-1] == 1)
     if kind is Kind.MATMUL:

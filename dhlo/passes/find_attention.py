@@ -1,0 +1,251 @@
+"""Finds attention that is written out: products with keys and values around a softmax of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dhlo.ir.dialect import attr, build, defining, exprs
+from dhlo.ir.function import requested_pages
+from dhlo.ir.handles import Module
+from dhlo.ir.mlir import ir
+from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.compute import Attention, Matmul, Reduce
+from dhlo.ir.ops.movement import Broadcast, Concat, Full, Reshape, Slice, Transpose, number
+from dhlo.ir.symbols import is_static
+from dhlo.ir.types import TensorType, from_mlir
+from dhlo.passes.added_masks import hides, parts_of, together, truth_of
+from dhlo.passes.cse import erase_dead
+
+__all__ = ["find_attention"]
+
+
+def find_attention(module: Module) -> None:
+    """Makes `dhlo.attention` of products around a softmax over scores and a number for each head, its sink (gpt-oss), whose share
+    is dropped; in programs whose caches shall be pools, also of those without sinks.
+
+    (Elsewhere these stay as they are: a row that may attend to nothing gives NaN, or a mean, and not zeros. Beside a sink it gives
+    zeros, and in a program of caches each token sees itself.)
+    """
+    for f in module.body.operations:
+        for block in f.operation.regions[0].blocks:
+            paged, found = bool(requested_pages(block)), False
+            for op in list(block.operations):
+                if isinstance(op, Matmul):
+                    with ir.InsertionPoint(op.operation), op.location:
+                        y = _attention(op, paged)
+                    if y is not None:
+                        op.results[0].replace_all_uses_with(y)
+                        found = True
+            if found:
+                erase_dead(block)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a softmax is taken of: scale * q . k, then softcap * tanh(that / softcap) unless softcap is 0; `bools` say which keys
+    are seen, `added` what is added."""
+
+    product: Any
+    scale: float = 1.0
+    softcap: float = 0.0
+    bools: tuple[Any, ...] = ()
+    added: tuple[Any, ...] = ()
+
+
+def _attention(op: Any, paged: bool) -> Any:
+    """The result of a product of weights with values as that of attention; None if it isn't one."""
+    weights = _plain(op.operands[0])
+    dropped = defining(weights)
+    whole = dropped.operands[0] if isinstance(dropped, Slice) else weights
+    given = _softmax_of(_plain(whole))
+    if given is None:
+        return None
+    sinks = None
+    if whole is not weights:
+        joined = _beside_sinks(given, from_mlir(weights), dropped)
+        if joined is None:
+            return None
+        given, sinks = joined
+    elif not paged:
+        return None
+    found, t = _scores(given), from_mlir(given)
+    if found is None or t.rank != 4:
+        return None
+    return _built(op, found, t, sinks)
+
+
+def _built(op: Any, found: _Scores, scores: TensorType, sinks: Any) -> Any:
+    """The result [batch, heads, rows, columns] of attention, in the shape of the op's; None where keys, queries and values aren't
+    tensors of one dtype and static depths."""
+    q, turned = found.product.operands
+    keys, out = defining(turned), from_mlir(op.results[0])
+    rank = from_mlir(turned).rank
+    if not isinstance(keys, Transpose) or attr(keys, "perm") != [*range(rank - 2), rank - 1, rank - 2] or rank < 3:
+        return None
+    k, v = keys.operands[0], op.operands[1]
+    depths = [from_mlir(x).shape[-1] for x in (q, k, v)]
+    if len({from_mlir(x).dtype for x in (q, k, v)}) != 1 or not all(map(is_static, depths)) or from_mlir(v).rank != rank:
+        return None
+    batch, heads, rows, columns = scores.shape
+    if any(x.rank != 4 and x.shape[0] != batch * heads for x in (from_mlir(q), from_mlir(v))):
+        return None
+    t = from_mlir(q)
+    sizes = [[batch, heads, rows, depths[0]], [batch, heads, columns, depths[1]], [batch, heads, columns, depths[2]]]
+    operands = [_reshaped(x, t.with_shape(size)) for x, size in zip((q, k, v), sizes, strict=True)]
+    mask = together(found.bools, found.added, t.with_shape(scores.shape))
+    operands += [x for x in (mask, sinks) if x is not None]
+    attrs = {"scale": found.scale, "softcap": found.softcap, "causal": False, "past": "0"}
+    y = build(Attention, operands, attrs).results[0]
+    if from_mlir(y).dtype != out.dtype:  # products of f16 are f32
+        y = build(ew.Convert, [y], results=[from_mlir(y).with_dtype(out.dtype)]).results[0]
+    return _reshaped(y, out)
+
+
+def _plain(v: Any) -> Any:
+    """v before views of the same elements in the same order, and conversions between floats."""
+    while True:
+        op = defining(v)
+        floats = isinstance(op, ew.Convert) and from_mlir(op.operands[0]).dtype.is_float and from_mlir(v).dtype.is_float
+        if not floats and not isinstance(op, (Reshape, ew.Copy)):
+            return v
+        v = op.operands[0]
+
+
+def _softmax_of(v: Any) -> Any:
+    """What v is the softmax along the last dim of: e / sum(e) with e = exp(x - max(x)); None if it is none."""
+    op = defining(v)
+    if not isinstance(op, ew.Mul):
+        return None
+    e, inverse = op.operands
+    made, by = defining(e), _by_row(inverse)
+    over = defining(by) if by is not None else None
+    if not isinstance(made, ew.ExpBelow) or not isinstance(over, ew.Div) or _number(over.operands[0]) != 1:
+        return None
+    if not _reduces(over.operands[1], e, ("sum",)):
+        return None
+    x = _less_its_maximum(made.operands[0])
+    while x is not None and (inner := _less_its_maximum(_plain(x))) is not None:
+        x = inner  # taken away twice
+    return None if x is None else _plain(x)
+
+
+def _less_its_maximum(v: Any) -> Any:
+    """x where v is x less the maximum of its row."""
+    op = defining(v)
+    if not isinstance(op, ew.Sub):
+        return None
+    top = _by_row(op.operands[1])
+    return op.operands[0] if top is not None and _reduces(top, op.operands[0], ("max", "maxnum")) else None
+
+
+def _by_row(v: Any) -> Any:
+    """What v repeats along its last dim."""
+    op = defining(v)
+    if not isinstance(op, Broadcast):
+        return None
+    t = from_mlir(op.operands[0])
+    dims = attr(op, "dims")
+    return op.operands[0] if dims == list(range(t.rank)) and t.shape[-1:] == (1,) and t.rank == from_mlir(v).rank else None
+
+
+def _reduces(v: Any, of: Any, how: Sequence[str]) -> bool:
+    """Whether v is a reduction of another value along its last dim."""
+    op = defining(v)
+    while isinstance(op, Reshape):
+        op = defining(op.operands[0])
+    last = from_mlir(of).rank - 1
+    return isinstance(op, Reduce) and op.operands[0] == of and attr(op, "how") in how and attr(op, "dims") == [last]
+
+
+def _beside_sinks(joined: Any, kept: TensorType, drop: Any) -> tuple[Any, Any] | None:
+    """The scores that a number for each head is joined to, and these [heads]. `drop` keeps what is `kept` of all shares."""
+    op = defining(joined)
+    if not isinstance(op, Concat) or len(op.operands) != 2 or attr(op, "dim") != from_mlir(joined).rank - 1:
+        return None
+    scores, last = op.operands
+    starts_first = all(s == 0 for s in exprs(attr(drop, "starts"))) and set(attr(drop, "steps")) == {1}
+    if not starts_first or kept.shape != from_mlir(scores).shape or from_mlir(last).shape[-1] != 1 or kept.rank != 4:
+        return None
+    sinks = _of_heads(last)
+    return None if sinks is None else (_plain(scores), sinks)
+
+
+def _of_heads(v: Any) -> Any:
+    """The numbers [heads], as f32, that v [batch, heads, rows, 1] repeats."""
+    heads = from_mlir(v).shape[1]
+    op = defining(v)
+    while isinstance(op, Broadcast) or isinstance(op, ew.Convert) and from_mlir(op.operands[0]).dtype.is_float:
+        if isinstance(op, Broadcast):
+            t, dims = from_mlir(op.operands[0]), attr(op, "dims")
+            if any(s != (heads if d == 1 else 1) for s, d in zip(t.shape, dims, strict=True)) or 1 not in dims:
+                return None
+            x = (
+                build(ew.Convert, [op.operands[0]], results=[t.with_dtype("f32")]).results[0]
+                if t.dtype.name != "f32"
+                else op.operands[0]
+            )
+            return _reshaped(x, t.with_shape([heads]).with_dtype("f32"))
+        op = defining(op.operands[0])
+    return None
+
+
+def _scores(v: Any) -> _Scores | None:
+    """What scores are made of."""
+    v = _plain(v)
+    op = defining(v)
+    match op:
+        case Matmul():
+            return _Scores(op)
+        case ew.Add():
+            for at, other in ((0, 1), (1, 0)):
+                found = _scores(op.operands[at])
+                if found is not None:
+                    bools, added = parts_of(op.operands[other])
+                    return replace(found, bools=(*found.bools, *bools), added=(*found.added, *added))
+        case ew.Select():
+            sees, left, right = op.operands
+            for hidden, rest in ((right, left), (left, right)):
+                found = _scores(rest) if hides(hidden) else None
+                if found is not None:
+                    sees = truth_of(sees)
+                    sees = sees if rest is left else build(ew.Not, [sees]).results[0]
+                    return replace(found, bools=(*found.bools, sees))
+        case ew.Mul() | ew.Div():
+            return _scaled(op)
+    return None
+
+
+def _scaled(op: Any) -> _Scores | None:
+    """Scores times a number, or tanh of scores times what they are capped by."""
+    x, factor = op.operands[0], _number(op.operands[1])
+    if factor is None and isinstance(op, ew.Mul):
+        x, factor = op.operands[1], _number(op.operands[0])
+    if not factor:
+        return None
+    factor = 1 / factor if isinstance(op, ew.Div) else factor
+    inner = defining(_plain(x))
+    if isinstance(inner, ew.Tanh) and factor > 0:
+        found = _scores(inner.operands[0])
+        if found is None or found.softcap or found.added or found.bools:
+            return None
+        return replace(found, scale=found.scale * factor, softcap=factor)
+    found = _scores(x)
+    if found is None or found.softcap or factor < 0 and found.bools:
+        return None
+    added = tuple(_times(v, factor) for v in found.added)
+    return replace(found, scale=found.scale * factor, added=added)
+
+
+def _times(v: Any, factor: float) -> Any:
+    return build(ew.Mul, [v, build(Full, [], {"value": repr(factor)}, results=[from_mlir(v)]).results[0]]).results[0]
+
+
+def _number(v: Any) -> float | None:
+    op = defining(v)
+    return number(attr(op, "value")) if isinstance(op, Full) else None
+
+
+def _reshaped(v: Any, t: TensorType) -> Any:
+    return v if from_mlir(v).shape == t.shape else build(Reshape, [v], results=[t]).results[0]

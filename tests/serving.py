@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-__all__ = ["CHATML", "WORDS", "byte_level", "make_folder", "sentence_piece"]
+from dhlo.errors import ContractError
+from dhlo.serve.chat import ChatTemplate
+from dhlo.serve.folder import Served
+from dhlo.serve.tokens import Tokenizer as Words
+from dhlo.serve.types import EngineStats, Event, FinishReason, QueueFullError, SamplingParams, TokenLogprobs
+
+__all__ = ["CHATML", "EOS", "WORDS", "RuleEngine", "RuleRequest", "byte_level", "make_folder", "rule_served", "sentence_piece"]
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = 400
@@ -16,6 +24,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+EOS = 2  # <|im_end|>
 _SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -74,3 +83,102 @@ def make_folder(folder: Path, *, template: str | None = CHATML, tokenizer: Token
     told = {"eos_token": "<|im_end|>", "bos_token": None} | ({} if template is None else {"chat_template": template})
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     return folder
+
+
+# ------------------------------------------------------------------ an engine by a rule
+class RuleRequest:
+    """Says the prompt again, from its token number `choice` on, then what ends a text."""
+
+    def __init__(self, engine: RuleEngine, prompt: Sequence[int], params: SamplingParams) -> None:
+        self.prompt, self.params, self.cached_tokens = list(prompt), params, min(len(prompt) // 2, 16)
+        self.cancelled = self.ended = False
+        self._engine = engine
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._engine.working -= 1
+
+    def _events(self, choice: int) -> list[Event]:
+        vocabulary, p = self._engine.vocabulary, self.params
+        tokens = [*self.prompt[choice:], EOS] if not p.ignore_eos else [*self.prompt[choice:]] * 100
+        for k, t in enumerate(tokens):
+            if t in p.stop_tokens:
+                tokens = tokens[: k + 1]
+                break
+        finish = FinishReason.STOP if len(tokens) <= p.max_tokens else FinishReason.LENGTH
+        tokens = tokens[: p.max_tokens]
+        ends = [len(b"".join(vocabulary[t] for t in tokens[: k + 1])) for k in range(len(tokens))]
+        text = b"".join(vocabulary[t] for t in tokens)
+        found = min(((text.find(s.encode()), s) for s in p.stop if s.encode() in text), default=None)
+        held = 1
+        if found is not None:
+            at, stop = found
+            last = next(k for k, end in enumerate(ends) if end >= at + len(stop.encode()))
+            tokens, finish = tokens[: last + 1], FinishReason.STOP
+            held = len(tokens) - sum(end <= at for end in ends[: last + 1])
+        logs = [TokenLogprobs(-0.5 * k, ((t, -0.5 * k), (3, float("-inf")))[: p.logprobs]) for k, t in enumerate(tokens)]
+        logs = logs if p.logprobs is not None else []
+        events = [Event(choice, (t,), tuple(logs[k : k + 1])) for k, t in enumerate(tokens[: len(tokens) - held])]
+        at = len(tokens) - held
+        return [*events, Event(choice, tuple(tokens[at:]), tuple(logs[at:]), finish, found and found[1])]
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        parts = [self._events(c) for c in range(self.params.n)]
+        for k in range(max(map(len, parts))):
+            for events in parts:
+                if k < len(events):
+                    await asyncio.sleep(self._engine.delay)
+                    if self.cancelled:
+                        return
+                    if self._engine.fails:
+                        yield Event(events[k].choice, (), finish=FinishReason.ERROR, error="the rule fails")
+                        self._end()
+                        return
+                    self._engine.generated += len(events[k].tokens)
+                    yield events[k]
+        self._end()
+
+
+class RuleEngine:
+    """Takes `most` requests at once; `delay` seconds for each token."""
+
+    def __init__(self, vocabulary: Sequence[bytes], most: int = 1000, delay: float = 0.0) -> None:
+        self.vocabulary, self.most, self.delay, self.fails = vocabulary, most, delay, False
+        self.requests: list[RuleRequest] = []
+        self.working = self.generated = 0
+        self.drained = False
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> RuleRequest:
+        if self.drained or self.working >= self.most:
+            raise QueueFullError("as many requests wait as may")
+        if params.logit_bias:
+            raise ContractError("the rule knows no bias")
+        self.requests.append(RuleRequest(self, prompt, params))
+        self.working += 1
+        return self.requests[-1]
+
+    def stats(self) -> EngineStats:
+        prompts = sum(len(r.prompt) - r.cached_tokens for r in self.requests)
+        cached = sum(r.cached_tokens for r in self.requests)
+        done = {"stop": sum(r.ended for r in self.requests)}
+        return EngineStats(self.working, 0, 1, prompts, cached, self.generated, 0, 100, 25, 5, 0, 0, 0, done)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        self.drained = True
+        return not self.working
+
+    def close(self) -> None:
+        for r in self.requests:
+            r.cancel()
+
+
+def rule_served(tokenizer: Words, template: str | None = CHATML) -> Served:
+    """What a server needs beside such an engine: no step."""
+    nothing: Any = None
+    chat = None if template is None else ChatTemplate({"default": template})
+    return Served("rule", nothing, tokenizer, chat, (EOS,), 512, {"top_k": 50})

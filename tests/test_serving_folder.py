@@ -21,7 +21,7 @@ AGAIN = """\
 import sys
 from dhlo.serve.folder import open_folder
 served = open_folder(sys.argv[1], cache=sys.argv[2])
-print([v["name"] for v in served.step.native.inputs], {"torch", "transformers"} & set(sys.modules))
+print([v["name"] for v in served.step.inputs], {"torch", "transformers"} & set(sys.modules))
 """
 
 
@@ -43,7 +43,7 @@ def test_a_folder_is_what_serving_takes(started: tuple[Path, Path, Served]) -> N
     assert (served.name, served.eos_tokens, served.max_positions) == ("llama-0.1", (0, 2), 512)
     assert served.defaults == {"temperature": 0.5, "top_k": 7}
     assert served.chat is not None and len(served.tokenizer.vocabulary) == WORDS
-    names = [v["name"] for v in served.step.native.inputs]
+    names = [v["name"] for v in served.step.inputs]
     assert {"input_ids", "kept", "slots", "tables"} <= set(names)
 
 
@@ -52,7 +52,7 @@ def test_the_second_start_needs_no_torch(started: tuple[Path, Path, Served]) -> 
     command = [sys.executable, "-c", AGAIN, str(folder), str(cache)]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     assert result.stdout.split("] ")[1].strip() == "set()"
-    assert [v["name"] for v in served.step.native.inputs] == json.loads(result.stdout.split("] ")[0].replace("'", '"') + "]")
+    assert [v["name"] for v in served.step.inputs] == json.loads(result.stdout.split("] ")[0].replace("'", '"') + "]")
 
 
 class _CompiledError(Exception):

@@ -22,7 +22,7 @@ from dhlo.options import Options, cache_dir, default_target
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.tokens import Tokenizer
 
-__all__ = ["BLOCK_SLOTS", "Served", "Step", "open_folder"]
+__all__ = ["BLOCK_SLOTS", "Served", "open_folder"]
 
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
@@ -38,18 +38,11 @@ _FORMAT: Final = 1  # of what a key stands for
 
 
 @dataclass(frozen=True)
-class Step:
-    """The compiled step of a model, as the runtime has it."""
-
-    native: _runtime.Model
-
-
-@dataclass(frozen=True)
 class Served:
     """A model of a folder with all that serving it takes."""
 
     name: str
-    step: Step
+    step: _runtime.Model
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     """None: the folder has no template."""
@@ -159,14 +152,14 @@ class _Compiling:
     threads: int
     progress: Callable[[str], None]
 
-    def step(self, cache: str | None) -> Step:
+    def step(self, cache: str | None) -> _runtime.Model:
         """From the cache, or compiled, and kept there if there is one."""
         kept, key = (Cache(cache), self._key()) if cache else (None, "")
         path = kept.find_model(key) if kept is not None and key else None
         if path is not None:
             try:
                 self.progress("load the compiled step")
-                return Step(open_model(path, self.threads))
+                return open_model(path, self.threads)
             except ModelFileError:  # damaged: made anew
                 pass
         artifact = self._compile()
@@ -177,9 +170,9 @@ class _Compiling:
             about = {"folder": str(self.folder.resolve()), "weights": self.weights, "kv_cache": self.kv_cache}
             path = kept.put_model(key, lambda p: link.write_model(artifact, p), about)
             if path is not None:
-                return Step(open_model(path, self.threads))
+                return open_model(path, self.threads)
         self.progress("pack weights")
-        return Step(load_artifact(artifact, self.threads))
+        return load_artifact(artifact, self.threads)
 
     def _compile(self) -> Any:
         """The step's code and constants. Raises CompileError and UnsupportedError."""

@@ -1,0 +1,299 @@
+"""From an engine's events to answers in OpenAI's form: as a whole, and in parts as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from dhlo.serve.metrics import Metrics, Timing
+from dhlo.serve.openai import ApiError
+from dhlo.serve.tokens import TextStream, Tokenizer
+from dhlo.serve.types import EngineStats, Event, FinishReason, SamplingParams, TokenLogprobs
+
+__all__ = ["Answer", "Answers", "Chat", "Completion", "EngineLike", "Prompted", "RequestLike", "Writer"]
+
+_REASONS: Final = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinities
+
+
+class RequestLike(Protocol):
+    """What is needed of `engine.Request`."""
+
+    @property
+    def cached_tokens(self) -> int: ...
+    def cancel(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+
+class EngineLike(Protocol):
+    """What is needed of `engine.Engine`."""
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> RequestLike: ...
+    def stats(self) -> EngineStats: ...
+    def drain(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt in work, and what its choices are chosen by."""
+
+    request: RequestLike
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Answer:
+    """New text of a choice: `index` counts the choices of all prompts. `logprobs` are those of `tokens`, if they are wanted."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish: str | None
+
+
+class _Reader:
+    """The texts of the choices of a prompt."""
+
+    def __init__(self, of: Prompted, first: int, tokenizer: Tokenizer, eos: Iterable[int], with_stop: bool, timing: Timing) -> None:
+        self._of, self._first, self._tokenizer, self._with_stop, self._timing = of, first, tokenizer, with_stop, timing
+        self._streams = dict[int, TextStream]()
+        self._ending = {*of.params.stop_tokens, *(() if of.params.ignore_eos else eos)}
+
+    def read(self, event: Event) -> Answer:
+        """Raises ApiError for an event that says that the step failed."""
+        if event.finish is FinishReason.ERROR:
+            raise ApiError(500, event.error or "the step failed")
+        self._timing.tokens(event.choice, len(event.tokens))
+        stream = self._streams.setdefault(event.choice, TextStream(self._tokenizer.vocabulary))
+        if event.finish is None:
+            text = stream.push(event.tokens)
+        else:
+            tokens = event.tokens
+            if event.finish is FinishReason.STOP and event.stop is None and tokens and tokens[-1] in self._ending:
+                tokens = tokens[:-1]  # what ends a text is none of it
+            text = stream.finish(tokens, event.stop, with_stop=self._with_stop)
+        finish = None if event.finish is None else _REASONS.get(event.finish, "abort")
+        return Answer(self._first + event.choice, text, event.tokens, event.logprobs, finish)
+
+
+class Answers:
+    """What comes of some prompts, as it comes. To be closed: that cancels what hasn't ended, whether anybody listens or not."""
+
+    def __init__(
+        self, prompted: Sequence[Prompted], tokenizer: Tokenizer, eos: Iterable[int], metrics: Metrics, *, with_stop: bool = False
+    ) -> None:
+        self._prompted = prompted
+        self._timings = [Timing(metrics, len(p.prompt), p.params.n, p.params.max_tokens) for p in prompted]
+        self._readers, first = list[_Reader](), 0
+        for p, timing in zip(prompted, self._timings, strict=True):
+            self._readers.append(_Reader(p, first, tokenizer, eos, with_stop, timing))
+            first += p.params.n
+
+    def close(self) -> None:
+        """Cancels the requests that haven't ended. May be called again."""
+        for p in self._prompted:
+            p.request.cancel()
+        for timing in self._timings:
+            timing.end()
+        self._timings = []
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        """Raises ApiError where a step fails."""
+        queue: asyncio.Queue[tuple[_Reader, Event | BaseException | None]] = asyncio.Queue()
+
+        async def listen(reader: _Reader, request: RequestLike) -> None:
+            end = None
+            try:
+                async for event in request:
+                    queue.put_nowait((reader, event))
+            except Exception as e:  # raised where it is waited for
+                end = e
+            queue.put_nowait((reader, end))
+
+        tasks = [asyncio.create_task(listen(r, p.request)) for r, p in zip(self._readers, self._prompted, strict=True)]
+        try:
+            left = len(tasks)
+            while left:
+                reader, event = await queue.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
+                    left -= 1
+                else:
+                    yield reader.read(event)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@dataclass
+class _Choice:
+    """What has come of a choice."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Mapping[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+
+
+class Writer:
+    """Answers of one request in the form of an endpoint. `echo` are the texts that choices begin with, one for each."""
+
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        prompted: Sequence[Prompted],
+        tokenizer: Tokenizer,
+        whole: str,
+        part: str,
+        echo: Sequence[str] = (),
+    ) -> None:
+        self._head = {"id": id, "created": int(time.time()), "model": model}
+        self._prompted, self._tokenizer = prompted, tokenizer
+        self._whole, self._part = whole, part
+        self._choices = [_Choice() for p in prompted for _ in range(p.params.n)]
+        for choice, text in zip(self._choices, echo, strict=False):
+            choice.text.append(text)
+        self._tokens = 0
+
+    # ------------------------------------------------------------------ of an endpoint
+    def _logprobs(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
+        """Of the tokens of a part."""
+        raise NotImplementedError
+
+    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Of all parts of a choice."""
+        raise NotImplementedError
+
+    def _body(self, text: str) -> dict[str, Any]:
+        """The whole text of a choice."""
+        raise NotImplementedError
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        """A part of it."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ as a whole
+    def add(self, answer: Answer) -> dict[str, Any] | None:
+        """Keeps an answer; its log-probabilities."""
+        choice = self._choices[answer.index]
+        self._tokens += len(answer.tokens)
+        logprobs = self._logprobs(answer, choice) if answer.logprobs else None
+        if logprobs is not None:
+            choice.logprobs.append(logprobs)
+        choice.text.append(answer.text)
+        choice.finish = answer.finish
+        return logprobs
+
+    def whole(self) -> dict[str, Any]:
+        """All that was added."""
+        choices = [
+            {
+                "index": k,
+                **self._body("".join(c.text)),
+                "logprobs": self._joined(c.logprobs) if c.logprobs else None,
+                "finish_reason": c.finish,
+            }
+            for k, c in enumerate(self._choices)
+        ]
+        return {**self._head, "object": self._whole, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        prompt = sum(len(p.prompt) for p in self._prompted)
+        cached = sum(p.request.cached_tokens for p in self._prompted)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt + self._tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    # ------------------------------------------------------------------ in parts
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": self._part, "choices": choices}
+
+    def _choice_chunk(self, index: int, body: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+        return self._chunk([{"index": index, **body, "logprobs": logprobs, "finish_reason": finish}])
+
+    def begin(self) -> list[dict[str, Any]]:
+        """What comes before the first answer."""
+        return [self._choice_chunk(k, self._delta("".join(c.text))) for k, c in enumerate(self._choices) if c.text]
+
+    def part(self, answer: Answer) -> dict[str, Any] | None:
+        """An answer as a part; None where it has nothing to show yet."""
+        logprobs = self.add(answer)
+        if not answer.text and logprobs is None and answer.finish is None:
+            return None
+        return self._choice_chunk(answer.index, self._delta(answer.text), logprobs, answer.finish)
+
+    def last(self) -> dict[str, Any]:
+        """The part that says what was used."""
+        return {**self._chunk([]), "usage": self.usage()}
+
+
+class Chat(Writer):
+    """Of /v1/chat/completions."""
+
+    def __init__(self, id: str, model: str, prompted: Sequence[Prompted], tokenizer: Tokenizer) -> None:
+        super().__init__(f"chatcmpl-{id}", model, prompted, tokenizer, "chat.completion", "chat.completion.chunk")
+
+    def _logprobs(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
+        def of(token: int, logprob: float) -> dict[str, Any]:
+            text = self._tokenizer.name_of(token)
+            data = text.encode() if token in self._tokenizer.special else self._tokenizer.vocabulary[token]
+            return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(data)}
+
+        content = [
+            {**of(t, x.logprob), "top_logprobs": [of(*top) for top in x.top]}
+            for t, x in zip(answer.tokens, answer.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"content": [x for p in parts for x in p["content"]], "refusal": None}
+
+    def _body(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def begin(self) -> list[dict[str, Any]]:
+        return [self._choice_chunk(k, {"delta": {"role": "assistant", "content": ""}}) for k in range(len(self._choices))]
+
+
+class Completion(Writer):
+    """Of /v1/completions."""
+
+    def __init__(self, id: str, model: str, prompted: Sequence[Prompted], tokenizer: Tokenizer, echo: Sequence[str] = ()) -> None:
+        super().__init__(f"cmpl-{id}", model, prompted, tokenizer, "text_completion", "text_completion", echo)
+        self._offsets = [0] * len(self._choices)
+
+    def _logprobs(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
+        names = [self._tokenizer.name_of(t) for t in answer.tokens]
+        offsets = list[int]()
+        for name in names:
+            offsets.append(self._offsets[answer.index])
+            self._offsets[answer.index] += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [max(x.logprob, _LEAST_LOGPROB) for x in answer.logprobs],
+            "top_logprobs": [{self._tokenizer.name_of(t): max(p, _LEAST_LOGPROB) for t, p in x.top} for x in answer.logprobs],
+            "text_offset": offsets,
+        }
+
+    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [x for p in parts for x in p[name]] for name in names}
+
+    def _body(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}

@@ -1,0 +1,327 @@
+"""A server in OpenAI's form over one engine: completions and chats, models, health, metrics, and a page to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import math
+import signal
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import Any, Final, TypeVar
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import dhlo
+from dhlo.errors import DhloError
+from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, Writer
+from dhlo.serve.folder import Served
+from dhlo.serve.metrics import CONTENT_TYPE, Metrics
+from dhlo.serve.openai import ApiError, ChatBody, CompletionBody, EmbeddingBody, SamplingBody, check_context, parse
+from dhlo.serve.types import QueueFullError, SamplingParams
+
+__all__ = ["ServerOptions", "make_app", "run_server"]
+
+_LOG = logging.getLogger("dhlo")
+_PAGE: Final = Path(__file__).parent / "page" / "index.html"
+_COMPLETION_TOKENS: Final = 16  # OpenAI's, where a completion doesn't say how many
+_INLINE_BYTES: Final = 1 << 14  # of a body whose text is encoded without a thread of its own
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a server allows."""
+
+    name: str | None = None
+    """The model's name for clients; by default the folder's."""
+    api_keys: tuple[str, ...] = ()
+    """One of which requests below /v1 need; none: nobody is asked."""
+    max_tokens: int | None = None
+    """Of a choice at most."""
+    max_positions: int = 1 << 20
+    """Tokens of prompt and choice together: as many as the engine takes."""
+    max_body_bytes: int = 4 << 20
+    max_prompts: int = 128
+    """In one request for completions."""
+    drain_seconds: float = 30.0
+    """That requests in work have when the server is told to end."""
+
+
+def make_app(engine: EngineLike, served: Served, options: ServerOptions = ServerOptions()) -> FastAPI:
+    """The application for a server of ASGI. It drains the engine when it ends, and leaves closing it to the caller."""
+    doors = _Doors(engine, served, options)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        doors.draining = True
+        await asyncio.to_thread(engine.drain, 0.0)
+
+    app = FastAPI(title="dhlo", version=dhlo.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    guarded = [Depends(doors.check_key)]
+    for path, endpoint, body in (
+        ("/v1/chat/completions", doors.chat, ChatBody),
+        ("/v1/completions", doors.complete, CompletionBody),
+        ("/v1/embeddings", doors.embed, EmbeddingBody),
+    ):
+        schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
+        app.add_api_route(path, endpoint, methods=["POST"], dependencies=guarded, openapi_extra=schema, response_model=None)
+    app.add_api_route("/v1/models", doors.models, methods=["GET"], dependencies=guarded)
+    app.add_api_route("/v1/models/{name:path}", doors.model, methods=["GET"], dependencies=guarded)
+    app.add_api_route("/health", doors.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", doors.metrics_text, methods=["GET"], response_model=None)
+    app.add_api_route("/", doors.page, methods=["GET"], response_model=None, include_in_schema=False)
+    app.add_exception_handler(ApiError, _answer_error)
+    app.add_exception_handler(DhloError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_error)
+    app.add_exception_handler(Exception, _answer_error)
+    return app
+
+
+def run_server(app: FastAPI, listening: socket.socket, options: ServerOptions) -> None:
+    """Serves until SIGINT or SIGTERM; then takes no more connections, and ends when the requests in work have, or have had
+    `drain_seconds`. A second signal ends it at once."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=math.ceil(options.drain_seconds),
+        server_header=False,
+        timeout_keep_alive=75,
+    )
+    _Server(config).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Returns after a signal, where uvicorn's own ends the process by it: the caller has an engine to close."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    """Any exception in OpenAI's form."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail))
+    elif isinstance(error, QueueFullError):
+        error = ApiError(503, str(error), code="unavailable", retry_after=1)
+    elif isinstance(error, ValueError) and isinstance(error, DhloError):  # ContractError: the request's fault
+        error = ApiError(400, str(error))
+    elif not isinstance(error, ApiError):
+        _LOG.error("a request failed", exc_info=error)
+        error = ApiError(500, "internal error")
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error.body, error.status, headers)
+
+
+class _Doors:
+    """The endpoints."""
+
+    def __init__(self, engine: EngineLike, served: Served, options: ServerOptions) -> None:
+        self._engine, self._served, self._options = engine, served, options
+        self._name = options.name or served.name
+        self._metrics = Metrics(self._name, engine.stats)
+        self._created = int(time())
+        self._page = _PAGE.read_text(encoding="utf-8")
+        self.draining = False
+
+    # ------------------------------------------------------------------ who asks, and what
+    async def check_key(self, http: Request) -> None:
+        """Raises ApiError unless one of the keys is given, if there are any."""
+        scheme, _, key = http.headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        allowed = [hmac.compare_digest(given, k.encode()) for k in self._options.api_keys]
+        if allowed and not any(allowed):
+            raise ApiError(401, "Incorrect API key provided" if given else "You didn't provide an API key", code="invalid_api_key")
+
+    async def _read(self, http: Request) -> bytes:
+        """The body. Raises ApiError where it is too long."""
+        data, most = bytearray(), self._options.max_body_bytes
+        length = http.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > most:
+            raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
+        try:
+            async for chunk in http.stream():
+                data += chunk
+                if len(data) > most:
+                    raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
+        except ClientDisconnect:
+            raise ApiError(499, "the client has gone") from None
+        return bytes(data)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._name:
+            raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
+
+    # ------------------------------------------------------------------ completions
+    async def chat(self, http: Request) -> Response:
+        """/v1/chat/completions."""
+        body = parse(ChatBody, data := await self._read(http))
+        self._check_model(body.model)
+        template = self._served.chat
+        if template is None:
+            raise ApiError(400, f"the model '{self._name}' has no chat template; /v1/completions takes texts as they are")
+        arguments = body.template_arguments()
+        encode = lambda: self._served.tokenizer.encode(template.render(**arguments), special=False)
+        prompt = await _aside(encode, len(data))
+        prompted = self._submit(body, [prompt], None)
+        return await self._answer(http, body, prompted, Chat(uuid.uuid4().hex, self._name, prompted, self._served.tokenizer))
+
+    async def complete(self, http: Request) -> Response:
+        """/v1/completions."""
+        body = parse(CompletionBody, data := await self._read(http))
+        self._check_model(body.model)
+        tokenizer = self._served.tokenizer
+        prompts = await _aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
+        prompted = self._submit(body, prompts, _COMPLETION_TOKENS)
+        echo = [tokenizer.decode(p) for p in prompts for _ in range(body.n or 1)] if body.echo else ()
+        return await self._answer(http, body, prompted, Completion(uuid.uuid4().hex, self._name, prompted, tokenizer, echo))
+
+    def _submit(self, body: SamplingBody, prompts: Sequence[Sequence[int]], usual: int | None) -> list[Prompted]:
+        """All prompts, or none. Raises ApiError and ContractError."""
+        if self.draining:
+            raise ApiError(503, "the server is about to end", code="unavailable", retry_after=self._retry_after())
+        options, out = self._options, list[Prompted]()
+        params = list[SamplingParams]()
+        for prompt in prompts:
+            room = check_context(len(prompt), body.wanted_tokens, options.max_positions, options.max_tokens, usual)
+            params.append(body.sampling(self._served.defaults, self._served.tokenizer, room))
+        try:
+            for prompt, its in zip(prompts, params, strict=True):
+                out.append(Prompted(self._engine.submit(prompt, its), prompt, its))
+        except BaseException as e:
+            for p in out:
+                p.request.cancel()
+            if isinstance(e, QueueFullError) and not self.draining:
+                raise ApiError(429, str(e), code="queue_full", retry_after=self._retry_after()) from None
+            raise
+        return out
+
+    def _retry_after(self) -> int:
+        """Seconds after which there may be room: as long as a request takes."""
+        return min(max(math.ceil(self._metrics.mean_seconds), 1), 60)
+
+    async def _answer(self, http: Request, body: SamplingBody, prompted: Sequence[Prompted], writer: Writer) -> Response:
+        with_stop = body.include_stop_str_in_output is True
+        answers = Answers(prompted, self._served.tokenizer, self._served.eos_tokens, self._metrics, with_stop=with_stop)
+        if body.stream:
+            wants_usage = body.stream_options is not None and body.stream_options.include_usage is True
+            return _Stream(answers, writer, wants_usage)
+
+        async def whole() -> Response:
+            async for answer in answers:
+                writer.add(answer)
+            return JSONResponse(writer.whole())
+
+        with contextlib.closing(answers):
+            return await _unless_gone(http, whole())
+
+    async def embed(self, http: Request) -> Response:
+        """/v1/embeddings: a step of a decoder gives logits alone."""
+        self._check_model(parse(EmbeddingBody, await self._read(http)).model)
+        raise ApiError(
+            404, f"the model '{self._name}' gives no embeddings: it completes texts", param="model", code="model_not_found"
+        )
+
+    # ------------------------------------------------------------------ looking at it
+    def _card(self) -> dict[str, Any]:
+        longest = self._options.max_positions
+        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "dhlo", "max_model_len": longest}
+
+    async def models(self) -> dict[str, Any]:
+        """/v1/models."""
+        return {"object": "list", "data": [self._card()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """/v1/models/NAME."""
+        self._check_model(name)
+        return self._card()
+
+    async def health(self) -> Response:
+        """/health: 200, or 503 as soon as the server is about to end."""
+        return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
+
+    async def metrics_text(self) -> Response:
+        """/metrics, for Prometheus."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def page(self) -> Response:
+        """What the server does, and a chat."""
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(self._page, headers={"content-security-policy": policy})
+
+
+async def _aside(work: Callable[[], _T], size: int) -> _T:
+    """The result of work on a text, in a thread of its own if that is long: others mustn't wait for it."""
+    return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def _unless_gone(http: Request, answer: Awaitable[Response]) -> Response:
+    """An answer; if the client goes before it is there, it is given up."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(answer), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=499)
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.wait({task, watch})
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events."""
+
+    def __init__(self, answers: Answers, writer: Writer, wants_usage: bool) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(_events(answers, writer, wants_usage), media_type="text/event-stream", headers=headers)
+        self._answers = answers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with contextlib.closing(self._answers):  # however it ends: most of all, when the client goes
+            await super().__call__(scope, receive, send)
+
+
+async def _events(answers: Answers, writer: Writer, wants_usage: bool) -> AsyncIterator[bytes]:
+    """An error after the first is an event, in place of the rest."""
+    try:
+        for chunk in writer.begin():
+            yield _event(chunk)
+        async for answer in answers:
+            part = writer.part(answer)
+            if part is not None:
+                yield _event(part)
+        if wants_usage:
+            yield _event(writer.last())
+    except ApiError as e:
+        yield _event(e.body)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

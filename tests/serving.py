@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,26 @@ class RuleRequest:
             self.ended = True
             self._engine.working -= 1
 
+    def _constrained(self, choice: int) -> list[int]:
+        """The lowest tokens that may come, what ends a text among the first."""
+        constrain, out = self.params.constrain, list[int]()
+        assert constrain is not None
+        while len(out) < self.params.max_tokens and out[-1:] != [EOS]:
+            mask = array("I", [0xFFFFFFFF] * (WORDS // 32 + 1))
+            constrain(choice, out, memoryview(mask))
+            allowed = [t for t in range(WORDS) if mask[t // 32] >> t % 32 & 1]
+            out.append(EOS if EOS in allowed else allowed[(7 * choice + len(out)) % len(allowed)])
+        return out
+
     def _events(self, choice: int) -> list[Event]:
         vocabulary, p = self._engine.vocabulary, self.params
-        tokens = [*self.prompt[choice:], EOS] if not p.ignore_eos else [*self.prompt[choice:]] * 100
+        tokens = (
+            self._constrained(choice)
+            if p.constrain
+            else [*self.prompt[choice:], EOS]
+            if not p.ignore_eos
+            else [*self.prompt[choice:]] * 100
+        )
         for k, t in enumerate(tokens):
             if t in p.stop_tokens:
                 tokens = tokens[: k + 1]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,50 @@ def test_messages_as_templates_take_them(engine: RuleEngine, words: Tokenizer) -
     is_error(none.post(CHAT, json=HELLO), 400, "no chat template")
 
 
+# ------------------------------------------------------------------ structured output
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "ü"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
+    "json_schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+        lambda t: set(json.loads(t)) == {"a", "b"},
+    ),
+    "regex": ({"response_format": {"type": "regex", "regex": "(ab|c{2,3})d"}}, lambda t: re.fullmatch("(ab|c{2,3})d", t)),
+    "grammar": (
+        {"response_format": {"type": "grammar", "grammar": 'start: "(" start ")" | "x"'}},
+        lambda t: re.fullmatch(r"\(*x\)*", t) and t.count("(") == t.count(")"),
+    ),
+    "vLLM's json": ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, lambda t: json.loads(t)["a"] < 100),
+    "vLLM's regex": ({"structured_outputs": {"regex": "[0-9]{3}"}}, lambda t: re.fullmatch("[0-9]{3}", t)),
+    "vLLM's choice": ({"structured_outputs": {"choice": ["größer", 'a "b"']}}, lambda t: t in ("größer", 'a "b"')),
+}
+
+
+@pytest.mark.parametrize("what", FORMATS)
+def test_structured_output(client: TestClient, what: str) -> None:
+    said, fits = FORMATS[what]
+    answer = client.post(CHAT, json=HELLO | said | {"n": 3})
+    assert answer.status_code == 200, answer.text
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] == "stop" and fits(choice["message"]["content"]), choice
+    assert len({c["message"]["content"] for c in answer.json()["choices"]}) > 1
+    if "structured_outputs" in said:
+        for choice in client.post(COMPLETE, json={"prompt": ["a", "b"], "max_tokens": 99} | said).json()["choices"]:
+            assert fits(choice["text"])
+
+
+def test_any_json(client: TestClient) -> None:
+    for said in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        text = client.post(CHAT, json=HELLO | said | {"max_tokens": 3}).json()["choices"][0]["message"]["content"]
+        assert text.lstrip().startswith("{")
+    assert client.post(CHAT, json=HELLO | {"response_format": {"type": "text"}}).json()["choices"][0]["message"]["content"]
+
+
 # ------------------------------------------------------------------ refusals
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"temperature": 3}, "temperature.*less than or equal to 2"),
@@ -244,6 +288,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "call": ({"messages": [{"role": "a", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "isn't JSON"),
     "variables": ({"chat_template_kwargs": {"messages": []}}, "'messages' is the request's own"),
     "stream options": ({"stream_options": {"x": 1}}, r"stream_options\.x"),
+    "format": ({"response_format": {"type": "xml"}}, "response_format"),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "json_schema needs json_schema"),
+    "schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}}, "can't be compiled"),
+    "far schema": ({"structured_outputs": {"json": {"$ref": "http://a.b/c"}}}, "can't be compiled"),
+    "regex": ({"response_format": {"type": "regex", "regex": "("}}, "can't be compiled"),
+    "long regex": ({"response_format": {"type": "regex", "regex": "x" * 300_000}}, "at most 262144"),
+    "deep grammar": ({"response_format": {"type": "regex", "regex": "(" * 9999 + ")" * 9999}}, "can't be compiled"),
+    "grammar": ({"response_format": {"type": "grammar", "grammar": "x"}}, "can't be compiled"),
+    "two structures": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one of.*got 2"),
+    "two places": ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "goes without"),
+    "no end": ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     "salt": ({"cache_salt": "x" * 300}, "cache_salt"),
 }
 

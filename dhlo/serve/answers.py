@@ -70,14 +70,8 @@ class _Reader:
         if event.finish is FinishReason.ERROR:
             raise ApiError(500, event.error or "the step failed")
         self._timing.tokens(event.choice, len(event.tokens))
-        stream = self._streams.setdefault(event.choice, TextStream(self._tokenizer.vocabulary))
-        if event.finish is None:
-            text = stream.push(event.tokens)
-        else:
-            tokens = event.tokens
-            if event.finish is FinishReason.STOP and event.stop is None and tokens and tokens[-1] in self._ending:
-                tokens = tokens[:-1]  # what ends a text is none of it
-            text = stream.finish(tokens, event.stop, with_stop=self._with_stop)
+        stream = self._streams.setdefault(event.choice, TextStream(self._tokenizer.vocabulary, self._ending))
+        text = stream.read(event, with_stop=self._with_stop)
         finish = None if event.finish is None else _REASONS.get(event.finish, "abort")
         return Answer(self._first + event.choice, text, event.tokens, event.logprobs, finish)
 

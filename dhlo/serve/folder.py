@@ -33,7 +33,7 @@ _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION: Final = "generation_config.json"
 _PAGES: Final = {"keys*": BLOCK_SLOTS, "values*": BLOCK_SLOTS}  # the caches of `step_program`
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTS: Final = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _FORMAT: Final = 1  # of what a key stands for
 
 
@@ -88,7 +88,7 @@ def open_folder(
         chat=chat,
         eos_tokens=_eos(generation, text, tokenizer_config, tokenizer),
         max_positions=_positive(text, _POSITIONS),
-        defaults={k: generation[k] for k in _DEFAULTS if isinstance(generation.get(k), int | float)},
+        defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dhlo.serve.grammar import Grammar
 from dhlo.serve.tokens import Tokenizer
 from dhlo.serve.types import SamplingParams
 
@@ -16,6 +17,7 @@ __all__ = ["ApiError", "ChatBody", "CompletionBody", "EmbeddingBody", "SamplingB
 
 _MOST_LOGPROBS: Final = 20
 _TOKENS: Final = 1 << 31
+_ANY_OBJECT: Final = '{"type": "object"}'
 
 
 class ApiError(Exception):
@@ -51,6 +53,26 @@ class StructuredOutputs(_Body):
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1)
     grammar: str | None = None
+
+
+class JsonSchema(_Body):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """OpenAI's, and "regex" and "grammar" (llguidance's form of Lark) with an argument of that name."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+def _json_text(schema: dict[str, Any] | str) -> str:
+    return schema if isinstance(schema, str) else json.dumps(schema)
 
 
 class SamplingBody(_Body):
@@ -90,6 +112,26 @@ class SamplingBody(_Body):
     def wanted_tokens(self) -> int | None:
         """As many tokens as are asked for at most."""
         return self.max_tokens
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text is to be. Raises ApiError for several of these, or none."""
+        said = self.structured_outputs
+        if said is None:
+            return None
+        if self.ignore_eos:
+            raise ApiError(400, "ignore_eos: structured output ends by it", param="ignore_eos")
+        grammars = [
+            *([Grammar("json", _json_text(said.json_))] if said.json_ is not None else []),
+            *([Grammar("json", _ANY_OBJECT)] if said.json_object else []),
+            *([Grammar("regex", said.regex)] if said.regex is not None else []),
+            *([Grammar("lark", said.grammar)] if said.grammar is not None else []),
+            *([Grammar.of_choices(said.choice)] if said.choice is not None else []),
+        ]
+        if len(grammars) != 1:
+            what = "json, json_object, regex, choice and grammar"
+            raise ApiError(400, f"structured_outputs: is one of {what}, got {len(grammars)}", param="structured_outputs")
+        return grammars[0]
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -185,7 +227,7 @@ class ChatBody(SamplingBody):
     tools: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -197,6 +239,25 @@ class ChatBody(SamplingBody):
     @property
     def wanted_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        said = self.response_format
+        if said is None or said.type == "text":
+            return super().grammar
+        if self.structured_outputs is not None:
+            raise ApiError(400, "response_format: goes without structured_outputs", param="response_format")
+        if self.ignore_eos:
+            raise ApiError(400, "ignore_eos: structured output ends by it", param="ignore_eos")
+        kind, text = {
+            "json_object": ("json", _ANY_OBJECT),
+            "json_schema": ("json", None if said.json_schema is None else _json_text(said.json_schema.schema_ or {})),
+            "regex": ("regex", said.regex),
+            "grammar": ("lark", said.grammar),
+        }[said.type]
+        if text is None:
+            raise ApiError(400, f"response_format: type {said.type} needs {said.type}", param="response_format")
+        return Grammar(kind, text)  # type: ignore[arg-type]
 
     def template_arguments(self) -> dict[str, Any]:
         """What a chat template is given. Raises ApiError for messages that aren't text."""

@@ -13,7 +13,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any, Final, TypeVar
@@ -28,6 +28,7 @@ import dhlo
 from dhlo.errors import DhloError
 from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, Writer
 from dhlo.serve.folder import Served
+from dhlo.serve.grammar import Constraint, Grammars
 from dhlo.serve.metrics import CONTENT_TYPE, Metrics
 from dhlo.serve.openai import ApiError, ChatBody, CompletionBody, EmbeddingBody, SamplingBody, check_context, parse
 from dhlo.serve.types import QueueFullError, SamplingParams
@@ -142,6 +143,7 @@ class _Doors:
         self._engine, self._served, self._options = engine, served, options
         self._name = options.name or served.name
         self._metrics = Metrics(self._name, engine.stats)
+        self._grammars = Grammars(served.tokenizer, served.eos_tokens)
         self._created = int(time())
         self._page = _PAGE.read_text(encoding="utf-8")
         self.draining = False
@@ -185,7 +187,7 @@ class _Doors:
         arguments = body.template_arguments()
         encode = lambda: self._served.tokenizer.encode(template.render(**arguments), special=False)
         prompt = await _aside(encode, len(data))
-        prompted = self._submit(body, [prompt], None)
+        prompted = self._submit(body, [prompt], None, await self._constraints(body, 1))
         return await self._answer(http, body, prompted, Chat(uuid.uuid4().hex, self._name, prompted, self._served.tokenizer))
 
     async def complete(self, http: Request) -> Response:
@@ -194,19 +196,32 @@ class _Doors:
         self._check_model(body.model)
         tokenizer = self._served.tokenizer
         prompts = await _aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
-        prompted = self._submit(body, prompts, _COMPLETION_TOKENS)
+        prompted = self._submit(body, prompts, _COMPLETION_TOKENS, await self._constraints(body, len(prompts)))
         echo = [tokenizer.decode(p) for p in prompts for _ in range(body.n or 1)] if body.echo else ()
         return await self._answer(http, body, prompted, Completion(uuid.uuid4().hex, self._name, prompted, tokenizer, echo))
 
-    def _submit(self, body: SamplingBody, prompts: Sequence[Sequence[int]], usual: int | None) -> list[Prompted]:
+    async def _constraints(self, body: SamplingBody, count: int) -> list[Constraint | None]:
+        """What the text of each of so many prompts is held to. Raises ApiError and ContractError."""
+        grammar = body.grammar
+        if grammar is None:
+            return [None] * count
+        return [await asyncio.to_thread(self._grammars.compile, grammar) for _ in range(count)]
+
+    def _submit(
+        self,
+        body: SamplingBody,
+        prompts: Sequence[Sequence[int]],
+        usual: int | None,
+        constraints: Sequence[Constraint | None],
+    ) -> list[Prompted]:
         """All prompts, or none. Raises ApiError and ContractError."""
         if self.draining:
             raise ApiError(503, "the server is about to end", code="unavailable", retry_after=self._retry_after())
         options, out = self._options, list[Prompted]()
         params = list[SamplingParams]()
-        for prompt in prompts:
+        for prompt, constraint in zip(prompts, constraints, strict=True):
             room = check_context(len(prompt), body.wanted_tokens, options.max_positions, options.max_tokens, usual)
-            params.append(body.sampling(self._served.defaults, self._served.tokenizer, room))
+            params.append(replace(body.sampling(self._served.defaults, self._served.tokenizer, room), constrain=constraint))
         try:
             for prompt, its in zip(prompts, params, strict=True):
                 out.append(Prompted(self._engine.submit(prompt, its), prompt, its))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from dhlo.errors import ContractError, ModelFileError
+from dhlo.serve.types import Event, FinishReason
 
 __all__ = ["TextStream", "Tokenizer"]
 
@@ -73,11 +74,20 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of tokens as they come: what is given out is whole characters, and joined it is the text of all tokens."""
+    """The text of tokens as they come: what is given out is whole characters, and joined it is the text of all tokens.
 
-    def __init__(self, vocabulary: Sequence[bytes]) -> None:
-        self._vocabulary = vocabulary
+    `ending` are tokens that end a text and are none of it."""
+
+    def __init__(self, vocabulary: Sequence[bytes], ending: Collection[int] = ()) -> None:
+        self._vocabulary, self._ending = vocabulary, ending
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, event: Event, *, with_stop: bool = False) -> str:
+        """The text that an event of the choice completes; `with_stop`: with the stop string that ends it."""
+        if event.finish is None:
+            return self.push(event.tokens)
+        ended = event.finish is FinishReason.STOP and event.stop is None and event.tokens and event.tokens[-1] in self._ending
+        return self.finish(event.tokens[:-1] if ended else event.tokens, event.stop, with_stop=with_stop)
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete."""

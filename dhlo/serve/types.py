@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dhlo.errors import DhloError
@@ -77,6 +77,10 @@ class SamplingParams:
     """Seconds until the request ends with FinishReason.DEADLINE."""
     cache_salt: str = ""
     """Requests share what they begin with only with others of the same salt."""
+    constrain: Callable[[int, Sequence[int], memoryview], object] | None = None
+    """A grammar: called with a choice, its tokens so far and a memory of 32-bit numbers, in which the bits of the tokens that
+    may come next stay set and the others are cleared (token t is bit t % 32 of number t // 32). Called by the engine's thread,
+    which it holds up; what it raises ends the choice with FinishReason.ERROR."""
     speculate: bool = True
     """Let drafts be verified for this request, if the engine has a source of them."""
 

@@ -1,5 +1,5 @@
-"""What pools of blocks cost beside caches in one piece: steps of a decoder of 110M parameters, in turns.
-`python -m benchmarks.paging [--threads 2] [--tiny]`."""
+"""What pools of blocks cost beside caches in one piece, or pools of fewer bits beside those of f32: steps of a decoder of 110M
+parameters, in turns. `python -m benchmarks.paging [--threads 2] [--forms] [--tiny]`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import dhlo
 from dhlo.integrations.decoder import step_program
+from dhlo.passes.quantise_caches import quantise_rows
 
 __all__: list[str] = []
 
@@ -38,7 +39,7 @@ def contiguous(model: Any, layers: int, batch: int, tokens: int, past: int) -> C
     return lambda: model(ids, mask, positions, kept, keys, values)
 
 
-def paged(model: Any, layers: int, sequences: Sequence[tuple[int, int]], shuffled: bool) -> Callable[[], Any]:
+def paged(model: Any, layers: int, sequences: Sequence[tuple[int, int]], shuffled: bool, form: str = "") -> Callable[[], Any]:
     """A step of sequences, each (tokens, past); blocks of a sequence follow one another, or are `shuffled`."""
     need = [-(-(n + past) // PAGE) for n, past in sequences]
     blocks = list(range(sum(need)))
@@ -53,10 +54,19 @@ def paged(model: Any, layers: int, sequences: Sequence[tuple[int, int]], shuffle
     positions = torch.tensor([i for _, i in where])
     starts = torch.tensor([0, *(n for n, _ in sequences)]).cumsum(0)
     lengths = torch.tensor([n + past for n, past in sequences], dtype=torch.int32)
-    pools = [torch.randn(KV_HEADS, sum(need) * PAGE, DEPTH) for _ in range(2 * layers)]
+    stored = [_stored(torch.randn(KV_HEADS, sum(need) * PAGE, DEPTH), form) for _ in range(2 * layers)]
+    pools, scales = [x[0] for x in stored], [y for x in stored for y in x[1:]]
     ids = torch.ones(1, len(where), dtype=torch.int64)
-    args = [ids, positions[None], starts[1:] - 1, *pools, positions, slots, tables, starts.int(), lengths]
+    args = [ids, positions[None], starts[1:] - 1, *pools, positions, slots, tables, starts.int(), lengths, *scales]
     return lambda: model(*args)
+
+
+def _stored(rows: torch.Tensor, form: str) -> list[torch.Tensor]:
+    """Rows in a format, and their scales if it has such."""
+    if form == "int8":
+        codes, scales = quantise_rows(rows, DEPTH)
+        return [codes, scales]
+    return [rows.to({"bf16": torch.bfloat16, "f16": torch.float16}.get(form, torch.float32))]
 
 
 def in_turns(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
@@ -77,12 +87,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", type=float, default=4, help="seconds of timing for each row")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the machinery")
+    parser.add_argument("--forms", action="store_true", help="pools of fewer bits beside f32")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     given = parser.parse_args()
     os.environ["DHLO_NUM_THREADS"] = str(given.threads)
     torch.manual_seed(0)
     c = config(given.tiny)
     program, layers = step_program(LlamaForCausalLM(c).eval()), c.num_hidden_layers
+    if given.forms:
+        _compare_forms(program, layers, given)
+        return
     dense = dhlo.compile(program, grow={"keys*": 2, "values*": 2})
     step = dhlo.compile(program, pages={"keys*": PAGE, "values*": PAGE})
     pasts = (5, 40) if given.tiny else (128, 1024, 4096)
@@ -113,6 +127,20 @@ def main() -> None:
         if given.only in name:
             t, *rest = in_turns([base, *others], given.budget)
             print(f"| {name} | {1e3 * t:.2f} |" + "".join(f" {1e3 * x:.2f} | {x / t:.3f} |" for x in rest), flush=True)
+
+
+def _compare_forms(program: Any, layers: int, given: argparse.Namespace) -> None:
+    """Prints a table of milliseconds, and their ratios to those of f32."""
+    forms = ("", "bf16", "f16", "int8")
+    steps = {form: dhlo.compile(program, pages={"keys*": PAGE, "values*": PAGE}, kv_cache=form) for form in forms}
+    print("| step | pools of f32, ms |" + "".join(f" {form}, ms | ratio |" for form in forms[1:]))
+    print("| --- |" + " --- |" * (2 * len(forms) - 1))
+    for past in (5, 40) if given.tiny else (1024, 4096):
+        for batch in (1, 8):
+            name = f"decoding, {batch} behind {past}"
+            if given.only in name:
+                t, *rest = in_turns([paged(steps[x], layers, [(1, past)] * batch, False, x) for x in forms], given.budget)
+                print(f"| {name} | {1e3 * t:.2f} |" + "".join(f" {1e3 * x:.2f} | {x / t:.3f} |" for x in rest), flush=True)
 
 
 if __name__ == "__main__":

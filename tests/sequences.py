@@ -23,7 +23,7 @@ class Pools:
         text = str(compiled.signature).partition("outputs:")[0]
         shapes = re.findall(r"^  (\S+): (\w+)\[(\d+), slots, (\d+)\]", text, re.M)
         self.names = re.findall(r"^  (\S+): \w+\[", text, re.M)
-        self.pools = {n: torch.full((int(h), blocks * PAGE, int(d)), torch.nan, dtype=getattr(torch, t)) for n, t, h, d in shapes}
+        self.pools = {n: _unwritten(getattr(torch, t), int(h), blocks * PAGE, int(d)) for n, t, h, d in shapes}
         self.free = random.Random(seed).sample(range(blocks), blocks)
         self.compiled, self.tables, self.done = compiled, dict[int, list[int]](), dict[int, int]()
 
@@ -61,6 +61,10 @@ class Pools:
         out: Any = self.compiled(*[given[n] for n in self.names])
         logits: torch.Tensor = (out if isinstance(out, torch.Tensor) else out[0])[0]
         return list(logits.split([len(new) for _, new in tokens]))
+
+
+def _unwritten(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+    return torch.full(sizes, torch.nan if dtype.is_floating_point else 99, dtype=dtype)
 
 
 def feed(

@@ -115,6 +115,36 @@ def test_decoders(name: str) -> None:
         check(model, compiled, seed, UNLIKE.get(name, 1e-4))
 
 
+@pytest.mark.parametrize(
+    ("form", "tolerance"),
+    [("int8", 0.03), pytest.param("bf16", 0.02, marks=pytest.mark.slow), pytest.param("f16", 0.003, marks=pytest.mark.slow)],
+)
+def test_pools_of_fewer_bits(windowed: tuple[Any, CompiledModel], form: str, tolerance: float) -> None:
+    """Rows are rounded as they are written; int8 codes have a scale for each slot and head."""
+    model = windowed[0]
+    compiled = dhlo.compile(step_program(model), pages=PAGES, kv_cache=form)
+    text = str(compiled.signature)
+    assert text.count({"bf16": "bfloat16", "f16": "float16"}.get(form, "int8") + "[2, slots, 16]") == 4
+    assert text.count("float32[2, slots, 1]") == (4 if form == "int8" else 0)
+    check(model, compiled, 0, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["", "int8"])
+def test_models_of_bf16(form: str) -> None:
+    model = model_of("llama").to(torch.bfloat16)
+    check(model, dhlo.compile(step_program(model), pages=PAGES, kv_cache=form), 0, 0.1)
+
+
+def test_pools_that_take_no_less() -> None:
+    with pytest.raises(CompileError, match="kv_cache: there is no format 'int3'"):
+        dhlo.compile(program(lambda x, _: x), pages={"past": 16}, kv_cache="int3")
+    args = torch.randn(3, 2, 5, 1), torch.randn(3, 2, 7, 1)
+    dims = {0: Dim("batch"), 2: Dim("new")}, {0: Dim("batch"), 2: Dim("past")}
+    with pytest.raises(CompileError, match="kv_cache: 'past' of .* takes no less as int8"):
+        dhlo.compile(export(Decoder(lambda x, _: x), args, dynamic_shapes=dims, strict=False), pages={"past": 16}, kv_cache="int8")
+
+
 def test_files(windowed: tuple[Any, CompiledModel], tmp_path: Path) -> None:
     model, compiled = windowed
     compiled.save(tmp_path / "step.so")

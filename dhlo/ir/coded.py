@@ -11,6 +11,7 @@ from dhlo.ir.ops.compute import Attention, Conv, Matmul
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose, Weight
+from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.types import from_mlir
@@ -100,7 +101,8 @@ def stored_image(op: Any) -> Value | None:
 
 @dataclass(frozen=True)
 class Stored:
-    """Keys or values of attention [B, H, S, D] as they lie in memory, and their scales [B, H, S, 1] if they have any."""
+    """Keys or values of attention [B, H, S, D], or pools of them [H, S, D], as they lie in memory, and their scales [B, H, S, 1] or
+    [H, S, 1] if they have any."""
 
     values: Any
     scale: Any
@@ -109,28 +111,29 @@ class Stored:
 def stored_rows(op: Any, i: int) -> Stored | None:
     """What operand i of attention is converted or dequantised from, in a form that its kernels decode; None if it isn't."""
     made = defining(op.operands[i])
-    if not isinstance(op, Attention) or i not in (1, 2) or made is None:
+    if not isinstance(op, (Attention, PagedAttention)) or i not in (1, 2) or made is None:
         return None
     if isinstance(made, Convert) and from_mlir(made.operands[0]).dtype.name in _REDUCED:
         return Stored(made.operands[0], None)
     if isinstance(made, Dequantize) and attr(made, "code") == "i8" and len(made.operands) == 2:
         codes, scale = made.operands
         t = from_mlir(scale)
-        if t.dtype.name == "f32" and t.shape == (*from_mlir(codes).shape[:3], 1):
+        if t.dtype.name == "f32" and t.shape == (*from_mlir(codes).shape[:-1], 1):
             return Stored(codes, scale)
     return None
 
 
 def is_stored(op: Any, i: int) -> bool:
-    """Whether operand i is keys or values that attention decodes from the content of a state, old or new."""
+    """Whether operand i is keys or values that attention decodes from the content of a state or of a pool, old or new."""
     rows = stored_rows(op, i)
-    return rows is not None and all(_is_state(v) for v in (rows.values, rows.scale) if v is not None)
+    pools = isinstance(op, PagedAttention)
+    return rows is not None and all(_is_kept(v, pools) for v in (rows.values, rows.scale) if v is not None)
 
 
-def _is_state(v: Value) -> bool:
+def _is_kept(v: Value, pools: bool) -> bool:
     while isinstance(op := defining(v), (Reshape, Transpose, Slice, Broadcast, Scatter, UpdateSlice)):
         v = op.operands[0]
-    return isinstance(op, State)
+    return isinstance(op, State) or pools and op is None
 
 
 def only_attended(v: Value) -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from dhlo.ir.coded import takes_codes
+from dhlo.ir.coded import is_stored, takes_codes
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, Transpose, Weight
+from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.ops.quantised import Dequantize
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.cse import erase_dead
@@ -25,8 +26,8 @@ _FLOATS = {"f8e4m3fn": "f8E4M3FN", "f8e5m2": "f8E5M2"}  # dtypes of codes that a
 
 
 def expand_dequantize(module: Module, weights: dict[str, torch.Tensor]) -> None:
-    """Leaves `dequantize` to products, which decode their right side. Elsewhere it becomes elementwise ops, which loops compute
-    where they read the codes, or constants again for what reads those alone."""
+    """Leaves `dequantize` to products, which decode their right side, and to attention over pools. Elsewhere it becomes elementwise
+    ops, which loops compute where they read the codes, or constants again for what reads those alone."""
     for f in module.body.operations:
         for block in f.operation.regions[0].blocks:
             if _expand(block, weights):
@@ -67,7 +68,7 @@ def _readers(use: Any, through: tuple[Any, ...]) -> Iterator[tuple[Any, int]]:
 
 def _way(op: Any, use: Any) -> str:
     """How a use gets its values: decoded by the reader, computed in its loops, or widened once to a constant."""
-    if all(takes_codes(o, k) for o, k in _readers(use, _ORDER)):
+    if all(takes_codes(o, k) or isinstance(o, PagedAttention) and is_stored(o, k) for o, k in _readers(use, _ORDER)):
         return "decoded"
     if any(getattr(o, "kind", None) in (Kind.CONVOLUTION, Kind.OPAQUE) for o, _ in _readers(use, _VIEWS)):
         return "widened"

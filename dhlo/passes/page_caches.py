@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -43,12 +43,13 @@ from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Reshape, Slice
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.paging import mark_paging
 from dhlo.ir.places import place_of
-from dhlo.ir.symbols import parse, show, symbol
-from dhlo.ir.types import TensorType, from_mlir
+from dhlo.ir.symbols import is_static, parse, show, symbol
+from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
 from dhlo.passes.positions import Seen, line_of, seen
+from dhlo.passes.quantise_caches import FORMATS, Stored, stored_as, take_request
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens
 
@@ -66,12 +67,13 @@ def page_caches(module: Any) -> None:
         _tidy(module)
         attention_heads(module)
         _tidy(module)
+    form = take_request(module) if requested else ""
     for block in requested:
         with ir.Location.unknown():
             _merge_columns(block)
             unused = _Paging(block).drop_masks()
             _tidy(module)
-            _Paging(block).run(unused)
+            _Paging(block, form).run(unused)
             _tidy(module)
 
 
@@ -110,10 +112,23 @@ class _Inputs:
     lengths: Any  # i32 [B]: its keys, those of its tokens included
 
 
-class _Paging:
-    """The rewriting of one function."""
+@dataclass(frozen=True)
+class _Pool:
+    """What a cache became: an argument [heads, slots, depth], and one of scales [heads, slots, 1] if rows have such; and what they
+    hold once what is new is written."""
 
-    def __init__(self, block: Any) -> None:
+    arguments: list[Any]
+    content: Stored
+
+    def written(self) -> list[tuple[Any, Any]]:
+        return list(zip(self.arguments, (self.content.values, self.content.scale), strict=False))
+
+
+class _Paging:
+    """The rewriting of one function, whose pools hold elements in a format (`quantise_caches.FORMATS`), or as they are ("")."""
+
+    def __init__(self, block: Any, form: str = "") -> None:
+        self.form = form
         self.block, self.names = block, argument_names(block)
         self.page, *others = set(requested_pages(block).values())
         if others or self.page < 1:
@@ -157,20 +172,21 @@ class _Paging:
         set_type(self.block)
         return masks
 
-    def _add_inputs(self) -> _Inputs:
-        def add(name: str, dtype: str, shape: list[sympy.Expr]) -> Any:
-            if name in self.names:
-                raise CompileError(f"pages: the program has an argument '{name}' of its own", hint="give it another name")
-            argument = self.block.add_argument(TensorType.of(dtype, shape).mlir(), ir.Location.unknown())
-            mark_argument(self.block, argument.arg_number, {"dhlo.name": ir.StringAttr.get(name)})
-            return argument
+    def _add(self, name: str, dtype: str, shape: list[sympy.Expr]) -> Any:
+        """A new argument."""
+        if name in self.names:
+            raise CompileError(f"pages: the program has an argument '{name}' of its own", hint="give it another name")
+        argument = self.block.add_argument(TensorType.of(dtype, shape).mlir(), ir.Location.unknown())
+        mark_argument(self.block, argument.arg_number, {"dhlo.name": ir.StringAttr.get(name)})
+        return argument
 
+    def _add_inputs(self) -> _Inputs:
         return _Inputs(
-            add("positions", "i64", [self.tokens.new]),
-            add("slots", "i64", [self.tokens.new]),
-            add("tables", "i32", [self.sequences, self.blocks]),
-            add("starts", "i32", [self.sequences + 1]),
-            add("lengths", "i32", [self.sequences]),
+            self._add("positions", "i64", [self.tokens.new]),
+            self._add("slots", "i64", [self.tokens.new]),
+            self._add("tables", "i32", [self.sequences, self.blocks]),
+            self._add("starts", "i32", [self.sequences + 1]),
+            self._add("lengths", "i32", [self.sequences]),
         )
 
     def _take_positions(self, positions: Any) -> None:
@@ -227,25 +243,34 @@ class _Paging:
                 op.operation.attributes[name] = to_attr(new[0] if isinstance(given, str) else new)
 
     # ------------------------------------------------------------------ caches and attention
-    def _write(self, c: _Cache, slots: Any) -> Any:
-        """The cache becomes a pool, which what is new is written to; gives it."""
+    def _write(self, c: _Cache, slots: Any) -> _Pool:
+        """The cache becomes a pool, and one of scales if its rows have such, which what is new is written to; gives them."""
         t = from_mlir(c.new)
         _, heads, new, depth = t.shape
-        c.argument.set_type(t.with_shape([heads, self.slots, depth]).mlir())
         with ir.InsertionPoint(c.join.operation), c.join.location:
-            rows = build(Reshape, [c.new], results=[t.with_shape([heads, new, depth])]).results[0]
+            rows = Stored(build(Reshape, [c.new], results=[t.with_shape([heads, new, depth])]).results[0])
+            if self.form:
+                _check_form(c, self.form)
+                rows = stored_as(self.form, rows.values)
+            c.argument.set_type(from_mlir(rows.values).with_shape([heads, self.slots, depth]).mlir())
+            arguments = [c.argument]
+            if rows.scale is not None:
+                arguments.append(self._add(f"{c.name}.scale", "f32", [heads, self.slots, 1]))
             where = {"dims": [1], "at": 1, "how": "set", "wrap": False}
-            return build(Scatter, [c.argument, slots, rows], where).results[0]
+            both = zip(arguments, (rows.values, rows.scale), strict=False)
+            return _Pool(arguments, Stored(*(build(Scatter, [a, slots, x], where).results[0] for a, x in both)))
 
-    def _attend(self, op: Any, pools: dict[Any, Any], inputs: _Inputs) -> None:
+    def _attend(self, op: Any, pools: dict[Any, _Pool], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
         q, k, v = list(op.operands)[:3]
         with ir.InsertionPoint(op.operation), op.location:
             found, mask = self._masked(extra(op, 4), inputs.positions)
             causal = found.past == 0
             more = [x for x in (mask, extra(op, 1)) if x is not None]
-            values = pools[v] if v in pools else _columns_of(pools[k], v)
-            operands = [q, pools[k], values, inputs.tables, inputs.starts, inputs.lengths, *more]
+            keys = pools[k].content
+            values = pools[v].content if v in pools else replace(keys, values=_columns_of(keys.values, v))
+            dtype = from_mlir(q).dtype.name
+            operands = [q, keys.decoded(dtype), values.decoded(dtype), inputs.tables, inputs.starts, inputs.lengths, *more]
             attrs = {"block": self.page, "window": found.window, "causal": causal}
             attrs |= {name: attr(op, name) for name in ("scale", "softcap")}
             y = build(PagedAttention, operands, attrs).results[0]
@@ -265,7 +290,7 @@ class _Paging:
         return found, together([], added, from_mlir(mask)) if added else None
 
     # ------------------------------------------------------------------ the function
-    def _say(self, inputs: _Inputs) -> None:
+    def _say(self, inputs: _Inputs, pools: dict[Any, _Pool]) -> None:
         """Marks what each argument is, for whoever feeds it."""
         attends = [op for op in self.block.operations if isinstance(op, PagedAttention)]
         windows = [attr(op, "window") for op in attends if attr(op, "causal")]
@@ -276,26 +301,27 @@ class _Paging:
             inputs.lengths: "lengths",
             inputs.slots: ("slots", 0),
             inputs.tables: ("tables", 0),
-            **{c.argument: ("pool", 0) for c in self.caches},
+            **{argument: ("pool", 0) for pool in pools.values() for argument in pool.arguments},
         }
         numbered = {v.arg_number: role for v, role in roles.items()}
         mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered)
 
-    def _return(self, pools: dict[Any, Any], masks: Iterable[Any], inputs: _Inputs) -> None:
+    def _return(self, pools: dict[Any, _Pool], masks: Iterable[Any], inputs: _Inputs) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""
         end, updates = list(self.block.operations)[-1], updates_of(self.block)
         kept = [(i, v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
         with ir.InsertionPoint(end.operation), end.location:
-            func.ReturnOp([*(v for _, v, _ in kept), *(pools[c.whole] for c in self.caches)])
+            written = [pair for c in self.caches for pair in pools[c.whole].written()]
+            func.ReturnOp([*(v for _, v, _ in kept), *(v for _, v in written)])
         end.operation.erase()
         erase_dead(self.block)
         set_type(self.block)
         marks: dict[int, Target] = {i: target for i, (_, _, target) in enumerate(kept) if target is not None}
         renumber_results(self.block, [i for i, _, _ in kept])
-        mark_results(self.block, marks | {len(kept) + i: c.argument.arg_number for i, c in enumerate(self.caches)})
+        mark_results(self.block, marks | {len(kept) + i: a.arg_number for i, (a, _) in enumerate(written)})
         for k in sorted((m.arg_number for m in masks), reverse=True):
             erase_argument(self.block, k)
-        self._say(inputs)
+        self._say(inputs, pools)
         module = self.block.owner.parent.opview
         used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
         named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)
@@ -323,6 +349,17 @@ def _merge_columns(block: Any) -> None:
             c.join.operation.erase()
         for k in sorted((c.argument.arg_number for c in parts[1:]), reverse=True):
             erase_argument(block, k)
+
+
+def _check_form(c: _Cache, form: str) -> None:
+    """Raises CompileError where a cache takes no less in that format."""
+    t = from_mlir(c.new)
+    depth = int(t.shape[3]) if is_static(t.shape[3]) else 0
+    bits = depth * DTYPES[FORMATS[form]].bits + 32 * (form == "int8")
+    if not t.dtype.is_float or not depth or bits >= depth * t.dtype.bits:
+        raise CompileError(
+            f"kv_cache: '{c.name}' of {t} takes no less as {form}", hint="leave out kv_cache, which changes what pools hold"
+        )
 
 
 def _columns_of(pool: Any, values: Any) -> Any:

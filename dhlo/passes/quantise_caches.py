@@ -25,7 +25,17 @@ from dhlo.passes.cse import erase_dead
 from dhlo.passes.expand_dequantize import written_out
 from dhlo.shape_infer.views import reshape_groups
 
-__all__ = ["FORMATS", "check_caches", "quantise_caches", "quantise_rows", "quantised_caches", "request_caches"]
+__all__ = [
+    "FORMATS",
+    "Stored",
+    "check_caches",
+    "quantise_caches",
+    "quantise_rows",
+    "quantised_caches",
+    "request_caches",
+    "stored_as",
+    "take_request",
+]
 
 Weights = dict[str, torch.Tensor]
 
@@ -49,6 +59,16 @@ def request_caches(modules: Collection[Module], wanted: str) -> None:
     for module in modules:
         with module.context:
             module.operation.attributes[_REQUEST] = ir.StringAttr.get(wanted)
+
+
+def take_request(module: Module) -> str:
+    """The format that the user asks for, of caches that are arguments: this one's keys and values are no states then. "": none."""
+    attributes = module.operation.attributes
+    if _REQUEST not in attributes:
+        return ""
+    wanted: str = ir.StringAttr(attributes[_REQUEST]).value
+    del attributes[_REQUEST]
+    return wanted
 
 
 def check_caches(modules: Mapping[str, Module]) -> None:
@@ -315,7 +335,7 @@ def _divides(size: int, n: sympy.Expr) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------ new ops
 @dataclass
-class _Rows:
+class Stored:
     """Content in its new form: elements, and scales (an entry for each `size` elements along dim `row`) if there are any."""
 
     values: Any
@@ -323,17 +343,23 @@ class _Rows:
     row: int = 0
     size: int = 0
 
+    def decoded(self, dtype: str) -> Any:
+        """The elements as a dtype, in a form that attention decodes."""
+        if self.scale is None:
+            return _converted(self.values, dtype)
+        return build(Dequantize, [self.values, self.scale], {"code": "i8", "dtype": dtype}).results[0]
+
 
 def _rewrite(block: Block, cache: _Cache, wanted: str, weights: Weights) -> Any:
     """Replaces the state and all that reads and writes it; the new content of its scales, if it has any."""
-    made: dict[Any, _Rows] = {}
+    made: dict[Any, Stored] = {}
     last, scaled = cache.type.rank - 1, wanted == "int8"
     names = (cache.name, cache.scale_name)
     types = (cache.type.with_dtype(FORMATS[wanted]), *([cache.scale_type()] if scaled else []))
     for op in cache.states:
         with ir.InsertionPoint(op.operation), op.location:
             values, *scale = [build(State, [], {"name_": n}, results=[t]).results[0] for n, t in zip(names, types, strict=False)]
-        made[op.results[0]] = _Rows(values, scale[0], last, cache.size) if scaled else _Rows(values)
+        made[op.results[0]] = Stored(values, scale[0], last, cache.size) if scaled else Stored(values)
     for op in cache.writes:
         with ir.InsertionPoint(op.operation), op.location:
             made[op.results[0]] = _written(op, made[op.operands[0]], wanted)
@@ -361,15 +387,15 @@ def _rewrite(block: Block, cache: _Cache, wanted: str, weights: Weights) -> Any:
     return rows.scale
 
 
-def _written(op: Any, old: _Rows, wanted: str) -> _Rows:
+def _written(op: Any, old: Stored, wanted: str) -> Stored:
     """What a write makes of content in its new form."""
     if isinstance(op, Reshape):
         shape = from_mlir(op.results[0]).shape
         values = build(Reshape, [old.values], results=[from_mlir(old.values).with_shape(shape)]).results[0]
         if old.scale is None:
-            return _Rows(values)
+            return Stored(values)
         t, row = _scales(from_mlir(values), len(shape) - 1, old.size), len(shape) - 1
-        return _Rows(values, build(Reshape, [old.scale], results=[t]).results[0], row, old.size)
+        return Stored(values, build(Reshape, [old.scale], results=[t]).results[0], row, old.size)
     *index, src = list(op.operands)[1:]
     attributes = ("dims", "at", "how", "wrap") if isinstance(op, Scatter) else ("starts",)
     given = {n: attr(op, n) for n in attributes}
@@ -378,14 +404,14 @@ def _written(op: Any, old: _Rows, wanted: str) -> _Rows:
         return build(type(op), [to, *index, part], given).results[0]
 
     if wanted != "int8":
-        return _Rows(write(old.values, _converted(src, FORMATS[wanted])))
+        return Stored(write(old.values, _converted(src, FORMATS[wanted])))
     rank = from_mlir(old.values).rank
     row = from_mlir(src).rank - 1
     if isinstance(op, Scatter):  # whose source has the indices' dims somewhere among those of the rest
         place = rank - len(given["dims"]) - 1
         row = place if place < given["at"] else place + from_mlir(index[0]).rank
     part = _quantised(src, row, old.size)
-    return _Rows(write(old.values, part.values), write(old.scale, part.scale), old.row, old.size)
+    return Stored(write(old.values, part.values), write(old.scale, part.scale), old.row, old.size)
 
 
 def _converted(v: Value, dtype: str) -> Any:
@@ -393,7 +419,7 @@ def _converted(v: Value, dtype: str) -> Any:
     return v if t.dtype.name == dtype else build(ew.Convert, [v], results=[t.with_dtype(dtype)]).results[0]
 
 
-def _quantised(src: Value, row: int, size: int) -> _Rows:
+def _quantised(src: Value, row: int, size: int) -> Stored:
     """Rows of `size` elements along dim `row` as codes and scales: `quantise_rows` as ops."""
     t = from_mlir(src).with_dtype("f32")
     x = _converted(src, "f32")
@@ -419,7 +445,13 @@ def _quantised(src: Value, row: int, size: int) -> _Rows:
     if split:
         q = build(Reshape, [q], results=[from_mlir(src).with_dtype("i8")]).results[0]
     scales = build(Reshape, [scale], results=[_scales(from_mlir(src), row, size)]).results[0]
-    return _Rows(q, scales, row, size)
+    return Stored(q, scales, row, size)
+
+
+def stored_as(wanted: str, rows: Value) -> Stored:
+    """Rows [..., depth] in a format: int8 codes with a scale [..., 1] each, or elements of a dtype."""
+    t = from_mlir(rows)
+    return _quantised(rows, t.rank - 1, int(t.shape[-1])) if wanted == "int8" else Stored(_converted(rows, FORMATS[wanted]))
 
 
 def quantise_rows(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -432,7 +464,7 @@ def quantise_rows(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
     return codes.to(torch.int8).reshape(x.shape), scale
 
 
-def _attended(r: _Read, rows: _Rows) -> Any:
+def _attended(r: _Read, rows: Stored) -> Any:
     """The operand of attention, in a form that it decodes."""
     values, scale, row = rows.values, rows.scale, rows.row
     for view in r.views:
@@ -443,10 +475,7 @@ def _attended(r: _Read, rows: _Rows) -> Any:
             assert new is not None
             scale = _viewed(view, scale, _scales(t, new, rows.size).shape, row, rows.size)
             row = new
-    dtype = from_mlir(r.op.operands[r.operand]).dtype.name
-    if scale is None:
-        return _converted(values, dtype)
-    return build(Dequantize, [values, scale], {"code": "i8", "dtype": dtype}).results[0]
+    return Stored(values, scale).decoded(from_mlir(r.op.operands[r.operand]).dtype.name)
 
 
 def _viewed(view: Any, x: Any, shape: Sequence[sympy.Expr], row: int = 0, size: int = 1) -> Any:
@@ -462,7 +491,7 @@ def _viewed(view: Any, x: Any, shape: Sequence[sympy.Expr], row: int = 0, size: 
     return build(type(view), [x], attributes, results=out).results[0]
 
 
-def _widened(rows: _Rows, t: TensorType) -> Any:
+def _widened(rows: Stored, t: TensorType) -> Any:
     """Content as it was before, for readers that know nothing else."""
     if rows.scale is None:
         return _converted(rows.values, t.dtype.name)

@@ -73,12 +73,8 @@ class Attention:
     @property
     def symbol(self) -> str:
         spec = self.spec
-        stored = "".join(
-            f"_{what}_{rows.elem}{'_scaled' * rows.scaled}"
-            for what, rows in (("k", spec.k), ("v", spec.v))
-            if rows != Rows(self.elem)
-        )
-        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{stored}{'_causal' if self.is_causal else ''}{spec.suffix}"
+        causal = "_causal" if self.is_causal else ""
+        return f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}{spec.stored}{causal}{spec.suffix}"
 
     @property
     def workspace_bytes(self) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "contiguous",
     "each_page",
     "first_key",
+    "copy_page_scales",
     "copy_scales",
     "guarded",
     "keep_where",
@@ -97,6 +98,12 @@ class Spec:
         """Types of a kernel's arguments; what masks need lies behind them."""
         scales = _SCALE_TYPES * (self.k.scaled + self.v.scaled)
         return _ARG_TYPES + scales + _PAGE_TYPES * (self.paging is not None) + (PTR,) * self.sinks
+
+    @property
+    def stored(self) -> str:
+        """What tells kernels apart by how K and V are stored."""
+        both = (("k", self.k), ("v", self.v))
+        return "".join(f"_{what}_{rows.elem}{'_scaled' * rows.scaled}" for what, rows in both if rows != Rows(self.elem))
 
     @property
     def suffix(self) -> str:
@@ -325,6 +332,15 @@ def keep_where(fn: Fn, x: V, keep: V) -> V:
 def masked(fn: Fn, x: V, mask: V) -> V:
     """Scores `x`, in units of log 2, under a mask along the same lanes."""
     return keep_where(fn, x, mask) if mask.elem == I1 else fn.fma(mask, fn.const(LOG2E, x.type), x)
+
+
+def copy_page_scales(fn: Fn, a: Args, spec: Spec, span: Span, scales: Sequence[V], h: V, key0: V, count: V, dst: V) -> None:
+    """`copy_scales` of keys that lie in blocks of a pool."""
+
+    def copy(first: V, rows: V, row: V, _: V) -> None:
+        copy_scales(fn, scales, span.batch, h, row, rows, fn.gep(dst, first, F32))
+
+    each_page(fn, a, spec, span, key0, count, copy, ahead=0)
 
 
 def to_f32_rows(

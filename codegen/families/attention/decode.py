@@ -18,6 +18,7 @@ from dhlo.codegen.families.attention.common import (
     all_keys,
     capped,
     contiguous,
+    copy_page_scales,
     copy_scales,
     each_page,
     guarded,
@@ -213,7 +214,9 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     with fn.loop(lo, hi, _KEYS) as key:
         n = fn.min(fn.sub(hi, key.iv), _KEYS)
         for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
-            if scales:
+            if scales and spec.paging is not None:
+                copy_page_scales(fn, a, spec, span, scales, h, key.iv, n, at[name])
+            elif scales:
                 copy_scales(fn, scales, span.batch, h, key.iv, n, at[name])
 
         def scores(first: V, count: V, row: V, after: V) -> None:

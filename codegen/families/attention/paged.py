@@ -49,20 +49,21 @@ class PagedKernel:
     tiles: TileSpec
     sinks: bool = False
     softcap: float = 0.0
+    k: Rows | None = None
+    v: Rows | None = None
 
     @property
     def spec(self) -> Spec:
-        rows = Rows(self.elem)
+        k, v = (x or Rows(self.elem) for x in (self.k, self.v))
         masks = self.is_causal, self.emit_mask, self.tiles
-        return Spec(self.head_dim, self.value_dim, self.elem, *masks, rows, rows, self.paging, self.sinks, self.softcap)
+        return Spec(self.head_dim, self.value_dim, self.elem, *masks, k, v, self.paging, self.sinks, self.softcap)
 
     @property
     def symbol(self) -> str:
         window = f"_window{self.paging.window}" if self.paging.window else ""
         causal = "_causal" if self.is_causal else ""
-        return (
-            f"{self.name}_{self.elem}_{self.head_dim}_{self.value_dim}_{self.paging.block}{window}{causal}{self.spec.suffix}_paged"
-        )
+        rows = f"{self.elem}_{self.head_dim}_{self.value_dim}_{self.paging.block}{self.spec.stored}"
+        return f"{self.name}_{rows}{window}{causal}{self.spec.suffix}_paged"
 
     @property
     def first_extra(self) -> int:
@@ -103,6 +104,7 @@ class PagedKernel:
         v_strides: Strides,
         o_strides: Strides,
         scale: float,
+        scales: Sequence[V] = (),
         sinks: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
@@ -114,7 +116,7 @@ class PagedKernel:
         args = [q, k, v, o, zero, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
-        args += [batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
+        args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
         args += [batch.blocks, batch.cell, *sinks, *extra_args]
         usual = f.divu(keys, f.max(batch.sequences, 1))
         cycles = f.add(f.divu(f.mul(usual, (self.head_dim + self.value_dim) * 2), spec.lanes), 1)

@@ -20,6 +20,7 @@ from dhlo.codegen.families.attention.common import (
     all_keys,
     capped,
     contiguous,
+    copy_page_scales,
     copy_scales,
     each_page,
     first_key,
@@ -261,13 +262,14 @@ class _Gather:
     size: int
     pad: int
     to: V
+    scales: V | None
 
     def __call__(self, first: V, count: V, row: V, after: V) -> None:
         fn, elem = self.fn, self.rows.elem
         src, following = (fn.gep(self.base, fn.mul(r, self.ld), elem) for r in (row, after))
-        to_f32_rows(
-            fn, src, self.ld, count, self.size, self.pad, elem, fn.gep(self.to, fn.mul(first, self.pad), F32), after=following
-        )
+        to = fn.gep(self.to, fn.mul(first, self.pad), F32)
+        scales = None if self.scales is None else fn.gep(self.scales, first, F32)
+        to_f32_rows(fn, src, self.ld, count, self.size, self.pad, elem, to, scales, following)
 
 
 def _keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: V, key0: V, count: V) -> tuple[V, V, V, V]:
@@ -284,14 +286,16 @@ def _keys_and_values(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, 
         if whole is None and rows.is_f32:
             found += [there, ld]
             continue
-        if scales:
+        if scales and spec.paging is not None:
+            copy_page_scales(fn, a, spec, span, scales, h, key0, count, at["scales"])
+        elif scales:
             copy_scales(fn, scales, span.batch, h, key0, count, at["scales"])
         if whole is None:
             to_f32_rows(fn, there, ld, count, size, pad, rows.elem, to, at["scales"] if scales else None)
             found += [to, fn.i64(pad)]
             continue
 
-        gather = _Gather(fn, rows, base, ld, size, pad, to)
+        gather = _Gather(fn, rows, base, ld, size, pad, to, at["scales"] if scales else None)
         if not rows.is_f32:
             each_page(fn, a, spec, span, key0, count, gather, ahead=spec.keys)
             found += [to, fn.i64(pad)]

@@ -190,7 +190,9 @@ class PagedAttentionFamily(ChoiceFamily):
         if self.block % _PAGE_UNIT:
             raise CompileError(f"blocks of {self.block} slots have no kernel: their number is a multiple of {_PAGE_UNIT}")
         self.head_dim, self.value_dim, self.elem = int(q.shape[3]), int(values.shape[2]), q.dtype.name
-        self.views = [low.view(group, x) for x in operands[:6]]
+        self.stored = [stored_rows(self.op, i) or Stored(x, None) for i, x in enumerate(operands[:3])]
+        self.views = [low.view(group, x) for x in (*(s.values for s in self.stored), *operands[3:6])]
+        self.scales = [low.view(group, s.scale) for s in self.stored if s.scale is not None]
         self.mask = extra(self.op, 4)
         self.sinks = _sinks(low, group, self.op)
 
@@ -201,8 +203,9 @@ class PagedAttentionFamily(ChoiceFamily):
     def _emit(self) -> _Kernels[PagedKernel]:
         paging = Paging(self.block, int(attr(self.op, "window")))
         causal = bool(attr(self.op, "causal"))
+        k, v = (Rows(from_mlir(x.values).dtype.name, x.scale is not None) for x in self.stored[1:])
         what = causal, None, paging, "attention", self.low.tiles
-        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, *what, **_scored(self.op))
+        kernel = PagedKernel(self.head_dim, self.value_dim, self.elem, *what, **_scored(self.op), k=k, v=v)
         made = _masked(self.low, self.group, kernel, self.mask)
         made.attention.emit(self.low.module)
         return made
@@ -242,6 +245,7 @@ class PagedAttentionFamily(ChoiceFamily):
             v_strides=[zero, *(s(x) for x in v.strides[:2])],
             o_strides=[s(x) for x in _output_strides(self.group, self.op)[:3]],
             scale=float(attr(self.op, "scale")),
+            scales=[a for x in self.scales for a in (view_pointer(host, x), zero, *(s(n) for n in x.strides[:2]))],
             sinks=[view_pointer(host, x) for x in self.sinks],
             extra_args=[host.slot(x) for x in self.emitted.slots],
         )

@@ -112,11 +112,9 @@ def _widens(g: Graph, p: int, n: int) -> bool:
 def _attended(op: Any) -> list[Any]:
     """What attention reads from memory: masks are computed in place, keys and values that a state holds in another form decoded."""
     sinks = [v for v in (extra(op, 1),) if v is not None]
-    if isinstance(op, PagedAttention):
-        return [*list(op.operands)[:6], *sinks]
     rows = [stored_rows(op, i) if is_stored(op, i) else None for i in range(3)]
     operands = [v if r is None else r.values for v, r in zip(list(op.operands)[:3], rows, strict=True)]
-    return operands + [r.scale for r in rows if r is not None and r.scale is not None] + sinks
+    return operands + list(op.operands)[3 : op.least] + [r.scale for r in rows if r is not None and r.scale is not None] + sinks
 
 
 def _irregular_steps(view: View) -> set[int]:

@@ -138,7 +138,14 @@ class Session:
     outputs of a run together (0: no cap)."""
 
     def __new__(
-        cls, model: Model, *, max_bytes: int = 0, profile: bool = False, release_gil: bool = True, capsules: bool = False
+        cls,
+        model: Model,
+        *,
+        max_bytes: int = 0,
+        profile: bool = False,
+        release_gil: bool = True,
+        capsules: bool = False,
+        communicator: Communicator | None = None,
     ) -> Self: ...
     def __call__(self, *inputs: object) -> list[Tensor]:
         """Inputs are CPU tensors (torch, or anything with DLPack) or numbers; or one list or tuple of these. With `capsules`,
@@ -175,6 +182,36 @@ class Session:
         """Random numbers of later runs follow from `value` (its lowest 64 bits)."""
     def trim(self) -> None:
         """Frees arena, scratch and memory kept for outputs; the next run allocates again."""
+
+@final
+class Communicator:
+    """Does collective operations for sessions (dhlo_communicator of runtime.h), as functions:
+
+    `find(group)` gives the number of processes in a group and this one's number, or raises. `exchange(kind, group, input, output,
+    dtype, reduction, root, sends, receives, timeout_ns, stopped)` does an operation, or raises: `input` and `output` are memory
+    that is gone afterwards, `sends` and `receives` are None or numbers of elements, and `stopped()` is true once the run is to end.
+    """
+
+    def __new__(
+        cls,
+        find: Callable[[str], tuple[int, int]],
+        exchange: Callable[
+            [
+                str,
+                str,
+                memoryview,
+                memoryview,
+                str,
+                str,
+                int,
+                tuple[int, ...] | None,
+                tuple[int, ...] | None,
+                int,
+                Callable[[], bool],
+            ],
+            object,
+        ],
+    ) -> Self: ...
 
 @final
 class Buffer:

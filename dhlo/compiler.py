@@ -12,7 +12,7 @@ from dhlo.cache import compiler_version
 from dhlo.callspec import CallSpec, write_call
 from dhlo.codegen.backends.artifact import Artifact
 from dhlo.codegen.backends.cpu.debug_info import with_line_tables
-from dhlo.codegen.backends.cpu.descriptor import Code, Descriptor, Entry, State
+from dhlo.codegen.backends.cpu.descriptor import Code, Collective, Descriptor, Entry, State
 from dhlo.codegen.backends.cpu.llvm import code_features, compile_common, compile_object, lower_common, lower_to_llvm_ir
 from dhlo.codegen.families.constants import Constants, States
 from dhlo.codegen.families.family import Family
@@ -30,13 +30,14 @@ from dhlo.codegen.target import Target, parse_targets
 from dhlo.custom import registered_fusions
 from dhlo.describe import describe_arena, describe_groups, shaping_place
 from dhlo.frontend.program import Program
+from dhlo.ir.collectives import collectives_of, process_groups
 from dhlo.ir.dialect import attr
 from dhlo.ir.function import bodies, grown_dims, hints_of, updates_of, walk
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.extern import Extern
 from dhlo.ir.ops.host import Arena
 from dhlo.ir.paging import paging_of
-from dhlo.ir.places import Place
+from dhlo.ir.places import Place, place_of
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
@@ -199,7 +200,8 @@ class _Entry:
         inputs = [(s.name, s.type) for s in program.inputs if s.type is not None]
         returns = [v for i, v in enumerate(list(planned.block.operations)[-1].operands) if i not in updates]
         outputs = _output_names(program, [from_mlir(v) for v in returns])
-        paging = paging_of(planned.block)
+        paging, groups = paging_of(planned.block), process_groups(planned.block)
+        collectives = [_collective(op) for op in collectives_of(planned.block)]
         updated = sorted((t, grows.get(t, -1)) for t in updates.values() if isinstance(t, int))
         metadata = {
             "name": model,
@@ -208,11 +210,18 @@ class _Entry:
             "outputs": _values(program, outputs),
             "updated": [t for t, _ in updated],
             "paging": None if paging is None else asdict(paging),
+            "process_groups": groups,
             **_metadata(program, self.levels, 1 if self.shared is not None else len(self.levels), debug_info),
         }
         code = [Code(x.host.fn.name, x.host.launches, x.segments) for x in self.levels]
         checks, symbols = planned.low.checks, _symbols(program)
-        return Entry(self.name, metadata, code, inputs, outputs, checks, updated, program.user_names, symbols, paging)
+        described = (inputs, outputs, checks, updated, program.user_names, symbols, paging, groups, collectives)
+        return Entry(self.name, metadata, code, *described)
+
+
+def _collective(op: Any) -> Collective:
+    dtype = from_mlir(op.results[0]).dtype.code
+    return Collective(op.what, attr(op, "group"), dtype, op.reduction, op.root, str(place_of(op)))
 
 
 def plan_program(program: Program, options: Options, progress: Callable[[str], None], targets: Sequence[Target]) -> list[Planned]:
@@ -234,6 +243,7 @@ def plan_programs(
     passes = with_custom(PASSES, (*registered_fusions(), *options.passes))
     for name, program in programs.items():
         with program.context:
+            process_groups(bodies(program.module)[0])
             if options.dump is not None:
                 after(name, STAGES[0], program.module)
             run_passes(program.module, program.weights, passes, partial(after, name), verified=True)

@@ -3,6 +3,7 @@ name none."""
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from dhlo import _runtime
 from dhlo.callspec import CallSpec
-from dhlo.errors import SessionError, translate
+from dhlo.errors import ContractError, SessionError, translate
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
+    from dhlo.distributed import Communicator, Groups
     from dhlo.loading import FileOrigin
 
 __all__ = ["Shared"]
@@ -44,9 +46,29 @@ class Shared:
         """`snapshot` is what the state of calls without a session begins with; by default what the program was exported with."""
         self.model, self.calls, self.artifact, self.origin = model, calls, artifact, origin
         self._snapshot = snapshot
+        self._world: Communicator | None = None
         self._local = threading.local()  # .first: the thread's first session, held
         self._state_of: weakref.ref[_Held] | None = None  # the session of a model with state
         self._owner: list[list[str]] = []  # name of the thread that the sessions of a model with state belong to
+
+    @property
+    def communicator(self) -> _runtime.Communicator | None:
+        """What sessions do collective operations by."""
+        return None if self._world is None else self._world.native
+
+    def bind(self, groups: Groups) -> None:
+        """Does collective operations over these process groups. Raises as `CompiledModel.bind_process_group`."""
+        from dhlo.distributed import Communicator
+
+        world = Communicator(groups)
+        for entry in self.model.entries:
+            for name, size in json.loads(self.model.entry(entry).metadata).get("process_groups", {}).items():
+                if size not in (0, have := world.size(name)):
+                    raise ContractError(f"process group '{name}' must have {size} processes, as when it was exported, not {have}")
+        if self._world is None:
+            self._world = world
+        else:
+            self._world.bind(groups)
 
     def session(self, model: _runtime.Model) -> _runtime.Session:
         """This thread's session of an entry. Raises SessionError if the model has state, which belongs to another thread."""
@@ -56,7 +78,7 @@ class Shared:
         states = [s["name"] for s in model.states]
         if states and self._owner:
             raise self._not_the_owner(states)
-        held = _Held(session := _runtime.Session(model))
+        held = _Held(session := _runtime.Session(model, communicator=self.communicator))
         if states:
             # The owner's mark stays when the thread goes and its session with it, so that no later thread, which may have
             # got the same number, takes its place. Appending is atomic: of two threads one is first.
@@ -92,7 +114,9 @@ class Shared:
             raise translate(e) from None
 
     def __copy__(self) -> Shared:
-        return Shared(self.model, self.calls, self.artifact, self.origin, self.state())
+        copy = Shared(self.model, self.calls, self.artifact, self.origin, self.state())
+        copy._world = self._world
+        return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
         return self.__copy__()

@@ -14,16 +14,22 @@ from dhlo.errors import ContractError, InternalError
 from dhlo.ir.dialect import Kind, attr, op_class, result_types
 from dhlo.ir.function import argument_names, ranges_of
 from dhlo.ir.handles import Block, Module
-from dhlo.ir.ops import control, host, lookup, movement, random
+from dhlo.ir.ops import collective, control, host, lookup, movement, random
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["run"]
 
 
-def run(module: Module, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+def run(
+    module: Module,
+    inputs: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    seed: int = 0,
+    world: collective.World | None = None,
+) -> list[torch.Tensor]:
     """Runs `@main`: results in order. `inputs` are its arguments, `weights` the data of `dhlo.weight` ops by name; random
-    numbers are those of a session just seeded with `seed`.
+    numbers are those of a session just seeded with `seed`. `world` does collective operations, by default with nobody.
 
     Raises ContractError where inputs don't fit the argument types, the symbols' ranges or an assertion, InternalError
     where an op's
@@ -31,7 +37,7 @@ def run(module: Module, inputs: Sequence[torch.Tensor], weights: Mapping[str, to
     """
     main = next(op for op in module.body.operations if getattr(op, "sym_name", None) is not None and op.sym_name.value == "main")
     block = main.regions[0].blocks[0]
-    machine = _Machine(weights, seed)
+    machine = _Machine(weights, seed, world or collective.Alone())
     arguments = list(block.arguments)
     if len(arguments) != len(inputs):
         raise ContractError(f"expected {len(arguments)} inputs, got {len(inputs)}")
@@ -45,8 +51,8 @@ def run(module: Module, inputs: Sequence[torch.Tensor], weights: Mapping[str, to
 class _Machine:
     """Values of SSA names and symbols during one run."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], seed: int) -> None:
-        self.weights, self.seed, self.draws = weights, seed, 0
+    def __init__(self, weights: Mapping[str, torch.Tensor], seed: int, world: collective.World) -> None:
+        self.weights, self.seed, self.draws, self.world = weights, seed, 0, world
         self.values: dict[Any, torch.Tensor] = {}
         self.symbols: dict[str, int | float] = {}
         self.cache: dict[Any, Any] = {}
@@ -156,6 +162,8 @@ class _Machine:
         if cls is random.RandomKey:
             self.draws += 1
             return [torch.tensor([self.seed, self.draws - 1])]
+        if issubclass(cls, collective.Collective):
+            return [op.exchange(args[0], self.sizes, self.world)]
         if cls is control.Group:
             return self.block(op.regions[0].blocks[0])
         out: list[torch.Tensor] = op.reference(args, self.sizes)

@@ -25,6 +25,7 @@ from dhlo.stopping import CancelToken, flag_of, in_thread, nanoseconds
 
 if TYPE_CHECKING:
     from dhlo.codegen.backends.artifact import Artifact
+    from dhlo.distributed import Groups
     from dhlo.profile import Profile
 
 __all__ = ["CompiledModel"]
@@ -99,7 +100,7 @@ class CompiledModel:
         try:  # as _run does, without another Python call
             results = session(args)
         except (RuntimeError, TypeError, ValueError) as e:
-            raise translate(e) from None
+            raise translate(e) from e.__cause__
         return results[0] if self._plain_out == "tensor" else tuple(results)
 
     def run(
@@ -136,7 +137,7 @@ class CompiledModel:
         try:
             results = session.run(leaves, timeout_ns, flag) if limited else session(leaves)
         except (RuntimeError, TypeError, ValueError) as e:
-            raise translate(e) from None
+            raise translate(e) from e.__cause__
         if plain:
             return results[0] if self._plain_out == "tensor" else tuple(results)
         if self._updates:
@@ -191,14 +192,32 @@ class CompiledModel:
         `max_bytes` caps what the session takes together with the weights and a call's results; calls that need more raise
         MemoryError. 0: no cap.
         """
-        return Session(self, _runtime.Session(self._model, max_bytes=max_bytes), max_bytes)
+        try:
+            native = _runtime.Session(self._model, max_bytes=max_bytes, communicator=self._shared.communicator)
+        except ValueError as e:
+            raise translate(e) from e.__cause__
+        return Session(self, native, max_bytes)
+
+    def bind_process_group(self, groups: Groups = None) -> None:
+        """Says with which processes the model does its collective operations: all of its entries, in all sessions. Every process
+        must make the same calls in the same order.
+
+        `groups` is a `torch.distributed.ProcessGroup`, for all operations; or such groups by the names that the program has for
+        theirs (`torch.distributed`'s, when it was exported); by default those of these names in this process. To be called before
+        the first call or session, and again with new groups after a call failed in an operation. Raises ContractError where a group
+        is missing or has another number of processes than the program was exported for, TypeError for what is no group.
+        """
+        self._shared.bind(groups)
 
     def _hidden_session(self) -> _runtime.Session:
         """The session of calls that name none. Raises SessionError if it belongs to another thread."""
         session: _runtime.Session | None = getattr(self._local, "session", None)
         if session is not None:
             return session
-        session = self._local.session = self._shared.session(self._model)
+        try:
+            session = self._local.session = self._shared.session(self._model)
+        except ValueError as e:
+            raise translate(e) from e.__cause__
         return session
 
     @property

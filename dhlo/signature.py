@@ -46,6 +46,9 @@ def _sections(model: _runtime.Model | ModelInfo, meta: Mapping[str, Any]) -> Ite
     if meta.get("states"):
         states = [(n, f"{s['dtype']}[{', '.join(map(str, s['shape']))}]") for n, s in meta["states"].items()]
         yield "state, kept by a session from call to call", states
+    if meta.get("process_groups"):
+        groups = meta["process_groups"].items()
+        yield "does collective operations in", [(name, f"{size or 'any number of'} processes") for name, size in groups]
     if meta["symbols"]:
         hints = meta.get("hints", {})
         yield "sizes", [(_range(name, lo, hi, hints.get(name)),) for name, (lo, hi) in meta["symbols"].items()]

@@ -21,8 +21,8 @@ __all__ = ["SPANS", "traced"]
 
 SPANS = 1 << 18
 """How many spans a trace holds by default, of 88 bytes each."""
-_RUN, _LAUNCH, _WORK, _WAIT = range(4)  # dhlo_trace_kind
-_KINDS = {_RUN: "run", _LAUNCH: "launch", _WORK: "work", _WAIT: "wait"}
+_RUN, _LAUNCH, _WORK, _WAIT, _COLLECTIVE = range(5)  # dhlo_trace_kind
+_KINDS = {_RUN: "run", _LAUNCH: "launch", _WORK: "work", _WAIT: "wait", _COLLECTIVE: "collective"}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dhlo.ir.dialect import OPS, Kind, TypeError_, build
 from dhlo.ir.ops import compute, host
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
+from dhlo.ir.ops.collective import Collective
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.model import CompiledModel
 from tests import op_cases_compute, op_cases_elementwise, op_cases_factor, op_cases_movement, op_cases_opaque, op_cases_quantised
@@ -31,7 +32,8 @@ CASES = {
     **op_cases_factor.CASES,
 }
 HOST = {c.OPERATION_NAME for c in OPS.values() if c.__module__ == host.__name__}  # passes write them, of others' cases
-ELSEWHERE = {"dhlo.extern", "dhlo.random_key", "dhlo.state", *HOST}  # have tests of their own
+COLLECTIVE = {c.OPERATION_NAME for c in OPS.values() if issubclass(c, Collective)}
+ELSEWHERE = {"dhlo.extern", "dhlo.random_key", "dhlo.state", *COLLECTIVE, *HOST}  # have tests of their own
 WEIGHTS = {**op_cases_movement.WEIGHTS, **op_cases_compute.WEIGHTS, **op_cases_quantised.WEIGHTS}
 EXPANDED = {"dhlo.dequantize"}  # other ops stand in its place where elements are computed on demand
 SIZES = [(0, 3), (5, 0), (1, 1), (2, 1), (1, 2), (3, 15), (16, 17), (17, 16), (31, 5), (2, 33), (7, 1031)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -22,9 +23,11 @@ from dhlo.codegen.host.memory import Memory
 from dhlo.codegen.host.program import HOST_PROGRAM, HostProgram
 from dhlo.codegen.kernel_ir.builder import F64, I8, I32, I64, PTR, V
 from dhlo.errors import CompileError
+from dhlo.ir.collectives import collectives_of
 from dhlo.ir.dialect import Kind, Op, attr, defining
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.memory import base
+from dhlo.ir.ops.collective import AllGather, AllReduce, AllToAll, BroadcastFrom, Collective, ReduceScatter
 from dhlo.ir.ops.control import Assert, AssertTensor, Cond, Group, Item, While
 from dhlo.ir.ops.host import (
     CONTRACT,
@@ -42,7 +45,7 @@ from dhlo.ir.ops.host import (
 )
 from dhlo.ir.ops.random import RandomKey
 from dhlo.ir.symbols import parse
-from dhlo.ir.types import from_mlir
+from dhlo.ir.types import TensorType, from_mlir
 
 __all__ = ["emit_host_program"]
 
@@ -64,6 +67,7 @@ class _Operations:
         self.host, self.fn = host, host.fn
         self.memory = Memory(host)
         self.arguments = Arguments(host, self.memory)
+        self.collectives = {op.results[0]: n for n, op in enumerate(collectives_of(host.block))}
 
     def function(self) -> None:
         """The whole function. Arguments and state are updated after all checks, so that a failed call changes nothing."""
@@ -223,6 +227,31 @@ class _Operations:
             fn.store(number, fn.gep(key, 1, I64))
             fn.store(fn.add(number, 1), draws)
 
+    def _collective(self, op: Collective) -> None:
+        """Does an operation with other processes, on the thread that runs the model."""
+        host, fn, (x,), (y,) = self.host, self.fn, op.operands, op.results
+        self.memory.place_results([y], op)
+        rows = _row_size(from_mlir(x))
+        splits: list[V] = []
+        if isinstance(op, AllToAll):
+            splits = [host.size((n * rows).expand()) for n in (*op.sends, *op.receives)]
+        counts = [host.size(from_mlir(v).numel) for v in (x, y)]
+        host.check_sizes()
+        array = host.array(splits) if splits else fn.int_to_ptr(fn.i64(0))
+        status = fn.call_ptr(
+            host.service("collective", PTR),
+            [host.call, fn.i64(self.collectives[y]), host.pointer(x), counts[0], host.pointer(y), counts[1], array],
+            I32,
+        )
+        assert status is not None
+        fn.store(fn.or_(fn.load(host.status, I32), status), host.status)
+        host.check_status()
+
+
+def _row_size(t: TensorType) -> sympy.Expr:
+    """Elements of a row: of dim 0."""
+    return math.prod(t.shape[1:], start=sympy.Integer(1))
+
 
 _RULES: dict[type[Op], Callable[[_Operations, Any], None]] = {
     Group: _Operations._group,
@@ -233,6 +262,11 @@ _RULES: dict[type[Op], Callable[[_Operations, Any], None]] = {
     FindUnique: _Operations._find_unique,
     FillUnique: _Operations._fill_unique,
     RandomKey: _Operations._random_key,
+    AllReduce: _Operations._collective,
+    AllGather: _Operations._collective,
+    ReduceScatter: _Operations._collective,
+    AllToAll: _Operations._collective,
+    BroadcastFrom: _Operations._collective,
     Assert: _Operations._assert,
     AssertTensor: _Operations._assert_tensor,
     Plan: _Operations._plan,

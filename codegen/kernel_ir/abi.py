@@ -17,6 +17,9 @@ __all__ = [
     "CHECK_KIND",
     "CODE",
     "CODE_BYTES",
+    "COLLECTIVE",
+    "COLLECTIVE_BYTES",
+    "COLLECTIVE_KIND",
     "DTYPES",
     "DTYPE_BYTES",
     "ENTRY",
@@ -40,6 +43,9 @@ __all__ = [
     "PLAN_FIELDS",
     "POOL",
     "POOL_BYTES",
+    "PROCESS_GROUP",
+    "PROCESS_GROUP_BYTES",
+    "REDUCTION",
     "SECTION",
     "STATE",
     "STATE_BYTES",
@@ -80,8 +86,9 @@ CALL: Final[dict[str, int]] = {
     "machine": 64,
     "plan": 72,
     "poll": 80,
+    "collective": 88,
 }
-CALL_BYTES: Final = 88
+CALL_BYTES: Final = 96
 CHECK: Final[dict[str, int]] = {"kind": 0, "input": 8, "text": 16}
 CHECK_BYTES: Final = 24
 VALUE: Final[dict[str, int]] = {"name": 0, "dtype": 8, "rank": 16, "sizes": 24, "dims": 32}
@@ -107,6 +114,10 @@ PAGING: Final[dict[str, int]] = {
     "pools": 56,
 }
 PAGING_BYTES: Final = 64
+PROCESS_GROUP: Final[dict[str, int]] = {"name": 0, "size": 8}
+PROCESS_GROUP_BYTES: Final = 16
+COLLECTIVE: Final[dict[str, int]] = {"kind": 0, "group": 8, "dtype": 16, "reduction": 24, "root": 32, "place": 40}
+COLLECTIVE_BYTES: Final = 48
 CODE: Final[dict[str, int]] = {"run": 0, "num_launches": 8, "launches": 16, "num_segments": 24}
 CODE_BYTES: Final = 32
 ENTRY: Final[dict[str, int]] = {
@@ -125,8 +136,12 @@ ENTRY: Final[dict[str, int]] = {
     "num_symbols": 96,
     "symbols": 104,
     "paging": 112,
+    "num_process_groups": 120,
+    "process_groups": 128,
+    "num_collectives": 136,
+    "collectives": 144,
 }
-ENTRY_BYTES: Final = 120
+ENTRY_BYTES: Final = 152
 MODEL: Final[dict[str, int]] = {
     "magic": 0,
     "version": 8,
@@ -148,6 +163,13 @@ MAX_LEVELS: Final = 16
 
 CHECK_KIND: Final[dict[str, int]] = {"rank": 0, "dtype": 1, "equal": 2, "min": 3, "max": 4, "assert": 5, "index": 6, "size": 7}
 """Code of each dhlo_check_kind."""
+
+COLLECTIVE_KIND: Final[dict[str, int]] = {
+    "all_reduce": 0, "all_gather": 1, "reduce_scatter": 2, "all_to_all": 3, "broadcast": 4}  # fmt: skip
+"""Code of each dhlo_collective_kind."""
+
+REDUCTION: Final[dict[str, int]] = {"sum": 0, "product": 1, "max": 2, "min": 3}
+"""Code of each dhlo_reduction."""
 
 PLAN: Final[dict[str, int]] = {"peak_live_bytes": 0, "data_dependent": 1}
 """Index of each field of the plan array."""

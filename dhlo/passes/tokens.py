@@ -10,6 +10,7 @@ import sympy
 
 from dhlo.errors import CompileError
 from dhlo.ir.dialect import Kind, attr, defining
+from dhlo.ir.ops.collective import AllGather, AllReduce, AllToAll, BroadcastFrom, ReduceScatter
 from dhlo.ir.ops.compute import ArgReduce, Attention, Matmul, Reduce, Scan
 from dhlo.ir.ops.lookup import Scatter, Sort, TopK
 from dhlo.ir.ops.movement import Concat, Pad, Reshape, Reverse, Slice, Take
@@ -105,6 +106,10 @@ def _mixed(op: Any) -> Iterator[tuple[int, list[int]]]:
                 yield 0, attr(op, "dims")
         case Scatter():
             yield 0, attr(op, "dims")
+        case AllGather() | ReduceScatter() | AllToAll():
+            yield 0, [0]
+        case AllReduce() | BroadcastFrom():
+            pass  # of the same token in other processes
         case Reshape():
             pass  # what it may cut up is looked at in its result
         case _ if getattr(op, "kind", None) is not None and op.kind.pullable or op.kind in (Kind.WEIGHT, Kind.HOST):

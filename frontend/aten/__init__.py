@@ -3,6 +3,7 @@
 from dhlo.frontend.aten import (
     activation,
     binning,
+    collectives,
     complex,
     complex_math,
     complex_reductions,
@@ -43,6 +44,7 @@ from dhlo.frontend.aten import (
 __all__ = [
     "activation",
     "binning",
+    "collectives",
     "complex",
     "complex_math",
     "complex_reductions",

@@ -150,6 +150,14 @@ PyObject* flat_arguments(PyObject* args);
 bool add_model_type(PyObject* module);
 bool add_session_type(PyObject* module);
 bool add_buffer_type(PyObject* module);
+bool add_communicator_type(PyObject* module);
+// Borrowed; set by add_communicator_type.
+PyTypeObject* communicator_type();
+// Hooks that call the functions of a Communicator, which must outlive them.
+dhlo_communicator communicator_of(PyObject* object);
+// The exception that such a hook failed with on this thread, since the last call of this; null if none did. New
+// reference.
+PyObject* take_hook_error();
 // Borrowed; set by add_model_type.
 PyTypeObject* model_type();
 

@@ -18,10 +18,12 @@ struct Session {
   ~Session() {
     dhlo_session_destroy(session);
     drop(model);
+    drop(communicator);
   }
 
   dhlo_session* session = nullptr;
   PyObject* model = nullptr;
+  PyObject* communicator = nullptr;  // or null
   dhlo_session_options options{};
   bool release_gil = true;
   std::atomic<bool> busy{false};
@@ -137,6 +139,27 @@ PyObject* take_outputs(Session& session) {
   return list.release();
 }
 
+// As raise(), because of the exception that a hook in Python failed with, if one did. Returns null.
+PyObject* raise_from_hook(dhlo_status status, std::string text) {
+  Ref cause(take_hook_error());
+  if (!cause) return raise(status, text.c_str());
+  if (PyObject_IsInstance(cause.get(), PyExc_Exception) != 1) {  // KeyboardInterrupt, say
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(cause.get())), cause.get());
+    return nullptr;
+  }
+  Ref said(PyObject_Str(cause.get()));
+  Ref bytes(said ? PyUnicode_AsUTF8String(said.get()) : nullptr);
+  if (bytes) text += std::string(": ") + PyBytes_AsString(bytes.get());
+  PyErr_Clear();
+  raise(status, text.c_str());
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value != nullptr) PyException_SetCause(value, cause.release());
+  PyErr_Restore(type, value, trace);
+  return nullptr;
+}
+
 PyObject* run(Session& session, PyObject* objects, const dhlo_run_options* how = nullptr) {
   Claim claim(session);
   if (!claim) return nullptr;
@@ -159,7 +182,7 @@ PyObject* run(Session& session, PyObject* objects, const dhlo_run_options* how =
   std::string text = dhlo_session_error(session.session);
   if (!session.error.empty()) text += ": " + session.error.substr(0, session.error.find('\n'));
   session.error.clear();
-  return raise(status, text.c_str());
+  return raise_from_hook(status, text);
 }
 
 PyObject* call_unfenced(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -235,7 +258,8 @@ struct Manners {
 
 // A session object of the type, with a native session of the given options, which `create` makes.
 template <class Create>
-PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options, Manners manners, Create create) {
+PyObject* make(PyTypeObject* type, PyObject* model, PyObject* communicator, dhlo_session_options options,
+               Manners manners, Create create) {
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   Ref self(allocate(type, 0));
   if (!self) return nullptr;
@@ -247,12 +271,20 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
   session.capsules = manners.capsules;
   Py_INCREF(model);
   session.model = model;
+  dhlo_communicator hooks;
+  if (communicator != nullptr) {
+    Py_INCREF(communicator);
+    session.communicator = communicator;
+    hooks = communicator_of(communicator);
+    options.communicator = &hooks;
+  }
   options.output = allocate_output;
   options.output_ctx = &session;
   session.options = options;
+  session.options.communicator = nullptr;  // of this call; copies get their own
   dhlo_model* handle = reinterpret_cast<ModelObject*>(model)->model;
   const dhlo_status status = create(handle, &options, &session.session);
-  if (status != DHLO_OK) return raise(status, dhlo_last_error());
+  if (status != DHLO_OK) return raise_from_hook(status, dhlo_last_error());
   session.session->trusts_output_hook = true;
   session.inputs.reserve(handle);
   session.outputs.resize(static_cast<size_t>(dhlo_model_num_outputs(handle)));
@@ -260,18 +292,25 @@ PyObject* make(PyTypeObject* type, PyObject* model, dhlo_session_options options
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"model", "max_bytes", "profile", "release_gil", "capsules", nullptr};
-  PyObject* model = nullptr;
+  static const char* const names[] = {"model",    "max_bytes",    "profile", "release_gil",
+                                      "capsules", "communicator", nullptr};
+  PyObject *model = nullptr, *communicator = nullptr;
   long long max_bytes = 0;
   int profile = 0, release_gil = 1, capsules = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$Lppp:Session", const_cast<char**>(names), model_type(), &model,
-                                  &max_bytes, &profile, &release_gil, &capsules) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$LpppO:Session", const_cast<char**>(names), model_type(), &model,
+                                  &max_bytes, &profile, &release_gil, &capsules, &communicator) == 0)
     return nullptr;
+  if (communicator == Py_None) communicator = nullptr;
+  if (communicator != nullptr &&
+      PyObject_IsInstance(communicator, reinterpret_cast<PyObject*>(communicator_type())) != 1) {
+    PyErr_SetString(PyExc_TypeError, "communicator: expected a Communicator");
+    return nullptr;
+  }
   dhlo_session_options options;
   dhlo_session_options_init(&options);
   options.profile = profile;
   options.max_bytes = max_bytes;
-  return make(type, model, options, {release_gil != 0, capsules != 0}, dhlo_session_create);
+  return make(type, model, communicator, options, {release_gil != 0, capsules != 0}, dhlo_session_create);
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -282,7 +321,8 @@ PyObject* copy_unfenced(PyObject* self, PyObject*) {
   Session& session = body_of(self);
   Claim claim(session);
   if (!claim) return nullptr;
-  return make(Py_TYPE(self), session.model, session.options, {session.release_gil, session.capsules},
+  return make(Py_TYPE(self), session.model, session.communicator, session.options,
+              {session.release_gil, session.capsules},
               [&session](dhlo_model*, const dhlo_session_options* options, dhlo_session** out) {
                 return dhlo_session_copy(session.session, options, out);
               });
@@ -294,7 +334,7 @@ PyObject* sharing_unfenced(PyObject* self, PyObject* args) {
   Session& session = body_of(self);
   Claim claim(session);
   if (!claim) return nullptr;
-  return make(Py_TYPE(self), entry, session.options, {session.release_gil, session.capsules},
+  return make(Py_TYPE(self), entry, session.communicator, session.options, {session.release_gil, session.capsules},
               [&session](dhlo_model* model, const dhlo_session_options* options, dhlo_session** out) {
                 return dhlo_session_create_sharing(session.session, model, options, out);
               });

@@ -45,6 +45,24 @@ bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
   return ok;
 }
 
+bool are_collectives(const dhlo_abi_entry& entry) {
+  if (std::min(entry.num_process_groups, entry.num_collectives) < 0) return false;
+  if (entry.num_process_groups > 0 && entry.process_groups == nullptr) return false;
+  if (entry.num_collectives > 0 && entry.collectives == nullptr) return false;
+  bool ok = true;
+  for (int64_t i = 0; i < entry.num_process_groups; ++i)
+    ok &= entry.process_groups[i].name != nullptr && entry.process_groups[i].size >= 0;
+  for (int64_t i = 0; i < entry.num_collectives; ++i) {
+    const dhlo_abi_collective& x = entry.collectives[i];
+    const bool reduces = x.kind == DHLO_ALL_REDUCE || x.kind == DHLO_REDUCE_SCATTER;
+    ok &= x.kind >= DHLO_ALL_REDUCE && x.kind <= DHLO_BROADCAST && x.group >= 0 && x.group < entry.num_process_groups &&
+          x.dtype >= 0 && x.dtype < DHLO_DTYPE_COUNT &&
+          (reduces ? x.reduction >= DHLO_SUM && x.reduction <= DHLO_MIN : x.reduction == -1) &&
+          (x.kind == DHLO_BROADCAST ? x.root >= 0 : x.root == -1);
+  }
+  return ok;
+}
+
 // What the runtime relies on in an entry.
 void check_entry(const dhlo_abi_entry& entry, int64_t num_levels, const std::string& label) {
   if (entry.code == nullptr) throw Error(DHLO_FORMAT, label + ": its descriptor has no entry points");
@@ -69,6 +87,8 @@ void check_entry(const dhlo_abi_entry& entry, int64_t num_levels, const std::str
   }
   if (entry.paging != nullptr && !is_paging(entry, *entry.paging))
     throw Error(DHLO_FORMAT, label + ": its description of pools of blocks is malformed");
+  if (!are_collectives(entry))
+    throw Error(DHLO_FORMAT, label + ": its description of collective operations is malformed");
 }
 
 void check_entries(const dhlo_abi_model& abi, const std::string& label) {

@@ -353,6 +353,18 @@ int64_t dhlo_model_num_entries(const dhlo_model* model) {
 int64_t dhlo_model_num_inputs(const dhlo_model* model) {
   return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_inputs; });
 }
+int64_t dhlo_model_num_process_groups(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_process_groups; });
+}
+const dhlo_abi_process_group* dhlo_model_process_group(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < dhlo_model_num_process_groups(model) ? &model->entry->process_groups[index] : nullptr;
+}
+int64_t dhlo_model_num_collectives(const dhlo_model* model) {
+  return dhlo::from(model, int64_t{0}, [](const dhlo_model& m) { return m.entry->num_collectives; });
+}
+const dhlo_abi_collective* dhlo_model_collective(const dhlo_model* model, int64_t index) {
+  return index >= 0 && index < dhlo_model_num_collectives(model) ? &model->entry->collectives[index] : nullptr;
+}
 const dhlo_abi_paging* dhlo_model_paging(const dhlo_model* model) {
   return dhlo::from(model, static_cast<const dhlo_abi_paging*>(nullptr),
                     [](const dhlo_model& m) { return m.entry->paging; });

@@ -98,6 +98,8 @@ int32_t plan_fail(dhlo_abi_call* base, int64_t check, int64_t expected, int64_t 
   return DHLO_CONTRACT;
 }
 
+int32_t plan_collective(dhlo_abi_call*, int64_t, const void*, int64_t, void*, int64_t, const int64_t*) { return 0; }
+
 // A plan is short: nothing stops it.
 int32_t plan_poll(dhlo_abi_call*, int32_t) { return 0; }
 
@@ -129,6 +131,7 @@ dhlo_status dhlo_model_plan(const dhlo_model* model, const dhlo_tensor* inputs, 
         call.fail = dhlo::plan_fail;
         call.plan = call.fields;
         call.poll = dhlo::plan_poll;
+        call.collective = dhlo::plan_collective;
         call.entry = &entry;
         call.code = model->code;
         call.shapes = outputs;

@@ -81,13 +81,17 @@ dhlo_session::dhlo_session(dhlo_model* of, const dhlo_session_options& given_opt
       options(given_options),
       max_bytes(options.max_bytes > 0 ? options.max_bytes : dhlo::kNoCap),
       common(with != nullptr ? std::move(with) : std::make_shared<dhlo::Common>(of->program, max_bytes)),
+      communicator(read_communicator(given_options.communicator)),
       outputs(static_cast<size_t>(of->entry->num_outputs)) {
+  options.communicator = communicator.find_group != nullptr ? &communicator : nullptr;
+  join_groups();
   const dhlo_abi_entry& entry = *of->entry;
   const dhlo::Program& program = *of->program;
   constants = program.constants;
   num_threads = program.num_threads;
   arena = serve_arena;
   poll = serve_poll;
+  collective = serve_collective;
   dhlo_abi_call::output = serve_output;
   fail = serve_fail;
   if (program.env != nullptr) {

@@ -104,9 +104,11 @@ struct dhlo_session : dhlo_abi_call {
   const dhlo_abi_state& find_state(const char* name, int64_t bytes) const;
 
   dhlo_model* model;
-  const dhlo_session_options options;
+  dhlo_session_options options;
   const int64_t max_bytes;
   const std::shared_ptr<dhlo::Common> common;
+  const dhlo_communicator communicator;  // `options` points to this copy
+  std::vector<int64_t> group_sizes;      // of the entry's process groups
   dhlo::Stop stop;
   std::shared_ptr<dhlo::AsyncRun> async;  // made by the first asynchronous run
   int64_t scratch_asked = 0;              // the most scratch that the run in progress has asked for
@@ -135,7 +137,12 @@ struct dhlo_session : dhlo_abi_call {
   static int32_t serve_watched_launch(dhlo_abi_call* call, dhlo_kernel fn, const int64_t* args, int64_t count,
                                       int64_t grain, int64_t scratch_bytes, int64_t launch);
   static int32_t serve_poll(dhlo_abi_call* call, int32_t last);
+  static int32_t serve_collective(dhlo_abi_call* call, int64_t index, const void* input, int64_t count, void* output,
+                                  int64_t out_count, const int64_t* splits);
   static int32_t serve_fail(dhlo_abi_call* call, int64_t check, int64_t expected, int64_t got);
+  static dhlo_communicator read_communicator(const dhlo_communicator* given);
+  // Throws Error where the communicator isn't what the model needs.
+  void join_groups();
   // Runs more than one chunk, on whatever threads there are.
   int32_t run_chunks(const dhlo::Launch& work) noexcept;
   int32_t record_stop() noexcept;

@@ -50,6 +50,13 @@ dhlo_session_options read_options(const dhlo_session_options* given) {
   return options;
 }
 
+// Options of a session that is made from another: it takes part in what that does, unless they say otherwise.
+dhlo_session_options with_communicator(const dhlo_session_options* given, const dhlo_session& from) {
+  dhlo_session_options options = read_options(given);
+  if (options.communicator == nullptr) options.communicator = from.options.communicator;
+  return options;
+}
+
 dhlo_run_options read_run_options(const dhlo_run_options* given) {
   const dhlo_run_options options =
       dhlo::read_struct(given, dhlo_run_options_init, sizeof(dhlo_run_options), "run options");
@@ -88,7 +95,7 @@ dhlo_status dhlo_session_create_sharing(dhlo_session* session, dhlo_model* entry
         if (!claim) throw Error(DHLO_BUSY, dhlo::kBusy);
         if (entry->program != session->model->program)
           throw Error(DHLO_INVALID_ARGUMENT, "the session and the entry are of different models");
-        *out = std::make_unique<dhlo_session>(entry, read_options(options), session->common).release();
+        *out = std::make_unique<dhlo_session>(entry, with_communicator(options, *session), session->common).release();
       },
       dhlo::set_last_error);
 }
@@ -101,7 +108,7 @@ dhlo_status dhlo_session_copy(const dhlo_session* session, const dhlo_session_op
         const dhlo::Claim claim(*session);
         if (!claim) throw Error(DHLO_BUSY, dhlo::kBusy);
         auto copy = std::make_unique<dhlo_session>(
-            session->model, options != nullptr ? read_options(options) : session->options, nullptr);
+            session->model, options != nullptr ? with_communicator(options, *session) : session->options, nullptr);
         copy->copy_state(*session);
         *out = copy.release();
       },

@@ -1,6 +1,8 @@
 // Whether a run has been told to stop.
 #include "stop.hpp"
 
+#include <algorithm>
+
 #include "trace.hpp"
 
 namespace dhlo {
@@ -25,6 +27,8 @@ bool Stop::finish() noexcept {
   // A state that can't be stopped is that of a run that was told to, or of one that has gone this far before.
   return !asked() && (leave(kOver) || state_.load() == kOver);
 }
+
+int64_t Stop::left_ns() const noexcept { return timeout_ns_ > 0 ? std::max<int64_t>(end_ns_ - now(), 1) : 0; }
 
 bool Stop::look(int32_t state) noexcept {
   if (state == kLimited) {

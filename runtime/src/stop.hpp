@@ -30,6 +30,8 @@ class Stop {
   // Why it was told to: DHLO_CANCELLED or DHLO_DEADLINE.
   dhlo_status why() const noexcept { return state_.load() == kLate ? DHLO_DEADLINE : DHLO_CANCELLED; }
   int64_t timeout_ns() const noexcept { return timeout_ns_; }
+  // Until the timeout, at least 1; 0 without one.
+  int64_t left_ns() const noexcept;
 
  private:
   enum State : int32_t { kRunning, kLimited, kCancelled, kLate, kOver };

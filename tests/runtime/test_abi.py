@@ -24,6 +24,8 @@ STRUCTS = {
     "dhlo_abi_pool": (abi.POOL, abi.POOL_BYTES),
     "dhlo_abi_page_group": (abi.PAGE_GROUP, abi.PAGE_GROUP_BYTES),
     "dhlo_abi_paging": (abi.PAGING, abi.PAGING_BYTES),
+    "dhlo_abi_process_group": (abi.PROCESS_GROUP, abi.PROCESS_GROUP_BYTES),
+    "dhlo_abi_collective": (abi.COLLECTIVE, abi.COLLECTIVE_BYTES),
     "dhlo_abi_code": (abi.CODE, abi.CODE_BYTES),
     "dhlo_abi_entry": (abi.ENTRY, abi.ENTRY_BYTES),
     "dhlo_abi_model": (abi.MODEL, abi.MODEL_BYTES),
@@ -70,6 +72,7 @@ def test_offsets_enums_and_constants(tmp_path: Path) -> None:
     expected.update({f"DHLO_SECTION_{name.upper()}": code for name, code in abi.SECTION.items()})
     expected.update({f"DHLO_MACHINE_{name.upper()}": index for name, index in abi.MACHINE.items()})
     expected.update({f"DHLO_CHECK_{name.upper()}": code for name, code in abi.CHECK_KIND.items()})
+    expected.update({f"DHLO_{name.upper()}": code for name, code in (abi.COLLECTIVE_KIND | abi.REDUCTION).items()})
     assert evaluate(list(expected), tmp_path) == expected
 
 

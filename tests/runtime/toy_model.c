@@ -203,7 +203,7 @@ static const dhlo_abi_level kLevels[] = {{"", TOY_CPU_FEATURES}};
 static const dhlo_abi_code kCode[] = {{run, COUNT(kLaunches), kLaunches, kSegments}};
 static const dhlo_abi_entry kEntries[] = {{"", "{\"toy\": true}", kCode, COUNT(kInputs), kInputs, COUNT(kOutputs),
                                            kOutputs, COUNT(kChecks), kChecks, 0, NULL, NULL, COUNT(kSymbols), kSymbols,
-                                           NULL}};
+                                           NULL, 0, NULL, 0, NULL}};
 
 EXPORT extern const dhlo_abi_model dhlo_model_v1;
 const dhlo_abi_model dhlo_model_v1 = {

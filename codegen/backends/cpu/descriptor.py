@@ -14,7 +14,7 @@ from dhlo.ir.paging import Paging
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
 
-__all__ = ["Code", "Descriptor", "Entry", "State"]
+__all__ = ["Code", "Collective", "Descriptor", "Entry", "State"]
 
 _NO_MIN, _NO_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -54,6 +54,20 @@ class Entry:
     names: Mapping[str, str] = field(default_factory=dict)  # the user's names of symbols
     symbols: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)  # by the user's names: their ranges
     paging: Paging | None = None
+    process_groups: Mapping[str, int] = field(default_factory=dict)  # and how many processes each must have; 0: any number
+    collectives: Sequence[Collective] = ()
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What the processes of a group do together. `kind` and `reduction` are names in abi.py; `reduction` may be "", `root` -1."""
+
+    kind: str
+    group: str
+    dtype: int  # code
+    reduction: str
+    root: int
+    place: str
 
 
 @dataclass
@@ -120,6 +134,8 @@ class Descriptor:
             for n, (lo, hi) in entry.symbols.items()
         ]
         code = [self._code(f"{prefix}launches{n}", x) for n, x in enumerate(entry.code)]
+        groups = [f"{{ ptr {self._string(name)}, i64 {size} }}" for name, size in entry.process_groups.items()]
+        collectives = [self._collective(x, list(entry.process_groups)) for x in entry.collectives]
         return self._struct(
             f"ptr {self._string(entry.name)}",
             f"ptr {self._string(json.dumps(entry.metadata))}",
@@ -136,6 +152,10 @@ class Descriptor:
             f"i64 {len(symbols)}",
             f"ptr {self._array(f'{prefix}symbols', '{ ptr, i64, i64 }', symbols)}",
             f"ptr {self._paging(prefix, entry.paging)}",
+            f"i64 {len(entry.process_groups)}",
+            f"ptr {self._array(f'{prefix}process_groups', '{ ptr, i64 }', groups)}",
+            f"i64 {len(entry.collectives)}",
+            f"ptr {self._array(f'{prefix}collectives', '{ i64, i64, i64, i64, i64, ptr }', collectives)}",
         )
 
     def _paging(self, prefix: str, paging: Paging | None) -> str:
@@ -154,6 +174,11 @@ class Descriptor:
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"
+
+    def _collective(self, x: Collective, groups: Sequence[str]) -> str:
+        reduction = abi.REDUCTION[x.reduction] if x.reduction else -1
+        numbers = _numbers([abi.COLLECTIVE_KIND[x.kind], groups.index(x.group), x.dtype, reduction, x.root])
+        return f"{numbers.removesuffix(' }')}, ptr {self._string(x.place)} }}"
 
     def _code(self, name: str, code: Code) -> str:
         names = [f"ptr {self._string(x)}" for x in code.launches]

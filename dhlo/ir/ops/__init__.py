@@ -1,6 +1,7 @@
 """The ops of the dialect, a class each; importing this package defines them all."""
 
 from dhlo.ir.ops import (
+    collective,
     complexes,
     compute,
     control,
@@ -18,6 +19,7 @@ from dhlo.ir.ops import (
 )
 
 __all__ = [
+    "collective",
     "complexes",
     "compute",
     "control",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
+from dhlo.ir.collectives import has_collectives
 from dhlo.ir.dialect import Kind, defining
 from dhlo.ir.function import updates_of
 from dhlo.ir.handles import Block, Value
@@ -44,6 +46,8 @@ class Graph:
         self.sources = [self._sources(n) for n in range(len(self.ops))]
         for n, readers in _overwritten(self, block):
             self.sources[n] = sorted({*self.sources[n], *readers})
+        for before, n in pairwise(n for n, op in enumerate(self.ops) if has_collectives(op)):
+            self.sources[n] = sorted({*self.sources[n], before})
         self._readers: list[list[int]] = [[] for _ in self.ops]
         for n, sources in enumerate(self.sources):
             for p in sources:

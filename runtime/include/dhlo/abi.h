@@ -111,6 +111,11 @@ struct dhlo_abi_call {
    * turn of a loop, and, with `last` 1, before it replaces the content of states and arguments: what follows isn't
    * stopped any more, so that all of them are replaced or none. */
   int32_t (*poll)(dhlo_abi_call* call, int32_t last);
+  /* Does dhlo_abi_entry.collectives[collective] with the other processes of its group: `count` elements of the dense
+   * `input`, `out_count` of the dense `output`. `splits`, of an all-to-all: for each process the elements that go to
+   * it, then for each those that come from it; else NULL. Addresses point to nothing in a call that plans. */
+  int32_t (*collective)(dhlo_abi_call* call, int64_t collective, const void* input, int64_t count, void* output,
+                        int64_t out_count, const int64_t* splits);
 };
 #define DHLO_PLAN_FIELDS 2
 
@@ -224,6 +229,30 @@ typedef struct dhlo_abi_paging {
   const dhlo_abi_pool* pools;
 } dhlo_abi_paging;
 
+/* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
+typedef enum dhlo_collective_kind {
+  DHLO_ALL_REDUCE = 0,     /* each element of the output is that of all inputs, reduced */
+  DHLO_ALL_GATHER = 1,     /* the inputs of all, in the order of the processes */
+  DHLO_REDUCE_SCATTER = 2, /* the inputs of all, reduced; of that each gets an equal part, by its number */
+  DHLO_ALL_TO_ALL = 3,     /* a part of the input goes to each process; the output is what comes, in their order */
+  DHLO_BROADCAST = 4       /* the input of one process */
+} dhlo_collective_kind;
+typedef enum dhlo_reduction { DHLO_SUM = 0, DHLO_PRODUCT = 1, DHLO_MAX = 2, DHLO_MIN = 3 } dhlo_reduction;
+
+/* Processes that run the program together, numbered from 0. */
+typedef struct dhlo_abi_process_group {
+  const char* name;
+  int64_t size; /* how many there must be; 0: any number */
+} dhlo_abi_process_group;
+typedef struct dhlo_abi_collective {
+  int64_t kind;      /* dhlo_collective_kind */
+  int64_t group;     /* index in dhlo_abi_entry.process_groups */
+  int64_t dtype;     /* of input and output */
+  int64_t reduction; /* dhlo_reduction, where it reduces; else -1 */
+  int64_t root;      /* of a broadcast the number of the process whose input all get; else -1 */
+  const char* place; /* line of the source; may be "" */
+} dhlo_abi_collective;
+
 /* A program that can be called. The code of all levels computes the same. */
 typedef struct dhlo_abi_entry {
   const char* name;          /* "" for a model's only entry; otherwise each has another */
@@ -242,6 +271,10 @@ typedef struct dhlo_abi_entry {
   int64_t num_symbols;
   const dhlo_abi_symbol* symbols;
   const dhlo_abi_paging* paging; /* NULL: its caches, if there are any, aren't pools of blocks */
+  int64_t num_process_groups;
+  const dhlo_abi_process_group* process_groups; /* that it runs in */
+  int64_t num_collectives;
+  const dhlo_abi_collective* collectives;
 } dhlo_abi_entry;
 #define DHLO_ABI_MAX_ENTRIES 1024
 
@@ -320,7 +353,7 @@ typedef struct dhlo_trailer {
 
 #ifdef __cplusplus
 static_assert(sizeof(dhlo_tensor) == 40, "dhlo_tensor");
-static_assert(sizeof(dhlo_abi_call) == 88, "dhlo_abi_call");
+static_assert(sizeof(dhlo_abi_call) == 96, "dhlo_abi_call");
 static_assert(sizeof(dhlo_abi_check) == 24, "dhlo_abi_check");
 static_assert(sizeof(dhlo_abi_value) == 40, "dhlo_abi_value");
 static_assert(sizeof(dhlo_abi_state) == 56, "dhlo_abi_state");
@@ -330,7 +363,9 @@ static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
 static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_paging) == 64, "dhlo_abi_paging");
-static_assert(sizeof(dhlo_abi_entry) == 120, "dhlo_abi_entry");
+static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
+static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
+static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");
 static_assert(sizeof(dhlo_abi_model) == 96, "dhlo_abi_model");
 static_assert(sizeof(dhlo_section) == 56, "dhlo_section");
 static_assert(sizeof(dhlo_trailer) == 64, "dhlo_trailer");

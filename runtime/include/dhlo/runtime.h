@@ -134,16 +134,62 @@ typedef struct dhlo_parallel {
   int32_t (*run)(void* ctx, int64_t tasks, void (*fn)(void* arg, int64_t task), void* arg);
 } dhlo_parallel;
 
+/* One operation that the processes of a group do together: see dhlo_collective_kind in abi.h. Fields are only ever
+ * added behind the last; struct_bytes tells which there are. */
+typedef struct dhlo_collective {
+  uint32_t struct_bytes;
+  int32_t kind;      /* dhlo_collective_kind */
+  int32_t dtype;     /* dhlo_dtype of input and output */
+  int32_t reduction; /* dhlo_reduction, where it reduces; else -1 */
+  const char* group; /* as the model names it */
+  int64_t group_size;
+  int64_t root;        /* of a broadcast: whose input all get, by its number in the group; else -1 */
+  const void* input;   /* dense; must stay as it is */
+  int64_t input_count; /* elements */
+  void* output;        /* dense; shares no byte with the input */
+  int64_t output_count;
+  const int64_t*
+      sends; /* of an all-to-all, group_size numbers: the elements that go to each process, in their order; */
+  const int64_t* receives; /* and those that come from each. Else NULL */
+  int64_t timeout_ns;      /* until the run's timeout; 0: it has none */
+  const void* run;
+  int32_t (*stopped)(
+      const void* run); /* stopped(run) isn't 0 once the run was told to stop: the hook is to return then */
+} dhlo_collective;
+/* Returns 0 when the output is complete and nothing reads or writes input and output any more; another number if it
+ * failed, or gave up since the run was told to stop: then, too, nobody may touch them afterwards. */
+typedef int32_t (*dhlo_collective_fn)(void* ctx, const dhlo_collective* operation);
+
+/* The other processes that run a model with this one, over whatever connects them. Hooks are called on the thread that
+ * runs the session. All processes of a group must run the same calls in the same order, one session at a time. After a
+ * run that failed they may have got out of step, each waiting for another's next operation: unless all of them know of
+ * the failure, connect them anew. A hook that is NULL: models that need it are refused. */
+typedef struct dhlo_communicator {
+  uint32_t struct_bytes;
+  int32_t reserved;
+  void* ctx; /* must outlive the sessions */
+  /* The number of processes in the group, and this one's number there. Not 0: there is no such group. Called as a
+   * session is created, for each group of the model. */
+  int32_t (*find_group)(void* ctx, const char* group, int64_t* size, int64_t* rank);
+  dhlo_collective_fn all_reduce;
+  dhlo_collective_fn all_gather;
+  dhlo_collective_fn reduce_scatter;
+  dhlo_collective_fn all_to_all;
+  dhlo_collective_fn broadcast;
+} dhlo_communicator;
+DHLO_API void dhlo_communicator_init(dhlo_communicator* communicator);
+
 /* ---- tracing and logs ----------------------------------------------------------------------------------------------
  */
 
 /* What a span of time was spent on. New kinds may be added: skip those that you don't know. */
 typedef enum dhlo_trace_kind {
   DHLO_TRACE_RUN = 0, /* one run, from its first check to its end, on its thread; name: the entry's, or the model's */
-  DHLO_TRACE_LAUNCH = 1, /* one launch, on the run's thread, from its call to its return; name: the kernel's */
-  DHLO_TRACE_WORK = 2,   /* what one thread did of a launch that several could take part in, the run's own thread
-                            included; launches without any ran as a whole on the run's thread */
-  DHLO_TRACE_WAIT = 3    /* the run's thread, out of work, waited for others to finish their parts of the launch */
+  DHLO_TRACE_LAUNCH = 1,    /* one launch, on the run's thread, from its call to its return; name: the kernel's */
+  DHLO_TRACE_WORK = 2,      /* what one thread did of a launch that several could take part in, the run's own thread
+                               included; launches without any ran as a whole on the run's thread */
+  DHLO_TRACE_WAIT = 3,      /* the run's thread, out of work, waited for others to finish their parts of the launch */
+  DHLO_TRACE_COLLECTIVE = 4 /* an operation with other processes, on the run's thread; name: "all_reduce", ... */
 } dhlo_trace_kind;
 
 /* A span that has ended. Spans come in the order of their ends: those of threads before their launch's, launches before
@@ -157,7 +203,8 @@ typedef struct dhlo_trace_event {
   const dhlo_session* session;
   int64_t run;        /* the number of the run among those of the session and of others that share its state, from 1 */
   int64_t launch;     /* index of the launch site (dhlo_model_launch); -1 of a run */
-  int64_t items;      /* of the launch's iteration space: of a launch all, of work those that the thread did; else 0 */
+  int64_t items;      /* of the launch's iteration space: of a launch all, of work those that the thread did; of a
+                         collective operation the elements of its output; else 0 */
   int32_t worker;     /* number of the thread in the launch, 0 is the run's own; of work, else 0 */
   int32_t thread;     /* the operating system's id of the thread */
   dhlo_status status; /* of a run or launch; else DHLO_OK */
@@ -322,6 +369,11 @@ DHLO_API const dhlo_abi_value* dhlo_model_input(const dhlo_model* model, int64_t
 DHLO_API int32_t dhlo_model_input_is_updated(const dhlo_model* model, int64_t index);
 /* What a program takes whose caches are pools of blocks; NULL: it has none. */
 DHLO_API const dhlo_abi_paging* dhlo_model_paging(const dhlo_model* model);
+/* Groups of processes that a run has operations with, and these, in the order in which they stand in the program. */
+DHLO_API int64_t dhlo_model_num_process_groups(const dhlo_model* model);
+DHLO_API const dhlo_abi_process_group* dhlo_model_process_group(const dhlo_model* model, int64_t index);
+DHLO_API int64_t dhlo_model_num_collectives(const dhlo_model* model);
+DHLO_API const dhlo_abi_collective* dhlo_model_collective(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_outputs(const dhlo_model* model);
 DHLO_API const dhlo_abi_value* dhlo_model_output(const dhlo_model* model, int64_t index);
 DHLO_API int64_t dhlo_model_num_states(const dhlo_model* model);
@@ -382,6 +434,7 @@ typedef struct dhlo_session_options {
                             run that makes them, where the hook gives their memory); 0: none */
   dhlo_output_fn output; /* NULL: the runtime owns outputs that are not bound */
   void* output_ctx;
+  const dhlo_communicator* communicator; /* copied; NULL: none, and models with collective operations are refused */
 } dhlo_session_options;
 
 DHLO_API void dhlo_session_options_init(dhlo_session_options* options);
@@ -522,7 +575,9 @@ static_assert(sizeof(dhlo_trace_event) == 80, "dhlo_trace_event");
 static_assert(sizeof(dhlo_shape) == 72, "dhlo_shape");
 static_assert(sizeof(dhlo_model_options) == 120, "dhlo_model_options");
 static_assert(sizeof(dhlo_env_options) == 120, "dhlo_env_options");
-static_assert(sizeof(dhlo_session_options) == 32, "dhlo_session_options");
+static_assert(sizeof(dhlo_session_options) == 40, "dhlo_session_options");
+static_assert(sizeof(dhlo_collective) == 112, "dhlo_collective");
+static_assert(sizeof(dhlo_communicator) == 64, "dhlo_communicator");
 static_assert(sizeof(dhlo_counters) == 96, "dhlo_counters");
 }
 #endif

@@ -92,8 +92,7 @@ int32_t exchange(void* ctx, const dhlo_collective* what) {
 
 int32_t find_group(void* ctx, const char* group, int64_t* size, int64_t* rank) {
   const WithGil locked;
-  Ref found(
-      holding_on([&] { return PyObject_CallFunction(static_cast<CommunicatorObject*>(ctx)->find, "s", group); }));
+  Ref found(holding_on([&] { return PyObject_CallFunction(static_cast<CommunicatorObject*>(ctx)->find, "s", group); }));
   long long numbers[2] = {};
   if (found && PyArg_ParseTuple(found.get(), "LL", &numbers[0], &numbers[1]) != 0) {
     *size = numbers[0];

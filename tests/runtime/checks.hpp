@@ -85,5 +85,7 @@ void test_hostile_hosts();
 void test_failures(const char* file);
 // What a host sees and steers of runs.
 void test_control();
+// Operations with other processes.
+void test_collectives();
 // Threads, limits and hooks that sessions share; asynchronous runs.
 void test_environments();

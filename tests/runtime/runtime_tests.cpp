@@ -482,6 +482,7 @@ int main(int argc, char** argv) {
   if (argc > 1) test_constants_memory(argv[1]);
   test_control();
   test_environments();
+  test_collectives();
   test_hostile_hosts();
   test_failures(argc > 1 ? argv[1] : nullptr);
   std::printf(failures == 0 ? "all passed%s\n" : "failed%s\n", COUNTS_ALLOCATIONS ? ", allocations counted" : "");

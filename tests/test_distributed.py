@@ -5,40 +5,37 @@ from __future__ import annotations
 import copy
 import datetime
 import pickle
+import random
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.export import Dim, ExportedProgram, export
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dhlo
 from dhlo import interp
 from dhlo.distributed import Communicator
 from dhlo.errors import CancelledError, CompileError, ContractError, DeadlineError
 from dhlo.frontend import import_program
+from dhlo.integrations.caches import masks_of_any_sizes
+from dhlo.integrations.decoder import step_program
 from dhlo.ir.context import context
 from dhlo.model import CompiledModel
 from dhlo.pipeline import PASSES, run_passes
 from dhlo.texts import read_module
+from tests.sequences import PAGE, Pools, feed, of_eager
+from tests.tensor_parallel import pretended, shard
 
 C = torch.ops._c10d_functional
 SIZE = 2
-
-
-@contextmanager
-def pretended(size: int = SIZE) -> Iterator[None]:
-    """Programs can be exported as if this was the first of so many processes."""
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def exported(f: Callable[[torch.Tensor], Any], size: int = SIZE) -> ExportedProgram:
@@ -321,3 +318,102 @@ def test_a_failed_operation_says_why(summing: CompiledModel) -> None:
     ) as e:
         mine(torch.ones(1, 6))
     assert str(e.value.__cause__) == "the cable is out"
+
+
+# ---------------------------------------------------------------------------------------------------- tensor parallelism
+def llama() -> Any:
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=8,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).eval()
+
+
+def processes(folder: Path, size: int) -> None:
+    """A model's shards, each compiled here as a file of its own, run by processes that only load them."""
+    model = llama()
+    inputs = [(torch.randint(0, 96, (batch, length)),) for batch, length in ((1, 1), (2, 7), (3, 40), (5, 2))]
+    torch.save(inputs, folder / "inputs.pt")
+    for rank in range(size):
+        with pretended(size, rank), masks_of_any_sizes():
+            part = shard(model, rank, size)
+            dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+            program = export(Logits(part), (torch.zeros(2, 5, dtype=torch.int64),), dynamic_shapes=dynamic)
+            dhlo.compile(program).save(folder / f"rank{rank}.so")
+    command = [sys.executable, "-m", "tests.tensor_parallel", str(folder)]
+    running = [subprocess.Popen([*command, str(rank), str(size)], stderr=subprocess.PIPE, text=True) for rank in range(size)]
+    for p in running:
+        _, said = p.communicate(timeout=120)
+        assert p.returncode == 0, said
+    with torch.no_grad():
+        want = [model(*args).logits for args in inputs]
+    for rank in range(size):
+        torch.testing.assert_close(torch.load(folder / f"outputs{rank}.pt"), want, rtol=1e-4, atol=2e-5)
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+def steps_over_pools(size: int) -> None:
+    """Steps over packed tokens of many sequences, each process with the pools of its heads."""
+    model, compiled = llama(), []
+    for rank in range(size):
+        with pretended(size, rank):
+            compiled.append(dhlo.compile(step_program(shard(model, rank, size)), pages={"keys*": PAGE, "values*": PAGE}))
+    sequences = [torch.randint(0, 96, (n,)) for n in (61, 1, 5, 33)]
+
+    def one(rank: int, group: Any) -> list[torch.Tensor]:
+        compiled[rank].bind_process_group(group)
+        return feed(Pools(compiled[rank], 12), sequences, random.Random(0))
+
+    for logits in together(size, one):
+        for got, want in zip(logits, of_eager(model, sequences), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
+
+
+def test_shards_of_two_processes(tmp_path: Path) -> None:
+    processes(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_shards_of_four_processes(tmp_path: Path) -> None:
+    processes(tmp_path, 4)
+
+
+def test_sharded_steps_over_pools() -> None:
+    steps_over_pools(2)
+
+
+@pytest.mark.slow
+def test_steps_over_pools_of_four() -> None:
+    steps_over_pools(4)
+
+
+def test_tokens_of_a_step_arent_scattered() -> None:
+    """Sequence parallelism deals out tokens, which are of many sequences where caches are pools."""
+
+    class Scattered(torch.nn.Module):
+        def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            k, v = torch.cat([keys, x], 2), torch.cat([values, x + 1], 2)
+            y = torch.nn.functional.scaled_dot_product_attention(x, k, v)
+            every = C.wait_tensor(C.all_gather_into_tensor(y.permute(2, 0, 1, 3).contiguous(), SIZE, "0"))
+            return every, k, v
+
+    x, past = torch.randn(2, 2, 3, 16), torch.randn(2, 2, 5, 16)
+    cache = {0: Dim("b"), 2: Dim("past")}
+    with pretended(SIZE):
+        program = export(Scattered(), (x, past, past), dynamic_shapes=({0: cache[0], 2: Dim("n")}, cache, cache))
+    with pytest.raises(CompileError, match="tokens of a sequence meet in dhlo.all_gather, along dim 0"):
+        dhlo.compile(program, pages={"keys": PAGE, "values": PAGE})

@@ -55,7 +55,7 @@ struct Program {
   }
   dhlo_status load() const {
     dhlo_model* model = nullptr;
-    const dhlo_status status = dhlo_model_from_descriptor(&abi, "", 0, nullptr, nullptr, nullptr, &model);
+    const dhlo_status status = dhlo_model_from_descriptor(&abi, &constants, 0, nullptr, nullptr, nullptr, &model);
     if (status == DHLO_OK) dhlo_model_release(model);
     return status;
   }
@@ -153,7 +153,7 @@ dhlo_session_options options_with(const dhlo_communicator* communicator) {
   return options;
 }
 
-dhlo::Model model_of(const Program& program) { return dhlo::Model::from(program.abi, "", 0); }
+dhlo::Model model_of(const Program& program) { return dhlo::Model::from(program.abi, &constants, 0); }
 
 struct Numbers {
   explicit Numbers(int64_t n, float first = 0) : x(static_cast<size_t>(n)), sizes{n} {

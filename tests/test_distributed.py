@@ -414,6 +414,6 @@ def test_tokens_of_a_step_arent_scattered() -> None:
     x, past = torch.randn(2, 2, 3, 16), torch.randn(2, 2, 5, 16)
     cache = {0: Dim("b"), 2: Dim("past")}
     with pretended(SIZE):
-        program = export(Scattered(), (x, past, past), dynamic_shapes=({0: cache[0], 2: Dim("n")}, cache, cache))
+        program = export(Scattered(), (x, past, past + 1), dynamic_shapes=({0: cache[0], 2: Dim("n")}, cache, cache))
     with pytest.raises(CompileError, match="tokens of a sequence meet in dhlo.all_gather, along dim 0"):
         dhlo.compile(program, pages={"keys": PAGE, "values": PAGE})

@@ -1,0 +1,498 @@
+// Keys and values of many sequences in pools of blocks: which blocks a sequence has, what is shared, what is kept.
+#include "cache.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+namespace dhlo::serve {
+namespace {
+
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+// Evicted at once where there are many blocks: what is evicted one by one, last block first, is no run to give out.
+constexpr int64_t kEvicted = FreeBlocks::kRun;
+
+std::string refused(const CacheOptions& options) {
+  auto text = [](const char* what, int64_t got) { return std::string(what) + ", got " + std::to_string(got); };
+  if (options.block_slots < 1) return text("block_slots must be positive", options.block_slots);
+  if (options.num_blocks < 1 || options.num_blocks > kMostBlocks)
+    return text("num_blocks must be 1 to 2147483647", options.num_blocks);
+  if (options.windows.empty()) return "windows: there must be a group";
+  for (const int64_t window : options.windows)
+    if (window < 0) return text("windows must not be negative", window);
+  const auto groups = static_cast<int64_t>(options.windows.size());
+  for (const PoolLayout& pool : options.pools) {
+    if (pool.heads < 1 || pool.depth_bytes < 1)
+      return text("pools: heads and depth_bytes must be positive", std::min(pool.heads, pool.depth_bytes));
+    if (pool.group < 0 || pool.group >= groups) return text("pools: there is no such group", pool.group);
+  }
+  return "";
+}
+
+// The digest that all keys begin with: blocks of another model, or of another layout, are others.
+Digest model_digest(const CacheOptions& options) {
+  std::vector<int64_t> layout = {options.block_slots, static_cast<int64_t>(options.windows.size())};
+  layout.insert(layout.end(), options.windows.begin(), options.windows.end());
+  for (const PoolLayout& pool : options.pools) layout.insert(layout.end(), {pool.heads, pool.depth_bytes, pool.group});
+  const Digest both[2] = {options.seed, sha256(layout.data(), layout.size() * sizeof(int64_t))};
+  return sha256(both, sizeof both);
+}
+
+}  // namespace
+
+Sequence::~Sequence() {
+  if (state_ != nullptr) cache_->release(state_);
+}
+
+int64_t Sequence::cached() const { return state_ == nullptr ? 0 : state_->cached; }
+int64_t Sequence::size() const { return state_ == nullptr ? 0 : state_->size; }
+int64_t Sequence::capacity() const { return state_ == nullptr ? 0 : cache_->room(*state_); }
+
+Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
+  std::string wrong = refused(options);
+  if (!wrong.empty()) return {DHLO_INVALID_ARGUMENT, "cache: " + wrong};
+  std::unique_ptr<Cache> cache(new Cache);
+  cache->block_slots_ = options.block_slots;
+  cache->num_blocks_ = options.num_blocks;
+  cache->prefix_ = options.prefix;
+  cache->model_ = model_digest(options);
+  cache->swapped_bytes_ = std::make_shared<int64_t>(0);
+  cache->needed_.resize(options.windows.size());
+  cache->groups_.resize(options.windows.size());
+  for (size_t g = 0; g < options.windows.size(); ++g) {
+    cache->groups_[g].window = options.windows[g];
+    if (!cache->groups_[g].blocks.create(options.num_blocks, options.hash_bits))
+      return {DHLO_OUT_OF_MEMORY,
+              "cache: no memory to keep track of " + std::to_string(options.num_blocks) + " blocks"};
+  }
+  cache->pools_.resize(options.pools.size());
+  for (size_t p = 0; p < options.pools.size(); ++p) {
+    const PoolLayout& layout = options.pools[p];
+    Pool& pool = cache->pools_[p];
+    pool.heads = layout.heads;
+    pool.slot_bytes = layout.depth_bytes;
+    int64_t block = 0, all = 0;
+    const bool fits = !__builtin_mul_overflow(layout.heads, layout.depth_bytes, &block) &&
+                      !__builtin_mul_overflow(block, options.block_slots, &block) &&
+                      !__builtin_mul_overflow(block, options.num_blocks, &all);
+    if (!fits || !pool.pages.map(all, true))
+      return {DHLO_OUT_OF_MEMORY,
+              "cache: no memory for pool " + std::to_string(p) + (fits ? " of " + std::to_string(all) + " bytes" : "")};
+    Group& group = cache->groups_[static_cast<size_t>(layout.group)];
+    group.pools.push_back(p);
+    group.block_bytes += block;  // no more than all pools, which are mapped
+  }
+  return cache;
+} catch (const std::bad_alloc&) {
+  return {DHLO_OUT_OF_MEMORY, "out of memory"};  // so short that it needs none
+}
+
+Cache::State* Cache::take_state() noexcept try {
+  if (spare_.empty()) {
+    spare_.reserve(states_.size() + 1);  // so that giving it back can't fail
+    auto made = std::make_unique<State>();
+    made->tables.resize(groups_.size());
+    made->first.resize(groups_.size());
+    states_.push_back(std::move(made));
+    return states_.back().get();
+  }
+  State* state = spare_.back();
+  spare_.pop_back();
+  return state;
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+// The last blocks first: of a chain that is kept, they are evicted before those that they follow.
+void Cache::drop_from(State& state, size_t group, int64_t block) noexcept {
+  std::vector<int32_t>& table = state.tables[group];
+  for (auto i = static_cast<int64_t>(table.size()); i-- > std::max(block, state.first[group]);)
+    groups_[group].blocks.drop(table[static_cast<size_t>(i)]);
+  table.resize(static_cast<size_t>(block));
+  state.first[group] = std::min(state.first[group], block);
+}
+
+void Cache::release(State* state) noexcept {
+  counts_.unused_slots -= unused(*state);
+  for (size_t g = 0; g < groups_.size(); ++g) drop_from(*state, g, 0);
+  state->keys.clear();
+  state->size = state->cached = state->asked = 0;
+  spare_.push_back(state);
+}
+
+// The first block that a token at the position sees.
+int64_t Cache::first_seen(const Group& group, int64_t position) const {
+  return group.window == 0 ? 0 : std::max<int64_t>(position - group.window + 1, 0) / block_slots_;
+}
+
+Sequence Cache::begin(Tokens prompt, std::string_view salt) {
+  State* state = take_state();
+  if (state == nullptr) return {};
+  Sequence sequence(this, state);
+  state->asked = static_cast<int64_t>(prompt.size());
+  if (!prefix_ || prompt.size() == 0) return sequence;
+  state->root = root_key(model_, salt);
+  const int64_t most = (state->asked - 1) / block_slots_;
+  try {
+    state->keys.reserve(static_cast<size_t>(most));
+    for (std::vector<int32_t>& table : state->tables) table.reserve(static_cast<size_t>(most));
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+  // While it is looked for, `first` is where the blocks that are known without a gap begin. Nothing is held yet.
+  int64_t known = 0;
+  bool goes_on = true;
+  for (int64_t i = 0; i < most && goes_on; ++i) {
+    const size_t at = static_cast<size_t>(i * block_slots_);
+    state->keys.push_back(
+        block_key(i == 0 ? state->root : state->keys.back(), {prompt.data() + at, static_cast<size_t>(block_slots_)}));
+    bool whole = true;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const int32_t block = groups_[g].blocks.index().find(state->keys.back());
+      state->tables[g].push_back(std::max(block, 0));
+      if (block < 0) state->first[g] = i + 1;
+      if (block < 0 && groups_[g].window == 0) goes_on = false;
+      whole = whole && state->first[g] <= first_seen(groups_[g], (i + 1) * block_slots_);
+    }
+    if (whole) known = i + 1;
+  }
+  state->keys.resize(static_cast<size_t>(known));
+  state->size = state->cached = known * block_slots_;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<int32_t>& table = state->tables[g];
+    table.resize(static_cast<size_t>(known));
+    state->first[g] = first_seen(groups_[g], state->size);
+    for (auto i = static_cast<size_t>(state->first[g]); i < table.size(); ++i) groups_[g].blocks.hold(table[i]);
+  }
+  return sequence;
+}
+
+bool Cache::reserve(Sequence& sequence, int64_t tokens) {
+  State* state = sequence.state_;
+  if (state == nullptr) return false;
+  if (tokens > state->size) {
+    const auto old = static_cast<int64_t>(state->tables[0].size());
+    const int64_t blocks = std::max(blocks_for(tokens), old);
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      Group& group = groups_[g];
+      needed_[g] = blocks - old;
+      for (int64_t i = state->size / block_slots_; i < old; ++i)
+        if (group.blocks.holders(state->tables[g][static_cast<size_t>(i)]) > 1) ++needed_[g];
+      if (needed_[g] > group.blocks.available()) return false;
+    }
+    try {
+      for (std::vector<int32_t>& table : state->tables)
+        if (table.capacity() < static_cast<size_t>(blocks))
+          table.reserve(std::max(static_cast<size_t>(blocks), 2 * table.capacity()));
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    counts_.unused_slots -= unused(*state);
+    add_room(*state, blocks);
+    counts_.unused_slots += unused(*state);
+  }
+  counts_.asked_tokens += state->asked;
+  if (state->asked > 0) counts_.hit_tokens += state->cached;
+  state->asked = 0;
+  return true;
+}
+
+// needed_ blocks of each group are available.
+void Cache::add_room(State& state, int64_t blocks) noexcept {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    std::vector<int32_t>& table = state.tables[g];
+    make_free(group, needed_[g]);
+    const int64_t written = state.size / block_slots_;
+    for (auto i = static_cast<size_t>(written); i < table.size(); ++i) {
+      const int32_t block = table[i];
+      if (group.blocks.holders(block) == 1) {
+        if (group.blocks.index().has_key(block)) group.blocks.remove_key(block);
+        continue;
+      }
+      table[i] = group.blocks.take(i == 0 ? -1 : table[i - 1]);
+      const int64_t slots = state.size - static_cast<int64_t>(i) * block_slots_;
+      if (slots > 0) {
+        copy_block(group, block, table[i], slots);
+        ++counts_.copies;
+      }
+      group.blocks.drop(block);
+    }
+    while (static_cast<int64_t>(table.size()) < blocks) {
+      const bool alone = static_cast<int64_t>(table.size()) == state.first[g];
+      table.push_back(group.blocks.take(alone ? -1 : table.back()));
+    }
+  }
+}
+
+// Evicts kept blocks until so many are free.
+void Cache::make_free(Group& group, int64_t blocks) noexcept {
+  const int64_t missing = blocks - group.blocks.free();
+  if (missing <= 0) return;
+  const int64_t together = std::clamp<int64_t>(num_blocks_ / 64, 1, kEvicted);
+  for (int64_t left = std::min(std::max(missing, together), group.blocks.kept()); left > 0; --left) {
+    group.blocks.evict(group.blocks.oldest());
+    ++counts_.evictions;
+  }
+}
+
+void Cache::commit(Sequence& sequence, Tokens all) {
+  State* state = sequence.state_;
+  if (state == nullptr) return;
+  const int64_t size = std::min(static_cast<int64_t>(all.size()), room(*state));
+  if (size <= state->size) return;
+  counts_.unused_slots -= size - state->size;
+  state->size = size;
+  if (prefix_) learn(*state, all);
+  drop_behind_windows(*state);
+}
+
+// Gives the full blocks that are new their keys.
+void Cache::learn(State& state, Tokens all) noexcept {
+  const auto full = static_cast<size_t>(state.size / block_slots_), slots = static_cast<size_t>(block_slots_);
+  try {
+    if (state.keys.capacity() < full) state.keys.reserve(std::max(full, 2 * state.keys.capacity()));
+  } catch (const std::bad_alloc&) {
+    return;  // with the next ones
+  }
+  for (size_t i = state.keys.size(); i < full; ++i) {
+    state.keys.push_back(block_key(i == 0 ? state.root : state.keys.back(), {all.data() + i * slots, slots}));
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (static_cast<int64_t>(i) < state.first[g]) continue;
+      BlockGroup& blocks = groups_[g].blocks;
+      int32_t& block = state.tables[g][i];
+      const int32_t known = blocks.index().find(state.keys.back());
+      if (known < 0) {
+        if (blocks.index().has_key(block)) continue;  // another sequence's, which wrote to what it hadn't reserved
+        blocks.set_key(block, state.keys.back());
+      } else if (known != block) {
+        blocks.hold(known);
+        blocks.drop(block);
+        block = known;
+      }
+    }
+  }
+}
+
+void Cache::drop_behind_windows(State& state) noexcept {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const auto end = static_cast<int64_t>(state.tables[g].size());
+    const int64_t seen = std::min(first_seen(groups_[g], state.size), end);
+    for (int64_t& i = state.first[g]; i < seen; ++i) groups_[g].blocks.drop(state.tables[g][static_cast<size_t>(i)]);
+  }
+}
+
+int64_t Cache::truncate(Sequence& sequence, int64_t tokens) {
+  State* state = sequence.state_;
+  if (state == nullptr) return 0;
+  tokens = std::clamp<int64_t>(tokens, 0, room(*state));
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (state->first[g] > first_seen(groups_[g], tokens)) tokens = 0;
+  counts_.unused_slots -= unused(*state);
+  for (size_t g = 0; g < groups_.size(); ++g) drop_from(*state, g, blocks_for(tokens));
+  state->size = std::min(state->size, tokens);
+  state->cached = std::min(state->cached, tokens);
+  state->keys.resize(std::min(state->keys.size(), static_cast<size_t>(state->size / block_slots_)));
+  counts_.unused_slots += unused(*state);
+  return tokens;
+}
+
+Sequence Cache::fork(const Sequence& sequence) {
+  const State* from = sequence.state_;
+  State* state = from == nullptr ? nullptr : take_state();
+  if (state == nullptr) return {};
+  Sequence other(this, state);
+  const auto blocks = static_cast<size_t>(blocks_for(from->size));
+  try {
+    state->keys.reserve(from->keys.size());
+    for (std::vector<int32_t>& table : state->tables) table.reserve(blocks);
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+  state->keys.assign(from->keys.begin(), from->keys.end());
+  state->root = from->root;
+  state->size = from->size;
+  state->cached = from->cached;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const auto begin = from->tables[g].begin();
+    state->tables[g].assign(begin, begin + static_cast<std::ptrdiff_t>(blocks));
+    state->first[g] = std::min(from->first[g], static_cast<int64_t>(blocks));
+    for (auto i = static_cast<size_t>(state->first[g]); i < blocks; ++i) groups_[g].blocks.hold(state->tables[g][i]);
+  }
+  counts_.unused_slots += unused(*state);
+  return other;
+}
+
+Span<const int32_t> Cache::table(const Sequence& sequence, int64_t group) const {
+  if (sequence.state_ == nullptr) return {};
+  const std::vector<int32_t>& table = sequence.state_->tables[static_cast<size_t>(group)];
+  return {table.data(), table.size()};
+}
+
+int64_t Cache::slot(const Sequence& sequence, int64_t group, int64_t position) const {
+  if (position < 0 || position >= sequence.capacity()) return -1;
+  const std::vector<int32_t>& table = sequence.state_->tables[static_cast<size_t>(group)];
+  return table[static_cast<size_t>(position / block_slots_)] * block_slots_ + position % block_slots_;
+}
+
+CacheStats Cache::stats() const {
+  CacheStats stats = counts_;
+  stats.blocks = num_blocks_;
+  for (const Group& group : groups_) {
+    if (&group != &groups_[0] && group.blocks.used() <= stats.used) continue;
+    stats.used = group.blocks.used();
+    stats.shared = group.blocks.shared();
+    stats.kept = group.blocks.kept();
+  }
+  stats.swapped_bytes = *swapped_bytes_;
+  return stats;
+}
+
+void Cache::copy_block(const Group& group, int32_t from, int32_t to, int64_t slots) noexcept {
+  for (const size_t p : group.pools) {
+    const Pool& pool = pools_[p];
+    const int64_t block_bytes = block_slots_ * pool.slot_bytes;
+    for (int64_t head = 0; head < pool.heads; ++head) {
+      uint8_t* data = pool.pages.data() + head * num_blocks_ * block_bytes;
+      std::memcpy(data + to * block_bytes, data + from * block_bytes, static_cast<size_t>(slots * pool.slot_bytes));
+    }
+  }
+}
+
+template <class Piece>
+void Cache::each_piece(const Group& group, int32_t block, Piece&& piece) const noexcept {
+  for (const size_t p : group.pools) {
+    const Pool& pool = pools_[p];
+    const int64_t bytes = block_slots_ * pool.slot_bytes;
+    for (int64_t head = 0; head < pool.heads; ++head)
+      piece(pool.pages.data() + (head * num_blocks_ + block) * bytes, static_cast<size_t>(bytes));
+  }
+}
+
+void Cache::read_block(const Group& group, int32_t block, uint8_t* out) const noexcept {
+  each_piece(group, block, [&](const uint8_t* data, size_t bytes) {
+    std::memcpy(out, data, bytes);
+    out += bytes;
+  });
+}
+
+void Cache::write_block(const Group& group, int32_t block, const uint8_t* data) noexcept {
+  each_piece(group, block, [&](uint8_t* place, size_t bytes) {
+    std::memcpy(place, data, bytes);
+    data += bytes;
+  });
+}
+
+SwappedSequence& SwappedSequence::operator=(SwappedSequence&& other) noexcept {
+  data_.swap(other.data_);
+  first_.swap(other.first_);
+  keys_.swap(other.keys_);
+  std::swap(root_, other.root_);
+  std::swap(size_, other.size_);
+  std::swap(cached_, other.cached_);
+  std::swap(bytes_, other.bytes_);
+  counter_.swap(other.counter_);
+  return *this;
+}
+
+SwappedSequence::~SwappedSequence() {
+  if (counter_ != nullptr) *counter_ -= bytes_;
+}
+
+// Of a table that isn't whole (-1: no block) yet.
+void Cache::give_up(State& state, size_t group) noexcept {
+  std::vector<int32_t>& table = state.tables[group];
+  for (auto i = static_cast<int64_t>(table.size()); i-- > state.first[group];)
+    if (const int32_t block = table[static_cast<size_t>(i)]; block >= 0) groups_[group].blocks.drop(block);
+  table.clear();
+  state.first[group] = 0;
+}
+
+SwappedSequence Cache::swap_out(Sequence& sequence) try {
+  const State* state = sequence.state_;
+  if (state == nullptr) return {};
+  SwappedSequence swapped;
+  const int64_t blocks = blocks_for(state->size);
+  int64_t bytes = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    swapped.data_.emplace_back(static_cast<size_t>((blocks - std::min(state->first[g], blocks)) * group.block_bytes));
+    bytes += static_cast<int64_t>(swapped.data_.back().size());
+    uint8_t* out = swapped.data_.back().data();
+    for (int64_t i = state->first[g]; i < blocks; ++i, out += group.block_bytes)
+      read_block(group, state->tables[g][static_cast<size_t>(i)], out);
+  }
+  swapped.first_ = state->first;
+  swapped.keys_ = state->keys;
+  swapped.root_ = state->root;
+  swapped.size_ = state->size;
+  swapped.cached_ = state->cached;
+  swapped.bytes_ = bytes;
+  swapped.counter_ = swapped_bytes_;
+  *swapped_bytes_ += bytes;
+  {
+    const Sequence released = std::move(sequence);
+  }
+  return swapped;
+} catch (const std::bad_alloc&) {
+  return {};
+}
+
+Sequence Cache::swap_in(SwappedSequence& swapped) {
+  if (!swapped || swapped.counter_ != swapped_bytes_) return {};
+  State* state = take_state();
+  if (state == nullptr) return {};
+  Sequence sequence(this, state);
+  const auto blocks = static_cast<size_t>(blocks_for(swapped.size_));
+  try {
+    state->keys = swapped.keys_;
+    for (std::vector<int32_t>& table : state->tables) table.reserve(blocks);
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+  // Known blocks first, so that they aren't evicted for the others.
+  auto known = [&](size_t g, size_t i) {
+    return i < swapped.keys_.size() ? groups_[g].blocks.index().find(swapped.keys_[i]) : -1;
+  };
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    state->first[g] = std::min(swapped.first_[g], static_cast<int64_t>(blocks));
+    const auto first = static_cast<size_t>(state->first[g]);
+    state->tables[g].resize(blocks);
+    needed_[g] = 0;
+    for (size_t i = first; i < blocks; ++i) {
+      const int32_t block = state->tables[g][i] = known(g, i);
+      if (block >= 0) groups_[g].blocks.hold(block);
+      if (block < 0) ++needed_[g];
+    }
+  }
+  bool fits = true;
+  for (size_t g = 0; g < groups_.size(); ++g) fits = fits && needed_[g] <= groups_[g].blocks.available();
+  if (!fits) {
+    for (size_t g = 0; g < groups_.size(); ++g) give_up(*state, g);
+    state->keys.clear();
+    return {};
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    std::vector<int32_t>& table = state->tables[g];
+    make_free(group, needed_[g]);
+    const uint8_t* data = swapped.data_[g].data();
+    for (auto i = static_cast<size_t>(state->first[g]); i < blocks; ++i, data += group.block_bytes) {
+      if (table[i] >= 0) continue;
+      table[i] = group.blocks.take(static_cast<int64_t>(i) == state->first[g] ? -1 : table[i - 1]);
+      write_block(group, table[i], data);
+      if (i < swapped.keys_.size()) group.blocks.set_key(table[i], swapped.keys_[i]);
+    }
+  }
+  state->root = swapped.root_;
+  state->size = swapped.size_;
+  state->cached = swapped.cached_;
+  counts_.unused_slots += unused(*state);
+  {
+    const SwappedSequence done = std::move(swapped);
+  }
+  return sequence;
+}
+
+}  // namespace dhlo::serve

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Self, TypeAlias, TypedDict, final, type_check_only
+from typing import Any, Self, TypeAlias, TypedDict, final, type_check_only
 
 from torch import Tensor
 from typing_extensions import Buffer as ReadableBuffer
@@ -223,6 +223,42 @@ class Buffer:
     @property
     def nbytes(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# A request's id, choice, dhlo_finish, whether it is the request's last, tokens, their log-probabilities each with those of the most
+# likely ones, index of the stop string or -1, error, tokens of the prompt and those that were cached.
+EngineEvent: TypeAlias = tuple[
+    int, int, int, bool, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...], int, str, int, int
+]
+
+@final
+class Engine:
+    """Serves a step whose caches are pools of blocks. Failures carry the runtime's status."""
+
+    def __new__(
+        cls,
+        model: Model,
+        cache_bytes: int,
+        max_step_tokens: int,
+        max_sequences: int,
+        max_waiting: int,
+        max_positions: int,
+        eos_tokens: ReadableBuffer,
+        vocabulary: ReadableBuffer,
+        vocabulary_offsets: ReadableBuffer,
+        prefix_cache: bool,
+        prompt_lookup: int,
+        cache_folder: str | None,
+        cache_folder_bytes: int,
+        model_digest: ReadableBuffer,
+    ) -> Self: ...
+    def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
+        """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""
+    def cancel(self, request: int, /) -> None: ...
+    def poll(self, timeout: float = -1, /) -> tuple[EngineEvent, ...] | None:
+        """Waits for events; None once the engine is closed."""
+    def drain(self, timeout: float, /) -> bool: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
 
 def sha256(data: ReadableBuffer, portable: bool = False, /) -> bytes:
     """SHA-256 as the runtime computes it; on request without the processor's instructions for it."""

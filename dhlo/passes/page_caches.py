@@ -9,9 +9,8 @@ drafts are the same program.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,23 +102,12 @@ class _Cache:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Caches whose tokens see as much of the past: the last `window` keys, or, if that is 0, all."""
-
-    window: int
-    size: Any  # slots of its pools
-    slots: Any  # i64 [T]: where in its pools the keys and values of each token go
-    tables: Any  # i32 [B, M]: the blocks of each sequence
-
-
-@dataclass(frozen=True)
 class _Inputs:
-    """The arguments that a program of many sequences has beside its own, for T tokens of B sequences with M blocks at most; groups
-    of caches have some of their own."""
+    """The arguments that a program of many sequences has beside its own, for T tokens of B sequences with M blocks at most."""
 
     positions: Any  # i64 [T]: of each token in its sequence
-    slots: Any  # i64 [T], of the first group
-    tables: Any  # i32 [B, M], of the first group
+    slots: Any  # i64 [T]: where in the pools its keys and values go
+    tables: Any  # i32 [B, M]: the blocks of each sequence
     starts: Any  # i32 [B + 1]: its tokens are starts[b] to starts[b + 1] - 1
     lengths: Any  # i32 [B]: its keys, those of its tokens included
 
@@ -136,29 +124,6 @@ class _Pool:
         return list(zip(self.arguments, (self.content.values, self.content.scale), strict=False))
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Attention over joined wholes: what its mask says by comparing positions, and what of it is left to say."""
-
-    op: Any
-    found: Seen
-    mask: Any
-
-    @property
-    def causal(self) -> bool:
-        return bool(self.found.past == 0)
-
-    @property
-    def window(self) -> int:
-        """How many keys up to its own a token sees at most; 0: all."""
-        return self.found.window if self.causal else 0
-
-    @property
-    def wholes(self) -> set[Any]:
-        k, v = list(self.op.operands)[1:3]
-        return {k, defining(v).operands[0] if isinstance(defining(v), Slice) else v}
-
-
 class _Paging:
     """The rewriting of one function, whose pools hold elements in a format (`quantise_caches.FORMATS`), or as they are ("")."""
 
@@ -172,8 +137,6 @@ class _Paging:
         self.tokens = _sizes(self.caches)
         first = len(block.arguments)  # what grows has names of sizes below this
         self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
-        self.names_of = {self.slots.name: "slots", self.sequences.name: "sequences", self.blocks.name: "blocks"}
-        self.unnamed = first + 3
         self.context = self.blocks * self.page
 
     def run(self, masks: Iterable[Any]) -> None:
@@ -183,17 +146,13 @@ class _Paging:
         self._take_positions(inputs.positions)
         row = {self.tokens.batch: sympy.Integer(1), self.tokens.past: self.context - self.tokens.new}
         self._substitute({k: v for k, v in row.items() if k.is_Symbol})
-        reads = [self._read(op, inputs.positions) for op in list(self.block.operations)[:-1] if self._attends(op)]
-        windows = _windows(self.caches, reads)
-        groups = self._add_groups(inputs, sorted(set(windows.values()), key=lambda w: -w if w else -math.inf))
-        group_of = {c.whole: next(g for g in groups if g.window == windows[c.whole]) for c in self.caches}
-        pools = {c.whole: self._write(c, group_of[c.whole]) for c in self.caches}
-        for read in reads:
-            self._attend(read, pools, group_of[read.op.operands[1]].tables, inputs)
+        pools = {c.whole: self._write(c, inputs.slots) for c in self.caches}
+        for op in list(self.block.operations)[:-1]:
+            if isinstance(op, Attention) and op.operands[1] in pools:
+                self._attend(op, pools, inputs)
         for c in self.caches:
             _check_unread(c.whole, c.name)
-        self._return(pools, masks)
-        self._say(inputs, groups, {a: groups.index(group_of[whole]) for whole, pool in pools.items() for a in pool.arguments})
+        self._return(pools, masks, inputs)
 
     # ------------------------------------------------------------------ arguments
     def drop_masks(self) -> list[Any]:
@@ -229,17 +188,6 @@ class _Paging:
             self._add("starts", "i32", [self.sequences + 1]),
             self._add("lengths", "i32", [self.sequences]),
         )
-
-    def _add_groups(self, inputs: _Inputs, windows: Sequence[int]) -> list[_Group]:
-        groups = [_Group(windows[0], self.slots, inputs.slots, inputs.tables)]
-        for g, window in enumerate(windows[1:], 1):
-            slots = self._add(f"slots.{g}", "i64", [self.tokens.new])
-            tables = self._add(f"tables.{g}", "i32", [self.sequences, self.blocks])
-            size = symbol(f"cap{self.unnamed}")
-            self.unnamed += 1
-            self.names_of[size.name] = f"slots_{g}"
-            groups.append(_Group(window, size, slots, tables))
-        return groups
 
     def _take_positions(self, positions: Any) -> None:
         """Positions that the program counts from the length of the past become the argument."""
@@ -295,7 +243,7 @@ class _Paging:
                 op.operation.attributes[name] = to_attr(new[0] if isinstance(given, str) else new)
 
     # ------------------------------------------------------------------ caches and attention
-    def _write(self, c: _Cache, group: _Group) -> _Pool:
+    def _write(self, c: _Cache, slots: Any) -> _Pool:
         """The cache becomes a pool, and one of scales if its rows have such, which what is new is written to; gives them."""
         t = from_mlir(c.new)
         _, heads, new, depth = t.shape
@@ -304,32 +252,26 @@ class _Paging:
             if self.form:
                 _check_form(c, self.form)
                 rows = stored_as(self.form, rows.values)
-            c.argument.set_type(from_mlir(rows.values).with_shape([heads, group.size, depth]).mlir())
+            c.argument.set_type(from_mlir(rows.values).with_shape([heads, self.slots, depth]).mlir())
             arguments = [c.argument]
             if rows.scale is not None:
-                arguments.append(self._add(f"{c.name}.scale", "f32", [heads, group.size, 1]))
+                arguments.append(self._add(f"{c.name}.scale", "f32", [heads, self.slots, 1]))
             where = {"dims": [1], "at": 1, "how": "set", "wrap": False}
             both = zip(arguments, (rows.values, rows.scale), strict=False)
-            return _Pool(arguments, Stored(*(build(Scatter, [a, group.slots, x], where).results[0] for a, x in both)))
+            return _Pool(arguments, Stored(*(build(Scatter, [a, slots, x], where).results[0] for a, x in both)))
 
-    def _attends(self, op: Any) -> bool:
-        return isinstance(op, Attention) and op.operands[1] in [c.whole for c in self.caches]
-
-    def _read(self, op: Any, positions: Any) -> _Read:
-        with ir.InsertionPoint(op.operation), op.location:
-            return _Read(op, *self._masked(extra(op, 4), positions))
-
-    def _attend(self, read: _Read, pools: dict[Any, _Pool], tables: Any, inputs: _Inputs) -> None:
+    def _attend(self, op: Any, pools: dict[Any, _Pool], inputs: _Inputs) -> None:
         """Attention over two joined wholes reads their pools."""
-        op = read.op
         q, k, v = list(op.operands)[:3]
         with ir.InsertionPoint(op.operation), op.location:
-            more = [x for x in (read.mask, extra(op, 1)) if x is not None]
+            found, mask = self._masked(extra(op, 4), inputs.positions)
+            causal = found.past == 0
+            more = [x for x in (mask, extra(op, 1)) if x is not None]
             keys = pools[k].content
             values = pools[v].content if v in pools else replace(keys, values=_columns_of(keys.values, v))
             dtype = from_mlir(q).dtype.name
-            operands = [q, keys.decoded(dtype), values.decoded(dtype), tables, inputs.starts, inputs.lengths, *more]
-            attrs = {"block": self.page, "window": read.found.window, "causal": read.causal}
+            operands = [q, keys.decoded(dtype), values.decoded(dtype), inputs.tables, inputs.starts, inputs.lengths, *more]
+            attrs = {"block": self.page, "window": found.window, "causal": causal}
             attrs |= {name: attr(op, name) for name in ("scale", "softcap")}
             y = build(PagedAttention, operands, attrs).results[0]
         op.results[0].replace_all_uses_with(y)
@@ -348,20 +290,23 @@ class _Paging:
         return found, together([], added, from_mlir(mask)) if added else None
 
     # ------------------------------------------------------------------ the function
-    def _say(self, inputs: _Inputs, groups: Sequence[_Group], pools: dict[Any, int]) -> None:
+    def _say(self, inputs: _Inputs, pools: dict[Any, _Pool]) -> None:
         """Marks what each argument is, for whoever feeds it."""
+        attends = [op for op in self.block.operations if isinstance(op, PagedAttention)]
+        windows = [attr(op, "window") for op in attends if attr(op, "causal")]
+        all_see = len(windows) < len(attends) or 0 in windows
         roles: dict[Any, str | tuple[str, int]] = {
             inputs.positions: "positions",
             inputs.starts: "starts",
             inputs.lengths: "lengths",
-            **{group.slots: ("slots", g) for g, group in enumerate(groups)},
-            **{group.tables: ("tables", g) for g, group in enumerate(groups)},
-            **{argument: ("pool", g) for argument, g in pools.items()},
+            inputs.slots: ("slots", 0),
+            inputs.tables: ("tables", 0),
+            **{argument: ("pool", 0) for pool in pools.values() for argument in pool.arguments},
         }
         numbered = {v.arg_number: role for v, role in roles.items()}
-        mark_paging(self.block, self.page, [group.window for group in groups], numbered)
+        mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered)
 
-    def _return(self, pools: dict[Any, _Pool], masks: Iterable[Any]) -> None:
+    def _return(self, pools: dict[Any, _Pool], masks: Iterable[Any], inputs: _Inputs) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""
         end, updates = list(self.block.operations)[-1], updates_of(self.block)
         kept = [(i, v, updates.get(i)) for i, v in enumerate(end.operands) if _through_views(v) not in pools]
@@ -376,10 +321,12 @@ class _Paging:
         mark_results(self.block, marks | {len(kept) + i: a.arg_number for i, (a, _) in enumerate(written)})
         for k in sorted((m.arg_number for m in masks), reverse=True):
             erase_argument(self.block, k)
+        self._say(inputs, pools)
         module = self.block.owner.parent.opview
         used = {s.name for v in self.block.arguments for e in from_mlir(v).shape for s in e.free_symbols}
+        named = zip((self.slots, self.sequences, self.blocks), ("slots", "sequences", "blocks"), strict=True)
         set_ranges(module, {n: r for n, r in ranges_of(module).items() if n in used})
-        set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | self.names_of)
+        set_user_names(module, {n: x for n, x in user_names(module).items() if n in used} | {s.name: x for s, x in named})
 
 
 def _merge_columns(block: Any) -> None:
@@ -402,20 +349,6 @@ def _merge_columns(block: Any) -> None:
             c.join.operation.erase()
         for k in sorted((c.argument.arg_number for c in parts[1:]), reverse=True):
             erase_argument(block, k)
-
-
-def _windows(caches: Sequence[_Cache], reads: Sequence[_Read]) -> dict[Any, int]:
-    """How much of each joined whole its readers see at most: those of one attention are a group, as they have a table in common."""
-    seen_of = {c.whole: [r.window for r in reads if c.whole in r.wholes] for c in caches}
-    windows = {whole: _widest(found) for whole, found in seen_of.items()}
-    for _ in caches:
-        for r in reads:
-            windows |= dict.fromkeys(r.wholes, _widest([windows[whole] for whole in r.wholes]))
-    return windows
-
-
-def _widest(windows: Sequence[int]) -> int:
-    return 0 if 0 in windows else max(windows, default=0)
 
 
 def _check_form(c: _Cache, form: str) -> None:

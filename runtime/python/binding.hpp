@@ -158,6 +158,7 @@ dhlo_communicator communicator_of(PyObject* object);
 // The exception that such a hook failed with on this thread, since the last call of this; null if none did. New
 // reference.
 PyObject* take_hook_error();
+bool add_engine_type(PyObject* module);
 // Borrowed; set by add_model_type.
 PyTypeObject* model_type();
 

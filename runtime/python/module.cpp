@@ -107,7 +107,7 @@ int exec(PyObject* module) {
     return -1;
   }
   const bool ok = add_model_type(module) && add_session_type(module) && add_buffer_type(module) &&
-                  add_communicator_type(module) &&
+                  add_communicator_type(module) && add_engine_type(module) &&
                   PyModule_AddIntConstant(module, "ABI_VERSION", static_cast<long>(dhlo_runtime_abi_version())) == 0;
   if (!ok) return -1;
   const uint32_t version = dhlo_runtime_version();

@@ -1,0 +1,320 @@
+"""The serving engine: takes requests at any time, and runs a compiled step over parts of many of them at once.
+
+Requests are scheduled, computed and sampled by threads of the native engine (`runtime/serve/`). A thread of this module waits for
+what they say, without Python's lock, and hands it on to whoever waits for a request, in threads or on event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from array import array
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from dhlo import _runtime
+from dhlo.errors import ContractError, DeadlineError, translate
+from dhlo.serve.types import (
+    Choice,
+    EngineOptions,
+    EngineStats,
+    Event,
+    FinishReason,
+    Output,
+    QueueFullError,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+if TYPE_CHECKING:
+    from dhlo.model import CompiledModel
+
+__all__ = ["Engine", "Request"]
+
+_OPTIONS, _PARAMS = EngineOptions(), SamplingParams()  # the defaults
+# By dhlo_finish of serve.h.
+_FINISHES = (
+    None,
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.CANCELLED,
+    FinishReason.DEADLINE,
+    FinishReason.ERROR,
+)
+
+
+class Request:
+    """A request that an engine has taken. Its events can be gone through any number of times, by any thread."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, prompt_tokens: int) -> None:
+        self.id = 0
+        self.params = params
+        self.prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
+        self._engine: Engine | None = engine  # until it has ended, so that it does
+        self._events = list[Event]()
+        self._ended = False
+        self._changed = threading.Condition()
+        self._waiters = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt whose keys and values were known; 0 until there is an event."""
+        return self._cached_tokens
+
+    def cancel(self) -> None:
+        """Ends the request with FinishReason.CANCELLED; does nothing if it has ended."""
+        engine = self._engine
+        if engine is not None:
+            engine._native.cancel(self.id)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Its events, from the first; waits for those that are to come, and ends after the last choice's end."""
+        at = 0
+        while True:
+            with self._changed:
+                while len(self._events) == at and not self._ended:
+                    self._changed.wait()
+                new = self._events[at:]
+            if not new:
+                return
+            yield from new
+            at += len(new)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """The same, waiting on the running event loop."""
+        loop, at = asyncio.get_running_loop(), 0
+        while True:
+            with self._changed:
+                new, ended = self._events[at:], self._ended
+                if not new and not ended:
+                    waiter = loop.create_future()
+                    self._waiters.append((loop, waiter))
+            if new:
+                for event in new:
+                    yield event
+                at += len(new)
+            elif ended:
+                return
+            else:
+                await waiter
+
+    def result(self, timeout: float | None = None) -> Output:
+        """Waits until it has ended. Raises DeadlineError if that takes more than `timeout` seconds: the request goes on."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, timeout):
+                raise DeadlineError(f"request {self.id} hasn't ended within {timeout} seconds")
+        return Output(tuple(self._choice(i) for i in range(self.params.n)), self.prompt_tokens, self._cached_tokens)
+
+    def _choice(self, index: int) -> Choice:
+        events = [e for e in self._events if e.choice == index]
+        last = events[-1]
+        assert last.finish is not None
+        tokens = tuple(t for e in events for t in e.tokens)
+        return Choice(tokens, last.finish, tuple(x for e in events for x in e.logprobs), last.stop, last.error)
+
+    def _take(self, events: Sequence[_runtime.EngineEvent]) -> None:
+        """Called by the dispatcher's thread."""
+        made = [
+            Event(
+                choice,
+                tokens,
+                tuple(TokenLogprobs(*x) for x in logprobs),
+                _FINISHES[finish],
+                self.params.stop[stop] if stop >= 0 else None,
+                error,
+            )
+            for _, choice, finish, _, tokens, logprobs, stop, error, _, _ in events
+        ]
+        with self._changed:
+            self._events += made
+            self._ended = events[-1][3]
+            self._cached_tokens = events[-1][9]
+            self._changed.notify_all()
+            waiters, self._waiters = self._waiters, []
+        if self._ended:
+            self._engine = None
+        for loop, waiter in waiters:
+            try:
+                loop.call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                continue
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class _Requests:
+    """Those in work, by id."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.by_id = dict[int, Request]()
+
+    def dispatch(self, native: _runtime.Engine) -> None:
+        """Hands on events until the engine is closed."""
+        while (events := native.poll()) is not None:
+            grouped: dict[int, list[_runtime.EngineEvent]] = {}
+            for event in events:
+                grouped.setdefault(event[0], []).append(event)
+            with self.changed:
+                taken = [(self.by_id[id], mine) for id, mine in grouped.items()]
+            for request, mine in taken:
+                request._take(mine)
+            with self.changed:
+                for request, mine in taken:
+                    if mine[-1][3]:
+                        del self.by_id[request.id]
+                self.changed.notify_all()
+            del taken, request  # of which the last reference may be one to the engine
+
+
+def _close(native: _runtime.Engine, dispatcher: threading.Thread) -> None:
+    native.close()
+    if dispatcher is not threading.current_thread():  # which may drop the last reference to an engine
+        dispatcher.join()
+
+
+class Engine:
+    """Serves a compiled step whose caches are pools of blocks (`dhlo.compile(step_program(model), pages=...)`).
+
+    It is closed when it is no longer referenced, by `with`, or as Python exits. All methods may be called by any thread."""
+
+    def __init__(self, model: CompiledModel | _runtime.Model, options: EngineOptions = _OPTIONS) -> None:
+        """Raises ContractError for a model that is no such step, and for options out of range; MemoryError."""
+        vocabulary = options.vocabulary
+        offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
+        try:
+            self._native = _runtime.Engine(
+                model if isinstance(model, _runtime.Model) else model.native,
+                _size(options.cache_bytes, "cache_bytes"),
+                options.max_step_tokens,
+                options.max_sequences,
+                options.max_waiting,
+                _size(options.max_positions, "max_positions"),
+                array("i", options.eos_tokens),
+                b"".join(vocabulary),
+                offsets,
+                options.prefix_cache,
+                options.prompt_lookup,
+                options.cache_folder,
+                options.cache_folder_bytes,
+                b"",
+            )
+        except (TypeError, ValueError, OverflowError, RuntimeError) as e:
+            raise _translated(e) from None
+        self.options = options
+        self._requests = _Requests()
+        dispatcher = threading.Thread(target=self._requests.dispatch, args=(self._native,), name="dhlo-engine", daemon=True)
+        dispatcher.start()
+        self._closer = weakref.finalize(self, _close, self._native, dispatcher)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams = _PARAMS) -> Request:
+        """Takes a request, at once. Raises ContractError for what is out of range, and for a prompt that leaves no room for another
+        token; QueueFullError if as many wait as may, and for an engine that is drained or closed."""
+        try:
+            tokens = array("i", prompt)
+            request = Request(self, params, len(tokens))
+            packed = _pack(params)
+            with self._requests.changed:  # so that there is no event before the request is known
+                request.id = self._native.submit(tokens, *packed)
+                self._requests.by_id[request.id] = request
+        except (TypeError, ValueError, OverflowError, RuntimeError) as e:
+            raise _translated(e) from None
+        return request
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] = _PARAMS
+    ) -> list[Output]:
+        """Submits all and waits for them; `params` for all or for each. Raises what `submit` raises, after the others are
+        cancelled."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        if len(each) != len(prompts):
+            raise ContractError(f"params: one for each of {len(prompts)} prompts is needed, got {len(each)}")
+        requests = list[Request]()
+        try:
+            for prompt, its in zip(prompts, each, strict=True):
+                requests.append(self.submit(prompt, its))
+            return [r.result() for r in requests]
+        except BaseException:
+            for r in requests:
+                r.cancel()
+            raise
+
+    def stats(self) -> EngineStats:
+        """What it has done and holds, as of the last step."""
+        stats = self._native.stats()
+        finished = {f.value: n for f, n in zip(_FINISHES, stats["finished"], strict=True) if f is not None}
+        return EngineStats(**{f.name: stats[f.name] for f in fields(EngineStats) if f.name in stats} | {"finished": finished})
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Takes no more requests, and waits, at most `timeout` seconds, until those in work have ended; whether they have."""
+        begin = time.monotonic()
+        if not self._native.drain(-1.0 if timeout is None else max(timeout, 0.0)):
+            return False
+        rest = None if timeout is None else max(begin + timeout - time.monotonic(), 0.0)
+        requests = self._requests
+        with requests.changed:  # until they know it
+            return requests.changed.wait_for(lambda: not requests.by_id, rest)
+
+    def close(self) -> None:
+        """Cancels what is left, and ends the engine's threads."""
+        self._closer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _size(value: int | None, name: str) -> int:
+    """As the native engine takes it: 0 for what it is to choose."""
+    if value is None:
+        return 0
+    if value < 1:
+        raise ContractError(f"{name} is at least 1, got {value}")
+    return value
+
+
+def _pack(params: SamplingParams) -> tuple[object, ...]:
+    """In the order of `_runtime.Engine.submit`."""
+    if params.timeout is not None and not params.timeout >= 0:
+        raise ContractError(f"timeout is at least 0, got {params.timeout}")
+    if params.logprobs is not None and params.logprobs < 0:
+        raise ContractError(f"logprobs is at least 0, got {params.logprobs}")
+    return (
+        params.priority,
+        params.max_tokens,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        (array("i", params.logit_bias.keys()), array("f", params.logit_bias.values())),
+        params.seed,
+        params.n,
+        -1 if params.logprobs is None else params.logprobs,
+        params.ignore_eos,
+        tuple(s.encode() for s in params.stop),
+        -1.0 if params.timeout is None else float(params.timeout),
+        params.cache_salt.encode(),
+        params.speculate,
+        (array("i", params.stop_tokens),),
+        params.constrain,
+    )
+
+
+def _translated(error: Exception) -> Exception:
+    if getattr(error, "status", None) == "busy":
+        return QueueFullError(str(error))
+    return ContractError(str(error)) if isinstance(error, OverflowError) else translate(error)

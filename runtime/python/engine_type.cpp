@@ -1,0 +1,333 @@
+// The Python type Engine: serves a step over pools of blocks; dhlo/serve/engine.py makes requests of its events.
+#include <new>
+#include <vector>
+
+#include "binding.hpp"
+#include "dhlo/serve.h"
+
+namespace dhlo::python {
+namespace {
+
+struct EngineObject {
+  PyObject_HEAD dhlo_engine* engine;
+};
+
+dhlo_engine* handle(PyObject* self) { return reinterpret_cast<EngineObject*>(self)->engine; }
+
+PyObject* raise_last(dhlo_status status) { return raise(status, dhlo_serve_last_error()); }
+
+// Buffers of one call, given back at its end.
+class Buffers {
+ public:
+  Buffers() = default;
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() {
+    for (Py_buffer& buffer : buffers_)
+      if (buffer.obj != nullptr) PyBuffer_Release(&buffer);
+  }
+  Py_buffer* next() { return &buffers_[count_++]; }
+  // The elements of a buffer of T.
+  template <class T>
+  static const T* data(const Py_buffer& buffer) {
+    return static_cast<const T*>(buffer.buf);
+  }
+  template <class T>
+  static int64_t count(const Py_buffer& buffer) {
+    return static_cast<int64_t>(buffer.len) / static_cast<int64_t>(sizeof(T));
+  }
+
+ private:
+  Py_buffer buffers_[8] = {};
+  size_t count_ = 0;
+};
+
+int64_t nanoseconds(double seconds) {
+  constexpr double kMost = 9e18;
+  return seconds < 0 ? -1 : seconds * 1e9 < kMost ? static_cast<int64_t>(seconds * 1e9) : -1;
+}
+
+// A tuple of what `item` returns (new references) for each index.
+template <class Item>
+PyObject* make_tuple(int64_t count, Item item) {
+  Ref tuple(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (int64_t i = 0; tuple && i < count; ++i) {
+    PyObject* object = item(i);
+    if (object == nullptr) return nullptr;
+    PyTuple_SetItem(tuple.get(), static_cast<Py_ssize_t>(i), object);
+  }
+  return tuple.release();
+}
+
+// dhlo_constrain_fn: `user` is the request's callable. On the engine's thread.
+int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* tokens, int64_t num_tokens,
+                  uint32_t* allowed, int64_t num_words) {
+  const WithGil locked;
+  Ref so_far(make_tuple(num_tokens, [tokens](int64_t i) { return PyLong_FromLong(tokens[i]); }));
+  Ref bytes(so_far ? PyMemoryView_FromMemory(reinterpret_cast<char*>(allowed),
+                                             static_cast<Py_ssize_t>(num_words * sizeof(uint32_t)), PyBUF_WRITE)
+                   : nullptr);
+  Ref words(bytes ? PyObject_CallMethod(bytes.get(), "cast", "s", "I") : nullptr);
+  Ref result(words ? PyObject_CallFunction(static_cast<PyObject*>(user), "iOO", choice, so_far.get(), words.get())
+                   : nullptr);
+  const bool ok = static_cast<bool>(result);
+  if (!ok) PyErr_WriteUnraisable(static_cast<PyObject*>(user));
+  return ok ? 0 : 1;
+}
+
+PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {
+      "model",         "cache_bytes",  "max_step_tokens",    "max_sequences",      "max_waiting",
+      "max_positions", "eos_tokens",   "vocabulary",         "vocabulary_offsets", "prefix_cache",
+      "prompt_lookup", "cache_folder", "cache_folder_bytes", "model_digest",       nullptr};
+  PyObject *model = nullptr, *folder = nullptr;
+  long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
+  int prefix = 1;
+  Buffers buffers;
+  Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*", const_cast<char**>(names), model_type(), &model,
+                                  &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes, &offsets,
+                                  &prefix, &lookup, &folder, &folder_bytes, &digest) == 0)
+    return nullptr;
+  dhlo_engine_options options;
+  dhlo_engine_options_init(&options);
+  options.cache_bytes = cache_bytes;
+  options.max_step_tokens = step_tokens;
+  options.max_sequences = sequences;
+  options.max_waiting = waiting;
+  options.max_positions = positions;
+  options.eos_tokens = Buffers::data<int32_t>(eos);
+  options.num_eos_tokens = Buffers::count<int32_t>(eos);
+  if (offsets.len > 0) {
+    options.vocabulary = Buffers::data<char>(bytes);
+    options.vocabulary_offsets = Buffers::data<int64_t>(offsets);
+    options.num_vocabulary = Buffers::count<int64_t>(offsets) - 1;
+  }
+  options.prefix_cache = prefix;
+  options.prompt_lookup = lookup;
+  Ref path(folder == Py_None ? nullptr : PyUnicode_EncodeFSDefault(folder));
+  if (folder != Py_None) {
+    if (!path) return nullptr;
+    options.cache_folder = PyBytes_AsString(path.get());
+    options.cache_folder_bytes = folder_bytes;
+  }
+  options.constrain = constrain;
+  if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
+
+  auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  Ref self(allocate(type, 0));
+  if (!self) return nullptr;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_create(reinterpret_cast<ModelObject*>(model)->model, &options,
+                                &reinterpret_cast<EngineObject*>(self.get())->engine);
+  }
+  return status == DHLO_OK ? self.release() : raise_last(status);
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  return fenced([&] { return create_unfenced(type, args, kwargs); });
+}
+
+// Lets go of the callables of requests that have ended.
+void drop_constraints(const dhlo_event* const* events, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (events[i]->last != 0) drop(static_cast<PyObject*>(events[i]->user));
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  if (dhlo_engine* engine = handle(self); engine != nullptr) {
+    const dhlo_event* const* events = nullptr;
+    int64_t count = 0;
+    dhlo_status status = DHLO_OK;
+    {
+      WithoutGil others_run;
+      dhlo_engine_close(engine);
+      status = dhlo_engine_poll(engine, 0, &events, &count);
+    }
+    if (status == DHLO_OK) drop_constraints(events, count);
+    dhlo_engine_destroy(engine);
+  }
+  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+  free(self);
+  Py_DECREF(reinterpret_cast<PyObject*>(type));
+}
+
+PyObject* submit_unfenced(PyObject* self, PyObject* args) {
+  dhlo_sampling how;
+  dhlo_sampling_init(&how);
+  Buffers buffers;
+  Py_buffer &prompt = *buffers.next(), &bias_tokens = *buffers.next(), &bias = *buffers.next(),
+            &stop_tokens = *buffers.next(), &salt = *buffers.next();
+  PyObject *seed = nullptr, *stops = nullptr, *constraint = nullptr;
+  long long max_tokens = 0, top_k = 0;
+  double timeout = 0;
+  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)O:submit", &prompt, &how.priority, &max_tokens,
+                       &how.temperature, &top_k, &how.top_p, &how.min_p, &how.presence_penalty, &how.frequency_penalty,
+                       &how.repetition_penalty, &bias_tokens, &bias, &seed, &how.n, &how.logprobs, &how.ignore_eos,
+                       &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint) == 0)
+    return nullptr;
+  how.max_tokens = max_tokens;
+  how.top_k = top_k;
+  how.bias_tokens = Buffers::data<int32_t>(bias_tokens);
+  how.bias = Buffers::data<float>(bias);
+  how.num_bias = Buffers::count<int32_t>(bias_tokens);
+  how.stop_tokens = Buffers::data<int32_t>(stop_tokens);
+  how.num_stop_tokens = Buffers::count<int32_t>(stop_tokens);
+  how.salt = Buffers::data<char>(salt);
+  how.salt_bytes = salt.len;
+  if (seed != Py_None) {
+    how.has_seed = 1;
+    how.seed = PyLong_AsUnsignedLongLongMask(seed);
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
+  // 0 seconds are over at once, which isn't no limit.
+  if (timeout >= 0) how.timeout_ns = nanoseconds(timeout) < 0 ? 0 : nanoseconds(timeout) + 1;
+  std::vector<const char*> texts;
+  std::vector<int64_t> lengths;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(stops); ++i) {
+    char* text = nullptr;
+    Py_ssize_t length = 0;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(stops, i), &text, &length) != 0) return nullptr;
+    texts.push_back(text);
+    lengths.push_back(length);
+  }
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  how.stops = texts.data();
+  how.stop_bytes = lengths.data();
+  how.num_stops = static_cast<int64_t>(texts.size());
+  if (constraint != Py_None) {
+    how.constrained = 1;
+    how.user = constraint;
+    Py_INCREF(constraint);  // until the request's last event
+  }
+  uint64_t id = 0;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status =
+        dhlo_engine_submit(handle(self), Buffers::data<int32_t>(prompt), Buffers::count<int32_t>(prompt), &how, &id);
+  }
+  if (status == DHLO_OK) return PyLong_FromUnsignedLongLong(id);
+  if (how.user != nullptr) drop(constraint);
+  return raise_last(status);
+}
+
+PyObject* submit(PyObject* self, PyObject* args) {
+  return fenced([&] { return submit_unfenced(self, args); });
+}
+
+PyObject* cancel(PyObject* self, PyObject* args) {
+  unsigned long long id = 0;
+  if (PyArg_ParseTuple(args, "K:cancel", &id) == 0) return nullptr;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_cancel(handle(self), id);
+  }
+  if (status != DHLO_OK) return raise_last(status);
+  Py_RETURN_NONE;
+}
+
+PyObject* logprobs_of(const dhlo_event& event) {
+  if (event.logprobs == nullptr) return make_tuple(0, [](int64_t) -> PyObject* { return nullptr; });
+  return make_tuple(event.num_tokens, [&event](int64_t i) -> PyObject* {
+    Ref top(make_tuple(event.num_top, [&event, i](int64_t j) {
+      const int64_t at = i * event.num_top + j;
+      return Py_BuildValue("(id)", event.top_tokens[at], static_cast<double>(event.top_logprobs[at]));
+    }));
+    return top ? Py_BuildValue("(dO)", static_cast<double>(event.logprobs[i]), top.get()) : nullptr;
+  });
+}
+
+PyObject* event_of(const dhlo_event& event) {
+  Ref tokens(make_tuple(event.num_tokens, [&event](int64_t i) { return PyLong_FromLong(event.tokens[i]); }));
+  Ref logprobs(tokens ? logprobs_of(event) : nullptr);
+  if (!logprobs) return nullptr;
+  return Py_BuildValue("(KiiOOOisLL)", static_cast<unsigned long long>(event.request), event.choice, event.finish,
+                       event.last != 0 ? Py_True : Py_False, tokens.get(), logprobs.get(), event.stop, event.error,
+                       static_cast<long long>(event.prompt_tokens), static_cast<long long>(event.cached_tokens));
+}
+
+PyObject* poll(PyObject* self, PyObject* args) {
+  double timeout = -1;
+  if (PyArg_ParseTuple(args, "|d:poll", &timeout) == 0) return nullptr;
+  const dhlo_event* const* events = nullptr;
+  int64_t count = 0;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_poll(handle(self), nanoseconds(timeout), &events, &count);
+  }
+  if (status == DHLO_CANCELLED) Py_RETURN_NONE;
+  if (status != DHLO_OK) return raise_last(status);
+  PyObject* made = make_tuple(count, [events](int64_t i) { return event_of(*events[i]); });
+  drop_constraints(events, count);
+  return made;
+}
+
+PyObject* drain(PyObject* self, PyObject* args) {
+  double timeout = -1;
+  if (PyArg_ParseTuple(args, "d:drain", &timeout) == 0) return nullptr;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_drain(handle(self), nanoseconds(timeout));
+  }
+  if (status != DHLO_OK && status != DHLO_DEADLINE) return raise_last(status);
+  return PyBool_FromLong(status == DHLO_OK);
+}
+
+PyObject* close(PyObject* self, PyObject*) {
+  {
+    WithoutGil others_run;
+    dhlo_engine_close(handle(self));
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* stats(PyObject* self, PyObject*) {
+  dhlo_engine_stats s{};
+  s.struct_bytes = sizeof s;
+  if (const dhlo_status status = dhlo_engine_get_stats(handle(self), &s); status != DHLO_OK) return raise_last(status);
+  Ref finished(make_tuple(DHLO_FINISH_ERROR + 1, [&s](int64_t i) { return PyLong_FromLongLong(s.finished[i]); }));
+  if (!finished) return nullptr;
+  auto number = [](int64_t n) { return static_cast<long long>(n); };
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d}", "running",
+                       number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
+                       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens",
+                       number(s.generated_tokens), "preemptions", number(s.preemptions), "drafted_tokens",
+                       number(s.drafted_tokens), "accepted_tokens", number(s.accepted_tokens), "finished",
+                       finished.get(), "blocks", number(s.blocks), "blocks_used", number(s.blocks_used),
+                       "blocks_cached", number(s.blocks_cached), "unused_slots", number(s.unused_slots), "step_seconds",
+                       static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
+                       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9);
+}
+
+}  // namespace
+
+bool add_engine_type(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"submit", submit, METH_VARARGS, "Takes a request; its id."},
+      {"cancel", cancel, METH_VARARGS, "Ends a request."},
+      {"poll", poll, METH_VARARGS, "Waits for events, at most so many seconds; None once the engine is closed."},
+      {"drain", drain, METH_VARARGS, "Takes no more requests; whether all ended within so many seconds."},
+      {"close", close, METH_NOARGS, "Ends all requests, and the engine's thread."},
+      {"stats", stats, METH_NOARGS, "What the engine has done and holds."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(create)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+      {Py_tp_methods, methods},
+      {Py_tp_doc, const_cast<char*>("Serves a step whose caches are pools of blocks: see dhlo.serve.engine.")},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"dhlo._runtime.Engine", sizeof(EngineObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) == 0;
+}
+
+}  // namespace dhlo::python

@@ -1,0 +1,204 @@
+/* Serving a language model from C: an engine that takes requests at any time, and runs a compiled step, whose caches
+ * are pools of blocks (`dhlo.compile(..., pages=...)`), over parts of many of them at once (continuous batching).
+ *
+ * Conventions are those of dhlo/runtime.h: statuses, structs that start with `struct_bytes` and are filled by their
+ * *_init function first, nothing throws, aborts or prints, and `out` arguments are written on success only. After a
+ * failure its text is in dhlo_serve_last_error().
+ *
+ * Threads: all functions may be called from any number of threads at once, but where one says otherwise. Steps run on a
+ * thread of the engine's, or on the host's in dhlo_engine_step.
+ */
+#ifndef DHLO_SERVE_H
+#define DHLO_SERVE_H
+
+#include "dhlo/runtime.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Takes requests and answers them by events. Owned by whoever created it. */
+typedef struct dhlo_engine dhlo_engine;
+
+/* Text of the last failure of a function of this header on the calling thread; valid until the next one. Never NULL. */
+DHLO_API const char* dhlo_serve_last_error(void);
+
+/* ---- events --------------------------------------------------------------------------------------------------------
+ */
+
+/* Why a choice ended. */
+typedef enum dhlo_finish {
+  DHLO_FINISH_NONE = 0,      /* it goes on */
+  DHLO_FINISH_STOP = 1,      /* by a stop token, which is given, or a stop string */
+  DHLO_FINISH_LENGTH = 2,    /* max_tokens, or the largest number of positions */
+  DHLO_FINISH_CANCELLED = 3, /* by dhlo_engine_cancel, or as the engine was closed */
+  DHLO_FINISH_DEADLINE = 4,
+  DHLO_FINISH_ERROR = 5 /* dhlo_event.error says what */
+} dhlo_finish;
+
+/* New tokens of a choice, its end, or both. Fields are only ever added behind the last; struct_bytes tells which there
+ * are. */
+typedef struct dhlo_event {
+  uint32_t struct_bytes;
+  int32_t choice; /* 0 to n - 1 */
+  uint64_t request;
+  void* user;     /* dhlo_sampling.user */
+  int32_t finish; /* a dhlo_finish; not NONE: the choice's last event */
+  int32_t last;   /* 1: the request's last event */
+  int64_t num_tokens;
+  const int32_t* tokens;
+  int64_t num_top;           /* of each token; at most dhlo_sampling.logprobs, and the vocabulary's size */
+  const float* logprobs;     /* [num_tokens], natural logarithms; NULL if they weren't asked for */
+  const int32_t* top_tokens; /* [num_tokens, num_top], the most likely first; NULL if num_top is 0 */
+  const float* top_logprobs; /* the same */
+  int32_t stop; /* of a choice that a stop string ended: its index. All tokens up to the one that completes it are
+                   given, and none but those of this event has a byte of it; else -1 */
+  int32_t reserved;
+  const char* error; /* "" unless finish is DHLO_FINISH_ERROR */
+  int64_t prompt_tokens;
+  int64_t cached_tokens; /* of the prompt, whose keys and values were known; 0 until the request has begun */
+} dhlo_event;
+
+/* Called with the events of a step, once they are there: on the engine's thread, or in dhlo_engine_step. The events are
+ * valid during the call, which holds up the next step. May call all functions of the engine but dhlo_engine_poll,
+ * _step, _drain, _close and _destroy. What it throws is dropped. */
+typedef void (*dhlo_event_fn)(void* ctx, const dhlo_event* const* events, int64_t count);
+
+/* Says which tokens may come next in a choice of a request with dhlo_sampling.constrained (a grammar): clears bits of
+ * `allowed` [num_words], of which bit token % 32 of word token / 32 is the token's; all are set. `tokens` are the
+ * choice's so far, without the prompt. Returns 0; another number, an exception, or no token that is allowed ends the
+ * choice with DHLO_FINISH_ERROR. Called on the thread that runs the step; choices of a request in turn, and tokens of a
+ * choice in order, each number of them once. Must not call functions of the engine but dhlo_engine_submit and
+ * dhlo_engine_cancel. */
+typedef int32_t (*dhlo_constrain_fn)(void* ctx, uint64_t request, void* user, int32_t choice, const int32_t* tokens,
+                                     int64_t num_tokens, uint32_t* allowed, int64_t num_words);
+
+/* ---- engine --------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct dhlo_engine_options {
+  uint32_t struct_bytes;
+  int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
+  int64_t cache_bytes;     /* memory of the pools; 0: a quarter of what the machine, or the control group, has free */
+  int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 512 */
+  int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; default 64 */
+  int64_t max_waiting;     /* requests that wait for their beginning; default 1024 */
+  int64_t max_positions;   /* tokens of prompt and choice together; 0: as many as fit into the pools. Programs that look
+                              positions up in a table have no more than it has: say so here */
+  const int32_t* eos_tokens; /* end choices unless they ignore them */
+  int64_t num_eos_tokens;
+  /* The bytes of each token, one behind the other, for stop strings: token i has those from vocabulary_offsets[i] to
+   * vocabulary_offsets[i + 1]. NULL: stop strings are refused. */
+  const char* vocabulary;
+  const int64_t* vocabulary_offsets;
+  int64_t num_vocabulary;
+  int32_t prefix_cache; /* default 1: blocks of ended sequences are kept for others that begin alike */
+  int32_t reserved;
+  int64_t prompt_lookup; /* drafts of so many tokens at most, by what the sequence said before; 0, the default: none */
+  const char* cache_folder; /* blocks that memory has no room for go there, and come back in other processes, too; NULL:
+                               none */
+  int64_t cache_folder_bytes;
+  const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder are of this
+                                  model alone. May be NULL without a folder */
+  dhlo_constrain_fn constrain; /* NULL: constrained requests are refused */
+  void* constrain_ctx;
+  dhlo_event_fn on_event; /* NULL: events are fetched by dhlo_engine_poll */
+  void* event_ctx;
+} dhlo_engine_options;
+
+DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
+/* `options` may be NULL; what they point to isn't needed after the call, but for contexts. Retains the model.
+ * DHLO_INVALID_ARGUMENT for a model that is no step over pools of blocks, and for options out of range. */
+DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
+/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. What happened
+ * can still be polled. Later requests are refused with DHLO_BUSY. Must not be called by hooks. */
+DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);
+/* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. */
+DHLO_API void dhlo_engine_destroy(dhlo_engine* engine);
+
+/* ---- requests ------------------------------------------------------------------------------------------------------
+ */
+
+/* How the tokens of a request are chosen. Logits go through, in this order: penalties and bias, the constraint,
+ * temperature, top_k, top_p, min_p. */
+typedef struct dhlo_sampling {
+  uint32_t struct_bytes;
+  int32_t priority;          /* lower numbers go first; those of higher ones give up their blocks first; default 0 */
+  int64_t max_tokens;        /* of each choice, at least 1; default 16 */
+  double temperature;        /* 0: the most likely token, the first of equals; default 1 */
+  int64_t top_k;             /* 0: all */
+  double top_p;              /* above 0, at most 1; default 1 */
+  double min_p;              /* 0 to 1; default 0 */
+  double presence_penalty;   /* -2 to 2; default 0 */
+  double frequency_penalty;  /* -2 to 2; default 0 */
+  double repetition_penalty; /* above 0; default 1 */
+  const int32_t* bias_tokens;
+  const float* bias; /* added to the logits of bias_tokens; -infinity bars a token */
+  int64_t num_bias;
+  uint64_t seed; /* of random numbers, which also depend on the choice and the number of the token, and nothing else */
+  int32_t has_seed; /* 0, the default: the system seeds */
+  int32_t n;        /* choices, at most max_sequences; default 1 */
+  int32_t logprobs; /* -1, the default: none; 0 to 20: those of each token and of so many most likely ones, before
+                       temperature and what cuts */
+  int32_t ignore_eos;
+  const int32_t* stop_tokens;
+  int64_t num_stop_tokens;
+  const char* const* stops;  /* stop strings, bytes; none is empty */
+  const int64_t* stop_bytes; /* of each; NULL: they end with a 0 */
+  int64_t num_stops;
+  int64_t timeout_ns; /* 0: none */
+  const char* salt;   /* requests share what they begin with only with others of the same salt; NULL: "" */
+  int64_t salt_bytes;
+  int32_t speculate;   /* default 1: drafts may be verified for it, if the engine makes any. Tokens are the same */
+  int32_t constrained; /* ask dhlo_engine_options.constrain */
+  void* user;          /* given with events and to hooks */
+} dhlo_sampling;
+
+DHLO_API void dhlo_sampling_init(dhlo_sampling* sampling);
+/* Takes a request of at least one token; `sampling` may be NULL. Returns at once; nothing given is needed after the
+ * call. DHLO_INVALID_ARGUMENT for values out of range, and for a prompt that leaves no room for a token; DHLO_BUSY if
+ * as many wait as may, and for an engine that is drained or closed. */
+DHLO_API dhlo_status dhlo_engine_submit(dhlo_engine* engine, const int32_t* prompt, int64_t num_tokens,
+                                        const dhlo_sampling* sampling, uint64_t* out);
+/* Ends a request: at once if it hasn't begun, else with the step in work. Does nothing for one that has ended. */
+DHLO_API dhlo_status dhlo_engine_cancel(dhlo_engine* engine, uint64_t request);
+/* Waits for events, at most so long; below 0: without end. `*count` is 0 when the time is over. The events are valid
+ * until the next call. DHLO_CANCELLED, at once, when the engine is closed and all have been fetched. One thread at a
+ * time, others wait. */
+DHLO_API dhlo_status dhlo_engine_poll(dhlo_engine* engine, int64_t timeout_ns, const dhlo_event* const** events,
+                                      int64_t* count);
+/* Of an engine without a thread: runs one step on this one. `*worked` (may be NULL) is 0 if there was nothing to do.
+ * DHLO_BUSY while another thread does. A step that fails ends its requests, and is no failure here. */
+DHLO_API dhlo_status dhlo_engine_step(dhlo_engine* engine, int32_t* worked);
+/* Takes no more requests, and waits until those that there are have ended, at most so long; below 0: without end. An
+ * engine without a thread runs steps meanwhile. DHLO_DEADLINE when the time is over. */
+DHLO_API dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns);
+
+typedef struct dhlo_engine_stats {
+  uint32_t struct_bytes;
+  int32_t reserved;
+  int64_t running;       /* choices that hold blocks */
+  int64_t waiting;       /* requests that haven't begun, and choices that gave up their blocks */
+  int64_t steps;         /* that ran */
+  int64_t prompt_tokens; /* computed, those of choices that gave up their blocks again */
+  int64_t cached_tokens; /* of prompts, found in the cache */
+  int64_t generated_tokens;
+  int64_t preemptions;
+  int64_t drafted_tokens;
+  int64_t accepted_tokens;
+  int64_t finished[6];   /* choices by dhlo_finish */
+  int64_t blocks;        /* these four of the group of blocks that has most in use */
+  int64_t blocks_used;   /* held by sequences */
+  int64_t blocks_cached; /* held by none, kept for those that begin alike */
+  int64_t unused_slots;  /* of those in use, without a token */
+  int64_t step_ns;       /* spent in runs of the model */
+  int64_t host_ns;       /* spent between them while there was work: scheduling, cache, sampling, hooks */
+  int64_t schedule_ns;   /* of host_ns, scheduling and cache */
+} dhlo_engine_stats;
+/* As of the last step. */
+DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,277 @@
+// Continuous batching: the engine's thread, its steps, and what others ask of it.
+#include "engine.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "status.hpp"
+
+namespace dhlo::serve {
+namespace {
+
+int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+// Waits until `done()`, at most until that time of the steady clock; INT64_MAX: without end. The C++ library's own wait
+// without a limit lacks on older systems.
+template <class Done>
+bool wait_until(std::condition_variable& signal, std::unique_lock<std::mutex>& lock, int64_t end, Done done) {
+  constexpr int64_t kDay = int64_t{24} * 3600 * 1000000000;
+  while (!done()) {
+    const int64_t now = now_ns();
+    if (now >= end) return false;
+    signal.wait_for(lock, std::chrono::nanoseconds(std::min(end - now, kDay)));
+  }
+  return true;
+}
+
+// The time so long from now; INT64_MAX below 0 or if there is none.
+int64_t end_of(int64_t timeout_ns) {
+  int64_t end = INT64_MAX;
+  if (timeout_ns < 0 || __builtin_add_overflow(now_ns(), timeout_ns, &end)) return INT64_MAX;
+  return end;
+}
+
+}  // namespace
+
+uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how) {
+  auto request = std::make_unique<Request>(prompt, num_tokens, how, limits_, vocabulary_, eos_tokens_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (draining_ || closing_) throw Error(DHLO_BUSY, "the engine takes no more requests");
+  if (unbegun_ >= max_waiting_)
+    throw Error(DHLO_BUSY, "the engine has " + std::to_string(unbegun_) + " requests waiting, as many as it may");
+  request->id = last_id_ + 1;
+  outbox_.reserve(request->choices.size());
+  Choice* const first = &request->choices.front();
+  waiting_.insert(first);
+  try {
+    requests_.emplace(request->id, nullptr);
+  } catch (...) {
+    waiting_.erase(first);
+    throw;
+  }
+  next_deadline_ = std::min(next_deadline_, request->deadline_ns != 0 ? request->deadline_ns : INT64_MAX);
+  ++unbegun_;
+  ++stats_.waiting;
+  ++last_id_;
+  requests_[last_id_] = std::move(request);
+  work_.notify_one();
+  return last_id_;
+}
+
+void Engine::cancel(uint64_t id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return;
+  Request& request = *found->second;
+  outbox_.reserve(request.choices.size());
+  request.cancelled = true;
+  sweep_ = true;
+  if (!request.begun && request.live > 0) {
+    end(request, DHLO_FINISH_CANCELLED, "", outbox_);
+    std::copy(finished_.begin(), finished_.end(), stats_.finished);
+    --stats_.waiting;
+    changed_.notify_all();
+  }
+  work_.notify_one();
+}
+
+bool Engine::poll(int64_t timeout_ns, const dhlo_event* const** events, int64_t* count) {
+  if (on_event_ != nullptr) refuse("dhlo_engine_poll: the engine gives its events to on_event");
+  const int64_t end = end_of(timeout_ns);
+  const std::lock_guard<std::mutex> one_at_a_time(poll_mutex_);
+  polled_.clear();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait_until(changed_, lock, end, [this] { return !outbox_.empty() || closed_; });
+    if (outbox_.empty() && closed_) throw Error(DHLO_CANCELLED, "the engine is closed");
+    polled_.take(outbox_);
+  }
+  const std::vector<const dhlo_event*>& pointers = polled_.pointers();
+  *events = pointers.data();
+  *count = static_cast<int64_t>(pointers.size());
+  return !pointers.empty();
+}
+
+bool Engine::step() {
+  if (own_thread_) refuse("dhlo_engine_step: the engine has a thread of its own");
+  const std::unique_lock<std::mutex> stepping(step_mutex_, std::try_to_lock);
+  if (!stepping.owns_lock()) throw Error(DHLO_BUSY, "dhlo_engine_step: another thread runs a step");
+  return work();
+}
+
+bool Engine::drain(int64_t timeout_ns) {
+  const int64_t end = end_of(timeout_ns);
+  std::unique_lock<std::mutex> lock(mutex_);
+  draining_ = true;
+  if (own_thread_) return wait_until(changed_, lock, end, [this] { return requests_.empty(); });
+  while (!requests_.empty()) {
+    if (now_ns() >= end) return false;
+    lock.unlock();
+    {
+      const std::lock_guard<std::mutex> stepping(step_mutex_);
+      work();
+    }
+    lock.lock();
+  }
+  return true;
+}
+
+void Engine::close() noexcept {
+  const std::lock_guard<std::mutex> once(close_mutex_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closing_ = true;
+    work_.notify_one();
+  }
+  step_.cancel();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    const std::lock_guard<std::mutex> stepping(step_mutex_);
+    work();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+dhlo_engine_stats Engine::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+// ---- the engine's thread --------------------------------------------------------------------------------------------
+
+void Engine::run() noexcept {
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wait_until(work_, lock, INT64_MAX, [this] {
+        return closing_ || !requests_.empty() || !made_.empty() || (on_event_ != nullptr && !outbox_.empty());
+      });
+    }
+    work();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_ && requests_.empty()) return;
+  }
+}
+
+// A step, if there is something to do. Whether there was.
+bool Engine::work() noexcept {
+  const int64_t begin = now_ns(), step_before = counts_.step_ns;
+  bool worked = false;
+  try {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (closing_) end_all(DHLO_FINISH_CANCELLED, "");
+      expire(begin);
+      worked = !requests_.empty();
+      if (worked && (!running_.empty() || !waiting_.empty())) schedule();
+    }
+    counts_.schedule_ns += now_ns() - begin;
+    if (!items_.empty()) compute();
+  } catch (const std::bad_alloc&) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    end_all(DHLO_FINISH_ERROR, "out of memory");
+  } catch (const std::exception& error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    end_all(DHLO_FINISH_ERROR, error.what());
+  }
+  items_.clear();
+  if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns - step_before);
+  publish();
+  return worked;
+}
+
+// Runs the step that is scheduled. Not under the lock: requests come and are cancelled meanwhile.
+void Engine::compute() {
+  const int64_t begin = now_ns();
+  step_.clear();
+  for (Item& item : items_) {
+    const Choice& choice = *item.choice;
+    const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
+    const int64_t row = step_.add(*choice.sequence, choice.tokens, item.first, item.end,
+                                  drafts_.data() + item.drafts_at, item.drafts, kept);
+    if (kept > 0) item.row = row;
+  }
+  const int64_t ready = now_ns();
+  counts_.schedule_ns += ready - begin;
+  const dhlo_status status = step_.run();
+  const int64_t took = now_ns() - ready;
+  counts_.step_ns += took;
+  if (status != DHLO_OK) return fail_step();
+  ++counts_.steps;
+  bool prompts = false;
+  for (const Item& item : items_) prompts |= item.end - item.first > 1;
+  if (!prompts) cost_.learn(step_.tokens(), took);
+  take_results();
+}
+
+// All that the step was made of ends with it, and no other.
+void Engine::fail_step() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::string text = std::string("the step failed: ") + step_.error();
+  for (const Item& item : items_)
+    end(*item.choice->request, closing_ ? DHLO_FINISH_CANCELLED : DHLO_FINISH_ERROR, closing_ ? "" : text.c_str(),
+        made_);
+}
+
+// Tokens from logits; then blocks become known to the cache, and choices end.
+void Engine::take_results() {
+  done_.clear();
+  for (const Item& item : items_) {
+    Choice& choice = *item.choice;
+    const bool begins = !choice.request->forked && item.row >= 0;
+    if (item.end - item.first > 1 || begins) counts_.prompt_tokens += item.end - item.first;
+    choice.computed = item.end;
+    if (item.row >= 0) take_rows(item);
+    const int64_t begin = now_ns();
+    if (item.drafts > 0) cache_->truncate(*choice.sequence, choice.computed);
+    cache_->commit(*choice.sequence, {choice.tokens.data(), static_cast<size_t>(choice.computed)});
+    counts_.schedule_ns += now_ns() - begin;
+    if (begins) fork(*choice.request, step_.logits(item.row));
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Choice* choice : done_) end(*choice, choice->finish, choice->error, made_);
+}
+
+// Tells of what the step brought.
+void Engine::publish() noexcept {
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    outbox_.take(made_);
+    for (const uint64_t id : ended_) requests_.erase(id);
+    ended_.clear();
+    stats_ = counts_;
+    stats_.running = static_cast<int64_t>(running_.size());
+    stats_.waiting = static_cast<int64_t>(waiting_.size());
+    std::copy(finished_.begin(), finished_.end(), stats_.finished);
+    note_cache(stats_);
+    changed_.notify_all();
+    if (on_event_ != nullptr) delivered_.take(outbox_);
+  } catch (const std::bad_alloc&) {
+    return;  // they are told of with those of the next step
+  }
+  if (delivered_.empty()) return;
+  fenced(
+      [this] {
+        const std::vector<const dhlo_event*>& events = delivered_.pointers();
+        on_event_(event_ctx_, events.data(), static_cast<int64_t>(events.size()));
+        return true;
+      },
+      false);
+  delivered_.clear();
+}
+
+// Of the group with most blocks in use.
+void Engine::note_cache(dhlo_engine_stats& stats) const {
+  const CacheStats cache = cache_->stats();
+  stats.blocks = cache.blocks;
+  stats.blocks_used = cache.used;
+  stats.blocks_cached = cache.kept;
+  stats.unused_slots = cache.unused_slots;
+}
+
+}  // namespace dhlo::serve

@@ -1,0 +1,140 @@
+// Continuous batching: requests come at any time, and each step takes what it can of all that are in work.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "cache.hpp"
+#include "dhlo/serve.h"
+#include "events.hpp"
+#include "request.hpp"
+#include "sampler.hpp"
+#include "step.hpp"
+#include "step_cost.hpp"
+#include "stops.hpp"
+
+namespace dhlo::serve {
+
+class Engine {
+ public:
+  // Throws Error.
+  Engine(dhlo_model* model, const dhlo_engine_options& options);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine() { close(); }
+
+  // From any thread; throw Error.
+  uint64_t submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how);
+  void cancel(uint64_t request);
+  // False when the time is over; throws Error with DHLO_CANCELLED when there will be none any more.
+  bool poll(int64_t timeout_ns, const dhlo_event* const** events, int64_t* count);
+  bool step();
+  // Whether all requests have ended.
+  bool drain(int64_t timeout_ns);
+  void close() noexcept;
+  dhlo_engine_stats stats() const;
+
+ private:
+  // What a step computes of a choice: its tokens [first, end), and then drafts.
+  struct Item {
+    Choice* choice;
+    int64_t first, end;
+    int64_t drafts_at, drafts;
+    int64_t row;  // of the first logits; -1: a part of a prompt without its end
+  };
+  using Waiting = std::set<Choice*, Earlier>;
+
+  // engine.cpp: the thread, and what a step is made of.
+  void run() noexcept;
+  bool work() noexcept;
+  void compute();
+  void fail_step();
+  void take_results();
+  void publish() noexcept;
+  void note_cache(dhlo_engine_stats& stats) const;
+
+  // tokens.cpp: what becomes of logits.
+  void take_rows(const Item& item);
+  void fork(Request& request, const void* row);
+  bool extend(Choice& choice, const void* row);
+  bool draw(Choice& choice, const void* row);
+  void note_logprobs(Choice& choice);
+  void give(Choice& choice);
+  // The caller holds mutex_.
+  void end(Choice& choice, dhlo_finish finish, const char* error, Events& events);
+  void end(Request& request, dhlo_finish finish, const char* error, Events& events);
+  void end_all(dhlo_finish finish, const char* error);
+
+  // scheduler.cpp; the caller holds mutex_.
+  void expire(int64_t now);
+  void schedule();
+  void schedule_decodes();
+  void schedule_prompts();
+  void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, int64_t drafts);
+  bool admit(Choice& choice);
+  bool make_room(Choice& choice, int64_t tokens);
+  bool yield_to(const Choice& choice);
+  void preempt(Choice& choice);
+  void insert_running(Choice& choice);
+  void remove(Choice& choice);
+  int64_t in_work() const;
+  int64_t free_blocks() const;
+
+  // What doesn't change.
+  Limits limits_;
+  int64_t max_step_tokens_, max_waiting_, prompt_lookup_;
+  int64_t groups_ = 1;
+  bool own_thread_;
+  std::vector<int32_t> eos_tokens_;
+  Vocabulary vocabulary_;
+  dhlo_constrain_fn constrain_;
+  void* constrain_ctx_;
+  dhlo_event_fn on_event_;
+  void* event_ctx_;
+
+  // Of the thread that runs steps.
+  Step step_;
+  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Sampler> sampler_;
+  std::vector<Choice*> running_;  // that hold blocks, in order
+  std::vector<Item> items_;       // of the step in work
+  std::vector<int32_t> drafts_;
+  std::vector<uint32_t> allowed_;
+  std::vector<Choice*> done_;  // that have come to their ends in the step
+  int64_t budget_ = 0;         // tokens that the step has room for
+  StepCost cost_;
+  Choice* blocked_ = nullptr;  // who waits first, and found too little room
+  int64_t blocked_free_ = 0;   // with so many free blocks
+  Events made_, delivered_;
+  dhlo_engine_stats counts_{};
+  std::mutex step_mutex_;  // held by whoever runs a step
+
+  mutable std::mutex mutex_;  // guards what follows; taken after the others
+  std::condition_variable work_, changed_;
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
+  std::vector<uint64_t> ended_;  // those whose choices have all ended
+  Waiting waiting_;              // choices without blocks, but for those that a request's first makes
+  int64_t unbegun_ = 0;          // requests among these that haven't begun
+  int64_t next_deadline_ = INT64_MAX;
+  bool sweep_ = false;  // a request that has begun was cancelled
+  bool draining_ = false, closing_ = false, closed_ = false;
+  uint64_t last_id_ = 0;
+  Events outbox_;
+  std::array<int64_t, DHLO_FINISH_ERROR + 1> finished_{};
+  dhlo_engine_stats stats_{};
+
+  std::mutex poll_mutex_;
+  Events polled_;
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace dhlo::serve

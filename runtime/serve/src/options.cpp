@@ -1,0 +1,116 @@
+// What an engine is made of: its options, checked, its cache and its thread.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "engine.hpp"
+#include "status.hpp"
+
+namespace dhlo::serve {
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 20;  // of a step, and of what may wait
+
+// The number in a file of the system's, -1 if there is none.
+int64_t number_in(const char* path) {
+  std::ifstream file(path);
+  int64_t value = -1;
+  return file >> value ? value : -1;
+}
+
+// Of the machine, or of the control group if that has less.
+int64_t free_memory() {
+  int64_t free = -1;
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (int64_t kilobytes = 0; file >> name >> kilobytes && std::getline(file, unit);)
+    if (name == "MemAvailable:") free = kilobytes * 1024;
+  const int64_t most = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+  if (most >= 0 && used >= 0) free = free < 0 ? most - used : std::min(free, most - used);
+  if (free < 0) refuse("how much memory is free isn't known: give cache_bytes");
+  return free;
+}
+
+void need_between(int64_t value, int64_t least, int64_t most, const char* name) {
+  if (value < least || value > most)
+    refuse(std::string(name) + " is from " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
+           std::to_string(value));
+}
+
+Vocabulary read_vocabulary(const dhlo_engine_options& options) {
+  if (options.vocabulary_offsets == nullptr) return {};
+  need_between(options.num_vocabulary, 0, kMostTokens * 1024, "num_vocabulary");
+  const int64_t* offsets = options.vocabulary_offsets;
+  if (offsets[0] != 0) refuse("vocabulary_offsets begin with 0");
+  for (int64_t i = 0; i < options.num_vocabulary; ++i)
+    if (offsets[i + 1] < offsets[i]) refuse("vocabulary_offsets ascend");
+  if (options.vocabulary == nullptr && offsets[options.num_vocabulary] > 0) refuse("vocabulary is null");
+  return {options.vocabulary, offsets, options.num_vocabulary};
+}
+
+CacheOptions cache_options(const Step& step, const dhlo_engine_options& options) {
+  const int64_t block = step.block_bytes();
+  const int64_t bytes = options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4, block);
+  if (bytes < block)
+    refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
+  CacheOptions made{};
+  made.block_slots = step.block_slots();
+  made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
+  made.windows = step.windows();
+  made.pools = step.pools();
+  made.prefix = options.prefix_cache != 0;
+  if (options.model_digest != nullptr) std::memcpy(made.seed.data(), options.model_digest, made.seed.size());
+  return made;
+}
+
+}  // namespace
+
+Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
+    : own_thread_(options.own_thread != 0),
+      vocabulary_(read_vocabulary(options)),
+      constrain_(options.constrain),
+      constrain_ctx_(options.constrain_ctx),
+      on_event_(options.on_event),
+      event_ctx_(options.event_ctx),
+      step_(model) {
+  need_between(options.max_step_tokens, 1, kMostTokens, "max_step_tokens");
+  need_between(options.max_sequences, 1, options.max_step_tokens, "max_sequences (at most max_step_tokens)");
+  need_between(options.max_waiting, 1, INT64_MAX, "max_waiting");
+  need_between(options.max_positions, 0, INT64_MAX, "max_positions");
+  need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
+  need_between(options.cache_bytes, 0, INT64_MAX, "cache_bytes");
+  need_between(options.cache_folder_bytes, 0, INT64_MAX, "cache_folder_bytes");
+  need_between(options.num_eos_tokens, 0, step_.vocabulary(), "num_eos_tokens");
+  if (options.eos_tokens == nullptr && options.num_eos_tokens > 0) refuse("eos_tokens is null");
+  if (options.cache_folder != nullptr && options.model_digest == nullptr)
+    refuse("cache_folder needs model_digest: blocks in a folder are of one model alone");
+  eos_tokens_.assign(options.eos_tokens, options.eos_tokens + options.num_eos_tokens);
+  for (const int32_t token : eos_tokens_) need_between(token, 0, step_.vocabulary() - 1, "eos_tokens: a token");
+  max_step_tokens_ = options.max_step_tokens;
+  max_waiting_ = options.max_waiting;
+  prompt_lookup_ = options.prompt_lookup;
+
+  const CacheOptions how = cache_options(step_, options);
+  auto made = Cache::create(how);
+  if (!made.ok()) throw Error(made.status(), made.text());
+  cache_ = std::move(made.value());
+  groups_ = static_cast<int64_t>(how.windows.size());
+  limits_.vocabulary = step_.vocabulary();
+  limits_.max_sequences = options.max_sequences;
+  limits_.constrains = constrain_ != nullptr;
+  limits_.max_positions = how.num_blocks * how.block_slots;
+  if (options.max_positions > 0) limits_.max_positions = std::min(limits_.max_positions, options.max_positions);
+  if (limits_.max_positions < 2) refuse("max_positions: a prompt and a token need 2 at least");
+  sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
+  allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));
+  step_.attach(*cache_, max_step_tokens_, options.max_sequences);
+  const auto most = static_cast<size_t>(options.max_sequences);
+  running_.reserve(most);
+  items_.reserve(most);
+  done_.reserve(most);
+  drafts_.reserve(static_cast<size_t>(prompt_lookup_) * most);
+  if (own_thread_) thread_ = std::thread([this] { run(); });
+}
+
+}  // namespace dhlo::serve

@@ -1,0 +1,92 @@
+// Requests, and the choices that they are made of.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache.hpp"
+#include "counts.hpp"
+#include "dhlo/serve.h"
+#include "lookup.hpp"
+#include "sampler.hpp"
+#include "stops.hpp"
+
+namespace dhlo::serve {
+
+struct Request;
+
+// A sequence of tokens in the making. Of a request that hasn't begun only the first choice has anything to do: it
+// computes the prompt, whose blocks the others then share.
+struct Choice {
+  Request* request = nullptr;
+  int32_t index = 0;
+  std::vector<int32_t> tokens;            // those of the prompt first
+  std::optional<Sequence> sequence;       // while it runs
+  int64_t computed = 0;                   // tokens whose keys and values are in the sequence's blocks
+  int64_t given = 0;                      // tokens that events have told of, those of the prompt included
+  dhlo_finish finish = DHLO_FINISH_NONE;  // and why, as soon as it is known
+  int32_t stop = -1;
+  const char* error = "";
+  bool ended = false;      // its last event is made
+  bool scheduled = false;  // it is in the step
+  TokenCounts counts;      // if penalties are asked for
+  StopState stops;         // if there are stop strings
+  PromptLookup lookup;     // if drafts are made
+  // Log-probabilities of tokens that aren't given yet.
+  std::vector<float> logprobs, top_logprobs;
+  std::vector<int32_t> top_tokens;
+
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t made() const;
+  // All but one token are computed: each step makes one or more.
+  bool decodes() const { return size() - computed == 1; }
+};
+
+struct Limits {
+  int64_t vocabulary = 0, max_positions = 0, max_sequences = 0;
+  bool constrains = false;  // the host has a hook for it
+};
+
+struct Request {
+  // Copies what is given. Throws Error for what is out of range.
+  Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how, const Limits& limits,
+          const Vocabulary& vocabulary, std::vector<int32_t> eos_tokens);
+
+  uint64_t id = 0;
+  void* user = nullptr;
+  int32_t priority = 0;
+  int64_t deadline_ns = 0;  // of the steady clock; 0: none
+  int64_t prompt_tokens = 0;
+  int64_t max_size = 0;  // of a choice, with the prompt
+  Rules rules;
+  bool speculate = true, constrained = false;
+  std::string salt;
+  std::vector<int32_t> ends;  // tokens that end a choice, ascending
+  std::vector<StopString> stops;
+  std::vector<Choice> choices;  // never changes its size
+
+  bool begun = false;   // the first choice has had blocks
+  bool forked = false;  // all choices run by themselves
+  int64_t cached_tokens = 0;
+  int64_t live = 0;  // choices that haven't ended
+  std::atomic<bool> cancelled{false};
+};
+
+inline int64_t Choice::made() const { return size() - request->prompt_tokens; }
+
+// Who goes first.
+struct Earlier {
+  bool operator()(const Choice* a, const Choice* b) const {
+    if (a->request->priority != b->request->priority) return a->request->priority < b->request->priority;
+    if (a->request->id != b->request->id) return a->request->id < b->request->id;
+    return a->index < b->index;
+  }
+};
+
+}  // namespace dhlo::serve

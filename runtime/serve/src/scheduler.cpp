@@ -1,0 +1,184 @@
+// What the next step computes: a token of each choice that decodes, then parts of prompts, by priority and arrival.
+#include <algorithm>
+#include <new>
+
+#include "engine.hpp"
+
+namespace dhlo::serve {
+namespace {
+
+// What a choice takes of max_sequences: until a request's choices go their own ways, the first stands for all.
+int64_t places(const Choice& choice) {
+  return choice.request->forked ? 1 : static_cast<int64_t>(choice.request->choices.size());
+}
+
+}  // namespace
+
+// Ends requests that were cancelled or are late.
+void Engine::expire(int64_t now) {
+  if (!sweep_ && now < next_deadline_) return;
+  sweep_ = false;
+  next_deadline_ = INT64_MAX;
+  for (const auto& [id, request] : requests_) {
+    const bool late = request->deadline_ns != 0 && request->deadline_ns <= now;
+    if (request->cancelled || late)
+      end(*request, request->cancelled ? DHLO_FINISH_CANCELLED : DHLO_FINISH_DEADLINE, "", made_);
+    else if (request->deadline_ns != 0)
+      next_deadline_ = std::min(next_deadline_, request->deadline_ns);
+  }
+}
+
+void Engine::schedule() {
+  items_.clear();
+  for (Choice* choice : running_) choice->scheduled = false;
+  drafts_.clear();
+  budget_ = max_step_tokens_;
+  schedule_decodes();
+  schedule_prompts();
+  if (!items_.empty()) return;
+  // Requests that can't fit are refused, and the first choice may take all others' blocks: this is for a cache that
+  // gives less room than it said.
+  if (Choice* stuck = !running_.empty() ? running_.front() : !waiting_.empty() ? *waiting_.begin() : nullptr)
+    end(*stuck->request, DHLO_FINISH_ERROR, "the pools have no room for it", made_);
+}
+
+void Engine::schedule_decodes() {
+  const auto decoding = static_cast<int64_t>(
+      std::count_if(running_.begin(), running_.end(), [](const Choice* choice) { return choice->decodes(); }));
+  int64_t slack = budget_ - decoding;  // for drafts
+  const double price = prompt_lookup_ > 0 ? cost_.of_one_more(decoding) : 0;
+  for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
+    Choice& choice = *running_[i];
+    if (!choice.decodes()) continue;
+    const auto at = static_cast<int64_t>(drafts_.size());
+    int64_t drafts = 0;
+    if (prompt_lookup_ > 0 && choice.request->speculate) {
+      const int64_t most = std::min({prompt_lookup_, slack, choice.request->max_size - choice.size() - 1});
+      drafts = choice.lookup.draft(choice.tokens, most, price, drafts_);
+      if (drafts > 0 && !cache_->reserve(*choice.sequence, choice.size() + drafts)) drafts = 0;
+    }
+    if (drafts == 0) drafts_.resize(static_cast<size_t>(at));
+    if (drafts == 0 && !make_room(choice, choice.size())) continue;
+    slack -= drafts;
+    add_item(choice, choice.size(), at, drafts);
+  }
+}
+
+void Engine::schedule_prompts() {
+  bool admits = true;
+  for (size_t i = 0; budget_ > 0;) {
+    while (i < running_.size() && running_[i]->scheduled) ++i;
+    Choice* next = i < running_.size() ? running_[i] : nullptr;
+    Choice* first = admits && !waiting_.empty() ? *waiting_.begin() : nullptr;
+    if (first != nullptr && (next == nullptr || Earlier()(first, next))) {
+      admits = admit(*first);
+      // Choices behind it may have given up their blocks; those before it stay where they are.
+      i = std::min(i, running_.size());
+      if (admits) i = static_cast<size_t>(std::find(running_.begin(), running_.end(), first) - running_.begin());
+      continue;
+    }
+    if (next == nullptr) return;
+    const int64_t end = std::min(next->size(), next->computed + budget_);
+    if (make_room(*next, end)) add_item(*next, end, 0, 0);
+    ++i;
+  }
+}
+
+void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t drafts) {
+  choice.scheduled = true;
+  items_.push_back({&choice, choice.computed, end, drafts_at, drafts, -1});
+  budget_ -= end - choice.computed + drafts;
+}
+
+// Takes the first that waits to those that run, if there is room for all that it has.
+bool Engine::admit(Choice& choice) {
+  while (in_work() + places(choice) > limits_.max_sequences)
+    if (!yield_to(choice)) return false;
+  if (blocked_ == &choice && free_blocks() <= blocked_free_ && !running_.empty()) {
+    // Nothing has changed, unless others of less priority run that can make room.
+    if (running_.back()->request->priority <= choice.request->priority) return false;
+  }
+  Sequence sequence = cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
+  if (!sequence) throw std::bad_alloc();
+  const int64_t cached = sequence.cached();
+  const int64_t wanted = cache_->blocks_for(choice.size() + 1) - cached / step_.block_slots();
+  // Who runs will soon want another block each.
+  while (!running_.empty() && free_blocks() < wanted + static_cast<int64_t>(running_.size())) {
+    if (yield_to(choice)) continue;
+    {
+      const Sequence given_back = std::move(sequence);
+    }
+    blocked_ = &choice;
+    blocked_free_ = free_blocks();
+    return false;
+  }
+  waiting_.erase(&choice);
+  choice.sequence.emplace(std::move(sequence));
+  choice.computed = cached;
+  Request& request = *choice.request;
+  if (!request.begun) {
+    request.begun = true;
+    request.cached_tokens = cached;
+    counts_.cached_tokens += cached;
+    --unbegun_;
+  }
+  insert_running(choice);
+  return true;
+}
+
+// Lets the last that runs give up its blocks, if it is of less priority.
+bool Engine::yield_to(const Choice& choice) {
+  if (running_.empty() || running_.back()->request->priority <= choice.request->priority) return false;
+  preempt(*running_.back());
+  return true;
+}
+
+// Blocks for so many tokens of a choice that runs, those of choices behind it if there are no others.
+bool Engine::make_room(Choice& choice, int64_t tokens) {
+  while (!cache_->reserve(*choice.sequence, tokens)) {
+    if (running_.back() == &choice) return false;
+    preempt(*running_.back());
+  }
+  return true;
+}
+
+// The choice begins again later: what it has computed is lost, but for blocks that the cache keeps.
+void Engine::preempt(Choice& choice) {
+  remove(choice);
+  if (choice.scheduled) {
+    const auto item =
+        std::find_if(items_.begin(), items_.end(), [&](const Item& each) { return each.choice == &choice; });
+    budget_ += item->end - item->first + item->drafts;
+    items_.erase(item);
+    choice.scheduled = false;
+  }
+  waiting_.insert(&choice);
+  ++counts_.preemptions;
+}
+
+void Engine::insert_running(Choice& choice) {
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &choice, Earlier()), &choice);
+}
+
+// Takes a choice from those that run, and its blocks.
+void Engine::remove(Choice& choice) {
+  const auto at = std::find(running_.begin(), running_.end(), &choice);
+  if (at != running_.end()) running_.erase(at);
+  choice.sequence.reset();
+  choice.computed = 0;
+}
+
+int64_t Engine::in_work() const {
+  int64_t all = 0;
+  for (const Choice* choice : running_) all += places(*choice);
+  return all;
+}
+
+// Of the group that has the least.
+int64_t Engine::free_blocks() const {
+  int64_t least = INT64_MAX;
+  for (int64_t group = 0; group < groups_; ++group) least = std::min(least, cache_->free_blocks(group));
+  return least;
+}
+
+}  // namespace dhlo::serve

@@ -1,0 +1,210 @@
+// A compiled step, and the inputs of its calls.
+#include "step.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "status.hpp"
+
+namespace dhlo::serve {
+namespace {
+
+int64_t input_named(const dhlo_model* model, const char* name) {
+  for (int64_t i = 0; i < dhlo_model_num_inputs(model); ++i) {
+    const char* given = dhlo_model_input(model, i)->name;
+    if (given != nullptr && std::strcmp(given, name) == 0) return i;
+  }
+  return -1;
+}
+
+void need_input(const dhlo_model* model, int64_t index, int64_t dtype, int64_t rank) {
+  const dhlo_abi_value* value = dhlo_model_input(model, index);
+  if (value->dtype != dtype || value->rank != rank)
+    refuse("the model is no step: its input '" + std::string(value->name != nullptr ? value->name : "") +
+           "' has another dtype or number of dims");
+}
+
+int64_t pool_dtype_bytes(const dhlo_abi_value* pool) { return dhlo_dtype_bytes(static_cast<int32_t>(pool->dtype)); }
+
+}  // namespace
+
+Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
+  if (paging_ == nullptr)
+    refuse(
+        "the model is no step over pools of blocks: compile it with pages, e.g. dhlo.compile(step_program(model), "
+        "pages={\"keys*\": 16, \"values*\": 16})");
+  dhlo_model_retain(model);
+  model_.reset(model);
+  ids_input_ = input_named(model, "input_ids");
+  position_ids_input_ = input_named(model, "position_ids");
+  kept_input_ = input_named(model, "kept");
+  if (ids_input_ < 0) refuse("the model is no step: it has no input 'input_ids'");
+  std::vector<bool> known(static_cast<size_t>(dhlo_model_num_inputs(model)), false);
+  auto take = [&](int64_t index, int64_t dtype, int64_t rank) {
+    if (index < 0) return;
+    need_input(model, index, dtype, rank);
+    known[static_cast<size_t>(index)] = true;
+  };
+  take(ids_input_, DHLO_I64, 2);
+  take(position_ids_input_, DHLO_I64, 2);
+  take(kept_input_, DHLO_I64, 1);
+  take(paging_->positions, DHLO_I64, 1);
+  take(paging_->starts, DHLO_I32, 1);
+  take(paging_->lengths, DHLO_I32, 1);
+  for (int64_t g = 0; g < paging_->num_groups; ++g) {
+    take(paging_->groups[g].slots, DHLO_I64, 1);
+    take(paging_->groups[g].tables, DHLO_I32, 2);
+    groups_.push_back({paging_->groups[g].slots, paging_->groups[g].tables, {}, {}, {}});
+  }
+  for (int64_t p = 0; p < paging_->num_pools; ++p) {
+    const int64_t input = paging_->pools[p].input;
+    take(input, dhlo_model_input(model, input)->dtype, 3);
+  }
+  for (size_t i = 0; i < known.size(); ++i)
+    if (!known[i])
+      refuse("the model is no step: nothing is known of its input '" +
+             std::string(dhlo_model_input(model, static_cast<int64_t>(i))->name) + "'");
+  const dhlo_abi_value* logits = dhlo_model_num_outputs(model) > 0 ? dhlo_model_output(model, 0) : nullptr;
+  if (logits == nullptr || logits->rank < 2 || logits->sizes[logits->rank - 1] < 1 ||
+      (logits->dtype != DHLO_F32 && logits->dtype != DHLO_BF16 && logits->dtype != DHLO_F16))
+    refuse("the model is no step: its first output is no logits [1, rows, vocabulary] of floats");
+  vocabulary_ = logits->sizes[logits->rank - 1];
+  if (vocabulary_ > INT32_MAX) refuse("the model's vocabulary is too large");
+  dtype_ = static_cast<int32_t>(logits->dtype);
+  row_bytes_ = vocabulary_ * dhlo_dtype_bytes(dtype_);
+}
+
+std::vector<int64_t> Step::windows() const {
+  std::vector<int64_t> windows;
+  for (int64_t g = 0; g < paging_->num_groups; ++g) windows.push_back(paging_->groups[g].window);
+  return windows;
+}
+
+std::vector<PoolLayout> Step::pools() const {
+  std::vector<PoolLayout> pools;
+  for (int64_t p = 0; p < paging_->num_pools; ++p) {
+    const dhlo_abi_value* value = dhlo_model_input(model_.get(), paging_->pools[p].input);
+    pools.push_back({value->sizes[0], value->sizes[2] * pool_dtype_bytes(value), paging_->pools[p].group});
+  }
+  return pools;
+}
+
+int64_t Step::block_bytes() const {
+  int64_t bytes = 0;
+  for (const PoolLayout& pool : pools()) bytes += pool.heads * pool.depth_bytes * block_slots();
+  return bytes;
+}
+
+void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
+  dhlo_session* session = nullptr;
+  if (const dhlo_status status = dhlo_session_create(model_.get(), nullptr, &session); status != DHLO_OK)
+    throw Error(status, dhlo_last_error());
+  session_.reset(session);
+  cache_ = &cache;
+  for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->reserve(static_cast<size_t>(max_tokens));
+  starts_.reserve(static_cast<size_t>(max_sequences) + 1);
+  lengths_.reserve(static_cast<size_t>(max_sequences));
+  for (Group& group : groups_) {
+    group.slots.reserve(static_cast<size_t>(max_tokens));
+    group.rows.reserve(static_cast<size_t>(max_sequences));
+  }
+  inputs_.resize(static_cast<size_t>(dhlo_model_num_inputs(model_.get())));
+  sizes_.resize(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const dhlo_abi_value* value = dhlo_model_input(model_.get(), static_cast<int64_t>(i));
+    inputs_[i] = {
+        nullptr, sizes_[i].data(), nullptr, static_cast<int32_t>(value->dtype), static_cast<int32_t>(value->rank), 0};
+  }
+  for (int64_t p = 0; p < paging_->num_pools; ++p) {
+    const int64_t input = paging_->pools[p].input;
+    const dhlo_abi_value* value = dhlo_model_input(model_.get(), input);
+    const int64_t slots = cache.num_blocks() * block_slots();
+    set(input, cache.pool(p), {value->sizes[0], slots, value->sizes[2]});
+  }
+  clear();
+}
+
+void Step::clear() {
+  for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->clear();
+  starts_.assign(1, 0);
+  lengths_.clear();
+  for (Group& group : groups_) {
+    group.slots.clear();
+    group.rows.clear();
+  }
+}
+
+int64_t Step::add(const Sequence& sequence, const std::vector<int32_t>& tokens, int64_t first, int64_t end,
+                  const int32_t* drafts, int64_t num_drafts, int64_t kept) {
+  const auto from = tokens.begin();
+  ids_.insert(ids_.end(), from + first, from + end);
+  ids_.insert(ids_.end(), drafts, drafts + num_drafts);
+  end += num_drafts;
+  for (int64_t position = first; position < end; ++position) positions_.push_back(position);
+  const int64_t block = block_slots();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Span<const int32_t> table = cache_->table(sequence, static_cast<int64_t>(g));
+    for (int64_t position = first; position < end; ++position)
+      groups_[g].slots.push_back(table[static_cast<size_t>(position / block)] * block + position % block);
+    groups_[g].rows.push_back(table);
+  }
+  starts_.push_back(static_cast<int32_t>(ids_.size()));
+  lengths_.push_back(static_cast<int32_t>(end));
+  const auto row = static_cast<int64_t>(kept_input_ >= 0 ? kept_.size() : ids_.size() - static_cast<size_t>(kept));
+  for (int64_t i = this->tokens() - kept; i < this->tokens(); ++i) kept_.push_back(i);
+  return row;
+}
+
+void Step::set(int64_t input, void* data, std::array<int64_t, 3> sizes) {
+  if (input < 0) return;
+  inputs_[static_cast<size_t>(input)].data = data;
+  sizes_[static_cast<size_t>(input)] = sizes;
+}
+
+// A row for each sequence, as long as the longest needs it.
+void Step::fill_tables() {
+  const int32_t longest = lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+  const auto columns = static_cast<size_t>((longest + block_slots() - 1) / block_slots());
+  for (Group& group : groups_) {
+    group.tables.resize(columns * lengths_.size());
+    for (size_t s = 0; s < lengths_.size(); ++s) {
+      const size_t blocks = std::min(columns, group.rows[s].size());
+      int32_t* row = group.tables.data() + s * columns;
+      std::copy_n(group.rows[s].data(), blocks, row);
+      std::fill(row + blocks, row + columns, 0);
+    }
+    set(group.tables_input, group.tables.data(),
+        {static_cast<int64_t>(lengths_.size()), static_cast<int64_t>(columns), 0});
+  }
+}
+
+dhlo_status Step::run() {
+  const auto count = static_cast<int64_t>(ids_.size()), sequences = static_cast<int64_t>(lengths_.size());
+  set(ids_input_, ids_.data(), {1, count, 0});
+  set(position_ids_input_, positions_.data(), {1, count, 0});
+  set(paging_->positions, positions_.data(), {count, 0, 0});
+  set(kept_input_, kept_.data(), {static_cast<int64_t>(kept_.size()), 0, 0});
+  set(paging_->starts, starts_.data(), {sequences + 1, 0, 0});
+  set(paging_->lengths, lengths_.data(), {sequences, 0, 0});
+  for (Group& group : groups_) set(group.slots_input, group.slots.data(), {count, 0, 0});
+  fill_tables();
+  dhlo_status status = dhlo_session_run(session_.get(), inputs_.data(), static_cast<int64_t>(inputs_.size()));
+  error_ = "";
+  if (status != DHLO_OK) {
+    error_ = dhlo_session_error(session_.get());
+    return status;
+  }
+  dhlo_tensor logits;
+  status = dhlo_session_output(session_.get(), 0, &logits);
+  const int64_t rows = kept_input_ >= 0 ? static_cast<int64_t>(kept_.size()) : count;
+  if (status != DHLO_OK || logits.dtype != dtype_ || logits.sizes[logits.rank - 1] != vocabulary_ ||
+      (logits.rank > 1 && logits.sizes[logits.rank - 2] != rows)) {
+    error_ = "the step gave no logits of the wanted tokens";
+    return DHLO_INTERNAL;
+  }
+  logits_ = static_cast<const uint8_t*>(logits.data);
+  return DHLO_OK;
+}
+
+}  // namespace dhlo::serve

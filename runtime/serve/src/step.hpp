@@ -1,0 +1,77 @@
+// A compiled step, and the inputs of its calls: buffers are made once, for the largest.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cache.hpp"
+#include "dhlo/runtime.h"
+
+namespace dhlo::serve {
+
+class Step {
+ public:
+  // Retains the model. Throws Error if it is no step over pools of blocks.
+  explicit Step(dhlo_model* model);
+
+  int64_t vocabulary() const { return vocabulary_; }
+  int32_t dtype() const { return dtype_; }  // of logits
+  int64_t block_slots() const { return paging_->block_slots; }
+  std::vector<int64_t> windows() const;
+  std::vector<PoolLayout> pools() const;
+  // Of a block of each group, in all pools.
+  int64_t block_bytes() const;
+
+  // Makes the session and the buffers. Calls then read and write the cache's pools.
+  void attach(Cache& cache, int64_t max_tokens, int64_t max_sequences);
+
+  // What the next call computes: of each sequence tokens[first] to tokens[end - 1], which have room, and then `drafts`;
+  // wanted are the logits of the last `kept` of all these. Returns the row of the first.
+  void clear();
+  int64_t add(const Sequence& sequence, const std::vector<int32_t>& tokens, int64_t first, int64_t end,
+              const int32_t* drafts, int64_t num_drafts, int64_t kept);
+  // 0 tokens: nothing was added.
+  int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
+  // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
+  dhlo_status run();
+  const char* error() const { return error_; }
+  // Of the last call, of a row; valid until the next.
+  const void* logits(int64_t row) const { return logits_ + row * row_bytes_; }
+  // Stops a call that is in progress, from any thread.
+  void cancel() { dhlo_session_cancel(session_.get()); }
+
+ private:
+  struct Release {
+    void operator()(dhlo_model* model) const { dhlo_model_release(model); }
+    void operator()(dhlo_session* session) const { dhlo_session_destroy(session); }
+  };
+  struct Group {
+    int64_t slots_input, tables_input;
+    std::vector<int64_t> slots;
+    std::vector<int32_t> tables;
+    std::vector<Span<const int32_t>> rows;
+  };
+
+  void set(int64_t input, void* data, std::array<int64_t, 3> sizes);
+  void fill_tables();
+
+  std::unique_ptr<dhlo_model, Release> model_;
+  std::unique_ptr<dhlo_session, Release> session_;
+  const dhlo_abi_paging* paging_;
+  int64_t ids_input_ = -1, position_ids_input_ = -1, kept_input_ = -1;
+  int64_t vocabulary_ = 0, row_bytes_ = 0;
+  int32_t dtype_ = 0;
+
+  Cache* cache_ = nullptr;
+  std::vector<int64_t> ids_, positions_, kept_;
+  std::vector<int32_t> starts_, lengths_;
+  std::vector<Group> groups_;
+  std::vector<dhlo_tensor> inputs_;
+  std::vector<std::array<int64_t, 3>> sizes_;
+  const uint8_t* logits_ = nullptr;
+  const char* error_ = "";
+};
+
+}  // namespace dhlo::serve

@@ -1,0 +1,435 @@
+"""The serving engine beside the model itself, run eagerly over whole sequences: whatever is batched, cut into parts, shared or
+computed again, tokens and log-probabilities are those of each sequence alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import dhlo
+from dhlo.errors import ContractError, DeadlineError
+from dhlo.integrations.decoder import step_program
+from dhlo.model import CompiledModel
+from dhlo.serve.engine import Engine, Request
+from dhlo.serve.types import Choice, EngineOptions, FinishReason, Output, QueueFullError, SamplingParams
+from tests.sequences import PAGE
+
+VOCABULARY = 96
+BLOCK_BYTES = 2 * 2 * 2 * 8 * 4 * PAGE  # keys and values of 2 layers, 2 heads of 8 floats
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3)
+# Every test of requests goes on for long enough if they never end.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A decoder whose weights are large enough that it says more than one token over and over."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    made = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(4)
+    return made
+
+
+@pytest.fixture(scope="module")
+def step(model: Any) -> CompiledModel:
+    return dhlo.compile(step_program(model), pages={"keys*": PAGE, "values*": PAGE})
+
+
+def prompts(rng: random.Random, *lengths: int) -> list[list[int]]:
+    return [[rng.randrange(VOCABULARY) for _ in range(n)] for n in lengths]
+
+
+def check_greedy(model: Any, prompt: Sequence[int], choice: Choice) -> None:
+    """Each token is the most likely one behind those before it, up to rounding."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *choice.tokens]])).logits[0, len(prompt) - 1 : -1]
+    logprobs = logits.log_softmax(-1)
+    given = logprobs.gather(1, torch.tensor(choice.tokens)[:, None])[:, 0]
+    assert (given >= logprobs.max(-1).values - 1e-4).all()
+    if choice.logprobs:
+        torch.testing.assert_close(torch.tensor([x.logprob for x in choice.logprobs]), given, rtol=0, atol=1e-4)
+        want = logprobs.topk(len(choice.logprobs[0].top)).values
+        torch.testing.assert_close(torch.tensor([[v for _, v in x.top] for x in choice.logprobs]), want, rtol=0, atol=1e-4)
+
+
+def check_empty(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+def test_greedy_as_transformers(model: Any, step: CompiledModel) -> None:
+    given = prompts(random.Random(0), 5, 1, 30, 100, 17)
+    with Engine(step, EngineOptions(cache_bytes=64 * BLOCK_BYTES)) as engine:
+        for prompt, output in zip(given, engine.generate(given, GREEDY), strict=True):
+            ids = torch.tensor([prompt])
+            want = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=20,
+                do_sample=False,
+                eos_token_id=VOCABULARY,
+                pad_token_id=0,
+            )
+            (choice,) = output.choices
+            assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == 20 == len(choice.logprobs)
+            check_greedy(model, prompt, choice)
+            assert list(choice.tokens) == want[0, len(prompt) :].tolist()
+        stats = engine.stats()
+        assert stats.generated_tokens == 100 and stats.prompt_tokens == 153 and stats.finished["length"] == 5
+        check_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("seed", "blocks", "step_tokens", "lookup"), [(0, 14, 16, 0), (1, 14, 512, 3), (2, 40, 33, 5), (3, 200, 64, 0)]
+)
+def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tokens: int, lookup: int) -> None:
+    """Requests of all lengths and priorities, some of which begin alike, through pools that are too small for all."""
+    rng = random.Random(seed)
+    beginnings = prompts(rng, 40, 70)
+    options = EngineOptions(cache_bytes=blocks * BLOCK_BYTES, max_step_tokens=step_tokens, max_sequences=8, prompt_lookup=lookup)
+    with Engine(step, options) as engine:
+        requests = list[tuple[list[int], Request]]()
+        for _ in range(40):
+            (rest,) = prompts(rng, rng.choice((1, 3, 17, 60)))
+            prompt = [*rng.choice([[], *beginnings]), *rest]
+            params = replace(GREEDY, max_tokens=rng.choice((1, 5, 40)), priority=rng.randrange(3), n=rng.choice((1, 1, 3)))
+            requests.append((prompt, engine.submit(prompt, params)))
+        for prompt, request in requests:
+            output = request.result(60)
+            assert output.prompt_tokens == len(prompt)
+            for choice in output.choices:
+                assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == request.params.max_tokens, choice.error
+                check_greedy(model, prompt, choice)
+        stats = engine.stats()
+        assert stats.cached_tokens > 0
+        assert stats.preemptions > 0 or blocks > 20
+        assert (stats.drafted_tokens > 0) == (lookup > 0) and stats.accepted_tokens <= stats.drafted_tokens
+        check_empty(engine)
+
+
+def test_samples_are_the_same_in_any_company(step: CompiledModel) -> None:
+    given = prompts(random.Random(4), 3, 20, 33)
+    params = SamplingParams(
+        max_tokens=30,
+        temperature=0.9,
+        top_p=0.95,
+        top_k=40,
+        seed=7,
+        n=3,
+        presence_penalty=0.5,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+    )
+    small = EngineOptions(cache_bytes=14 * BLOCK_BYTES, max_step_tokens=8, max_sequences=8, prompt_lookup=4)
+    with Engine(step) as alone, Engine(step, small) as together:
+        want = [alone.generate([p], params)[0] for p in given]
+        got = together.generate([*given, *given, [1, 2]], params)
+        assert [[c.tokens for c in o.choices] for o in got[:6]] == 2 * [[c.tokens for c in o.choices] for o in want]
+        for output in want:
+            assert len({c.tokens for c in output.choices}) == 3
+        others = alone.generate([given[0]], replace(params, seed=8))[0]
+        assert others.choices[0].tokens != want[0].choices[0].tokens
+
+
+def test_samples_follow_the_model(model: Any, step: CompiledModel) -> None:
+    """First tokens of many choices, beside the probabilities that they are drawn by."""
+    prompt, n, rounds = [5, 6, 7], 64, 20
+    with torch.no_grad():
+        want = (model(input_ids=torch.tensor([prompt])).logits[0, -1] / 1.5).softmax(-1)
+    with Engine(step) as engine:
+        outputs = engine.generate([prompt] * rounds, SamplingParams(max_tokens=1, temperature=1.5, n=n))
+    counts = torch.zeros(VOCABULARY)
+    for output in outputs:
+        for choice in output.choices:
+            counts[choice.tokens[0]] += 1
+    assert counts.sum() == n * rounds
+    assert (counts / counts.sum() - want).abs().sum() < 0.35  # some 0.2 by chance
+
+
+def test_ends(step: CompiledModel) -> None:
+    """Tokens and strings that end a choice; what is held back; what is given."""
+    vocabulary = tuple(f"<{i}>".encode() for i in range(VOCABULARY))
+    prompt = [1, 2, 3]
+    with Engine(step, EngineOptions(vocabulary=vocabulary)) as engine:
+        (plain,) = engine.generate([prompt], GREEDY)[0].choices
+        tokens = plain.tokens
+        at = next(i for i in range(2, 20) if tokens[i] not in tokens[:i])
+        (choice,) = engine.generate([prompt], replace(GREEDY, stop_tokens=(tokens[at],)))[0].choices
+        assert choice.finish is FinishReason.STOP and choice.stop is None and choice.tokens == tokens[: at + 1]
+
+        stop = f"{tokens[at - 1]}><{tokens[at]}"  # begins and ends within tokens
+        request = engine.submit(prompt, replace(GREEDY, stop=("never", stop)))
+        events = list(request)
+        (choice,) = request.result().choices
+        assert choice.finish is FinishReason.STOP and choice.stop == stop and choice.tokens == tokens[: at + 1]
+        assert events[-1].tokens == tokens[at - 1 : at + 1] and len(choice.logprobs) == at + 1
+        assert [e.finish for e in events[:-1]] == [None] * (len(events) - 1)
+
+        (choice,) = engine.generate([prompt], replace(GREEDY, stop=("<" + str(tokens[0]) + "><100>",)))[0].choices
+        assert choice.tokens == tokens and choice.finish is FinishReason.LENGTH
+    with Engine(step, EngineOptions(eos_tokens=(tokens[at],))) as engine:
+        ended, on = engine.generate([prompt, prompt], [GREEDY, replace(GREEDY, ignore_eos=True)])
+        assert ended.choices[0].tokens == tokens[: at + 1] and on.choices[0].tokens == tokens
+        with pytest.raises(ContractError, match="bytes of the vocabulary"):
+            engine.submit(prompt, replace(GREEDY, stop=("a",)))
+
+
+def test_bias_and_positions(step: CompiledModel) -> None:
+    with Engine(step, EngineOptions(max_positions=10)) as engine:
+        output = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=50, logit_bias={9: 1000.0}))[0]
+        assert output.choices[0].tokens == (9,) * 7 and output.choices[0].finish is FinishReason.LENGTH
+        barred = {i: float("-inf") for i in range(VOCABULARY)}
+        (choice,) = engine.generate([[1, 2]], SamplingParams(logit_bias=barred))[0].choices
+        assert choice.finish is FinishReason.ERROR and choice.error == "no token is allowed" and choice.tokens == ()
+        assert engine.generate([[1, 2]], GREEDY)[0].choices[0].finish is FinishReason.LENGTH
+
+
+def test_constraints(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callable says what may come next, by choice and tokens; what it raises ends the choice."""
+    seen = list[tuple[int, int]]()
+
+    def ascending(choice: int, tokens: Sequence[int], allowed: memoryview) -> None:
+        seen.append((choice, len(tokens)))
+        least = tokens[-1] + 1 if tokens else 10 * choice
+        for word in range(len(allowed)):
+            allowed[word] = 0
+        for token in range(least, min(least + 3, VOCABULARY)):
+            allowed[token // 32] |= 1 << token % 32
+
+    with Engine(step, EngineOptions(prompt_lookup=4)) as engine:
+        (output,) = engine.generate([[1, 2]], replace(GREEDY, n=2, temperature=2.0, max_tokens=12, constrain=ascending))
+        for i, choice in enumerate(output.choices):
+            all_tokens = (10 * i - 1, *choice.tokens)
+            assert all(0 < b - a <= 3 for a, b in zip(all_tokens, all_tokens[1:], strict=False))
+        assert sorted(seen) == [(i, k) for i in range(2) for k in range(12)]
+
+        def fails(choice: int, tokens: Sequence[int], allowed: memoryview) -> None:
+            if len(tokens) == 3:
+                raise ValueError("no more")
+
+        told = list[Any]()
+        with monkeypatch.context() as m:
+            m.setattr(sys, "unraisablehook", lambda what: told.append(str(what.exc_value)))
+            (output,) = engine.generate([[1, 2]], replace(GREEDY, constrain=fails))
+        assert told == ["no more"]
+        assert output.choices[0].finish is FinishReason.ERROR and len(output.choices[0].tokens) == 3
+        with pytest.raises(ContractError):
+            engine.submit([], SamplingParams(constrain=ascending))
+    reference = weakref.ref(ascending)
+    del ascending
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "there must be a token"),
+        ([96], {}, "token 96 at 0 isn't of the vocabulary of 96"),
+        ([-1], {}, "token -1"),
+        ([2**40], {}, "too large|int"),
+        (["a"], {}, "integer"),
+        (None, {}, "iterable|NoneType"),
+        ([1] * 5000, {}, "leave no room for another"),
+        ([1], {"max_tokens": 0}, "max_tokens is at least 1, got 0"),
+        ([1], {"max_tokens": 2**70}, "int"),
+        ([1], {"temperature": -0.5}, "temperature is a number of at least 0, got -0.5"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"temperature": "hot"}, "real number"),
+        ([1], {"top_p": 0.0}, "top_p is above 0 and at most 1, got 0"),
+        ([1], {"top_p": float("nan")}, "top_p"),
+        ([1], {"top_k": -1}, "top_k"),
+        ([1], {"min_p": 1.5}, "min_p is from 0 to 1, got 1.5"),
+        ([1], {"presence_penalty": 3.0}, "presence_penalty is from -2 to 2, got 3"),
+        ([1], {"repetition_penalty": 0.0}, "repetition_penalty"),
+        ([1], {"n": 0}, "n is at least 1 and at most max_sequences, got 0"),
+        ([1], {"n": 65}, "n is at least 1"),
+        ([1], {"n": 2**40}, "int"),
+        ([1], {"logprobs": 21}, "logprobs is from 0 to 20"),
+        ([1], {"logprobs": -1}, "logprobs is at least 0"),
+        ([1], {"logit_bias": {96: 1.0}}, "logit_bias: token 96"),
+        ([1], {"logit_bias": {1: float("nan")}}, "logit_bias is a number"),
+        ([1], {"stop_tokens": (-5,)}, "stop_tokens: token -5"),
+        ([1], {"stop": ("a",)}, "need the bytes of the vocabulary"),
+        ([1], {"timeout": -1.0}, "timeout is at least 0"),
+        ([1], {"seed": "x"}, "int"),
+    ],
+)
+def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any], message: str) -> None:
+    with Engine(step, EngineOptions(cache_bytes=20 * BLOCK_BYTES)) as engine:
+        with pytest.raises(ContractError, match=message):
+            engine.submit(prompt, SamplingParams(**params))
+        check_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_bytes": 1}, "those of a block at least"),
+        ({"cache_bytes": 0}, "cache_bytes is at least 1"),
+        ({"max_step_tokens": 0}, "max_step_tokens is from 1"),
+        ({"max_step_tokens": 2**62}, "max_step_tokens is from 1"),
+        ({"max_sequences": 0}, "max_sequences"),
+        ({"max_sequences": 513}, "max_sequences"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"max_positions": 1}, "need 2 at least"),
+        ({"eos_tokens": (96,)}, "eos_tokens: a token"),
+        ({"prompt_lookup": -1}, "prompt_lookup"),
+        ({"max_waiting": 2**70}, "int"),
+    ],
+)
+def test_wrong_options(step: CompiledModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        Engine(step, EngineOptions(**options))
+
+
+def test_another_model() -> None:
+    compiled = dhlo.compile(torch.nn.Linear(3, 4), (torch.randn(2, 3),))
+    with pytest.raises(ContractError, match="no step over pools of blocks"):
+        Engine(compiled)
+
+
+LONG = SamplingParams(temperature=0.0, max_tokens=100_000)
+
+
+def test_cancels_and_deadlines(step: CompiledModel) -> None:
+    with Engine(step, EngineOptions(max_sequences=2)) as engine:
+        running = [engine.submit([1, 2, 3], LONG) for _ in range(2)]
+        waiting = engine.submit([4], LONG)
+        late = engine.submit([4], replace(LONG, timeout=0.05))
+        at_once = engine.submit([4], replace(LONG, timeout=0.0))
+        next(iter(running[0]))
+        waiting.cancel()
+        assert waiting.result(10).choices == (Choice((), FinishReason.CANCELLED),)
+        assert at_once.result(10).choices[0].finish is FinishReason.DEADLINE
+        assert late.result(10).choices[0].finish is FinishReason.DEADLINE
+        with pytest.raises(DeadlineError):
+            running[0].result(0.01)
+        for request in running:
+            request.cancel()
+            (choice,) = request.result(10).choices
+            assert choice.finish is FinishReason.CANCELLED
+            request.cancel()
+        assert engine.generate([[1, 2]], GREEDY)[0].choices[0].finish is FinishReason.LENGTH
+        late = engine.submit([4], replace(LONG, timeout=0.05, n=2))
+        assert [c.finish for c in late.result(10).choices] == [FinishReason.DEADLINE] * 2
+        check_empty(engine)
+
+
+def test_full_queues_and_drains(step: CompiledModel) -> None:
+    with Engine(step, EngineOptions(max_sequences=1, max_waiting=2)) as engine:
+        first = engine.submit([1], LONG)
+        next(iter(first))
+        others = [engine.submit([2], GREEDY) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests waiting"):
+            engine.submit([3])
+        assert not engine.drain(0.01)
+        with pytest.raises(QueueFullError, match="takes no more"):
+            engine.submit([3])
+        first.cancel()
+        assert engine.drain(10)
+        assert [len(r.result(0).choices[0].tokens) for r in others] == [20, 20]
+        check_empty(engine)
+
+
+def test_closing(step: CompiledModel) -> None:
+    engine = Engine(step)
+    request = engine.submit([1], LONG)
+    next(iter(request))
+    engine.close()
+    engine.close()
+    assert request.result(0).choices[0].finish is FinishReason.CANCELLED
+    with pytest.raises(QueueFullError):
+        engine.submit([1])
+    engine.stats()
+    assert engine.drain()
+    request.cancel()
+
+
+def test_an_engine_that_nobody_holds_is_closed(step: CompiledModel) -> None:
+    def output() -> Output:
+        return Engine(step).submit([1, 2], GREEDY).result(30)
+
+    before = threading.active_count()
+    assert output().choices[0].finish is FinishReason.LENGTH
+    for _ in range(100):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+
+
+def test_event_loops(step: CompiledModel) -> None:
+    async def tokens(engine: Engine, prompt: list[int]) -> list[int]:
+        return [t async for event in engine.submit(prompt, GREEDY) for t in event.tokens]
+
+    async def main(engine: Engine) -> list[list[int]]:
+        return await asyncio.gather(*(tokens(engine, [i]) for i in range(1, 9)))
+
+    with Engine(step) as engine:
+        want = [list(o.choices[0].tokens) for o in engine.generate([[i] for i in range(1, 9)], GREEDY)]
+        assert asyncio.run(main(engine)) == want
+
+
+def test_many_threads(step: CompiledModel) -> None:
+    failures = list[BaseException]()
+
+    def use(engine: Engine, seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(20):
+                request = engine.submit([rng.randrange(VOCABULARY)], replace(GREEDY, max_tokens=rng.randint(1, 30)))
+                if rng.random() < 0.3:
+                    request.cancel()
+                assert request.result(30).choices[0].finish in (FinishReason.LENGTH, FinishReason.CANCELLED)
+        except BaseException as e:  # told by the main thread
+            failures.append(e)
+
+    with Engine(step, EngineOptions(max_sequences=4)) as engine:
+        threads = [threading.Thread(target=use, args=(engine, i)) for i in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not failures
+        check_empty(engine)
+
+
+def test_exit_with_requests_in_work(step: CompiledModel, tmp_path: Path) -> None:
+    step.save(tmp_path / "step.so")
+    script = f"""
+import dhlo
+from dhlo.serve.engine import Engine
+from dhlo.serve.types import SamplingParams
+engine = Engine(dhlo.load({str(tmp_path / "step.so")!r}))
+request = engine.submit([1], SamplingParams(max_tokens=100_000))
+next(iter(request))
+print("leaves")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
+    assert "Traceback" not in done.stderr

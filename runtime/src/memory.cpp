@@ -118,9 +118,13 @@ Mapping::~Mapping() {
 bool Mapping::map(int fd, int64_t offset, int64_t bytes, bool populate) noexcept {
   const int64_t before = offset % sysconf(_SC_PAGESIZE);
   const auto length = static_cast<size_t>(before + bytes);
-  void* pages = mmap(nullptr, length, PROT_READ, MAP_PRIVATE | (populate ? MAP_POPULATE : 0), fd, offset - before);
+  void* pages = mmap(nullptr, length, PROT_READ, MAP_PRIVATE, fd, offset - before);
   if (pages == MAP_FAILED) return false;
-  madvise(pages, length, MADV_HUGEPAGE);  // advice only: file systems with huge pages use them
+  // Advice only: where the file system has huge pages, what isn't cached yet is read into them. So it comes before any
+  // page is touched.
+  madvise(pages, length, MADV_HUGEPAGE);
+  if (populate && madvise(pages, length, MADV_POPULATE_READ) != 0 && errno == EINVAL)  // Linux before 5.14
+    mmap(pages, length, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_POPULATE, fd, offset - before);
   pages_ = pages;
   bytes_ = length;
   data_ = static_cast<const uint8_t*>(pages) + before;

@@ -9,6 +9,7 @@ taken out of the block (`quantised_outliers.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of, emit_words, parameters
@@ -27,6 +28,8 @@ INFO_BYTES = 20
 RANGE = 9
 """Half of a block's elements but zeros must be no more than so many bits below its largest, which leaves them 12 bits: else a few
 outliers, multiplied by codes that are 0, would leave too little of the others."""
+# Sums that cover the latency of dot products: four or five cycles of two.
+_MIN_SUMS = 8
 # The bias of f32's exponents, and the bits of the integers.
 _BIAS, _BITS = 127, 22
 
@@ -162,6 +165,9 @@ class _Pass:
         self.fn, self.coding, self.rows, self.columns, self.lanes = fn, coding, rows, columns, lanes
         self.offset = _offset(fn.target, coding.form)
         self.limbs, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile, self.ahead = fn.args
+        # Sets of sums: the words of a unit take them in turn.
+        n, words = rows * LIMBS * len(columns), coding.form.depth // 4
+        self.sets = words if n < _MIN_SUMS and n * words <= fn.target.registers - 3 * len(columns) - 2 else 1
 
     def emit(self, *, fetch: bool) -> None:
         fn, form = self.fn, self.coding.form
@@ -196,6 +202,8 @@ class _Pass:
             for _ in self.columns:
                 for i in range(LIMBS):
                     init.append(fn.splat(fn.load(fn.gep(p, 8 + 4 * i, I8), I32), lanes) if bias else fn.const(0, ty))
+        each = len(init)  # sums of a set
+        init += [fn.const(0, ty)] * (each * (self.sets - 1))
         starts = [fn.gep(fn.gep(self.limbs, fn.mul(self.ld, r), I8), fn.mul(k0, LIMBS), I8) for r in range(self.rows)]
         with fn.loop(0, count, 1, init) as u:
             unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * LIMBS)
@@ -209,10 +217,10 @@ class _Pass:
                     for i in range(LIMBS):
                         four = fn.splat(fn.load(fn.gep(fn.gep(start, at, I8), 4 * (q * LIMBS + i), I8), I32, 1), lanes)
                         for c, word in enumerate(words):
-                            n = (r * len(words) + c) * LIMBS + i
+                            n = q % self.sets * each + (r * len(words) + c) * LIMBS + i
                             acc[n] = self._dot(acc[n], word[q], four)
             u.yield_(*acc)
-        return u.results
+        return [reduce(fn.add, u.results[n::each]) for n in range(each)]
 
     def _operands(self, unit: V, v: int) -> list[V]:
         fn, form = self.fn, self.coding.form

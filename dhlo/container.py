@@ -108,8 +108,10 @@ def add_section(fd: int, magic: int, abi: int, rows: list[Section], kind: int, c
 def _write_section(fd: int, before: list[Section], kind: int, chunks: Iterable[Buffer]) -> Section:
     end = before[-1].offset + before[-1].nbytes if before else 0
     start = at = end + write_all(fd, bytes(-end % SECTION_ALIGN))
-    for chunk in chunks:
-        at += write_all(fd, chunk)
+    # Together: file systems with huge pages keep in them what comes in large writes.
+    with open(os.dup(fd), "wb", buffering=_COPY) as file:
+        for chunk in chunks:
+            at += file.write(_bytes_of(chunk))
     return Section(kind, start, at - start, _digest_written(fd, start, at - start))
 
 

@@ -68,6 +68,34 @@ def test_two_processes_of_two_models_hold_constants_once(large: Path, memory: in
     assert copies * _CONSTANTS * 0.99 < sizes[1] - sizes[0] < copies * _CONSTANTS + (8 << 20)
 
 
+def huge_bytes(path: Path) -> int:
+    """Of a file: how many bytes of it this process has mapped by huge pages."""
+    total, of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-", line):
+            of_file = line.endswith(str(path))
+        elif of_file and line.startswith("FilePmdMapped:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def test_populated_constants_are_in_huge_pages_where_the_file_system_has_them(large: Path) -> None:
+    with large.open("rb") as file:
+        # What is cached in small pages, as it was written, stays so.
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as probe:
+            probe.madvise(mmap.MADV_HUGEPAGE)
+            assert sum(probe[at] for at in range(0, len(probe), mmap.PAGESIZE)) > 0
+            has = huge_bytes(large) > 0
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if not has:
+        pytest.skip("this file system has no huge pages")
+    model = _runtime.Model.from_file(large, memory=2, verify=0)
+    assert huge_bytes(large) > _CONSTANTS // 2
+    del model
+
+
 @pytest.mark.parametrize("memory", ["auto", "mapped", "populated", "locked", "copied"])
 def test_constants_are_the_same_wherever_they_are(build_elf: BuildElf, tmp_path: Path, memory: str) -> None:
     path = tmp_path / "toy.so"

@@ -168,8 +168,9 @@ def _wait(work: Any, timeout_ns: int, stopped: Callable[[], bool]) -> None:
             work.wait(min(left, _LOOK))
             return
         except RuntimeError:
-            if work.is_completed():
-                raise
+            if work.is_completed():  # just now, or it failed
+                work.wait()
+                return
         if timeout_ns and time.monotonic_ns() >= end:
             raise DeadlineError("the run's timeout passed while it waited for other processes")
         if stopped():

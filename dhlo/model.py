@@ -198,6 +198,13 @@ class CompiledModel:
             raise translate(e) from e.__cause__
         return Session(self, native, max_bytes)
 
+    @property
+    def process_groups(self) -> dict[str, int]:
+        """The groups of processes that calls of this entry do collective operations in, by name, and how many processes each must
+        have; 0: any number."""
+        groups: dict[str, int] = json.loads(self._model.metadata).get("process_groups", {})
+        return groups
+
     def bind_process_group(self, groups: Groups = None) -> None:
         """Says with which processes the model does its collective operations: all of its entries, in all sessions. Every process
         must make the same calls in the same order.

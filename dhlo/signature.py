@@ -48,13 +48,17 @@ def _sections(model: _runtime.Model | ModelInfo, meta: Mapping[str, Any]) -> Ite
         yield "state, kept by a session from call to call", states
     if meta.get("process_groups"):
         groups = meta["process_groups"].items()
-        yield "does collective operations in", [(name, f"{size or 'any number of'} processes") for name, size in groups]
+        yield "does collective operations in", [(name, _processes(size)) for name, size in groups]
     if meta["symbols"]:
         hints = meta.get("hints", {})
         yield "sizes", [(_range(name, lo, hi, hints.get(name)),) for name, (lo, hi) in meta["symbols"].items()]
     checks = [(c["text"],) for c in meta["checks"] if c["kind"] not in ("rank", "dtype", "min", "max", "size")]
     if checks:
         yield "checked at every call", checks
+
+
+def _processes(size: int) -> str:
+    return f"{size or 'any number of'} process{'' if size == 1 else 'es'}"
 
 
 def _range(name: str, lo: float | None, hi: float | None, usual: int | None) -> str:

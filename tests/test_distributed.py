@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import pickle
 import random
 import subprocess
@@ -17,12 +18,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 from torch.export import Dim, ExportedProgram, export
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dhlo
 from dhlo import interp
-from dhlo.distributed import Communicator
+from dhlo.distributed import Communicator, _wait
 from dhlo.errors import CancelledError, CompileError, ContractError, DeadlineError
 from dhlo.frontend import import_program
 from dhlo.integrations.caches import masks_of_any_sizes
@@ -318,6 +320,77 @@ def test_a_failed_operation_says_why(summing: CompiledModel) -> None:
     ) as e:
         mine(torch.ones(1, 6))
     assert str(e.value.__cause__) == "the cable is out"
+
+
+def test_an_operation_that_ends_as_its_wait_does_has_not_failed() -> None:
+    class Work:
+        waits = 0
+
+        def wait(self, *timeout: Any) -> None:
+            self.waits += 1
+            if timeout:
+                raise RuntimeError("Operation timed out!")
+
+        def is_completed(self) -> bool:
+            return self.waits > 1
+
+    work = Work()
+    _wait(work, 0, lambda: False)
+    assert work.waits == 3
+
+
+# ---------------------------------------------------------------------------------------------------- sessions, entries, others
+def test_entries_and_copies_of_sessions_do_operations(tmp_path: Path) -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += C.wait_tensor(C.all_reduce(x.sum(0), "sum", "0"))
+            return self.total * 1
+
+    class Tells(Counts):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return C.wait_tensor(C.broadcast(self.total + x, 0, "0"))
+
+    with pretended(SIZE):
+        args, rows = (torch.zeros(2, 3),), ({0: Dim("rows")},)
+        programs = {"counts": Counts(), "tells": Tells()}
+        compiled = dhlo.compile({name: export(m, args, dynamic_shapes=rows) for name, m in programs.items()})
+    assert compiled["tells"].process_groups == {"0": 2}
+
+    def one(rank: int, group: Any) -> list[Any]:
+        mine = copy.copy(compiled)
+        mine.bind_process_group(group)
+        session = mine.session()
+        first = session["counts"](torch.full((2, 3), 1.0 + rank))
+        with session.trace(tmp_path / f"{rank}.json"):
+            told = session["tells"](torch.full((1, 3), 10.0 * rank))
+        twin = session.copy()
+        return [
+            first[0].item(),
+            told[0, 0].item(),
+            twin["tells"](torch.ones(1, 3))[0, 0].item(),
+            mine["tells"](torch.ones(1, 3))[0, 0].item(),
+        ]
+
+    assert together(SIZE, one) == [[6.0, 6.0, 7.0, 1.0]] * SIZE
+    events = json.loads((tmp_path / "0.json").read_text())["traceEvents"]
+    assert ["broadcast"] == [e["name"] for e in events if e.get("cat") == "collective"]
+
+
+def test_torch_compile_takes_the_groups_of_the_process() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return fc.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.no_grad():
+            assert torch.equal(torch.compile(f, backend="dhlo", dynamic=True)(torch.ones(5)), torch.full((5,), 3.0))
+    finally:
+        dist.destroy_process_group()
+        torch.compiler.reset()
 
 
 # ---------------------------------------------------------------------------------------------------- tensor parallelism

@@ -54,9 +54,9 @@ def run_file(
     with weights_file(path, weights[0] if len(weights) == 1 else weights or None) as (others, fresh):
         model = open_model(path, threads, verify=not fresh, require_key=require_key, weights=others, entry=entry)
     tensors = _arguments(model.inputs, inputs, shapes, seed)
-    session = _runtime.Session(model)
     times = []
     try:
+        session = _runtime.Session(model)
         results = session(tensors)
         session.set_profile(profile, reset=True)
         with traced(trace, [session]) if trace is not None else nullcontext():

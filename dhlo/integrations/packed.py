@@ -125,7 +125,10 @@ class PackedGraph:
         if not self._graph.computes:
             return _Compiled(None, _getter([]), held, owner)
         program, taken = self._graph.program(constants)
-        return _Compiled(dhlo.compile(program, **self._options), _getter(taken), held, owner)
+        model = dhlo.compile(program, **self._options)
+        if model.process_groups:
+            model.bind_process_group()
+        return _Compiled(model, _getter(taken), held, owner)
 
 
 def _forgetting(graph: PackedGraph, key: tuple[int, ...]) -> Callable[[Any], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dhlo.errors import ContractError, ModelFileError
 from dhlo.serve.chat import ChatTemplate
+from dhlo.serve.grammar import Grammar, Grammars
 from dhlo.serve.tokens import TextStream, Tokenizer
 from tests.serving import CHATML, WORDS, byte_level, sentence_piece
 
@@ -210,3 +212,33 @@ def test_what_isnt_a_template(tmp_path: Path) -> None:
     for config in ({"chat_template": [1]}, {"chat_template": [{"name": "x", "template": "y"}]}):
         with pytest.raises(ModelFileError):
             ChatTemplate.of_folder(tmp_path, json.loads(json.dumps(config)))
+
+
+# ------------------------------------------------------------------ grammars
+@pytest.mark.parametrize("size", [WORDS, WORDS + 16, WORDS + 17])
+def test_masks_are_as_long_as_the_vocabulary(tmp_path: Path, size: int) -> None:
+    """Tokens that don't fit are cleared, and so are those that no text has; what goes back is followed, too."""
+    byte_level().save(str(tmp_path / "t.json"))
+    words = Tokenizer(tmp_path / "t.json", size)
+    constraint = Grammars(words, [2]).compile(Grammar("regex", "(ab|é)c"))
+
+    def allowed(tokens: list[int], choice: int = 0) -> set[str]:
+        mask = array("I", [0xFFFFFFFF] * ((size + 31) // 32))
+        constraint(choice, tokens, memoryview(mask))
+        found = [t for t in range(32 * len(mask)) if mask[t // 32] >> t % 32 & 1]
+        assert max(found) < size
+        return {words.special.get(t) or words.vocabulary[t].decode("latin-1") for t in found}
+
+    one = {words.name_of(t): t for t in range(WORDS)}
+    assert allowed([]) <= {"a", "ab", "abc", "\xc3", "\xc3\xa9", "\xc3\xa9c"} and "a" in allowed([])
+    assert "b" in allowed([one["a"]]) and allowed([one["a"], one["b"]], 1) == {"c"}
+    assert allowed([one["a"], one["b"], one["c"]]) == {"<|im_end|>"}
+    assert "b" in allowed([one["a"]])
+    with pytest.raises(ContractError, match="structured output"):
+        allowed([one["c"]])
+
+
+def test_grammars_need_an_end(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "t.json"))
+    with pytest.raises(ContractError, match="no token that ends a text"):
+        Grammars(Tokenizer(tmp_path / "t.json", WORDS), []).compile(Grammar("regex", "a"))

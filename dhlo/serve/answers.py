@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from dhlo.serve.metrics import Metrics, Timing
@@ -61,7 +61,7 @@ class _Reader:
     """The texts of the choices of a prompt."""
 
     def __init__(self, of: Prompted, first: int, tokenizer: Tokenizer, eos: Iterable[int], with_stop: bool, timing: Timing) -> None:
-        self._of, self._first, self._tokenizer, self._with_stop, self._timing = of, first, tokenizer, with_stop, timing
+        self._of, self._first, self._tokenizer, self._with_stop, self.timing = of, first, tokenizer, with_stop, timing
         self._streams = dict[int, TextStream]()
         self._ending = {*of.params.stop_tokens, *(() if of.params.ignore_eos else eos)}
 
@@ -69,7 +69,6 @@ class _Reader:
         """Raises ApiError for an event that says that the step failed."""
         if event.finish is FinishReason.ERROR:
             raise ApiError(500, event.error or "the step failed")
-        self._timing.tokens(event.choice, len(event.tokens))
         stream = self._streams.setdefault(event.choice, TextStream(self._tokenizer.vocabulary, self._ending))
         text = stream.read(event, with_stop=self._with_stop)
         finish = None if event.finish is None else _REASONS.get(event.finish, "abort")
@@ -105,6 +104,7 @@ class Answers:
             end = None
             try:
                 async for event in request:
+                    reader.timing.tokens(event.choice, len(event.tokens))
                     queue.put_nowait((reader, event))
             except Exception as e:  # raised where it is waited for
                 end = e
@@ -114,16 +114,29 @@ class Answers:
         try:
             left = len(tasks)
             while left:
-                reader, event = await queue.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if event is None:
-                    left -= 1
-                else:
+                # All that has come since is one answer of each choice: whoever is slow to listen gets longer parts, not more.
+                new, joined = [await queue.get()], dict[tuple[int, int], tuple[_Reader, Event]]()
+                while not queue.empty():
+                    new.append(queue.get_nowait())
+                for reader, event in new:
+                    if isinstance(event, BaseException):
+                        raise event
+                    if event is None:
+                        left -= 1
+                    else:
+                        key = id(reader), event.choice
+                        joined[key] = reader, _join(joined[key][1], event) if key in joined else event
+                for reader, event in joined.values():
                     yield reader.read(event)
+                await asyncio.sleep(0)  # others' turn, where neither the queue nor the client makes this one wait
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def _join(first: Event, then: Event) -> Event:
+    """Two events of a choice as one."""
+    return replace(then, tokens=first.tokens + then.tokens, logprobs=first.logprobs + then.logprobs)
 
 
 @dataclass

@@ -102,7 +102,7 @@ class Constraint:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise ContractError(f"structured output: {matcher.get_error()[:500]}")
-        allowed.cast("B")[: len(mask)] = mask
+        allowed.cast("B")[:] = mask[: allowed.nbytes].ljust(allowed.nbytes, b"\0")  # llguidance's may be a number longer
 
 
 class _Words:

@@ -105,18 +105,18 @@ class TextStream:
 
 
 @cache
-def _byte_level() -> dict[str, int]:
-    """The bytes that the characters of byte-level vocabularies stand for (Radford et al. 2019)."""
+def _byte_level() -> dict[int, int]:
+    """What the characters of byte-level vocabularies (Radford et al. 2019) are in Latin-1, where those of bytes are bytes. Other
+    characters below 256 become one that Latin-1 doesn't have."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(others)}
+    return dict.fromkeys(others, 0x100 + len(others)) | {256 + n: b for n, b in enumerate(others)}
 
 
 def _of_byte_level(word: str) -> bytes:
-    table = _byte_level()
     try:
-        return bytes(table[c] for c in word)
-    except KeyError:  # an added token with other characters is text
+        return word.translate(_byte_level()).encode("latin-1")
+    except UnicodeEncodeError:  # an added token with other characters is text
         return word.encode()
 
 

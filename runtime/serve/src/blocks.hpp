@@ -72,18 +72,25 @@ class BlockGroup {
   const PrefixIndex& index() const noexcept { return index_; }
   // Of a block that is held.
   void set_key(int32_t block, const Digest& key) noexcept { index_.insert(block, key); }
-  void remove_key(int32_t block) noexcept { index_.erase(block); }
+  void remove_key(int32_t block) noexcept {
+    index_.erase(block);
+    states_[block].stored = false;
+  }
   // The kept block that is evicted next; -1 if there is none.
   int32_t oldest() const noexcept { return static_cast<int32_t>(oldest_) - 1; }
   // The kept block that goes behind it; -1 for the last.
   int32_t newer(int32_t block) const noexcept { return static_cast<int32_t>(states_[block].newer) - 1; }
   // Frees a kept block.
   void evict(int32_t block) noexcept;
+  // Of a block with a key: whether it is outside memory, too.
+  bool stored(int32_t block) const noexcept { return states_[block].stored; }
+  void set_stored(int32_t block) noexcept { states_[block].stored = true; }
 
  private:
   struct State {
     int32_t holders;
     uint32_t older, newer;  // of kept blocks: neighbours by age, their number + 1; 0: none
+    bool stored;
   };
 
   void unlink(int32_t block) noexcept;

@@ -2,9 +2,11 @@
 #include "cache.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <string>
+#include <system_error>
 
 namespace dhlo::serve {
 namespace {
@@ -18,6 +20,12 @@ std::string refused(const CacheOptions& options) {
   if (options.block_slots < 1) return text("block_slots must be positive", options.block_slots);
   if (options.num_blocks < 1 || options.num_blocks > kMostBlocks)
     return text("num_blocks must be 1 to 2147483647", options.num_blocks);
+  const TierOptions& tiers = options.tiers;
+  const bool has_store = tiers.store.put != nullptr || tiers.store.get != nullptr;
+  if (!options.prefix && (has_store || !tiers.folder.empty())) return "tiers: they keep nothing without `prefix`";
+  if (!tiers.folder.empty() && tiers.folder_bytes < 1)
+    return text("tiers: folder_bytes must be positive", tiers.folder_bytes);
+  if (tiers.staging_bytes < 0) return text("tiers: staging_bytes must not be negative", tiers.staging_bytes);
   if (options.windows.empty()) return "windows: there must be a group";
   for (const int64_t window : options.windows)
     if (window < 0) return text("windows must not be negative", window);
@@ -61,6 +69,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
   cache->needed_.resize(options.windows.size());
   cache->groups_.resize(options.windows.size());
   for (size_t g = 0; g < options.windows.size(); ++g) {
+    cache->groups_[g].number = static_cast<int64_t>(g);
     cache->groups_[g].window = options.windows[g];
     if (!cache->groups_[g].blocks.create(options.num_blocks, options.hash_bits))
       return {DHLO_OUT_OF_MEMORY,
@@ -83,7 +92,17 @@ Result<std::unique_ptr<Cache>> Cache::create(const CacheOptions& options) try {
     group.pools.push_back(p);
     group.block_bytes += block;  // no more than all pools, which are mapped
   }
+  TierLayout layout{cache->model_, {}};
+  std::vector<bool> needed;
+  for (const Group& group : cache->groups_) {
+    layout.block_bytes.push_back(group.block_bytes);
+    needed.push_back(group.window == 0);
+  }
+  cache->tiers_ = Tiers::create(options.tiers, std::move(layout), std::move(needed));
+  cache->flush_ns_ = options.tiers.flush_ns;
   return cache;
+} catch (const std::system_error&) {
+  return {DHLO_OUT_OF_MEMORY, "cache: the system gives no thread for the tiers"};
 } catch (const std::bad_alloc&) {
   return {DHLO_OUT_OF_MEMORY, "out of memory"};  // so short that it needs none
 }
@@ -140,7 +159,7 @@ Sequence Cache::begin(Tokens prompt, std::string_view salt) {
   } catch (const std::bad_alloc&) {
     return {};
   }
-  // While it is looked for, `first` is where the blocks that are known without a gap begin. Nothing is held yet.
+  // While it is looked for, `first` is where the blocks that are known without a gap begin.
   int64_t known = 0;
   bool goes_on = true;
   for (int64_t i = 0; i < most && goes_on; ++i) {
@@ -149,8 +168,12 @@ Sequence Cache::begin(Tokens prompt, std::string_view salt) {
         block_key(i == 0 ? state->root : state->keys.back(), {prompt.data() + at, static_cast<size_t>(block_slots_)}));
     bool whole = true;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      const int32_t block = groups_[g].blocks.index().find(state->keys.back());
-      state->tables[g].push_back(std::max(block, 0));
+      int32_t block = groups_[g].blocks.index().find(state->keys.back());
+      if (block >= 0)
+        groups_[g].blocks.hold(block);
+      else if (tiers_ != nullptr)
+        block = bring_in(groups_[g], state->keys.back(), i == 0 ? -1 : state->tables[g].back());
+      state->tables[g].push_back(block);
       if (block < 0) state->first[g] = i + 1;
       if (block < 0 && groups_[g].window == 0) goes_on = false;
       whole = whole && state->first[g] <= first_seen(groups_[g], (i + 1) * block_slots_);
@@ -161,9 +184,14 @@ Sequence Cache::begin(Tokens prompt, std::string_view salt) {
   state->size = state->cached = known * block_slots_;
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<int32_t>& table = state->tables[g];
-    table.resize(static_cast<size_t>(known));
     state->first[g] = first_seen(groups_[g], state->size);
-    for (auto i = static_cast<size_t>(state->first[g]); i < table.size(); ++i) groups_[g].blocks.hold(table[i]);
+    for (auto i = static_cast<int64_t>(table.size()); i-- > 0;) {
+      int32_t& block = table[static_cast<size_t>(i)];
+      if (i >= state->first[g] && i < known) continue;
+      if (block >= 0) groups_[g].blocks.drop(block);
+      block = std::max(block, 0);
+    }
+    table.resize(static_cast<size_t>(known));
   }
   return sequence;
 }
@@ -232,10 +260,67 @@ void Cache::make_free(Group& group, int64_t blocks) noexcept {
   if (missing <= 0) return;
   const int64_t together = std::clamp<int64_t>(num_blocks_ / 64, 1, kEvicted);
   for (int64_t left = std::min(std::max(missing, together), group.blocks.kept()); left > 0; --left) {
-    group.blocks.evict(group.blocks.oldest());
+    const int32_t block = group.blocks.oldest();
+    if (tiers_ != nullptr && !group.blocks.stored(block)) store(group, block);
+    group.blocks.evict(block);
     ++counts_.evictions;
   }
 }
+
+// Copies a block that has a key for the tiers.
+void Cache::store(Group& group, int32_t block) noexcept {
+  StagedBlock staged = tiers_->stage({group.blocks.index().key(block), group.number});
+  if (staged.data == nullptr) return;
+  read_block(group, block, staged.data.get());
+  tiers_->write(std::move(staged));
+}
+
+// A block that the tiers brought, held once; -1 if there is none.
+int32_t Cache::bring_in(Group& group, const Digest& key, int32_t last) noexcept {
+  if (group.blocks.available() == 0) return -1;
+  const StagedBlock staged = tiers_->take({key, group.number});
+  if (staged.data == nullptr) return -1;
+  make_free(group, 1);
+  const int32_t block = group.blocks.take(last);
+  write_block(group, block, staged.data.get());
+  group.blocks.set_key(block, key);
+  group.blocks.set_stored(block);
+  return block;
+}
+
+int64_t Cache::prefetch(Tokens prompt, std::string_view salt) try {
+  if (tiers_ == nullptr || prompt.size() == 0) return 0;
+  std::vector<Digest> keys;
+  Digest key = root_key(model_, salt);
+  const auto slots = static_cast<size_t>(block_slots_);
+  for (size_t at = slots; at < prompt.size(); at += slots) {
+    key = block_key(key, {prompt.data() + at - slots, slots});
+    bool known = true;
+    for (const Group& group : groups_) known = known && group.blocks.index().find(key) >= 0;
+    if (!known || !keys.empty()) keys.push_back(key);
+  }
+  return keys.empty() ? 0 : tiers_->fetch(std::move(keys));
+} catch (const std::bad_alloc&) {
+  return 0;
+}
+
+bool Cache::flush(int64_t timeout_ns) {
+  if (tiers_ == nullptr) return true;
+  // No clock goes so far.
+  const auto wait = std::chrono::nanoseconds(std::clamp<int64_t>(timeout_ns, 0, int64_t{1} << 60));
+  const auto until = std::chrono::steady_clock::now() + wait;
+  for (Group& group : groups_) {
+    for (int32_t block = group.blocks.oldest(); block >= 0; block = group.blocks.newer(block)) {
+      if (group.blocks.stored(block)) continue;
+      if (!tiers_->wait_written(until, false)) return false;
+      store(group, block);
+      group.blocks.set_stored(block);
+    }
+  }
+  return tiers_->wait_written(until, true);
+}
+
+Cache::~Cache() { flush(flush_ns_); }
 
 void Cache::commit(Sequence& sequence, Tokens all) {
   State* state = sequence.state_;
@@ -346,6 +431,11 @@ CacheStats Cache::stats() const {
     stats.kept = group.blocks.kept();
   }
   stats.swapped_bytes = *swapped_bytes_;
+  if (tiers_ != nullptr) {
+    stats.folder = tiers_->folder_stats();
+    stats.store = tiers_->store_stats();
+    stats.dropped = tiers_->dropped();
+  }
   return stats;
 }
 

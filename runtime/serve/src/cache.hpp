@@ -12,6 +12,7 @@
 #include "pages.hpp"
 #include "result.hpp"
 #include "span.hpp"
+#include "tiers.hpp"
 
 namespace dhlo::serve {
 
@@ -29,6 +30,7 @@ struct CacheOptions {
   std::vector<PoolLayout> pools;
   bool prefix = true;              // keep blocks of sequences that ended for others that begin alike
   std::array<uint8_t, 32> seed{};  // of the model: content, dtype, layout; salts all keys
+  TierOptions tiers;               // where blocks go that the pools have no room for; need `prefix`
   int hash_bits = 64;              // of keys, that choose where a block is looked for: fewer make collisions, in tests
 };
 
@@ -44,6 +46,8 @@ struct CacheStats {
   int64_t copies = 0;        // of blocks before they were written to
   int64_t evictions = 0;
   int64_t swapped_bytes = 0;  // that sequences out of the pools take now
+  TierStats folder, store;
+  int64_t dropped = 0;  // evicted blocks that came too fast for the tiers
 };
 
 class Cache;
@@ -114,6 +118,8 @@ class Cache {
   static Result<std::unique_ptr<Cache>> create(const CacheOptions& options);
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
+  // Writes what is kept to the tiers, as flush() does.
+  ~Cache();
 
   // Memory of a pool, [heads, num_blocks() * block_slots(), depth].
   void* pool(int64_t index) const { return pools_[static_cast<size_t>(index)].pages.data(); }
@@ -155,6 +161,14 @@ class Cache {
   // swapped one stays as it is.
   Sequence swap_in(SwappedSequence& swapped);
 
+  // Begins to bring what the tiers have of the prompt, and of no block twice; begin() takes what has come until then. A
+  // number for prefetched(); 0 if the pools have it all, or there are no tiers.
+  int64_t prefetch(Tokens prompt, std::string_view salt);
+  // Whether all has come that comes.
+  bool prefetched(int64_t prefetch) const { return prefetch == 0 || tiers_ == nullptr || tiers_->is_fetched(prefetch); }
+  // Writes what is kept to the tiers, where it stays known, too. False if that takes longer.
+  bool flush(int64_t timeout_ns);
+
   CacheStats stats() const;
 
  private:
@@ -162,7 +176,7 @@ class Cache {
   using State = Sequence::State;
   struct Group {
     BlockGroup blocks;
-    int64_t window = 0;
+    int64_t number = 0, window = 0;
     int64_t block_bytes = 0;  // of all its pools
     std::vector<size_t> pools;
   };
@@ -176,6 +190,8 @@ class Cache {
   void release(State* state) noexcept;
   void add_room(State& state, int64_t blocks) noexcept;
   void make_free(Group& group, int64_t blocks) noexcept;
+  void store(Group& group, int32_t block) noexcept;
+  int32_t bring_in(Group& group, const Digest& key, int32_t last) noexcept;
   void learn(State& state, Tokens all) noexcept;
   void drop_behind_windows(State& state) noexcept;
   void drop_from(State& state, size_t group, int64_t block) noexcept;
@@ -199,6 +215,8 @@ class Cache {
   std::vector<State*> spare_;
   std::vector<int64_t> needed_;  // by group, of the reservation in work
   std::shared_ptr<int64_t> swapped_bytes_;
+  std::unique_ptr<Tiers> tiers_;  // null: none
+  int64_t flush_ns_ = 0;
   CacheStats counts_;
 };
 

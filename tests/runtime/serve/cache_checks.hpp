@@ -1,7 +1,14 @@
 // What the tests of the cache share.
 #pragma once
 
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +54,41 @@ inline CacheOptions small_options(int64_t blocks, int64_t slots = 4, std::vector
   }
   return options;
 }
+
+// A new folder, removed with its files in the end.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/dhlo-tiers-XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~Folder() { remove(); }
+  const std::string& path() const { return path_; }
+  std::vector<std::string> files() const {
+    std::vector<std::string> all;
+    if (DIR* dir = opendir(path_.c_str())) {
+      while (const dirent* entry = readdir(dir))
+        if (entry->d_name[0] != '.') all.push_back(path_ + "/" + entry->d_name);
+      closedir(dir);
+    }
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    struct stat status{};
+    for (const std::string& file : files())
+      if (stat(file.c_str(), &status) == 0) sum += status.st_size;
+    return sum;
+  }
+  void remove() {
+    for (const std::string& file : files()) ::remove(file.c_str());
+    rmdir(path_.c_str());
+  }
+
+ private:
+  std::string path_;
+};
 
 // What a model would write: a slot of a head depends on all tokens up to it, and on the salt.
 class Content {
@@ -98,5 +140,7 @@ class Content {
   Cache& cache_;
 };
 
+// Blocks in files and in the host's store.
+void test_tiers();
 // Random operations beside a naive record of what each sequence holds.
 void test_cache_by_model(uint64_t seed, int64_t operations);

@@ -1,8 +1,11 @@
 // Random operations on a cache beside a naive record of what each sequence holds: contents are written to the pools and
 // read from them.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <set>
+#include <string>
+#include <thread>
 
 #include "cache_checks.hpp"
 
@@ -55,6 +58,7 @@ class Model {
   }
   int64_t hits() const { return cache_->stats().hit_tokens; }
   int64_t evictions() const { return cache_->stats().evictions; }
+  int64_t fetched() const { return cache_->stats().folder.hits; }
 
  private:
   int64_t size() const { return static_cast<int64_t>(live_.size()); }
@@ -70,6 +74,11 @@ class Model {
     for (int64_t more = random_.below(20) + 1; more > 0; --more) prompt.push_back(token());
     Live one;
     one.salt = random_.below(3) == 0 ? "other" : "";
+    // What of it has come by then is used.
+    const int64_t fetch = cache_->prefetch(view(prompt), one.salt);
+    if (random_.below(2) == 0)
+      for (int i = 0; i < 100 && !cache_->prefetched(fetch); ++i)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
     one.sequence = cache_->begin(view(prompt), one.salt);
     CHECK(static_cast<bool>(one.sequence));
     const int64_t cached = one.sequence.cached();
@@ -193,17 +202,24 @@ class Model {
 void test_cache_by_model(uint64_t seed, int64_t operations) {
   Random random{seed};
   static const std::vector<int64_t> windows[] = {{0}, {0, 7}, {9}, {0, 0, 16}};
-  int64_t hits = 0, evictions = 0;
+  int64_t hits = 0, evictions = 0, fetched = 0;
+  const Folder folder;
   for (int64_t round = 0; round < 16; ++round) {
     CacheOptions options =
         small_options(1 + random.below(round % 2 == 0 ? 40 : 200), 1 + random.below(6), windows[round % 4]);
     options.prefix = round % 5 != 4;
     options.hash_bits = round % 3 == 0 ? 2 : 64;  // of keys, all bits are compared
+    if (options.prefix && round % 4 < 2) {
+      options.tiers.folder = folder.path();
+      options.tiers.folder_bytes = 300 << 10;
+      options.seed[0] = static_cast<uint8_t>(random.below(2));  // some find what others left
+    }
     Model model(options, mixed(seed, static_cast<uint64_t>(round)));
     for (int64_t i = 0; i < operations / 16; ++i) model.step();
     model.finish();
     hits += model.hits();
     evictions += model.evictions();
+    fetched += model.fetched();
   }
-  CHECK(hits > 0 && evictions > 0);
+  CHECK(hits > 0 && evictions > 0 && fetched > 0);
 }

@@ -395,6 +395,7 @@ int main(int argc, char** argv) {
 #if COUNTS_ALLOCATIONS
     test_allocations();
 #endif
+    test_tiers();
     test_cache_by_model(1, 20000);
   }
   if (failures == 0) std::printf("all passed\n");

@@ -155,6 +155,18 @@ def test_rows_may_be_shared_unevenly() -> None:
         compiled.plan([[0, 6]])
 
 
+def test_rows_that_cant_be_shared_are_refused() -> None:
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return C.wait_tensor(C.reduce_scatter_tensor(x, "avg", SIZE, "0"))
+
+    with pretended(SIZE):
+        compiled = dhlo.compile(export(Halves(), (torch.randn(8, 6),), dynamic_shapes=({0: Dim.DYNAMIC},)))
+    assert compiled.plan([[10, 6]])["outputs"] == [("float32", (5, 6))]
+    with pytest.raises(ContractError, match="2 processes must be able to share the rows evenly"):
+        compiled.plan([[7, 6]])
+
+
 def test_a_program_knows_its_groups(model: CompiledModel) -> None:
     assert "does collective operations in:\n  0: 2 processes" in model.signature
     assert model.plan([[7, 6]])["outputs"][3] == ("float32", (14, 2))  # plans take nobody else
@@ -378,6 +390,37 @@ def test_entries_and_copies_of_sessions_do_operations(tmp_path: Path) -> None:
     assert together(SIZE, one) == [[6.0, 6.0, 7.0, 1.0]] * SIZE
     events = json.loads((tmp_path / "0.json").read_text())["traceEvents"]
     assert ["broadcast"] == [e["name"] for e in events if e.get("cat") == "collective"]
+
+
+def test_operands_may_be_views_states_and_weights() -> None:
+    """An operation that reads what is overwritten later reads it before; others read it afterwards."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return C.wait_tensor(C.all_reduce(x, "sum", "0"))
+
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.arange(12.0).reshape(4, 3))
+            self.weight = torch.nn.Parameter(torch.randn(3, 3), requires_grad=False)
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            old = total(self.rows)
+            self.rows.index_copy_(0, at, x)
+            new, sums = total(self.rows[1:3]), total(x)
+            return old, new, total(self.weight.t()), total(x[:, :1].expand(-1, 4)), total(x.t()[1:]), sums, sums, sums.view(-1)
+
+    rows, given = {0: Dim("rows", min=1, max=4)}, [(torch.randn(n, 3), torch.randperm(4)[:n]) for n in (1, 2, 4)]
+    model = Reads()
+    with pretended(1):
+        compiled = dhlo.compile(export(model, (torch.randn(2, 3), torch.tensor([1, 3])), dynamic_shapes=(rows, rows)))
+    compiled.bind_process_group(dist.ProcessGroupGloo(dist.HashStore(), 0, 1, datetime.timedelta(seconds=5)))
+    held = model.rows.clone()
+    for x, at in given:
+        old = held.clone()
+        held[at] = x
+        want = (old, held[1:3], model.weight.t(), x[:, :1].expand(-1, 4), x.t()[1:], x, x, x.reshape(-1))
+        torch.testing.assert_close(compiled(x, at), want)
 
 
 def test_torch_compile_takes_the_groups_of_the_process() -> None:

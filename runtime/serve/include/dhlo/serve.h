@@ -163,8 +163,8 @@ DHLO_API dhlo_status dhlo_engine_submit(dhlo_engine* engine, const int32_t* prom
 /* Ends a request: at once if it hasn't begun, else with the step in work. Does nothing for one that has ended. */
 DHLO_API dhlo_status dhlo_engine_cancel(dhlo_engine* engine, uint64_t request);
 /* Waits for events, at most so long; below 0: without end. `*count` is 0 when the time is over. The events are valid
- * until the next call. DHLO_CANCELLED, at once, when the engine is closed and all have been fetched. One thread at a
- * time, others wait. */
+ * until the next call, whichever thread's: so let one thread poll. DHLO_CANCELLED, at once, when the engine is closed
+ * and all have been fetched. */
 DHLO_API dhlo_status dhlo_engine_poll(dhlo_engine* engine, int64_t timeout_ns, const dhlo_event* const** events,
                                       int64_t* count);
 /* Of an engine without a thread: runs one step on this one. `*worked` (may be NULL) is 0 if there was nothing to do.

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,3 +433,62 @@ print("leaves")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_example(model: Any, step: CompiledModel, tmp_path: Path, build_native: Callable[..., Path]) -> None:
+    """Built and run as a host without Python would: lines of tokens, answered as they end."""
+    step.save(tmp_path / "step.so")
+    given = prompts(random.Random(6), 4, 50, 1)
+    lines = [" ".join(map(str, p)) for p in given] + ["1 x", "", "1 96"]
+    done = subprocess.run(
+        [build_native("serve_example") / "serve" / "serve_example", tmp_path / "step.so", "12", "1"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    for i, prompt in enumerate(given):
+        check_greedy(model, prompt, Choice(tuple(map(int, answers[str(i + 1)].split())), FinishReason.LENGTH))
+    assert answers["4"] == "error: a request is a line of token ids"
+    assert answers["5"] == "error: prompt: there must be a token" and "isn't of the vocabulary" in answers["6"]
+
+
+@pytest.mark.slow
+def test_soak(step: CompiledModel) -> None:
+    """Thousands of requests with cancels and deadlines through pools that are too small: nothing is left behind."""
+    rng = random.Random(9)
+    shared = prompts(rng, 50, 90)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    with Engine(step, EngineOptions(cache_bytes=24 * BLOCK_BYTES, max_step_tokens=48, max_sequences=12, prompt_lookup=4)) as engine:
+        memory = list[int]()
+        for _ in range(12):
+            requests = list[Request]()
+            for _ in range(400):
+                (rest,) = prompts(rng, rng.choice((1, 5, 40)))
+                params = SamplingParams(
+                    max_tokens=rng.choice((1, 8, 60)),
+                    n=rng.choice((1, 1, 2)),
+                    temperature=rng.choice((0.0, 1.0)),
+                    timeout=rng.choice((None, None, None, 0.02, 0.3)),
+                    priority=rng.randrange(3),
+                    cache_salt=rng.choice(("", "a")),
+                )
+                requests.append(engine.submit([*rng.choice([[], *shared]), *rest], params))
+                if rng.random() < 0.2:
+                    rng.choice(requests).cancel()
+            for request in requests:
+                for choice in request.result(120).choices:
+                    assert choice.finish is not FinishReason.ERROR, choice.error
+            check_empty(engine)
+            del requests, request
+            gc.collect()
+            memory.append(resident())
+        stats = engine.stats()
+        assert min(stats.finished["length"], stats.finished["cancelled"], stats.finished["deadline"], stats.preemptions) > 50
+        assert memory[-1] - memory[2] < 8 << 20, memory

@@ -1,0 +1,482 @@
+// The engine over a step written by hand: batching, preemption, cancellation, hooks, failures, threads; the sampler.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#include "../checks.hpp"
+#include "dhlo/serve.hpp"
+#include "philox.hpp"
+#include "sampler.hpp"
+#include "stops.hpp"
+#include "toy_step.hpp"
+
+#if COUNTS_ALLOCATIONS
+void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* data = std::malloc(bytes)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+#endif
+
+namespace {
+
+using dhlo::serve::Draw;
+using dhlo::serve::Rules;
+using dhlo::serve::Sampler;
+
+struct Random {
+  uint64_t state;
+  int64_t below(int64_t bound) {
+    state = toy::mixed(state, 1);
+    return static_cast<int64_t>((state >> 11) % static_cast<uint64_t>(bound));
+  }
+};
+
+std::vector<int32_t> prompt_of(Random& random, int64_t tokens) {
+  std::vector<int32_t> prompt;
+  for (int64_t i = 0; i < tokens; ++i) prompt.push_back(static_cast<int32_t>(random.below(toy::kNan)));
+  return prompt;
+}
+
+dhlo_engine_options options_of(int64_t blocks, int64_t step_tokens, bool own_thread) {
+  dhlo_engine_options options;
+  dhlo_engine_options_init(&options);
+  options.cache_bytes = blocks * toy::kBlock * 8;
+  options.max_step_tokens = step_tokens;
+  options.max_sequences = std::min<int64_t>(8, step_tokens);
+  options.own_thread = own_thread ? 1 : 0;
+  return options;
+}
+
+dhlo_sampling greedy_sampling(int64_t max_tokens) {
+  dhlo_sampling sampling;
+  dhlo_sampling_init(&sampling);
+  sampling.temperature = 0;
+  sampling.max_tokens = max_tokens;
+  return sampling;
+}
+
+// What events have told of a choice.
+struct Told {
+  std::vector<int32_t> tokens;
+  int32_t finish = DHLO_FINISH_NONE;
+  std::string error;
+};
+using Answers = std::map<std::pair<uint64_t, int32_t>, Told>;
+
+// Reads events until so many choices have ended.
+void read(dhlo::Engine& engine, Answers& answers, size_t choices) {
+  auto ended = [&] {
+    return static_cast<size_t>(std::count_if(answers.begin(), answers.end(),
+                                             [](const auto& each) { return each.second.finish != DHLO_FINISH_NONE; }));
+  };
+  while (ended() < choices) {
+    for (const dhlo_event* event : engine.poll(std::chrono::seconds(60))) {
+      Told& told = answers[{event->request, event->choice}];
+      CHECK(told.finish == DHLO_FINISH_NONE);
+      told.tokens.insert(told.tokens.end(), event->tokens, event->tokens + event->num_tokens);
+      told.finish = event->finish;
+      told.error = event->error;
+    }
+  }
+}
+
+void check_idle(const dhlo::Engine& engine) {
+  const dhlo_engine_stats stats = engine.stats();
+  CHECK(stats.running == 0 && stats.waiting == 0 && stats.blocks_used == 0);
+}
+
+void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t seed) {
+  Random random{seed};
+  dhlo_engine_options options = options_of(blocks, step_tokens, true);
+  options.prompt_lookup = std::min(lookup, step_tokens);
+  dhlo::Engine engine(toy::model(), &options);
+  struct Asked {
+    std::vector<int32_t> prompt;
+    int64_t max_tokens;
+    int32_t n;
+  };
+  std::map<uint64_t, Asked> asked;
+  const std::vector<int32_t> beginning = prompt_of(random, 40);
+  size_t choices = 0;
+  for (int i = 0; i < 60; ++i) {
+    Asked request{random.below(2) != 0 ? beginning : std::vector<int32_t>(), 1 + random.below(40), 1};
+    if (random.below(4) == 0 && step_tokens >= 3) request.n = 3;
+    for (const int32_t token : prompt_of(random, 1 + random.below(50))) request.prompt.push_back(token);
+    dhlo_sampling sampling = greedy_sampling(request.max_tokens);
+    sampling.n = request.n;
+    sampling.priority = static_cast<int32_t>(random.below(3));
+    asked[engine.submit(request.prompt, &sampling)] = request;
+    choices += static_cast<size_t>(request.n);
+  }
+  Answers answers;
+  read(engine, answers, choices);
+  for (const auto& [key, told] : answers) {
+    const Asked& request = asked[key.first];
+    CHECK(told.finish == DHLO_FINISH_LENGTH);
+    CHECK(told.tokens == toy::greedy(request.prompt, request.max_tokens));
+  }
+  check_idle(engine);
+}
+
+void test_failures() {
+  dhlo_engine_options options = options_of(20, 64, true);
+  dhlo::Engine engine(toy::model(), &options);
+  const dhlo_sampling sampling = greedy_sampling(5);
+  Answers answers;
+  engine.submit({1, toy::kFails, 3}, &sampling);
+  engine.submit({1, toy::kNan, 3}, &sampling);
+  read(engine, answers, 2);
+  for (const auto& [key, told] : answers) CHECK(told.finish == DHLO_FINISH_ERROR && !told.error.empty());
+  answers.clear();
+  const uint64_t id = engine.submit({1, 2}, &sampling);
+  read(engine, answers, 1);
+  CHECK((answers[{id, 0}].tokens == toy::greedy({1, 2}, 5)));
+  check_idle(engine);
+}
+
+void test_what_is_refused() {
+  const dhlo::Model model = toy::model();
+  dhlo_engine* engine = nullptr;
+  CHECK(dhlo_engine_create(nullptr, nullptr, &engine) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_engine_create(model.get(), nullptr, nullptr) == DHLO_INVALID_ARGUMENT);
+  dhlo_engine_options unset{};
+  CHECK(dhlo_engine_create(model.get(), &unset, &engine) == DHLO_INVALID_ARGUMENT);
+  dhlo_engine_options options = options_of(4, 16, false);
+  options.vocabulary_offsets = nullptr;
+  CHECK(dhlo_engine_create(model.get(), &options, &engine) == DHLO_OK);
+  uint64_t id = 0;
+  const int32_t prompt[] = {1, 2, 3};
+  CHECK(dhlo_engine_submit(engine, nullptr, 3, nullptr, &id) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_engine_submit(engine, prompt, -1, nullptr, &id) == DHLO_INVALID_ARGUMENT);
+  CHECK(dhlo_engine_submit(engine, prompt, 3, nullptr, nullptr) == DHLO_INVALID_ARGUMENT);
+  dhlo_sampling sampling = greedy_sampling(5);
+  sampling.constrained = 1;
+  CHECK(dhlo_engine_submit(engine, prompt, 3, &sampling, &id) == DHLO_INVALID_ARGUMENT);
+  CHECK(std::string(dhlo_serve_last_error()).find("no hook") != std::string::npos);
+  sampling = greedy_sampling(int64_t{1} << 62);
+  sampling.timeout_ns = INT64_MAX;
+  CHECK(dhlo_engine_submit(engine, prompt, 3, &sampling, &id) == DHLO_OK);
+  const std::vector<int32_t> longer(64, 1);
+  CHECK(dhlo_engine_submit(engine, longer.data(), 64, nullptr, &id) == DHLO_INVALID_ARGUMENT);
+  int32_t worked = 0;
+  int64_t steps = 0;
+  while (dhlo_engine_step(engine, &worked) == DHLO_OK && worked != 0) ++steps;
+  CHECK(steps >= 61);  // up to the last position
+  CHECK(dhlo_engine_cancel(engine, 77) == DHLO_OK);
+  dhlo_engine_stats stats{};
+  CHECK(dhlo_engine_get_stats(engine, &stats) == DHLO_INVALID_ARGUMENT);
+  const dhlo_event* const* events = nullptr;
+  int64_t count = 0;
+  CHECK(dhlo_engine_poll(engine, 0, &events, &count) == DHLO_OK && count > 0);
+  CHECK(dhlo_engine_poll(engine, 0, &events, &count) == DHLO_OK && count == 0);
+  CHECK(dhlo_engine_close(engine) == DHLO_OK && dhlo_engine_close(engine) == DHLO_OK);
+  CHECK(dhlo_engine_poll(engine, -1, &events, &count) == DHLO_CANCELLED);
+  CHECK(dhlo_engine_submit(engine, prompt, 3, nullptr, &id) == DHLO_BUSY);
+  dhlo_engine_destroy(engine);
+  dhlo_engine_destroy(nullptr);
+}
+
+// Hooks: events by a function that throws, constraints that allow one token, that throw, that allow none.
+void test_hooks() {
+  struct Seen {
+    std::atomic<int64_t> events{0}, ended{0};
+  } seen;
+  dhlo_engine_options options = options_of(20, 64, true);
+  options.event_ctx = &seen;
+  options.on_event = [](void* ctx, const dhlo_event* const* events, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      ++static_cast<Seen*>(ctx)->events;
+      static_cast<Seen*>(ctx)->ended += events[i]->last;
+      if (events[i]->user != nullptr && events[i]->finish == DHLO_FINISH_LENGTH)
+        CHECK(events[i]->num_tokens > 0 && events[i]->tokens[0] == 5);
+    }
+    throw std::runtime_error("the host's");
+  };
+  options.constrain = [](void*, uint64_t, void* user, int32_t, const int32_t*, int64_t count, uint32_t* allowed,
+                         int64_t words) -> int32_t {
+    const int64_t mode = *static_cast<int64_t*>(user);
+    if (mode == 1 && count == 2) throw std::runtime_error("the host's");
+    for (int64_t i = 0; i < words; ++i) allowed[i] = 0;
+    if (mode != 2) allowed[0] = 1u << 5;
+    return 0;
+  };
+  dhlo::Engine engine(toy::model(), &options);
+  int64_t modes[] = {0, 1, 2};
+  for (int64_t& mode : modes) {
+    dhlo_sampling sampling = greedy_sampling(4);
+    sampling.constrained = 1;
+    sampling.user = &mode;
+    engine.submit({1, 2}, &sampling);
+  }
+  CHECK(engine.drain(std::chrono::seconds(60)));
+  for (int i = 0; i < 1000 && seen.ended < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(seen.ended == 3);
+  CHECK(engine.stats().finished[DHLO_FINISH_ERROR] == 2 && engine.stats().finished[DHLO_FINISH_LENGTH] == 1);
+}
+
+// Many threads that submit and cancel, one that polls, with deadlines and pools that are too small.
+void test_threads(int64_t rounds) {
+  dhlo_engine_options options = options_of(12, 16, true);
+  options.prompt_lookup = 3;
+  options.max_waiting = 1 << 20;
+  dhlo::Engine engine(toy::model(), &options);
+  std::atomic<int64_t> ended{0}, submitted{0};
+  std::thread poller([&] {
+    try {
+      for (;;)
+        for (const dhlo_event* event : engine.poll(std::chrono::seconds(60))) ended += event->last;
+    } catch (const dhlo::RuntimeError& error) {
+      CHECK(error.status() == DHLO_CANCELLED);
+    }
+  });
+  std::vector<std::thread> clients;
+  for (uint64_t t = 0; t < 3; ++t)
+    clients.emplace_back([&, t] {
+      Random random{t + 1};
+      for (int64_t i = 0; i < rounds; ++i) {
+        dhlo_sampling sampling = greedy_sampling(1 + random.below(30));
+        sampling.n = static_cast<int32_t>(1 + random.below(3));
+        sampling.temperature = random.below(2) != 0 ? 1 : 0;
+        sampling.timeout_ns = random.below(4) == 0 ? 1 + random.below(3000000) : 0;
+        sampling.priority = static_cast<int32_t>(random.below(3));
+        const uint64_t id = engine.submit(prompt_of(random, 1 + random.below(60)), &sampling);
+        ++submitted;
+        if (random.below(3) == 0) engine.cancel(id);
+        if (random.below(8) == 0) engine.stats();
+      }
+    });
+  for (std::thread& client : clients) client.join();
+  CHECK(engine.drain(std::chrono::seconds(120)));
+  check_idle(engine);
+  engine.close();
+  poller.join();
+  CHECK(ended == submitted);
+}
+
+void test_closing_with_requests_in_work() {
+  for (const bool own_thread : {true, false}) {
+    dhlo_engine_options options = options_of(40, 64, own_thread);
+    dhlo::Engine engine(toy::model(), &options);
+    const dhlo_sampling sampling = greedy_sampling(600);
+    for (int i = 0; i < 20; ++i) engine.submit({1, 2, 3}, &sampling);
+    if (!own_thread) engine.step();
+    engine.close();
+    Answers answers;
+    read(engine, answers, 20);
+    for (const auto& [key, told] : answers) CHECK(told.finish == DHLO_FINISH_CANCELLED);
+  }
+}
+
+// Decoding allocates nothing; what the host's part of a step takes is printed.
+void test_steady_state() {
+  dhlo_engine_options options = options_of(32 * 40, 64, false);
+  options.max_sequences = 32;
+  dhlo::Engine engine(toy::model(), &options);
+  const dhlo_sampling sampling = greedy_sampling(400);
+  Random random{3};
+  for (int i = 0; i < 32; ++i) engine.submit(prompt_of(random, 60), &sampling);
+  for (int i = 0; i < 100; ++i) {
+    engine.step();
+    engine.poll(std::chrono::seconds(0));
+  }
+  const dhlo_engine_stats before = engine.stats();
+  const int64_t allocated = allocations;
+  int64_t steps = 0;
+  for (; steps < 200; ++steps) {
+    engine.step();
+    engine.poll(std::chrono::seconds(0));
+  }
+  const dhlo_engine_stats after = engine.stats();
+  std::printf("scheduler and cache: %.1f us a step at 32 sequences; allocations %lld in %lld steps\n",
+              static_cast<double>(after.schedule_ns - before.schedule_ns) * 1e-3 / static_cast<double>(steps),
+              static_cast<long long>(allocations - allocated), static_cast<long long>(steps));
+  CHECK(!COUNTS_ALLOCATIONS || allocations - allocated < 4 * 32);  // tables of sequences grow by powers of two
+}
+
+// ---- the sampler ----------------------------------------------------------------------------------------------------
+
+// The probabilities that a request's tokens are drawn by, the slow way.
+std::vector<double> probabilities(const std::vector<float>& x, const Rules& rules) {
+  std::vector<size_t> order(x.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+  std::vector<double> p(x.size());
+  for (size_t i = 0; i < x.size(); ++i) p[i] = std::exp((x[i] - x[order[0]]) / rules.temperature);
+  size_t keep = x.size();
+  if (rules.top_k > 0) keep = std::min(keep, static_cast<size_t>(rules.top_k));
+  double total = 0;
+  for (size_t i = 0; i < keep; ++i) total += p[order[i]];
+  double sum = 0;
+  for (size_t i = 0; i < keep && rules.top_p < 1; ++i) {
+    sum += p[order[i]];
+    if (sum >= rules.top_p * total) keep = i + 1;
+  }
+  for (size_t i = 0; i < x.size(); ++i)
+    if (i >= keep || p[order[i]] < rules.min_p) p[order[i]] = 0;
+  total = 0;
+  for (const double each : p) total += each;
+  for (double& each : p) each /= total;
+  return p;
+}
+
+void test_distribution(int64_t vocabulary, double temperature, int64_t top_k, double top_p, double min_p) {
+  Random random{static_cast<uint64_t>(vocabulary)};
+  std::vector<float> x(static_cast<size_t>(vocabulary));
+  for (float& each : x) each = static_cast<float>(random.below(40)) * 0.125f;  // with many that are equal
+  Rules rules;
+  rules.temperature = temperature;
+  rules.top_k = top_k;
+  rules.top_p = top_p;
+  rules.min_p = min_p;
+  rules.seed = 5;
+  Sampler sampler(vocabulary, DHLO_F32);
+  const std::vector<double> p = probabilities(x, rules);
+  const int64_t draws = 40000;
+  std::vector<int64_t> counts(x.size());
+  for (int64_t i = 0; i < draws; ++i) {
+    CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 0, i) == Draw::kDone);
+    ++counts[static_cast<size_t>(sampler.token())];
+  }
+  double chi = 0, cells = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = p[i] * static_cast<double>(draws);
+    if (p[i] == 0) {
+      CHECK(counts[i] == 0);
+      continue;
+    }
+    chi += (static_cast<double>(counts[i]) - expected) * (static_cast<double>(counts[i]) - expected) / expected;
+    ++cells;
+  }
+  CHECK(chi < cells + 6 * std::sqrt(2 * cells) + 6);
+}
+
+void test_sampler() {
+  test_distribution(7, 1, 0, 1, 0);
+  test_distribution(50, 0.7, 0, 0.8, 0);
+  test_distribution(50, 1.3, 9, 1, 0);
+  test_distribution(333, 1, 40, 0.9, 0.05);
+  test_distribution(1500, 2, 0, 0.5, 0);
+  test_distribution(1, 1, 3, 0.5, 0.5);
+  // Known answers of Philox 4x32-10.
+  CHECK((dhlo::serve::philox({0, 0, 0, 0}, {0, 0}) ==
+         std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  CHECK((dhlo::serve::philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) ==
+         std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int64_t size : {1, 15, 16, 17, 100, 1000}) {
+    Sampler sampler(size, DHLO_F32);
+    Rules greedy;
+    greedy.temperature = 0;
+    std::vector<float> x(static_cast<size_t>(size), 1);
+    CHECK(sampler.draw(x.data(), greedy, nullptr, nullptr, 0, 0) == Draw::kDone && sampler.token() == 0);
+    x.back() = 2;
+    CHECK(sampler.draw(x.data(), greedy, nullptr, nullptr, 0, 0) == Draw::kDone && sampler.token() == size - 1);
+    x.back() = inf;
+    CHECK(sampler.draw(x.data(), {}, nullptr, nullptr, 0, 0) == Draw::kDone && sampler.token() == size - 1);
+    x.back() = nan;
+    CHECK(sampler.draw(x.data(), greedy, nullptr, nullptr, 0, 0) == Draw::kNan);
+    std::fill(x.begin(), x.end(), -inf);
+    CHECK(sampler.draw(x.data(), {}, nullptr, nullptr, 0, 0) == Draw::kNothing);
+  }
+}
+
+// Logits of bf16 and f16, beside the conversions of the wrapper.
+template <class Small>
+void test_small_floats(int32_t dtype) {
+  std::vector<Small> x;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Small value = Small::from_bits(static_cast<uint16_t>(bits));
+    if (!std::isnan(static_cast<float>(value)) && static_cast<float>(value) < 1) x.push_back(value);
+  }
+  const size_t at = x.size() / 2;
+  x[at] = Small(1.f);
+  Sampler sampler(static_cast<int64_t>(x.size()), dtype);
+  Rules rules;
+  rules.logprobs = 3;
+  rules.temperature = 0;
+  CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 0, 0) == Draw::kDone);
+  CHECK(sampler.token() == static_cast<int32_t>(at));
+  double total = 0;
+  for (const Small each : x) total += std::exp(static_cast<double>(static_cast<float>(each)));
+  CHECK(std::fabs(sampler.logprob() - (1 - std::log(total))) < 1e-4);
+}
+
+void test_stops() {
+  using dhlo::serve::StopState;
+  using dhlo::serve::StopString;
+  const std::string bytes = "aabab";  // tokens: "aa", "b", "ab", ""
+  const int64_t offsets[] = {0, 2, 3, 5, 5};
+  const dhlo::serve::Vocabulary vocabulary(bytes.data(), offsets, 4);
+  const std::vector<StopString> stops{StopString("aabx"), StopString("bb")};
+  StopState state;
+  CHECK(state.take(stops, vocabulary, 0) == -1 && state.held() == 1);  // aa
+  CHECK(state.take(stops, vocabulary, 3) == -1 && state.held() == 2);
+  CHECK(state.take(stops, vocabulary, 2) == -1 && state.held() == 3);  // aaab ends with aab
+  CHECK(state.take(stops, vocabulary, 1) == 1);                        // aaabb
+  StopState other;
+  CHECK(other.take(stops, vocabulary, 2) == -1 && other.held() == 1);  // ab: b may begin bb
+  CHECK(other.take(stops, vocabulary, 0) == -1 && other.held() == 1);
+}
+
+void time_sampling() {
+  const int64_t rows = 32, vocabulary = 32000;
+  std::vector<float> x(static_cast<size_t>(rows * vocabulary));
+  Random random{9};
+  for (float& each : x) each = static_cast<float>(random.below(1 << 20)) * 1e-5f;
+  Sampler sampler(vocabulary, DHLO_F32);
+  Rules greedy, plain, cut;
+  greedy.temperature = 0;
+  cut.top_p = 0.9;
+  cut.top_k = 50;
+  const std::pair<const char*, const Rules*> all[] = {{"greedy", &greedy}, {"sampled", &plain}, {"top_k, top_p", &cut}};
+  for (const auto& [name, rules] : all) {
+    double best = 1e9;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int64_t row = 0; row < rows; ++row)
+        sampler.draw(x.data() + row * vocabulary, *rules, nullptr, nullptr, 0, row);
+      best =
+          std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    }
+    std::printf("%s, 32 x 32,000: %.3f ms\n", name, best);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "time") {
+    time_sampling();
+    test_steady_state();
+    return failures != 0;
+  }
+  const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 60;
+  test_sampler();
+  test_small_floats<dhlo::bf16>(DHLO_BF16);
+  test_small_floats<dhlo::f16>(DHLO_F16);
+  test_stops();
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    test_greedy(200, 64, 0, seed);
+    test_greedy(9, 8, 0, seed);  // preemption
+    test_greedy(9, 512, 4, seed);
+    test_greedy(30, 3, 2, seed);
+    test_greedy(9, 1, 0, seed);
+  }
+  test_failures();
+  test_what_is_refused();
+  test_hooks();
+  test_closing_with_requests_in_work();
+  test_steady_state();
+  test_threads(rounds);
+  if (failures == 0) std::printf("all passed\n");
+  return failures != 0;
+}

@@ -1,0 +1,130 @@
+// A step over pools of blocks, written by hand: it keeps tokens where a decoder keeps keys, and its logits follow from all
+// tokens of a sequence that its tables lead to, so that a wrong block shows.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "dhlo/runtime.hpp"
+
+namespace toy {
+
+constexpr int64_t kVocabulary = 50, kBlock = 16;
+// What these tokens do to a step that computes them.
+constexpr int32_t kFails = 49, kNan = 48;
+inline std::atomic<int64_t> computed{0};  // tokens
+
+inline uint64_t mixed(uint64_t hash, uint64_t token) {
+  uint64_t x = (hash ^ (token + 0x9E3779B97F4A7C15u)) * 0xBF58476D1CE4E5B9u;
+  return (x ^ x >> 29) * 0x94D049BB133111EBu;
+}
+inline float logit(uint64_t hash, int64_t token) {
+  return static_cast<float>(mixed(hash, static_cast<uint64_t>(token)) >> 40) * 0x1p-21f;  // 0 to 8
+}
+
+enum Input { kIds, kKept, kPool, kSlots, kTables, kStarts, kLengths };
+
+inline int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
+  const int64_t rows = in[kKept].sizes[0], sequences = in[kLengths].sizes[0], columns = in[kTables].sizes[1];
+  const int64_t sizes[] = {1, rows, kVocabulary};
+  auto* logits = static_cast<float*>(call->output(call, 0, 3, sizes));
+  if (logits == nullptr) return 1;
+  if (call->plan != nullptr) return 0;
+  const auto *ids = static_cast<const int64_t*>(in[kIds].data), *kept = static_cast<const int64_t*>(in[kKept].data),
+             *slots = static_cast<const int64_t*>(in[kSlots].data);
+  const auto *tables = static_cast<const int32_t*>(in[kTables].data),
+             *starts = static_cast<const int32_t*>(in[kStarts].data),
+             *lengths = static_cast<const int32_t*>(in[kLengths].data);
+  auto* pool = static_cast<int64_t*>(in[kPool].data);
+  const int64_t tokens = in[kIds].sizes[1];
+  computed += tokens;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (ids[t] == kFails) return call->fail(call, 0, 0, 0);
+    pool[slots[t]] = ids[t];
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t s = 0;
+    while (s < sequences && starts[s + 1] <= kept[r]) ++s;
+    const int64_t length = lengths[s] - (starts[s + 1] - 1 - kept[r]);
+    uint64_t hash = 1;
+    bool nan = false;
+    for (int64_t p = 0; p < length; ++p) {
+      const int64_t token = pool[tables[s * columns + p / kBlock] * kBlock + p % kBlock];
+      hash = mixed(hash, static_cast<uint64_t>(token));
+      nan |= token == kNan;
+    }
+    for (int64_t v = 0; v < kVocabulary; ++v) logits[r * kVocabulary + v] = v >= kNan ? -1 : logit(hash, v);
+    if (nan) logits[r * kVocabulary + 7] = std::numeric_limits<float>::quiet_NaN();
+  }
+  return 0;
+}
+
+inline dhlo::Model model() {
+  static const int64_t ids[] = {1, -1}, one[] = {-1}, pool[] = {1, -1, 1}, two[] = {-1, -1},
+                       logits[] = {1, -1, kVocabulary};
+  static const dhlo_abi_value inputs[] = {
+      {"input_ids", DHLO_I64, 2, ids, nullptr}, {"kept", DHLO_I64, 1, one, nullptr},
+      {"keys", DHLO_I64, 3, pool, nullptr},     {"slots", DHLO_I64, 1, one, nullptr},
+      {"tables", DHLO_I32, 2, two, nullptr},    {"starts", DHLO_I32, 1, one, nullptr},
+      {"lengths", DHLO_I32, 1, one, nullptr}};
+  static const dhlo_abi_value outputs[] = {{"logits", DHLO_F32, 3, logits, nullptr}};
+  static const dhlo_abi_check checks[] = {{DHLO_CHECK_ASSERT, -1, "no token may be the one that fails"}};
+  static const int64_t updated[] = {kPool}, grows[] = {-1};
+  static const dhlo_abi_page_group groups[] = {{kSlots, kTables, 0}};
+  static const dhlo_abi_pool pools[] = {{kPool, 0}};
+  static const dhlo_abi_paging paging = {kBlock, -1, kStarts, kLengths, 1, groups, 1, pools};
+  static const dhlo_abi_level levels[] = {{"", ""}};
+  static const dhlo_abi_code code[] = {{run, 0, nullptr, 0}};
+  static const std::array<dhlo_abi_entry, 1> entries = [] {
+    dhlo_abi_entry entry{};
+    entry.name = "";
+    entry.metadata = "{}";
+    entry.code = code;
+    entry.num_inputs = 7;
+    entry.inputs = inputs;
+    entry.num_outputs = 1;
+    entry.outputs = outputs;
+    entry.num_checks = 1;
+    entry.checks = checks;
+    entry.num_updated = 1;
+    entry.updated = updated;
+    entry.grows = grows;
+    entry.paging = &paging;
+    return std::array<dhlo_abi_entry, 1>{entry};
+  }();
+  static const dhlo_abi_model descriptor = {DHLO_ABI_MAGIC,
+                                            DHLO_ABI_VERSION,
+                                            sizeof(dhlo_abi_model),
+                                            "toy step",
+                                            "toy 1.0",
+                                            1,
+                                            levels,
+                                            1,
+                                            entries.data(),
+                                            0,
+                                            nullptr,
+                                            0,
+                                            0};
+  alignas(64) static const char nothing[64] = {};
+  return dhlo::Model::from(descriptor, nothing, 0);
+}
+
+// What greedy decoding says behind a prompt.
+inline std::vector<int32_t> greedy(std::vector<int32_t> tokens, int64_t count) {
+  const size_t prompt = tokens.size();
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t hash = 1;
+    for (const int32_t token : tokens) hash = mixed(hash, static_cast<uint64_t>(token));
+    int32_t best = 0;
+    for (int32_t v = 1; v < kNan; ++v)
+      if (logit(hash, v) > logit(hash, best)) best = v;
+    tokens.push_back(best);
+  }
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt), tokens.end()};
+}
+
+}  // namespace toy

@@ -39,6 +39,13 @@ STRIDES = ("sa0", "sa1", "sam", "sak", "sb0", "sb1", "sbk", "sbn")
 NAMES = ("a", "b", "c", "bias", "ws", "m", "n", "k", "bt0", "bt1", *STRIDES)
 MEASURED = {name: least for name, (least, _) in MACHINE_RANGES.items() if name not in ("l2_bytes", "bf16_percent")}
 """Facts of the machine that are parameters of every program, and what they are where a test says nothing."""
+_FMAS = dict.fromkeys(("fma128_per_us", "fma256_per_us", "fma512_per_us"), 7600)
+ZEN5 = {
+    **_FMAS,
+    "l1d_bytes": 48 << 10, "l3_bytes": 32 << 20,
+    "l2_bytes_per_us": 124_000, "l3_bytes_per_us": 92_000, "memory_bytes_per_us": 41_000,
+}  # fmt: skip
+"""What is measured of one."""
 
 
 def emit_epilogue(module: KernelModule, elem: str, lanes: int, *, bias_relu: bool, to: str | None = None) -> str:
@@ -113,8 +120,12 @@ def run(
     machine: Mapping[str, int] | None = None,
     splits: bool = False,
     rounded: bool = False,
+    beforehand: bool | None = None,
 ) -> Array:
-    """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N)."""
+    """a (B0, B1, M, K) and b (B0, B1, K, N) of any strides, broadcast dims with stride 0; returns c (B0, B1, M, N).
+
+    `beforehand`: whether B is to be packed by a launch of its own.
+    """
     elem = next(e for e, d in DTYPES.items() if d == b.dtype)
     bt0, bt1, m, k = a.shape
     n = b.shape[-1]
@@ -151,6 +162,7 @@ def run(
     )
     assert all((x[-64:] == 0xFF).all() for x in memory.values()), "wrote past the memory of the parts"
     assert (ws[-64:] == 0xFF).all(), "wrote past the workspace"
+    assert beforehand is None or (ws == 0xFF).all() != beforehand
     return c[: bt0 * bt1 * m * n].reshape(bt0, bt1, m, n)
 
 
@@ -429,6 +441,15 @@ def test_whole_right_sides_are_packed_in_pieces(elem: str) -> None:
         b = np.broadcast_to(tensor(rng, (*shape, 150, 1200), elem)[..., 3:1194], (3, 2, 150, 1191))
         for threads, seed in ((1, None), (2, 4), (3, 5)):
             check(run(a, b, packed=False, num_threads=threads, seed=seed), a, b)
+
+
+@pytest.mark.skipif(TARGET.vector_bits < 512, reason="the facts are of a machine with vectors of 512 bits")
+def test_b_that_tiles_could_pack_on_their_way_is_rarely_packed_before() -> None:
+    """Packing it first costs its way through memory, which shallow products of a few row panels don't earn back."""
+    rng = np.random.default_rng(11)
+    for m, k, n, beforehand in ((39, 50, 2999, False), (50, 143, 9048, False), (128, 64, 8000, False), (1000, 8, 640, True)):
+        a, b = tensor(rng, (1, 1, m, k)), tensor(rng, (1, 1, k, n))
+        check(run(a, b, packed=False, machine=ZEN5, beforehand=beforehand), a, b)
 
 
 @pytest.mark.parametrize("elem", [F32, F64])

@@ -107,8 +107,7 @@ class Plan:
         wide = fn.cmp("ge", columns, _WIDE_PANELS)
         wake, stream = wake_cycles(host), cycles_from_memory(host, spec.row_bytes(elem))
         copying = copy_cycles(host, spec.row_bytes(elem)) if copied else fn.i64(0)
-        if by_tiles is not None:
-            copying = fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
+        own = copying if by_tiles is None else fn.select(by_tiles, fn.min(copying, _STORED_CYCLES), copying)
 
         self._stream, self._by_tiles = stream, by_tiles
 
@@ -126,7 +125,7 @@ class Plan:
             step = work
             if copied:
                 share = fn.divu(fn.mul(copying, _PACKED_COPIES), blocks)
-                step = fn.add(work, fn.select(self.packs_own(blocks, rows), copying, share))
+                step = fn.add(work, fn.select(self.packs_own(blocks, rows), own, share))
             item = fn.add(fn.add(fn.mul(k, step), fn.mul(in_block, call_cycles(spec))), apart)
             pack = fn.mul(fn.max(rows, spec.lanes(F32) // 2), k)  # a row each, but transposed a vector at a time
             share = fn.divu(fn.add(fn.mul(cells, blocks), fn.sub(threads, 1)), threads)

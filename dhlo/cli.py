@@ -1,4 +1,4 @@
-"""The command line: dhlo compile, run, plan, bench, inspect, update-weights, sign, verify, keygen, opt, flags."""
+"""The command line: dhlo compile, run, serve, generate, plan, bench, inspect, update-weights, sign, verify, keygen, opt, flags."""
 
 from __future__ import annotations
 
@@ -110,6 +110,35 @@ ShapeRanges = Annotated[
         "makes use of it. Bounds may be left out (batch=:8:); may be repeated.",
     ),
 ]
+ModelFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER",
+        show_default=False,
+        help="config.json, weights in safetensors, tokenizer.json, as transformers saves them.",
+    ),
+]
+StepWeights = Annotated[
+    list[str] | None, typer.Option("--weights", metavar="[NAME=]FORMAT", help="As `dhlo compile --weights`; may be repeated.")
+]
+StepCaches = Annotated[str, typer.Option("--kv-cache", metavar="FORMAT", help="As `dhlo compile --kv-cache`.")]
+StepFolder = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="FOLDER", help="Where the compiled model is kept for later starts; by default DHLO_CACHE_DIR."),
+]
+CacheMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--cache-gb", min=0, help="Memory for keys and values, GiB; by default a quarter of what is free.", show_default=False
+    ),
+]
+Positions = Annotated[
+    int | None, typer.Option("--max-positions", min=2, help="Tokens of prompt and answer together; by default the model's.")
+]
+Lookup = Annotated[
+    int, typer.Option("--prompt-lookup", min=0, help="Draft so many tokens at most by what was said before; 0: none.")
+]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor. DHLO_NUM_THREADS wins.")]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
 
@@ -341,6 +370,109 @@ def run_command(
         entry=entry,
         require_key=require_key,
         weights=weights or [],
+    )
+
+
+@app.command("serve")
+def serve_command(
+    folder: ModelFolder,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the folder's.")] = None,
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", metavar="KEY", envvar="DHLO_API_KEY", help="A key that clients may use; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.")] = None,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Answers in work at once.")] = 64,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024,
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 512,
+    cache_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for.")
+    ] = None,
+    cache_folder_gb: Annotated[float, typer.Option(min=0, help="At most so many GiB there.")] = 0,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="That requests in work have once the server is told to end.")] = 30,
+    weights: StepWeights = None,
+    kv_cache: StepCaches = "",
+    cache: StepFolder = None,
+    cache_gb: CacheMemory = None,
+    max_positions: Positions = None,
+    prompt_lookup: Lookup = 0,
+    threads: Threads = 0,
+    progress: Progress = None,
+) -> None:
+    """Serve a language model from a folder, for clients of OpenAI's interface; see docs/serving.md."""
+    from dhlo.commands.serve import Sizes, serve_folder
+
+    sizes = Sizes(
+        weights=weights or [],
+        kv_cache=kv_cache,
+        cache=cache,
+        threads=threads,
+        cache_gb=cache_gb,
+        max_positions=max_positions,
+        max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        max_step_tokens=max_step_tokens,
+        prompt_lookup=prompt_lookup,
+        cache_folder=cache_folder,
+        cache_folder_gb=cache_folder_gb,
+    )
+    serve_folder(
+        folder,
+        sizes,
+        host=host,
+        port=port,
+        name=name,
+        api_keys=api_keys or [],
+        max_tokens=max_tokens,
+        drain_seconds=drain_seconds,
+        progress=sys.stderr.isatty() if progress is None else progress,
+    )
+
+
+@app.command("generate")
+def generate_command(
+    folder: ModelFolder,
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="What to continue; -: standard input.")],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the text, as a message of a chat, by the folder's template.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens at most.")] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely tokens; by default the model's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Of what is chosen at random.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")] = None,
+    weights: StepWeights = None,
+    kv_cache: StepCaches = "",
+    cache: StepFolder = None,
+    cache_gb: CacheMemory = None,
+    max_positions: Positions = None,
+    prompt_lookup: Lookup = 0,
+    threads: Threads = 0,
+    progress: Progress = None,
+) -> None:
+    """Continue a text by a language model from a folder, on the terminal as it comes."""
+    from dhlo.commands.serve import Sizes, generate_text
+
+    sizes = Sizes(
+        weights=weights or [],
+        kv_cache=kv_cache,
+        cache=cache,
+        threads=threads,
+        cache_gb=cache_gb,
+        max_positions=max_positions,
+        prompt_lookup=prompt_lookup,
+    )
+    generate_text(
+        folder,
+        sys.stdin.read() if text == "-" else text,
+        sizes,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        stop=stop or [],
+        progress=sys.stderr.isatty() if progress is None else progress,
     )
 
 

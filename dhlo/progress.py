@@ -12,8 +12,9 @@ __all__ = ["reporter"]
 
 
 @contextmanager
-def reporter(show: bool) -> Iterator[Callable[[str], None]]:
-    """Gives a function to say what is being done; with `show`, a status line with the elapsed time on stderr."""
+def reporter(show: bool, done: str = "compiled") -> Iterator[Callable[[str], None]]:
+    """Gives a function to say what is being done; with `show`, a status line with the elapsed time on stderr, and in the end that
+    it is `done`."""
     if not show:
         yield lambda _: None
         return
@@ -21,4 +22,4 @@ def reporter(show: bool) -> Iterator[Callable[[str], None]]:
     start = time.perf_counter()
     with console.status("dhlo: compile") as status:
         yield lambda what: status.update(f"dhlo: {what} ({time.perf_counter() - start:.1f} s)")
-    console.print(f"dhlo: compiled in {time.perf_counter() - start:.1f} s")
+    console.print(f"dhlo: {done} in {time.perf_counter() - start:.1f} s")

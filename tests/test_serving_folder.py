@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, BertModel
+import torch
+from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM, BertConfig, BertModel
+from typer.testing import CliRunner
 
+from dhlo.cli import app
 from dhlo.errors import CompileError, DhloError
 from dhlo.serve import folder as folders
+from dhlo.serve.engine import Engine
 from dhlo.serve.folder import Served, open_folder
+from dhlo.serve.server import ServerOptions, make_app
+from dhlo.serve.tokens import TextStream
+from dhlo.serve.types import EngineOptions, Event, SamplingParams
 from tests.serving import WORDS, make_folder
 
 AGAIN = """\
@@ -138,3 +149,134 @@ def test_what_is_missing_is_named(started: tuple[Path, Path, Served], tmp_path: 
 def test_options_are_the_compilers(started: tuple[Path, Path, Served]) -> None:
     with pytest.raises(CompileError, match="int9"):
         open_folder(started[0], cache="", weights={"default": "int9"})
+
+
+# ------------------------------------------------------------------ with the engine
+@pytest.fixture(scope="module")
+def engine(started: tuple[Path, Path, Served]) -> Iterator[Engine]:
+    served = started[2]
+    options = EngineOptions(
+        cache_bytes=1 << 22, max_positions=512, eos_tokens=served.eos_tokens, vocabulary=served.tokenizer.vocabulary
+    )
+    with Engine(served.step, options) as engine:
+        yield engine
+
+
+def are_most_likely(folder: Path, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether tokens are those that transformers finds most likely, or as good as such."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return bool((logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0] < 1e-3).all())
+
+
+def test_chats_end_to_end(started: tuple[Path, Path, Served], engine: Engine) -> None:
+    folder, _, served = started
+    client = TestClient(make_app(engine, served, ServerOptions(max_positions=512)))
+    body = {"messages": [{"role": "user", "content": "What is größer?"}], "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    answer = client.post("/v1/chat/completions", json={**body, "logprobs": True}).json()
+    assert served.chat is not None
+    prompt = served.tokenizer.encode(served.chat.render(body["messages"]), special=False)
+    (choice,) = answer["choices"]
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    tokens = engine.generate([prompt], params)[0].choices[0].tokens
+    assert are_most_likely(folder, prompt, tokens)
+    assert choice["message"]["content"] == served.tokenizer.decode(tokens)
+    assert [x["token"] for x in choice["logprobs"]["content"]] == list(map(served.tokenizer.name_of, tokens))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(prompt), 24)
+    streamed = client.post("/v1/chat/completions", json=body | {"stream": True}).text
+    text = "".join(
+        json.loads(x[6:])["choices"][0]["delta"].get("content", "") for x in streamed.splitlines() if x.startswith("data: {")
+    )
+    assert text == choice["message"]["content"]
+    again = client.post("/v1/chat/completions", json=body).json()
+    assert again["choices"][0]["message"]["content"] == text
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) // 16 * 16 - 16
+    assert "vllm:prefix_cache_hits_total" in client.get("/metrics").text
+
+
+def test_structured_output_end_to_end(started: tuple[Path, Path, Served], engine: Engine) -> None:
+    client = TestClient(make_app(engine, started[2], ServerOptions(max_positions=512)))
+    said = {"structured_outputs": {"regex": "[0-9]{4}-(ab|ü)"}, "n": 3, "seed": 5, "max_tokens": 40, "prompt": "a"}
+    for choice in client.post("/v1/completions", json=said).json()["choices"]:
+        assert re.fullmatch("[0-9]{4}-(ab|ü)", choice["text"]) and choice["finish_reason"] == "stop"
+
+
+def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine: Engine) -> None:
+    folder, cache, served = started
+    options = ["--cache", str(cache), "--cache-gb", "0.01", "--temperature", "0", "--max-tokens", "12"]
+    result = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options])
+    assert result.exit_code == 0, result.output
+    params = SamplingParams(max_tokens=12, temperature=0, top_k=7)
+    (output,) = engine.generate([served.tokenizer.encode("The pass")], params)
+    stream = TextStream(served.tokenizer.vocabulary, served.eos_tokens)
+    choice = output.choices[0]
+    assert result.stdout == stream.read(Event(0, choice.tokens, finish=choice.finish)) + "\n"
+    chat = CliRunner().invoke(app, ["generate", str(folder), "-", "--chat", *options], input="The pass")
+    assert chat.exit_code == 0, chat.output
+    long = CliRunner().invoke(app, ["generate", str(folder), "a " * 600, *options])
+    assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--port", "0", "--api-key", ""], "empty key"),
+        (["--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid:8000"),
+        (["--port", "0", "--cache-gb", "0.0000001"], "cache_bytes"),
+        (["--port", "70000"], "65535"),
+    ],
+)
+def test_what_serve_refuses(started: tuple[Path, Path, Served], arguments: list[str], match: str) -> None:
+    result = CliRunner().invoke(app, ["serve", str(started[0]), "--cache", str(started[1]), *arguments])
+    assert result.exit_code != 0 and match in result.output
+
+
+def test_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fastapi", "dhlo.serve.server"):
+        monkeypatch.setitem(sys.modules, name, None) if name == "fastapi" else monkeypatch.delitem(sys.modules, name, False)
+    result = CliRunner().invoke(app, ["serve", "."])
+    assert result.exit_code == 1 and "fastapi: pip install 'dhlo[serve]'" in result.output
+
+
+@pytest.mark.slow
+def test_openais_client(started: tuple[Path, Path, Served]) -> None:
+    """`dhlo serve` as its users have it: a process of its own, and the client that they use."""
+    openai = pytest.importorskip("openai")
+    folder, cache, served = started
+    command = [sys.executable, "-m", "dhlo", "serve", str(folder), "--cache", str(cache), "--port", "0", "--api-key", "k"]
+    with subprocess.Popen([*command, "--cache-gb", "0.05"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = [process.stdout.readline().strip() for _ in range(2)]
+            assert said[0].endswith("up to 512 tokens in a sequence")
+            client = openai.OpenAI(base_url=said[1], api_key="k", max_retries=0)
+            assert [m.id for m in client.models.list()] == [served.name]
+            messages = [{"role": "user", "content": "Say größer"}]
+            chat = lambda **more: client.chat.completions.create(
+                model=served.name, messages=messages, seed=1, max_completion_tokens=20, **more
+            )
+            whole = chat(n=2, logprobs=True, top_logprobs=3)
+            assert len(whole.choices) == 2 and len(whole.choices[0].logprobs.content[0].top_logprobs) == 3
+            parts = list(chat(n=2, stream=True, stream_options={"include_usage": True}))
+            assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
+            for k in range(2):
+                text = "".join(p.choices[0].delta.content or "" for p in parts[:-1] if p.choices[0].index == k)
+                assert text == whole.choices[k].message.content
+            schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+            schema["x-guidance"] = {"whitespace_flexible": False}
+            form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+            assert json.loads(chat(response_format=form).choices[0].message.content)["a"] in (1, 2)
+            text = client.completions.create(model=served.name, prompt=["one", "two"], echo=True, max_tokens=4, temperature=0)
+            assert text.choices[1].text.startswith("two")
+            with pytest.raises(openai.NotFoundError):
+                client.embeddings.create(model=served.name, input="x")
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                client.completions.create(model=served.name, prompt="a " * 600)
+            with pytest.raises(openai.AuthenticationError):
+                openai.OpenAI(base_url=said[1], api_key="x", max_retries=0).models.list()
+            with pytest.raises(openai.NotFoundError):
+                client.chat.completions.create(model="gpt", messages=messages)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

@@ -6,10 +6,10 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["Answer", "Asked", "figures", "poisson", "shared_beginning", "single"]
+__all__ = ["Answer", "Asked", "Trace", "figures", "poisson", "several", "shared_beginning", "single"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,17 @@ class Asked:
     at: float
     prompt: list[int]
     max_tokens: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in the order of their times, of which no more than `at_once` are in work."""
+
+    requests: list[Asked]
+    at_once: int = 1 << 20
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -51,24 +62,29 @@ def poisson(
     prompts: tuple[int, int] = (8, 1024),
     outputs: tuple[int, int] = (8, 256),
     seed: int = 0,
-) -> list[Asked]:
+) -> Trace:
     """Requests that arrive independently of each other, `rate` a second; lengths are log-uniform."""
     rng, at, out = random.Random(seed), 0.0, list[Asked]()
     while (at := at + rng.expovariate(rate)) < seconds:
         out.append(Asked(at, _ids(rng, _log_uniform(rng, *prompts), vocabulary), _log_uniform(rng, *outputs)))
-    return out
+    return Trace(out)
 
 
-def shared_beginning(count: int, gap: float, beginning: int, own: int, tokens: int, vocabulary: int, seed: int = 0) -> list[Asked]:
+def several(at_once: int, count: int, vocabulary: int, seed: int = 0) -> Trace:
+    """So many requests in all, each of which begins as one of those in work ends."""
+    return Trace([replace(q, at=0.0) for q in poisson(1.0, 4.0 * count, vocabulary, seed=seed).requests[:count]], at_once)
+
+
+def shared_beginning(count: int, gap: float, beginning: int, own: int, tokens: int, vocabulary: int, seed: int = 0) -> Trace:
     """Requests one after the other whose prompts begin alike."""
     rng = random.Random(seed)
     first = _ids(rng, beginning, vocabulary)
-    return [Asked(gap * i, first + _ids(rng, own, vocabulary), tokens) for i in range(count)]
+    return Trace([Asked(gap * i, first + _ids(rng, own, vocabulary), tokens) for i in range(count)])
 
 
-def single(past: int, tokens: int, vocabulary: int, seed: int = 0) -> list[Asked]:
+def single(past: int, tokens: int, vocabulary: int, seed: int = 0) -> Trace:
     """One request alone."""
-    return [Asked(0.0, _ids(random.Random(seed), past, vocabulary), tokens)]
+    return Trace([Asked(0.0, _ids(random.Random(seed), past, vocabulary), tokens)])
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:
@@ -76,10 +92,10 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else math.nan
 
 
-def figures(asked: Sequence[Asked], answers: Sequence[Answer]) -> dict[str, float]:
+def figures(trace: Trace, answers: Sequence[Answer]) -> dict[str, float]:
     """Tokens a second over the whole trace; time to the first token and per token after it, in ms, at two percentiles."""
     ends = [a.times[-1] for a in answers if a.times]
-    first = [1e3 * (a.times[0] - q.at) for q, a in zip(asked, answers, strict=True) if a.times]
+    first = [1e3 * (a.times[0] - q.at) for q, a in zip(trace.requests, answers, strict=True) if a.times]
     each = [1e3 * (a.times[-1] - a.times[0]) / (len(a.times) - 1) for a in answers if len(a.times) > 1]
     steps = [1e3 * (b - a) for x in answers for a, b in zip(x.times, x.times[1:], strict=False)]
     return {

@@ -34,19 +34,20 @@ def main() -> None:
         json.dump({"start_up": start_up, "answers": results, "stats": repr(engine.stats())}, sys.stdout)
 
 
-async def _run(engine: Engine, trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    began = time.perf_counter()
+async def _run(engine: Engine, trace: dict[str, Any]) -> list[dict[str, Any]]:
+    began, room = time.perf_counter(), asyncio.Semaphore(trace["at_once"])
 
     async def one(asked: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(max(0.0, asked["at"] - (time.perf_counter() - began)))
         params = SamplingParams(max_tokens=asked["max_tokens"], temperature=0.0, ignore_eos=True)
         times, tokens = list[float](), list[int]()
-        async for event in engine.submit(asked["prompt"], params):
-            tokens += event.tokens
-            times += [time.perf_counter() - began] * len(event.tokens)
+        async with room:
+            async for event in engine.submit(asked["prompt"], params):
+                tokens += event.tokens
+                times += [time.perf_counter() - began] * len(event.tokens)
         return {"times": times, "tokens": tokens}
 
-    return list(await asyncio.gather(*(one(asked) for asked in trace)))
+    return list(await asyncio.gather(*(one(asked) for asked in trace["requests"])))
 
 
 if __name__ == "__main__":

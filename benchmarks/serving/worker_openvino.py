@@ -33,13 +33,14 @@ def main() -> None:
     json.dump({"start_up": start_up, "answers": results}, sys.stdout)
 
 
-def _run(pipeline: Any, trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _run(pipeline: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
+    trace = given["requests"]
     answers: list[dict[str, Any]] = [{"times": [], "tokens": []} for _ in trace]
     waiting, running = list(range(len(trace))), dict[int, Any]()
     began = time.perf_counter()
     while waiting or running:
         now = time.perf_counter() - began
-        while waiting and trace[waiting[0]]["at"] <= now:
+        while waiting and trace[waiting[0]]["at"] <= now and len(running) < given["at_once"]:
             k = waiting.pop(0)
             config = genai.GenerationConfig()
             config.max_new_tokens = config.min_new_tokens = trace[k]["max_tokens"]

@@ -80,13 +80,14 @@ def open_folder(
     tokenizer_config = _json(folder / _TOKENIZER_CONFIG)
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
+    eos = _eos(generation, text, tokenizer_config, tokenizer)
     step = _Compiling(folder, dict(weights or {}), kv_cache, threads, progress).step(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
         step=step,
         tokenizer=tokenizer,
         chat=chat,
-        eos_tokens=_eos(generation, text, tokenizer_config, tokenizer),
+        eos_tokens=eos,
         max_positions=_positive(text, _POSITIONS),
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
     )

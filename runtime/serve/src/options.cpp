@@ -83,8 +83,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.cache_folder_bytes, 0, INT64_MAX, "cache_folder_bytes");
   need_between(options.num_eos_tokens, 0, step_.vocabulary(), "num_eos_tokens");
   if (options.eos_tokens == nullptr && options.num_eos_tokens > 0) refuse("eos_tokens is null");
-  if (options.cache_folder != nullptr && options.model_digest == nullptr)
-    refuse("cache_folder needs model_digest: blocks in a folder are of one model alone");
+  if (options.cache_folder != nullptr) refuse("cache_folder: the engine keeps no blocks outside of memory as yet");
   eos_tokens_.assign(options.eos_tokens, options.eos_tokens + options.num_eos_tokens);
   for (const int32_t token : eos_tokens_) need_between(token, 0, step_.vocabulary() - 1, "eos_tokens: a token");
   max_step_tokens_ = options.max_step_tokens;

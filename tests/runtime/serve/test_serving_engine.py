@@ -299,6 +299,7 @@ def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any
         ({"max_positions": 1}, "need 2 at least"),
         ({"eos_tokens": (96,)}, "eos_tokens: a token"),
         ({"prompt_lookup": -1}, "prompt_lookup"),
+        ({"cache_folder": "blocks"}, "no blocks outside of memory"),
         ({"max_waiting": 2**70}, "int"),
     ],
 )

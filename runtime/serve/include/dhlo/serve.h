@@ -95,8 +95,7 @@ typedef struct dhlo_engine_options {
   int32_t prefix_cache; /* default 1: blocks of ended sequences are kept for others that begin alike */
   int32_t reserved;
   int64_t prompt_lookup; /* drafts of so many tokens at most, by what the sequence said before; 0, the default: none */
-  const char* cache_folder; /* blocks that memory has no room for go there, and come back in other processes, too; NULL:
-                               none */
+  const char* cache_folder; /* NULL: what blocks that memory has no room for shall go to isn't taken as yet */
   int64_t cache_folder_bytes;
   const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder are of this
                                   model alone. May be NULL without a folder */

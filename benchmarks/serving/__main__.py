@@ -33,14 +33,16 @@ def traces(vocabulary: int, seconds: float) -> dict[str, Trace]:
     return found
 
 
-def compiled(folder: Path, weights: str | None, file: Path) -> None:
+def compiled(folder: Path, precision: str, file: Path) -> None:
     """Compiles the folder's model to a step over pools of blocks."""
     import transformers
 
     import dhlo
     from dhlo.integrations.decoder import step_program
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = (model.bfloat16() if precision == "bf16" else model.float()).eval()
+    weights = f"{precision}:64" if precision == "int4" else None
     dhlo.compile(step_program(model), pages=_PAGES, weights=weights).save(file)
 
 
@@ -58,7 +60,7 @@ def compare(name: str, trace: Trace, commands: Mapping[str, Sequence[str]], give
     for _ in range(rounds):
         for engine, command in commands.items():
             answers[engine] = [Answer.of(a) for a in run(command, given)["answers"][-1]]
-            found = figures(trace, answers[engine])
+            found = figures(answers[engine])
             if engine not in best or found["tokens_per_second"] > best[engine]["tokens_per_second"]:
                 best[engine] = found
     for engine, found in best.items():
@@ -76,7 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
     parser.add_argument("--only", default="", help="traces whose name has this in it")
-    parser.add_argument("--weights", help="as of dhlo.compile")
+    parser.add_argument("--precision", choices=("f32", "bf16", "int4"), default="f32", help="int4: of weights, f32 otherwise")
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=1)
@@ -87,13 +89,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         file = given.file or Path(temporary) / "step.so"
         if not file.exists():
-            compiled(given.folder, given.weights, file)
+            compiled(given.folder, given.precision, file)
         common = {
             "threads": given.threads,
             "cache_gigabytes": 2,
             "max_step_tokens": given.max_step_tokens,
             "prefix_cache": True,
-            "kv_cache": "f32",
+            "precision": "bf16" if given.precision == "bf16" else "f32",
             "dhlo_file": str(file),
         }
         commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}

@@ -34,14 +34,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Answer:
-    """Seconds from the trace's begin at which each token came, and the tokens."""
+    """Seconds from the trace's begin at which it was asked and each token came, and the tokens."""
 
+    asked: float
     times: list[float]
     tokens: list[int]
 
     @staticmethod
     def of(value: dict[str, Any]) -> Answer:
-        return Answer(value["times"], value["tokens"])
+        return Answer(value["asked"], value["times"], value["tokens"])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,10 +93,10 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else math.nan
 
 
-def figures(trace: Trace, answers: Sequence[Answer]) -> dict[str, float]:
+def figures(answers: Sequence[Answer]) -> dict[str, float]:
     """Tokens a second over the whole trace; time to the first token and per token after it, in ms, at two percentiles."""
     ends = [a.times[-1] for a in answers if a.times]
-    first = [1e3 * (a.times[0] - q.at) for q, a in zip(trace.requests, answers, strict=True) if a.times]
+    first = [1e3 * (a.times[0] - a.asked) for a in answers if a.times]
     each = [1e3 * (a.times[-1] - a.times[0]) / (len(a.times) - 1) for a in answers if len(a.times) > 1]
     steps = [1e3 * (b - a) for x in answers for a, b in zip(x.times, x.times[1:], strict=False)]
     return {

@@ -42,10 +42,11 @@ async def _run(engine: Engine, trace: dict[str, Any]) -> list[dict[str, Any]]:
         params = SamplingParams(max_tokens=asked["max_tokens"], temperature=0.0, ignore_eos=True)
         times, tokens = list[float](), list[int]()
         async with room:
+            begun = asked["at"] or time.perf_counter() - began
             async for event in engine.submit(asked["prompt"], params):
                 tokens += event.tokens
                 times += [time.perf_counter() - began] * len(event.tokens)
-        return {"times": times, "tokens": tokens}
+        return {"asked": begun, "times": times, "tokens": tokens}
 
     return list(await asyncio.gather(*(one(asked) for asked in trace["requests"])))
 

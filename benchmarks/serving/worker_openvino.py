@@ -20,8 +20,8 @@ def main() -> None:
     scheduler.enable_prefix_caching = given["prefix_cache"]
     scheduler.dynamic_split_fuse = True
     properties = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "KV_CACHE_PRECISION": given["kv_cache"],
+        "INFERENCE_PRECISION_HINT": given["precision"],
+        "KV_CACHE_PRECISION": given["precision"],
         "INFERENCE_NUM_THREADS": given["threads"],
     }
     began = time.perf_counter()
@@ -42,6 +42,7 @@ def _run(pipeline: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
         now = time.perf_counter() - began
         while waiting and trace[waiting[0]]["at"] <= now and len(running) < given["at_once"]:
             k = waiting.pop(0)
+            answers[k]["asked"] = trace[k]["at"] or now
             config = genai.GenerationConfig()
             config.max_new_tokens = config.min_new_tokens = trace[k]["max_tokens"]
             config.ignore_eos, config.do_sample = True, False

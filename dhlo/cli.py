@@ -387,10 +387,6 @@ def serve_command(
     max_sequences: Annotated[int, typer.Option(min=1, help="Answers in work at once.")] = 64,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 512,
-    cache_folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for.")
-    ] = None,
-    cache_folder_gb: Annotated[float, typer.Option(min=0, help="At most so many GiB there.")] = 0,
     drain_seconds: Annotated[float, typer.Option(min=0, help="That requests in work have once the server is told to end.")] = 30,
     weights: StepWeights = None,
     kv_cache: StepCaches = "",
@@ -415,8 +411,6 @@ def serve_command(
         max_waiting=max_waiting,
         max_step_tokens=max_step_tokens,
         prompt_lookup=prompt_lookup,
-        cache_folder=cache_folder,
-        cache_folder_gb=cache_folder_gb,
     )
     serve_folder(
         folder,

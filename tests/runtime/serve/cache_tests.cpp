@@ -280,6 +280,16 @@ void test_blocks_follow_one_another() {
     CHECK(pieces <= 3);  // 40 blocks in runs of 16
   }
   sequences.clear();
+  // What was given back is given out in runs again.
+  auto small = make_cache(small_options(64));
+  for (int round = 0; round < 2; ++round) {
+    Sequence one = small->begin(view(prompts[0]), ""), two = small->begin(view(prompts[1]), "");
+    for (int64_t count = 1; count <= 128; ++count) CHECK(small->reserve(one, count) && small->reserve(two, count));
+    const auto table = small->table(one, 0);
+    int64_t pieces = 1;
+    for (size_t i = 1; i < table.size(); ++i) pieces += table[i] != table[i - 1] + 1 ? 1 : 0;
+    CHECK(pieces <= 2);
+  }
   // A pool full of kept blocks is given out in runs, too.
   {
     const Sequence all = filled(*cache, tokens_of(4 * 1024, 50000));

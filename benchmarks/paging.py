@@ -119,6 +119,10 @@ def main() -> None:
             each,
         )
     )
+    uneven = [(1, pasts[-1] * 2), *((1, pasts[0] // 2) for _ in range(7))]
+    each = [paged(step, layers, uneven, shuffled) for shuffled in (False, True)]
+    name = f"1 behind {pasts[-1] * 2} and 7 behind {pasts[0] // 2}, beside the 1 alone"
+    rows.append((name, contiguous(dense, layers, 1, 1, pasts[-1] * 2), each))
     print(
         "| step | in one piece, ms | in blocks, ms | ratio | in blocks in no order, ms | ratio |\n"
         "| --- | --- | --- | --- | --- | --- |"

@@ -262,6 +262,42 @@ def test_a_decoder_without_a_library() -> None:
     assert torch.equal(pool[:, 16:19], 2 * x[0]) and not pool[:, :16].any()
 
 
+@pytest.fixture(scope="module")
+def plain_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("decoder") / "decoder.so"
+    dhlo.compile(program(lambda x, _: x), pages={"past": 16}).save(file)
+    return file
+
+
+@pytest.mark.parametrize("lengths", [[3000], [7, 2500, 1, 900], [600] * 5, [2047, 0, 33]])
+def test_keys_split_among_threads(lengths: list[int], plain_decoder: Path) -> None:
+    """Few sequences, or some of many keys: parts of their keys are combined; a prompt among them has blocks of rows."""
+    tokens = [1 if n % 3 else 2 for n in lengths]
+    tokens[-1] = 20 if len(lengths) == 3 else tokens[-1]
+    tokens = [0 if n == 0 else t for n, t in zip(lengths, tokens, strict=True)]
+    g = torch.Generator().manual_seed(0)
+    need = [-(-n // 16) for n in lengths]
+    blocks = torch.randperm(sum(need), generator=g).int()
+    tables = torch.zeros(len(lengths), max(need), dtype=torch.int32)
+    for row, own in zip(tables, blocks.split(need), strict=True):
+        row[: len(own)] = own
+    pool = torch.randn(2, 16 * sum(need), 16, generator=g)
+    x = torch.randn(1, 2, sum(tokens), 16, generator=g)
+    at = [(b, i) for b, (n, t) in enumerate(zip(lengths, tokens, strict=True)) for i in range(n - t, n)]
+    slots = torch.tensor([int(tables[b, i // 16]) * 16 + i % 16 for b, i in at])
+    starts = torch.tensor([0, *tokens]).cumsum(0).int()
+    given = torch.tensor([i for _, i in at]), slots, tables, starts, torch.tensor(lengths, dtype=torch.int32)
+    got = [dhlo.load(plain_decoder, num_threads=n)(x, pool.clone(), *given) for n in (1, 3, 16)]
+    pool[:, slots] = x[0]
+    for b, (n, t) in enumerate(zip(lengths, tokens, strict=True)):
+        rows = pool[:, [int(tables[b, i // 16]) * 16 + i % 16 for i in range(n)]][None]
+        sees = torch.arange(n)[None] <= torch.arange(n - t, n)[:, None]
+        own = slice(int(starts[b]), int(starts[b + 1]))
+        want = torch.nn.functional.scaled_dot_product_attention(x[:, :, own], rows, rows, sees)
+        for y in got:
+            torch.testing.assert_close((y if isinstance(y, torch.Tensor) else y[0])[:, :, own], want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("before", "message"),
     [

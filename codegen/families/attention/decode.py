@@ -37,6 +37,8 @@ from dhlo.codegen.kernel_ir.builder import BITS, F32, I64, PTR, Fn, KernelModule
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
 __all__ = [
+    "KEYS",
+    "combine_row",
     "combine_scratch_bytes",
     "decode_scratch_bytes",
     "emit_combine",
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 _GROUP = 4  # rows scored together
-_KEYS = 64  # keys of a block
+KEYS = 64  # keys of a block
 
 
 def partial_floats(spec: Spec) -> int:
@@ -60,14 +62,14 @@ class _Scratch:
     def __init__(self, spec: Spec) -> None:
         self.query = 0
         self.scores = self.query + spec.few_rows * spec.qk_pad
-        self.out = self.scores + spec.few_rows * _KEYS
+        self.out = self.scores + spec.few_rows * KEYS
         self.maximum = self.out + spec.few_rows * spec.v_pad
         stats = -(-spec.few_rows // spec.lanes) * spec.lanes
         self.total = self.maximum + stats
         self.alpha = self.total + stats
         self.key_scales = self.alpha + stats
-        self.value_scales = self.key_scales + _KEYS * spec.k.scaled
-        self.size = self.value_scales + _KEYS * spec.v.scaled
+        self.value_scales = self.key_scales + KEYS * spec.k.scaled
+        self.size = self.value_scales + KEYS * spec.v.scaled
 
 
 def decode_scratch_bytes(spec: Spec) -> int:
@@ -110,7 +112,7 @@ def _emit_scores(module: KernelModule, spec: Spec, rows: int) -> None:
             sums = _sum_each(fn, [acc[(first + i) * rows + r] for r in range(rows) for i in range(step)])
             for r in range(rows):
                 part = fn.shuffle(sums, sums, range(r * step, (r + 1) * step)) if rows > 1 else sums
-                fn.store(part, fn.gep(fn.gep(s, r * _KEYS, F32), fn.add(lp.iv, first), F32))
+                fn.store(part, fn.gep(fn.gep(s, r * KEYS, F32), fn.add(lp.iv, first), F32))
     fn.done()
 
 
@@ -161,7 +163,7 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
 
         def weights(key: V, count: int) -> list[Iterator[V]]:
             """Of each row, those of `count` keys in turn."""
-            return [broadcast_each(fn, fn.gep(fn.gep(p, r * _KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
+            return [broadcast_each(fn, fn.gep(fn.gep(p, r * KEYS, F32), key, F32), count, F32, fn.lanes) for r in range(rows)]
 
         def step(key: V, each: list[Iterator[V]], acc: list[V], columns: list[int] = columns) -> list[V]:
             at = fn.mul(key, ldv)
@@ -211,8 +213,8 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     _start(block)
     kp = fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.k.elem)
     vp = fn.gep(a.v, offset(fn, a.vs, span.batch, h), spec.v.elem)
-    with fn.loop(lo, hi, _KEYS) as key:
-        n = fn.min(fn.sub(hi, key.iv), _KEYS)
+    with fn.loop(lo, hi, KEYS) as key:
+        n = fn.min(fn.sub(hi, key.iv), KEYS)
         for scales, name in ((a.k_scales, "key_scales"), (a.v_scales, "value_scales")):
             if scales and spec.paging is not None:
                 copy_page_scales(fn, a, spec, span, scales, h, key.iv, n, at[name])
@@ -226,7 +228,7 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
 
             def of(r: V, rows: int) -> None:
                 q = fn.gep(at["query"], fn.mul(r, spec.qk_pad), F32)
-                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, _KEYS), F32), following])
+                fn.call(_symbols(spec, rows)[0], [k, a.ks[2], count, q, fn.gep(to, fn.mul(r, KEYS), F32), following])
 
             _by_groups(fn, rows_, of)
 
@@ -235,7 +237,7 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
             weights = fn.gep(at["scores"], first, F32)
 
             def of(r: V, rows: int) -> None:
-                p, alpha = fn.gep(weights, fn.mul(r, _KEYS), F32), fn.gep(at["alpha"], r, F32)
+                p, alpha = fn.gep(weights, fn.mul(r, KEYS), F32), fn.gep(at["alpha"], r, F32)
                 out = fn.gep(at["out"], fn.mul(r, spec.v_pad), F32)
                 fn.call(_symbols(spec, rows)[1], [v, a.vs[2], count, p, alpha, out, following])
 
@@ -251,12 +253,12 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
 
         def each(body: Callable[[V, V, V, V], None], by_page: Callable[[V, V, V, V], None]) -> None:
             if whole is None:
-                body(fn.i64(0), n, row, fn.add(row, _KEYS))
+                body(fn.i64(0), n, row, fn.add(row, KEYS))
                 return
             with fn.when(whole):
-                body(fn.i64(0), n, row, fn.add(row, _KEYS))
+                body(fn.i64(0), n, row, fn.add(row, KEYS))
             with fn.when(fn.not_(whole)):
-                each_page(fn, a, spec, span, key.iv, n, by_page, ahead=_KEYS)
+                each_page(fn, a, spec, span, key.iv, n, by_page, ahead=KEYS)
 
         each(scores, scores)
         with fn.loop(0, rows_) as r:
@@ -349,7 +351,7 @@ def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
     """Scores of row `r` become 2^(score - maximum), 0 beyond the `n` keys; updates its statistics. Scales of keys are multiplied to
     the scores, those of values to what values are multiplied by."""
     fn, spec, at = rows.fn, rows.spec, rows.at
-    s = fn.gep(at["scores"], fn.mul(r, _KEYS), F32)
+    s = fn.gep(at["scores"], fn.mul(r, KEYS), F32)
     query, head = rows.place(r)
     span, own = rows.span, rows.span.own(fn, query)
     with fn.loop(0, n, fn.lanes, [fn.const(-math.inf, fn.vec(F32))]) as c:
@@ -423,22 +425,26 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
         r, bh = fn.remu(item.iv, rows), fn.divu(item.iv, rows)
         b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
         first = fn.gep(a.workspace, fn.mul(fn.add(fn.mul(fn.mul(bh, a.parts), rows), r), size), F32)
-        stride = fn.mul(rows, size)
-        with fn.loop(0, a.parts, 1, [fn.const(-math.inf, F32)]) as s:
-            p = fn.gep(first, fn.mul(s.iv, stride), F32)
-            s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(p, spec.v_pad, F32), F32)))
-        top = guarded(fn, s.results[0])
-        for c in range(0, spec.v_pad, fn.lanes):
-            fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(scratch, c, F32))
-        with fn.loop(0, a.parts, 1, [fn.const(0.0, F32)]) as t:
-            p = fn.gep(first, fn.mul(t.iv, stride), F32)
-            share = weight(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
-            for c in range(0, spec.v_pad, fn.lanes):
-                to = fn.gep(scratch, c, F32)
-                fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
-            t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
-        place = _Rows(fn, a, spec, {}, Span.of(fn, a, b), h, fn.i64(0), rows)
-        inverse, out = fn.splat(inverse_sum(fn, t.results[0], top, place.sink(r))), place.address(a.o, a.os, r)
-        for c in range(0, spec.value_dim, fn.lanes):
-            store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
+        combine_row(fn, a, spec, scratch, Span.of(fn, a, b), h, r, first, fn.mul(rows, size), a.parts)
     fn.done()
+
+
+def combine_row(fn: Fn, a: Args, spec: Spec, scratch: V, span: Span, h: V, r: V, first: V, stride: V, parts: V) -> None:
+    """Stores row `r` of a kv head, of which `parts` partial results lie from `first` on, `stride` f32 apart."""
+    with fn.loop(0, parts, 1, [fn.const(-math.inf, F32)]) as s:
+        p = fn.gep(first, fn.mul(s.iv, stride), F32)
+        s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(p, spec.v_pad, F32), F32)))
+    top = guarded(fn, s.results[0])
+    for c in range(0, spec.v_pad, fn.lanes):
+        fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(scratch, c, F32))
+    with fn.loop(0, parts, 1, [fn.const(0.0, F32)]) as t:
+        p = fn.gep(first, fn.mul(t.iv, stride), F32)
+        share = weight(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
+        for c in range(0, spec.v_pad, fn.lanes):
+            to = fn.gep(scratch, c, F32)
+            fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
+        t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
+    place = _Rows(fn, a, spec, {}, span, h, fn.i64(0), fn.i64(1))
+    inverse, out = fn.splat(inverse_sum(fn, t.results[0], top, place.sink(r))), place.address(a.o, a.os, r)
+    for c in range(0, spec.value_dim, fn.lanes):
+        store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)

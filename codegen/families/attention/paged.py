@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.attention import Strides, scale_bits
-from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Spec
-from dhlo.codegen.families.attention.prefill import BlockOfRows, emit_parts, prefill_scratch_bytes
+from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec
+from dhlo.codegen.families.attention.decode import combine_row, combine_scratch_bytes, partial_floats
+from dhlo.codegen.families.attention.prefill import BlockOfRows, Part, emit_parts, prefill_scratch_bytes
 from dhlo.codegen.families.box import grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import GroupHost
-from dhlo.codegen.kernel_ir.builder import I32, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
 __all__ = ["Batch", "PagedKernel"]
 
 _MOST_HALVINGS = 32
+_MOST_PARTS = 64  # of all sequences and heads, of split keys; bounds the memory of partial results
+_PARTS_OF_THREAD = 8  # what a thread's share of keys is split into, at most
+_LEAST_KEYS = 256  # of a part
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,15 @@ class Batch:
     tokens: V
     blocks: V  # of a pool
     cell: V  # where kernels report an entry of a table that is no block
-    before: V  # memory of i64 [sequences + 1]
+    before: V  # memory of i64 [2, sequences + 1]
+    partial: V  # memory of `PagedKernel.partial_bytes`
 
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """One kernel for all sequences of a call: items are (sequence, kv head, block of rows), so that prompts have many and steps of
-    decoding one for each head. See `Attention` for the fields."""
+    """One kernel for all sequences of a call: items are (sequence, kv head, unit), so that prompts have many and steps of decoding
+    one for each head. A unit is a block of rows, or, of few rows behind many keys, a part of the keys ("flash decoding"), whose
+    partial results a second kernel combines. See `Attention` for the fields."""
 
     head_dim: int
     value_dim: int
@@ -70,22 +76,63 @@ class PagedKernel:
         """Where arguments of masks begin."""
         return len(self.spec.arg_types)
 
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of partial results, whatever the sizes."""
+        return 4 * _MOST_PARTS * self._part_floats
+
+    @property
+    def _part_floats(self) -> int:
+        return self.spec.few_rows * partial_floats(self.spec)
+
     def emit(self, module: KernelModule) -> None:
-        """Emits the kernel, once."""
-        if self.symbol in module.functions:
-            return
+        """Emits the kernels, once: `<symbol>`, `<symbol>_combine`."""
+        for name, emit in ((self.symbol, self._emit_units), (f"{self.symbol}_combine", self._emit_combine)):
+            if name not in module.functions:
+                emit(module, name)
+
+    def _emit_units(self, module: KernelModule, name: str) -> None:
         spec = self.spec
-        parts = emit_parts(module, self.symbol, spec)
-        fn = kernel_fn(module, self.symbol)
+        parts = emit_parts(module, name, spec)
+        fn = kernel_fn(module, name)
         a = Args.load(fn, spec)
         rows = BlockOfRows(fn, a, spec, parts)
         with fn.loop(fn.args[1], fn.args[2]) as item:
-            assert a.pages is not None
             b = _sequence_of(fn, a, fn.divu(item.iv, a.kv_heads))
-            first, end = (fn.load(fn.gep(a.pages.before, i, I64), I64) for i in (b, fn.add(b, 1)))
-            own, blocks = fn.sub(item.iv, fn.mul(first, a.kv_heads)), fn.sub(end, first)
-            rows.attend(b, fn.divu(own, blocks), fn.mul(fn.remu(own, blocks), spec.rows))
+            first, units = _units(fn, a, b)
+            own = fn.sub(item.iv, fn.mul(first, a.kv_heads))
+            h, unit = fn.divu(own, units), fn.remu(own, units)
+            split = self._is_split(fn, a, b, units)
+            partial = fn.select(split, fn.ptr_to_int(self._partial(fn, a, b, h, units, unit)), fn.i64(0))
+            part = Part(fn.select(split, unit, fn.i64(0)), fn.select(split, units, fn.i64(1)), partial)
+            rows.attend(b, h, fn.select(split, fn.i64(0), fn.mul(unit, spec.rows)), part)
         fn.done()
+
+    def _emit_combine(self, module: KernelModule, name: str) -> None:
+        """Items are (sequence, kv head)."""
+        spec = self.spec
+        fn = kernel_fn(module, name)
+        a = Args.load(fn, spec)
+        with fn.loop(fn.args[1], fn.args[2]) as item:
+            b, h = fn.divu(item.iv, a.kv_heads), fn.remu(item.iv, a.kv_heads)
+            _, units = _units(fn, a, b)
+            with fn.when(self._is_split(fn, a, b, units)):
+                span, first = Span.of(fn, a, b), self._partial(fn, a, b, h, units, fn.i64(0))
+                with fn.loop(0, fn.mul(a.group, span.queries)) as r:
+                    p = fn.gep(first, fn.mul(r.iv, partial_floats(spec)), F32)
+                    combine_row(fn, a, spec, fn.args[4], span, h, r.iv, p, fn.i64(self._part_floats), units)
+        fn.done()
+
+    def _is_split(self, fn: Fn, a: Args, b: V, units: V) -> V:
+        """Whether units of sequence b are parts of its keys: one block has all of its rows."""
+        return fn.and_(fn.cmp("gt", units, 1), fn.cmp("le", fn.mul(a.group, Span.of(fn, a, b).queries), self.spec.rows))
+
+    def _partial(self, fn: Fn, a: Args, b: V, h: V, units: V, unit: V) -> V:
+        """Where partial results of a part of the keys are, if sequence b is split."""
+        assert a.pages is not None
+        before = fn.load(fn.gep(a.pages.before, fn.add(fn.add(a.pages.sequences, 1), b), I64), I64)
+        index = fn.add(fn.mul(before, a.kv_heads), fn.add(fn.mul(h, units), unit))
+        return fn.gep(a.workspace, fn.mul(index, self._part_floats), F32)
 
     def emit_launch(
         self,
@@ -108,47 +155,93 @@ class PagedKernel:
         sinks: Sequence[V] = (),
         extra_args: Sequence[V] = (),
     ) -> None:
-        """Counts blocks of rows, which fails the call by `check` where starts or lengths aren't as they should be, and launches."""
+        """Counts units, which fails the call by `check` where starts or lengths aren't as they should be, and launches."""
         f, spec, zero = host.fn, self.spec, host.fn.i64(0)
         host.mark_data_dependent()
-        blocks, keys, good = self._count(host, batch, group)
+        keys, longest, good = self._check(host, batch)
         host.require(good, check, zero, zero)
-        args = [q, k, v, o, zero, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
+        units, parts = self._count(host, batch, group, self._keys_of_part(host, batch, kv_heads, keys, longest))
+        args = [q, k, v, o, batch.partial, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
         args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
         args += [batch.blocks, batch.cell, *sinks, *extra_args]
         usual = f.divu(keys, f.max(batch.sequences, 1))
         cycles = f.add(f.divu(f.mul(usual, (self.head_dim + self.value_dim) * 2), spec.lanes), 1)
-        host.launch(self.symbol, args, f.mul(blocks, kv_heads), grain_of(host, cycles), prefill_scratch_bytes(spec))
+        host.launch(self.symbol, args, f.mul(units, kv_heads), grain_of(host, cycles), prefill_scratch_bytes(spec))
+        with f.when(f.cmp("gt", parts, 0)):
+            work = f.add(f.divu(f.mul(parts, spec.v_pad), f.max(batch.sequences, 1)), 1)
+            items = f.mul(batch.sequences, kv_heads)
+            host.launch(f"{self.symbol}_combine", args, items, grain_of(host, work), combine_scratch_bytes(spec))
 
-    def _count(self, host: GroupHost, batch: Batch, group: V) -> tuple[V, V, V]:
-        """Blocks of rows of all sequences, their keys, and whether starts ascend from 0 to the number of tokens, and lengths are
-        those of a sequence's tokens at least and of its blocks at most. Writes how many blocks there are before each sequence."""
-        f, rows = host.fn, self.spec.rows
-        most = f.mul(batch.columns, self.paging.block)
-
-        def load(p: V, i: V | int) -> V:
-            return host.unless_planning(lambda: f.cast(f.load(f.gep(p, i, I32), I32), I64), f.i64(0))
-
-        first = load(batch.starts, 0)
+    def _check(self, host: GroupHost, batch: Batch) -> tuple[V, V, V]:
+        """The keys that tokens of all sequences see, and those of the longest; whether starts ascend from 0 to the number of
+        tokens, and lengths are those of a sequence's tokens at least and of its blocks at most."""
+        f, most = host.fn, host.fn.mul(batch.columns, self.paging.block)
+        first = _number(host, batch.starts, 0)
         begin = [f.i64(0), f.i64(0), first, f.select(f.cmp("eq", first, 0), f.i64(1), f.i64(0))]
         with f.loop(0, batch.sequences, 1, begin) as lp:
-            blocks, keys, start, good = lp.carried
-            host.unless_planning(lambda: _store(f, blocks, f.gep(batch.before, lp.iv, I64)), blocks)
-            end, length = load(batch.starts, f.add(lp.iv, 1)), load(batch.lengths, lp.iv)
+            keys, longest, start, good = lp.carried
+            end, length = _number(host, batch.starts, f.add(lp.iv, 1)), _number(host, batch.lengths, lp.iv)
             queries = f.sub(end, start)
             fits = f.and_(f.cmp("ge", queries, 0), f.and_(f.cmp("ge", length, queries), f.cmp("le", length, most)))
-            lp.yield_(
-                f.add(blocks, f.ceildivu(f.mul(group, f.max(queries, 0)), rows)),
-                f.add(keys, length),
-                end,
-                f.select(fits, good, f.i64(0)),
-            )
-        blocks, keys, last, good = lp.results
-        host.unless_planning(lambda: _store(f, blocks, f.gep(batch.before, batch.sequences, I64)), blocks)
+            seen = self._seen(f, queries, length)
+            lp.yield_(f.add(keys, seen), f.max(longest, seen), end, f.select(fits, good, f.i64(0)))
+        keys, longest, last, good = lp.results
         all_ = f.cmp("eq", last, host.unless_planning(lambda: batch.tokens, f.i64(0)))
-        return blocks, keys, f.and_(f.cmp("ne", good, 0), all_)
+        return keys, longest, f.and_(f.cmp("ne", good, 0), all_)
+
+    def _seen(self, f: Fn, queries: V, length: V) -> V:
+        """How many keys of a sequence its tokens see, at most."""
+        return f.min(length, f.add(queries, self.paging.window)) if self.paging.window else length
+
+    def _keys_of_part(self, host: GroupHost, batch: Batch, kv_heads: V, keys: V, longest: V) -> V:
+        """How many keys a part has at least, where the items that there are would leave threads idle: they are few, or most of the
+        keys are those of few sequences. A sequence of more keys than a part has less than two parts for as many, so that there are
+        no more than `_MOST_PARTS` of all heads."""
+        f, threads = host.fn, host.num_threads
+        items = f.mul(batch.sequences, kv_heads)
+        few = f.and_(f.cmp("lt", items, f.mul(threads, 4)), f.cmp("ne", f.remu(items, threads), 0))
+        uneven = f.cmp("gt", f.mul(longest, batch.sequences), f.mul(keys, 2))
+        splits = f.and_(f.cmp("gt", threads, 1), f.or_(few, uneven))
+        pieces = f.min(f.mul(threads, _PARTS_OF_THREAD), _MOST_PARTS // 2)
+        size = f.max(f.ceildivu(f.mul(keys, kv_heads), pieces), _LEAST_KEYS)
+        return f.select(splits, size, f.i64(1 << 40))
+
+    def _count(self, host: GroupHost, batch: Batch, group: V, part: V) -> tuple[V, V]:
+        """Units of all sequences, and those that are parts of keys. Writes how many of either there are before each sequence."""
+        f, spec = host.fn, self.spec
+        other = f.add(batch.sequences, 1)
+
+        def write(b: V, units: V, parts: V) -> None:
+            host.unless_planning(lambda: _store(f, units, f.gep(batch.before, b, I64)), units)
+            host.unless_planning(lambda: _store(f, parts, f.gep(batch.before, f.add(other, b), I64)), parts)
+
+        with f.loop(0, batch.sequences, 1, [f.i64(0), f.i64(0), _number(host, batch.starts, 0)]) as lp:
+            units, parts, start = lp.carried
+            write(lp.iv, units, parts)
+            end, length = _number(host, batch.starts, f.add(lp.iv, 1)), _number(host, batch.lengths, lp.iv)
+            queries = f.max(f.sub(end, start), 0)
+            rows, keys = f.mul(group, queries), self._seen(f, queries, length)
+            several = f.and_(f.and_(f.cmp("gt", rows, 0), f.cmp("le", rows, spec.few_rows)), f.cmp("gt", keys, part))
+            own = f.select(several, f.ceildivu(keys, part), f.i64(0))
+            lp.yield_(f.add(units, f.select(several, own, f.ceildivu(rows, spec.rows))), f.add(parts, own), end)
+        units, parts, _ = lp.results
+        write(batch.sequences, units, parts)
+        return units, parts
+
+
+def _number(host: GroupHost, p: V, i: V | int) -> V:
+    """Element i of some i32; 0 while only sizes are known."""
+    f = host.fn
+    return host.unless_planning(lambda: f.cast(f.load(f.gep(p, i, I32), I32), I64), f.i64(0))
+
+
+def _units(fn: Fn, a: Args, b: V) -> tuple[V, V]:
+    """How many units there are before sequence b, and how many it has."""
+    assert a.pages is not None
+    first, end = (fn.load(fn.gep(a.pages.before, i, I64), I64) for i in (b, fn.add(b, 1)))
+    return first, fn.sub(end, first)
 
 
 def _store(f: Fn, x: V, p: V) -> V:

@@ -34,14 +34,14 @@ from dhlo.codegen.families.attention.common import (
     to_f32_rows,
     weight,
 )
-from dhlo.codegen.families.attention.decode import decode_scratch_bytes, emit_rows
+from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 from dhlo.codegen.kernel_ir.transpose import transpose_block
 
-__all__ = ["BlockOfRows", "emit_prefill", "prefill_scratch_bytes"]
+__all__ = ["BlockOfRows", "Part", "emit_prefill", "prefill_scratch_bytes"]
 
 
 class _Scratch:
@@ -96,6 +96,15 @@ def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, str]:
     return table, emit_rows(module, spec, name.rpartition("_")[0])
 
 
+@dataclass(frozen=True)
+class Part:
+    """One of so many parts of the keys, by its number, and the address of its partial results; 0 where there is but one part."""
+
+    index: V
+    parts: V
+    partial: V
+
+
 class BlockOfRows:
     """A block of query rows of one sequence and kv head, inside a kernel."""
 
@@ -110,8 +119,9 @@ class BlockOfRows:
         }
         self.tiles = fn.address_of(table)
 
-    def attend(self, b: V, h: V, row0: V) -> None:
-        """Attends with the rows from row0 on, of element b of the batch, or of sequence b, and kv head h."""
+    def attend(self, b: V, h: V, row0: V, part: Part | None = None) -> None:
+        """Attends with the rows from row0 on, of element b of the batch, or of sequence b, and kv head h; to a part of the keys, if
+        these are few rows that are to."""
         fn, a, spec, at = self.fn, self.a, self.spec, self.at
         span = Span.of(fn, a, b)
         rows = fn.mul(a.group, span.queries)
@@ -121,7 +131,12 @@ class BlockOfRows:
             first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
             last = fn.sub(span.queries, 1) if spec.paging is None else last
             lo, hi = first_key(fn, spec, span, first), all_keys(fn, spec, span, last)
-            fn.call(self.few_rows, [fn.args[0], self.scratch, b, h, row0, n, lo, hi, fn.int_to_ptr(fn.i64(0))])
+            partial = fn.i64(0)
+            if part is not None:
+                share = fn.mul(fn.ceildivu(fn.max(fn.sub(hi, lo), 0), fn.mul(part.parts, KEYS)), KEYS)
+                lo = fn.add(lo, fn.mul(part.index, share))
+                hi, partial = fn.min(hi, fn.add(lo, share)), part.partial
+            fn.call(self.few_rows, [fn.args[0], self.scratch, b, h, row0, n, lo, hi, fn.int_to_ptr(partial)])
         with fn.when(fn.not_(few)):
             _pack_queries(fn, a, spec, at, span, h, row0, rows)
             _block(fn, a, spec, at, self.tiles, span, h, row0, n)

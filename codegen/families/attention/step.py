@@ -16,7 +16,7 @@ from dhlo.codegen.families.attention.paged import Batch, PagedKernel
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import GroupKernel, where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
-from dhlo.codegen.kernel_ir.builder import I64, PTR, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, Fn, KernelModule, V
 from dhlo.errors import CompileError
 from dhlo.ir.coded import Stored, stored_rows
 from dhlo.ir.dialect import Kind, Op, attr
@@ -198,7 +198,7 @@ class PagedAttentionFamily(ChoiceFamily):
 
     def emit_kernels(self) -> None:
         self.emitted = self.low.once(self.group, "paged attention", self._emit)
-        self.workspace = 8 * (self.views[3].shape[0] + 1)
+        self.workspace = self.emitted.attention.partial_bytes + 16 * (self.views[3].shape[0] + 1)
 
     def _emit(self) -> _Kernels[PagedKernel]:
         paging = Paging(self.block, int(attr(self.op, "window")))
@@ -215,6 +215,7 @@ class PagedAttentionFamily(ChoiceFamily):
         s, zero = host.size, host.fn.i64(0)
         heads, kv = q.shape[1], k.shape[0]
         checks = self.low.checks
+        partial = host.workspace()
         batch = Batch(
             view_pointer(host, tables),
             s(tables.shape[1]),
@@ -224,7 +225,8 @@ class PagedAttentionFamily(ChoiceFamily):
             s(q.shape[2]),
             s(FloorDiv(k.shape[1], self.block)),
             host.slot(("errors", checks.index_check(self.op))),
-            host.workspace(),
+            host.fn.gep(partial, self.emitted.attention.partial_bytes, I8),
+            partial,
         )
         text = (
             f"{self.op.OPERATION_NAME} at {where(self.op)}: starts ascend from 0 to the number of tokens, and each length is that "

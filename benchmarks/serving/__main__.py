@@ -41,9 +41,9 @@ def compiled(folder: Path, precision: str, file: Path) -> None:
     from dhlo.integrations.decoder import step_program
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    model = (model.bfloat16() if precision == "bf16" else model.float()).eval()
-    weights = f"{precision}:64" if precision == "int4" else None
-    dhlo.compile(step_program(model), pages=_PAGES, weights=weights).save(file)
+    kind, _, weights = precision.partition("-")
+    model = (model.bfloat16() if kind == "bf16" else model.float()).eval()
+    dhlo.compile(step_program(model), pages=_PAGES, weights=f"{weights}:64" if weights else None).save(file)
 
 
 def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
     parser.add_argument("--only", default="", help="traces whose name has this in it")
-    parser.add_argument("--precision", choices=("f32", "bf16", "int4"), default="f32", help="int4: of weights, f32 otherwise")
+    kinds = ("f32", "bf16", "f32-int4", "bf16-int4")
+    parser.add_argument("--precision", choices=kinds, default="f32", help="of numbers and caches, and of weights where it differs")
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=1)
@@ -95,7 +96,7 @@ def main() -> None:
             "cache_gigabytes": 2,
             "max_step_tokens": given.max_step_tokens,
             "prefix_cache": True,
-            "precision": "bf16" if given.precision == "bf16" else "f32",
+            "precision": given.precision.partition("-")[0],
             "dhlo_file": str(file),
         }
         commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}

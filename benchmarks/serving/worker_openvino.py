@@ -22,6 +22,7 @@ def main() -> None:
     properties = {
         "INFERENCE_PRECISION_HINT": given["precision"],
         "KV_CACHE_PRECISION": given["precision"],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # or numbers are of 8 bits where weights are
         "INFERENCE_NUM_THREADS": given["threads"],
     }
     began = time.perf_counter()

@@ -384,7 +384,9 @@ def serve_command(
         typer.Option("--api-key", metavar="KEY", envvar="DHLO_API_KEY", help="A key that clients may use; may be repeated."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.")] = None,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Answers in work at once.")] = 64,
+    max_sequences: Annotated[
+        int | None, typer.Option(min=1, help="Answers in work at once; as many as there is room for, up to 256.")
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that wait; more are told to come again.")] = 1024,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: longer prompts go in parts.")] = 512,
     drain_seconds: Annotated[float, typer.Option(min=0, help="That requests in work have once the server is told to end.")] = 30,

@@ -31,7 +31,7 @@ class Sizes:
     threads: int = 0
     cache_gb: float | None = None
     max_positions: int | None = None
-    max_sequences: int = 64
+    max_sequences: int | None = None
     max_waiting: int = 1024
     max_step_tokens: int = 512
     prompt_lookup: int = 0

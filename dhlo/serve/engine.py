@@ -196,7 +196,7 @@ class Engine:
                 model if isinstance(model, _runtime.Model) else model.native,
                 _size(options.cache_bytes, "cache_bytes"),
                 options.max_step_tokens,
-                options.max_sequences,
+                _size(options.max_sequences, "max_sequences"),
                 options.max_waiting,
                 _size(options.max_positions, "max_positions"),
                 array("i", options.eos_tokens),

@@ -137,8 +137,8 @@ class EngineOptions:
     """Memory for the pools; None: a quarter of what the machine has free."""
     max_step_tokens: int = 512
     """Tokens of a step at most: prompts that are longer go in parts."""
-    max_sequences: int = 64
-    """Choices in a step at most."""
+    max_sequences: int | None = None
+    """Choices in a step at most, no more than its tokens; None: as many, up to 256."""
     max_waiting: int = 1024
     """Requests that wait at most; more are refused with QueueFullError."""
     max_positions: int | None = None

@@ -38,6 +38,8 @@ void need_between(int64_t value, int64_t least, int64_t most, const char* name) 
            std::to_string(value));
 }
 
+constexpr int64_t kUsualSequences = 256;
+
 Vocabulary read_vocabulary(const dhlo_engine_options& options) {
   if (options.vocabulary_offsets == nullptr) return {};
   need_between(options.num_vocabulary, 0, kMostTokens * 1024, "num_vocabulary");
@@ -75,7 +77,9 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
       event_ctx_(options.event_ctx),
       step_(model) {
   need_between(options.max_step_tokens, 1, kMostTokens, "max_step_tokens");
-  need_between(options.max_sequences, 1, options.max_step_tokens, "max_sequences (at most max_step_tokens)");
+  need_between(options.max_sequences, 0, options.max_step_tokens, "max_sequences (at most max_step_tokens)");
+  const int64_t sequences =
+      options.max_sequences > 0 ? options.max_sequences : std::min(kUsualSequences, options.max_step_tokens);
   need_between(options.max_waiting, 1, INT64_MAX, "max_waiting");
   need_between(options.max_positions, 0, INT64_MAX, "max_positions");
   need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
@@ -96,15 +100,15 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   cache_ = std::move(made.value());
   groups_ = static_cast<int64_t>(how.windows.size());
   limits_.vocabulary = step_.vocabulary();
-  limits_.max_sequences = options.max_sequences;
+  limits_.max_sequences = sequences;
   limits_.constrains = constrain_ != nullptr;
   limits_.max_positions = how.num_blocks * how.block_slots;
   if (options.max_positions > 0) limits_.max_positions = std::min(limits_.max_positions, options.max_positions);
   if (limits_.max_positions < 2) refuse("max_positions: a prompt and a token need 2 at least");
   sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
   allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));
-  step_.attach(*cache_, max_step_tokens_, options.max_sequences);
-  const auto most = static_cast<size_t>(options.max_sequences);
+  step_.attach(*cache_, max_step_tokens_, sequences);
+  const auto most = static_cast<size_t>(sequences);
   running_.reserve(most);
   items_.reserve(most);
   done_.reserve(most);

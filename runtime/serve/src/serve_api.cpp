@@ -59,7 +59,6 @@ void dhlo_engine_options_init(dhlo_engine_options* options) {
   options->struct_bytes = sizeof *options;
   options->own_thread = 1;
   options->max_step_tokens = 512;
-  options->max_sequences = 64;
   options->max_waiting = 1024;
   options->prefix_cache = 1;
 }

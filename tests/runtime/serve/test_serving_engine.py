@@ -267,7 +267,7 @@ def test_constraints(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> No
         ([1], {"presence_penalty": 3.0}, "presence_penalty is from -2 to 2, got 3"),
         ([1], {"repetition_penalty": 0.0}, "repetition_penalty"),
         ([1], {"n": 0}, "n is at least 1 and at most max_sequences, got 0"),
-        ([1], {"n": 65}, "n is at least 1"),
+        ([1], {"n": 257}, "n is at least 1"),
         ([1], {"n": 2**40}, "int"),
         ([1], {"logprobs": 21}, "logprobs is from 0 to 20"),
         ([1], {"logprobs": -1}, "logprobs is at least 0"),

@@ -138,6 +138,13 @@ Positions = Annotated[
 Lookup = Annotated[
     int, typer.Option("--prompt-lookup", min=0, help="Draft so many tokens at most by what was said before; 0: none.")
 ]
+BlocksFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-folder", metavar="FOLDER", help="Keep keys and values there that memory has no room for, also for later starts."
+    ),
+]
+BlocksMost = Annotated[float, typer.Option("--cache-folder-gb", min=0, help="At most so many GiB there.")]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="0: one per processor. DHLO_NUM_THREADS wins.")]
 Locations = Annotated[bool, typer.Option("--locations", help="Keep the source line of every op in the text.")]
 
@@ -396,6 +403,8 @@ def serve_command(
     cache_gb: CacheMemory = None,
     max_positions: Positions = None,
     prompt_lookup: Lookup = 0,
+    cache_folder: BlocksFolder = None,
+    cache_folder_gb: BlocksMost = 16,
     threads: Threads = 0,
     progress: Progress = None,
 ) -> None:
@@ -413,6 +422,8 @@ def serve_command(
         max_waiting=max_waiting,
         max_step_tokens=max_step_tokens,
         prompt_lookup=prompt_lookup,
+        cache_folder=cache_folder,
+        cache_folder_gb=cache_folder_gb,
     )
     serve_folder(
         folder,
@@ -444,6 +455,8 @@ def generate_command(
     cache_gb: CacheMemory = None,
     max_positions: Positions = None,
     prompt_lookup: Lookup = 0,
+    cache_folder: BlocksFolder = None,
+    cache_folder_gb: BlocksMost = 16,
     threads: Threads = 0,
     progress: Progress = None,
 ) -> None:
@@ -458,6 +471,8 @@ def generate_command(
         cache_gb=cache_gb,
         max_positions=max_positions,
         prompt_lookup=prompt_lookup,
+        cache_folder=cache_folder,
+        cache_folder_gb=cache_folder_gb,
     )
     generate_text(
         folder,

@@ -317,6 +317,17 @@ class CompiledModel:
         """The runtime's model, which takes and gives flat sequences; for tools."""
         return self._model
 
+    def digest(self) -> bytes:
+        """32 bytes that stand for code and weights: of a model that was loaded, its file's.
+
+        Raises ModelFileError where that isn't the file any more that was loaded, DhloError for one loaded with other weights.
+        """
+        if self._shared.origin is not None:
+            return self._shared.origin.digest()
+        if self._artifact is None:
+            raise DhloError("a model that was loaded with other weights has no digest: it isn't its file's")
+        return self._artifact.digest()
+
     def plan(self, *shapes: Any, **kwargs: Any) -> _runtime.Plan:
         """Output shapes, arena bytes and launches for arguments (tensors, or shapes as lists of ints) without running."""
         one_list = len(shapes) == 1 and not kwargs and isinstance(shapes[0], (list, tuple))

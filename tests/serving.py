@@ -184,7 +184,8 @@ class RuleEngine:
         prompts = sum(len(r.prompt) - r.cached_tokens for r in self.requests)
         cached = sum(r.cached_tokens for r in self.requests)
         done = {"stop": sum(r.ended for r in self.requests)}
-        return EngineStats(self.working, 0, 1, prompts, cached, self.generated, 0, 100, 25, 5, 0, 0, 0, done)
+        tiers = {"folder": {"bytes": 4096, "blocks": 7, "hits": 3, "failures": 0, "dropped": 0}}
+        return EngineStats(self.working, 0, 1, prompts, cached, self.generated, 0, 100, 25, 5, 0, 0, 0, done, tiers)
 
     def drain(self, timeout: float | None = None) -> bool:
         self.drained = True

@@ -453,6 +453,8 @@ def test_metrics_have_vllms_names(client: TestClient, engine: RuleEngine) -> Non
     assert values["time_to_first_token_seconds_count"] == values["e2e_request_latency_seconds_count"] == 1
     assert values["inter_token_latency_seconds_count"] == 2 * prompt - 1
     assert re.search(r'vllm:request_success_total\{.*finished_reason="stop".*\} 1\.0', text)
+    assert re.search(r'vllm:cache_tier_blocks\{.*tier="folder".*\} 7\.0', text)
+    assert re.search(r'vllm:cache_tier_hits_total\{.*tier="folder".*\} 3\.0', text)
 
 
 # ------------------------------------------------------------------ over a socket

@@ -202,7 +202,7 @@ def test_structured_output_end_to_end(started: tuple[Path, Path, Served], engine
         assert re.fullmatch("[0-9]{4}-(ab|ü)", choice["text"]) and choice["finish_reason"] == "stop"
 
 
-def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine: Engine) -> None:
+def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine: Engine, tmp_path: Path) -> None:
     folder, cache, served = started
     options = ["--cache", str(cache), "--cache-gb", "0.01", "--temperature", "0", "--max-tokens", "12"]
     result = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options])
@@ -214,6 +214,10 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
     assert result.stdout == stream.read(Event(0, choice.tokens, finish=choice.finish)) + "\n"
     chat = CliRunner().invoke(app, ["generate", str(folder), "-", "--chat", *options], input="The pass")
     assert chat.exit_code == 0, chat.output
+    blocks = ["--cache-folder", str(tmp_path / "blocks"), "--cache-folder-gb", "0.01"]
+    first, again = (CliRunner().invoke(app, ["generate", str(folder), "The pass " * 20, *options, *blocks]) for _ in range(2))
+    assert first.exit_code == again.exit_code == 0, first.output + again.output
+    assert first.stdout == again.stdout and list((tmp_path / "blocks").glob("*.kv"))
     long = CliRunner().invoke(app, ["generate", str(folder), "a " * 600, *options])
     assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
 
@@ -225,6 +229,7 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
         (["--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid:8000"),
         (["--port", "0", "--cache-gb", "0.0000001"], "cache_bytes"),
         (["--port", "70000"], "65535"),
+        (["--port", "0", "--cache-folder", "blocks", "--cache-folder-gb", "0"], "folder_bytes must be positive"),
     ],
 )
 def test_what_serve_refuses(started: tuple[Path, Path, Served], arguments: list[str], match: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,13 @@ class Artifact:
     def externs(self) -> dict[str, str]:
         """C functions that the program calls, and the libraries that have them."""
         return {symbol: library for entry in self.entries for symbol, library in entry["externs"].items()}
+
+    def digest(self) -> bytes:
+        """SHA-256 of that of each object and that of the constants."""
+        constants = hashlib.sha256()
+        for chunk in self.constants.chunks():
+            constants.update(chunk.reshape(-1).view("u1").data)
+        return hashlib.sha256(b"".join([*(hashlib.sha256(o).digest() for o in self.objects), constants.digest()])).digest()
 
     @property
     def code_bytes(self) -> int:

@@ -35,6 +35,8 @@ class Sizes:
     max_waiting: int = 1024
     max_step_tokens: int = 512
     prompt_lookup: int = 0
+    cache_folder: Path | None = None
+    cache_folder_gb: float = 16
 
 
 def serve_folder(
@@ -154,6 +156,9 @@ def _working(folder: Path, sizes: Sizes, progress: bool) -> Iterator[tuple[Serve
         eos_tokens=served.eos_tokens,
         vocabulary=served.tokenizer.vocabulary,
         prompt_lookup=sizes.prompt_lookup,
+        cache_folder=None if sizes.cache_folder is None else str(sizes.cache_folder),
+        cache_folder_bytes=int(sizes.cache_folder_gb * (1 << 30)),
+        model_digest=served.digest,
     )
     with Engine(served.step, options) as engine:
         # A first step reads the weights, says whether steps work here, and how many blocks there are.

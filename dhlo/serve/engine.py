@@ -182,6 +182,19 @@ def _close(native: _runtime.Engine, dispatcher: threading.Thread) -> None:
         dispatcher.join()
 
 
+def _digest(model: CompiledModel | _runtime.Model, options: EngineOptions) -> bytes:
+    """What stands for the model in its folder of blocks. Raises ContractError, and what `CompiledModel.digest` raises."""
+    if options.cache_folder is None:
+        return b""
+    if options.model_digest:
+        if len(options.model_digest) != 32:
+            raise ContractError(f"model_digest has 32 bytes, got {len(options.model_digest)}")
+        return options.model_digest
+    if isinstance(model, _runtime.Model):
+        raise ContractError("cache_folder needs model_digest: blocks are of one model alone, which this one doesn't name")
+    return model.digest()
+
+
 class Engine:
     """Serves a compiled step whose caches are pools of blocks (`dhlo.compile(step_program(model), pages=...)`).
 
@@ -206,7 +219,7 @@ class Engine:
                 options.prompt_lookup,
                 options.cache_folder,
                 options.cache_folder_bytes,
-                b"",
+                _digest(model, options),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -252,7 +265,9 @@ class Engine:
         """What it has done and holds, as of the last step."""
         stats = self._native.stats()
         finished = {f.value: n for f, n in zip(_FINISHES, stats["finished"], strict=True) if f is not None}
-        return EngineStats(**{f.name: stats[f.name] for f in fields(EngineStats) if f.name in stats} | {"finished": finished})
+        tiers = {} if self.options.cache_folder is None else {"folder": stats["folder"]}
+        given = {f.name: stats[f.name] for f in fields(EngineStats) if f.name in stats}
+        return EngineStats(**given | {"finished": finished, "tiers": tiers})
 
     def drain(self, timeout: float | None = None) -> bool:
         """Takes no more requests, and waits, at most `timeout` seconds, until those in work have ended; whether they have."""
@@ -265,7 +280,8 @@ class Engine:
             return requests.changed.wait_for(lambda: not requests.by_id, rest)
 
     def close(self) -> None:
-        """Cancels what is left, and ends the engine's threads."""
+        """Cancels what is left, ends the engine's threads, and writes what is kept to the folder of blocks, if there is one, for 5
+        seconds at most."""
         self._closer()
 
     def __enter__(self) -> Self:

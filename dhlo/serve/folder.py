@@ -17,7 +17,7 @@ from typing import Any, Final
 from dhlo import _runtime
 from dhlo.cache import Cache, compiler_version
 from dhlo.errors import CompileError, ModelFileError
-from dhlo.loading import load_artifact, open_model
+from dhlo.loading import digest_of, load_artifact, open_model
 from dhlo.options import Options, cache_dir, default_target
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.tokens import Tokenizer
@@ -51,6 +51,8 @@ class Served:
     """Tokens that the model has positions for, as its config says."""
     defaults: Mapping[str, float] = field(default_factory=dict)
     """Of sampling, by the names of `SamplingParams`, as the folder's generation_config.json says."""
+    digest: bytes = b""
+    """32 bytes that stand for the step's code and weights: `EngineOptions.model_digest`."""
 
 
 def open_folder(
@@ -81,7 +83,8 @@ def open_folder(
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    step = _Compiling(folder, dict(weights or {}), kv_cache, threads, progress).step(cache_dir() if cache is None else cache)
+    compiling = _Compiling(folder, dict(weights or {}), kv_cache, threads, progress)
+    step, digest = compiling.step(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
         step=step,
@@ -90,6 +93,7 @@ def open_folder(
         eos_tokens=eos,
         max_positions=_positive(text, _POSITIONS),
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
+        digest=digest,
     )
 
 
@@ -153,14 +157,14 @@ class _Compiling:
     threads: int
     progress: Callable[[str], None]
 
-    def step(self, cache: str | None) -> _runtime.Model:
-        """From the cache, or compiled, and kept there if there is one."""
+    def step(self, cache: str | None) -> tuple[_runtime.Model, bytes]:
+        """From the cache, or compiled, and kept there if there is one; and its digest."""
         kept, key = (Cache(cache), self._key()) if cache else (None, "")
         path = kept.find_model(key) if kept is not None and key else None
         if path is not None:
             try:
                 self.progress("load the compiled step")
-                return open_model(path, self.threads)
+                return open_model(path, self.threads), digest_of(path)
             except ModelFileError:  # damaged: made anew
                 pass
         artifact = self._compile()
@@ -171,9 +175,9 @@ class _Compiling:
             about = {"folder": str(self.folder.resolve()), "weights": self.weights, "kv_cache": self.kv_cache}
             path = kept.put_model(key, lambda p: link.write_model(artifact, p), about)
             if path is not None:
-                return open_model(path, self.threads)
+                return open_model(path, self.threads), digest_of(path)
         self.progress("pack weights")
-        return load_artifact(artifact, self.threads)
+        return load_artifact(artifact, self.threads), artifact.digest()
 
     def _compile(self) -> Any:
         """The step's code and constants. Raises CompileError and UnsupportedError."""

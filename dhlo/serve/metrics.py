@@ -140,6 +140,7 @@ class _OfEngine:
             family = CounterMetricFamily(f"vllm:{name}", what, labels=names)
             family.add_metric(values, count)
             yield family
+        yield from self._of_tiers(s)
         ended = CounterMetricFamily("vllm:request_success", "Choices that ended, by why.", labels=(*names, "finished_reason"))
         by_reason = dict.fromkeys(_REASONS.values(), 0)
         for reason, count in s.finished.items():
@@ -147,3 +148,18 @@ class _OfEngine:
         for reason, count in by_reason.items():
             ended.add_metric((*values, reason), count)
         yield ended
+
+    def _of_tiers(self, s: EngineStats) -> Iterator[Any]:
+        labels = ("model_name", "engine", "tier")
+        kinds = (
+            ("bytes", GaugeMetricFamily, "Bytes there, as far as is known."),
+            ("blocks", GaugeMetricFamily, "Blocks of the model there."),
+            ("hits", CounterMetricFamily, "Blocks that were brought from there."),
+            ("failures", CounterMetricFamily, "What couldn't be written, or was damaged."),
+            ("dropped", CounterMetricFamily, "Blocks that came faster than they could be written."),
+        )
+        for name, kind, what in kinds if s.tiers else ():
+            family = kind(f"vllm:cache_tier_{name}", f"Outside of memory: {what[0].lower()}{what[1:]}", labels=labels)
+            for tier, counts in s.tiers.items():
+                family.add_metric((self._model, "0", tier), counts[name])
+            yield family

@@ -150,8 +150,13 @@ class EngineOptions:
     prompt_lookup: int = 0
     """Drafts of so many tokens at most from what the sequence said before (Saxena 2023); 0: none."""
     cache_folder: str | None = None
-    """Blocks that memory has no room for are kept there, across processes."""
+    """Blocks that memory has no room for are kept there, and those that it has as the engine is closed; also for other processes.
+    Made if it isn't there. Needs `prefix_cache`, `cache_folder_bytes` and a model's digest."""
     cache_folder_bytes: int = 0
+    """Of all files there at most; those that were used longest ago go first."""
+    model_digest: bytes = b""
+    """32 bytes that stand for code and weights of the model: blocks in a folder are of one model alone. Empty: those of
+    `CompiledModel.digest`."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,9 @@ class EngineStats:
     finished: Mapping[str, int]
     """Choices by `FinishReason.value`."""
     tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By tier: bytes, blocks, hits, failures."""
+    """By tier, `folder` if there is one: `bytes` there, `blocks` of this model among them, as far as is known, `hits` (blocks that
+    were brought from there), `failures` (what couldn't be written, or was damaged), `dropped` (blocks that came faster than they
+    could be written)."""
     step_seconds: float = 0.0
     """Spent in steps of the model."""
     host_seconds: float = 0.0

@@ -292,10 +292,13 @@ PyObject* stats(PyObject* self, PyObject*) {
   dhlo_engine_stats s{};
   s.struct_bytes = sizeof s;
   if (const dhlo_status status = dhlo_engine_get_stats(handle(self), &s); status != DHLO_OK) return raise_last(status);
-  Ref finished(make_tuple(DHLO_FINISH_ERROR + 1, [&s](int64_t i) { return PyLong_FromLongLong(s.finished[i]); }));
-  if (!finished) return nullptr;
   auto number = [](int64_t n) { return static_cast<long long>(n); };
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d}", "running",
+  Ref finished(make_tuple(DHLO_FINISH_ERROR + 1, [&s](int64_t i) { return PyLong_FromLongLong(s.finished[i]); }));
+  Ref folder(Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "bytes", number(s.folder.bytes), "blocks", number(s.folder.blocks),
+                           "hits", number(s.folder.hits), "failures", number(s.folder.failures), "dropped",
+                           number(s.folder.dropped)));
+  if (!finished || !folder) return nullptr;
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O}", "running",
                        number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
                        number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens",
                        number(s.generated_tokens), "preemptions", number(s.preemptions), "drafted_tokens",
@@ -303,7 +306,7 @@ PyObject* stats(PyObject* self, PyObject*) {
                        finished.get(), "blocks", number(s.blocks), "blocks_used", number(s.blocks_used),
                        "blocks_cached", number(s.blocks_cached), "unused_slots", number(s.unused_slots), "step_seconds",
                        static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
-                       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9);
+                       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get());
 }
 
 }  // namespace

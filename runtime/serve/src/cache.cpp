@@ -304,6 +304,10 @@ int64_t Cache::prefetch(Tokens prompt, std::string_view salt) try {
   return 0;
 }
 
+void Cache::wait_prefetched(int64_t prefetch, std::chrono::nanoseconds timeout) {
+  if (tiers_ != nullptr) tiers_->wait_fetched(prefetch, std::chrono::steady_clock::now() + timeout);
+}
+
 bool Cache::flush(int64_t timeout_ns) {
   if (tiers_ == nullptr) return true;
   // No clock goes so far.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -166,6 +167,8 @@ class Cache {
   int64_t prefetch(Tokens prompt, std::string_view salt);
   // Whether all has come that comes.
   bool prefetched(int64_t prefetch) const { return prefetch == 0 || tiers_ == nullptr || tiers_->is_fetched(prefetch); }
+  // Waits for it, so long at most.
+  void wait_prefetched(int64_t prefetch, std::chrono::nanoseconds timeout);
   // Writes what is kept to the tiers, where it stays known, too. False if that takes longer.
   bool flush(int64_t timeout_ns);
 

@@ -25,6 +25,11 @@ bool wait_until(std::condition_variable& signal, std::unique_lock<std::mutex>& l
   return true;
 }
 
+// So long the cache writes what it keeps to its folder, as the engine is closed.
+constexpr int64_t kFlushNs = 5000000000;
+// Where all wait for the folder: how long until it is looked for new requests and cancelled ones.
+constexpr std::chrono::milliseconds kFetchWait{2};
+
 // The time so long from now; INT64_MAX below 0 or if there is none.
 int64_t end_of(int64_t timeout_ns) {
   int64_t end = INT64_MAX;
@@ -132,7 +137,10 @@ void Engine::close() noexcept {
     const std::lock_guard<std::mutex> stepping(step_mutex_);
     work();
   }
+  const std::lock_guard<std::mutex> stepping(step_mutex_);
+  cache_->flush(kFlushNs);
   const std::lock_guard<std::mutex> lock(mutex_);
+  note_cache(stats_);
   closed_ = true;
   changed_.notify_all();
 }
@@ -158,10 +166,11 @@ void Engine::run() noexcept {
   }
 }
 
-// A step, if there is something to do. Whether there was.
+// A step, if there is something to do, or some waiting for what the folder brings. Whether there was.
 bool Engine::work() noexcept {
   const int64_t begin = now_ns(), step_before = counts_.step_ns;
   bool worked = false;
+  fetching_ = 0;
   try {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -182,6 +191,7 @@ bool Engine::work() noexcept {
   items_.clear();
   if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns - step_before);
   publish();
+  if (fetching_ != 0) cache_->wait_prefetched(fetching_, kFetchWait);
   return worked;
 }
 
@@ -272,6 +282,7 @@ void Engine::note_cache(dhlo_engine_stats& stats) const {
   stats.blocks_used = cache.used;
   stats.blocks_cached = cache.kept;
   stats.unused_slots = cache.unused_slots;
+  stats.folder = {cache.folder.bytes, cache.folder.blocks, cache.folder.hits, cache.folder.failures, cache.dropped};
 }
 
 }  // namespace dhlo::serve

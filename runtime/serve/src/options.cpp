@@ -62,6 +62,11 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
   made.windows = step.windows();
   made.pools = step.pools();
   made.prefix = options.prefix_cache != 0;
+  if (options.cache_folder != nullptr) {
+    made.tiers.folder = options.cache_folder;
+    made.tiers.folder_bytes = options.cache_folder_bytes;
+    made.tiers.flush_ns = 0;  // the engine flushes as it is closed
+  }
   if (options.model_digest != nullptr) std::memcpy(made.seed.data(), options.model_digest, made.seed.size());
   return made;
 }
@@ -87,7 +92,9 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.cache_folder_bytes, 0, INT64_MAX, "cache_folder_bytes");
   need_between(options.num_eos_tokens, 0, step_.vocabulary(), "num_eos_tokens");
   if (options.eos_tokens == nullptr && options.num_eos_tokens > 0) refuse("eos_tokens is null");
-  if (options.cache_folder != nullptr) refuse("cache_folder: the engine keeps no blocks outside of memory as yet");
+  if (options.cache_folder != nullptr && *options.cache_folder == '\0') refuse("cache_folder is empty");
+  if (options.cache_folder != nullptr && options.model_digest == nullptr)
+    refuse("cache_folder needs model_digest: blocks in a folder are of one model alone");
   eos_tokens_.assign(options.eos_tokens, options.eos_tokens + options.num_eos_tokens);
   for (const int32_t token : eos_tokens_) need_between(token, 0, step_.vocabulary() - 1, "eos_tokens: a token");
   max_step_tokens_ = options.max_step_tokens;
@@ -98,6 +105,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), made.text());
   cache_ = std::move(made.value());
+  if (options.cache_folder != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
   groups_ = static_cast<int64_t>(how.windows.size());
   limits_.vocabulary = step_.vocabulary();
   limits_.max_sequences = sequences;

@@ -1,11 +1,19 @@
 // What the next step computes: a token of each choice that decodes, then parts of prompts, by priority and arrival.
 #include <algorithm>
+#include <chrono>
 #include <new>
 
 #include "engine.hpp"
 
 namespace dhlo::serve {
 namespace {
+
+// So long a choice waits for blocks that the folder may have. What hasn't come by then is computed.
+constexpr int64_t kFetchNs = 1000000000;
+// So many that wait have theirs fetched before it is their turn.
+constexpr int64_t kFetchAhead = 8;
+
+int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 // What a choice takes of max_sequences: until a request's choices go their own ways, the first stands for all.
 int64_t places(const Choice& choice) {
@@ -33,9 +41,11 @@ void Engine::schedule() {
   for (Choice* choice : running_) choice->scheduled = false;
   drafts_.clear();
   budget_ = max_step_tokens_;
+  fetch_ahead();
   schedule_decodes();
   schedule_prompts();
-  if (!items_.empty()) return;
+  if (!items_.empty()) fetching_ = 0;
+  if (!items_.empty() || fetching_ != 0) return;
   // Requests that can't fit are refused, and the first choice may take all others' blocks: this is for a cache that
   // gives less room than it said.
   if (Choice* stuck = !running_.empty() ? running_.front() : !waiting_.empty() ? *waiting_.begin() : nullptr)
@@ -92,12 +102,13 @@ void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t dr
 
 // Takes the first that waits to those that run, if there is room for all that it has.
 bool Engine::admit(Choice& choice) {
-  while (in_work() + places(choice) > limits_.max_sequences)
-    if (!yield_to(choice)) return false;
   if (blocked_ == &choice && free_blocks() <= blocked_free_ && !running_.empty()) {
     // Nothing has changed, unless others of less priority run that can make room.
     if (running_.back()->request->priority <= choice.request->priority) return false;
   }
+  if (waits_for_folder(choice)) return false;
+  while (in_work() + places(choice) > limits_.max_sequences)
+    if (!yield_to(choice)) return false;
   Sequence sequence = cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
   if (!sequence) throw std::bad_alloc();
   const int64_t cached = sequence.cached();
@@ -108,6 +119,7 @@ bool Engine::admit(Choice& choice) {
     {
       const Sequence given_back = std::move(sequence);
     }
+    choice.fetch_until_ns = 0;  // what came may be evicted until there is room
     blocked_ = &choice;
     blocked_free_ = free_blocks();
     return false;
@@ -124,6 +136,36 @@ bool Engine::admit(Choice& choice) {
   }
   insert_running(choice);
   return true;
+}
+
+// Begins to bring what the folder has of the choice's tokens, once.
+void Engine::fetch(Choice& choice) {
+  if (choice.fetch_until_ns != 0) return;
+  choice.fetch = cache_->prefetch({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
+  choice.fetch_until_ns = now_ns() + kFetchNs;
+}
+
+// The same for those that wait first, as far as all of it can lie ready: what comes later pushes out what came earlier.
+void Engine::fetch_ahead() {
+  int64_t left = kFetchAhead, room = fetched_bytes_;
+  for (auto at = waiting_.begin(); at != waiting_.end() && left > 0; ++at, --left) {
+    room -= cache_->blocks_for((*at)->size()) * step_.block_bytes();
+    if (room < 0) return;
+    if (*at != blocked_) fetch(**at);
+  }
+}
+
+// Whether it isn't its turn yet because of what the folder may have of its tokens.
+bool Engine::waits_for_folder(Choice& choice) {
+  if (fetched_bytes_ == 0) return false;
+  fetch(choice);
+  if (cache_->prefetched(choice.fetch)) return false;
+  if (now_ns() < choice.fetch_until_ns && cache_->prefetched(late_fetch_)) {
+    fetching_ = choice.fetch;
+    return true;
+  }
+  late_fetch_ = choice.fetch;  // a folder that hangs holds up one choice, not each
+  return false;
 }
 
 // Lets the last that runs give up its blocks, if it is of less priority.
@@ -152,6 +194,7 @@ void Engine::preempt(Choice& choice) {
     items_.erase(item);
     choice.scheduled = false;
   }
+  choice.fetch_until_ns = 0;
   waiting_.insert(&choice);
   ++counts_.preemptions;
 }

@@ -95,6 +95,11 @@ bool Tiers::is_fetched(int64_t fetch) const {
   return fetch <= fetched_until_;
 }
 
+void Tiers::wait_fetched(int64_t fetch, std::chrono::steady_clock::time_point until) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait_until(lock, until, [&] { return fetch <= fetched_until_; });
+}
+
 bool Tiers::has(const BlockName& name) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return by_name_.count(name) != 0;

@@ -51,6 +51,7 @@ class Tiers {
   // number for is_fetched(), 0 if there was no memory.
   int64_t fetch(std::vector<Digest> keys) noexcept;
   bool is_fetched(int64_t fetch) const;
+  void wait_fetched(int64_t fetch, std::chrono::steady_clock::time_point until);
   // Whether it has come.
   bool has(const BlockName& name) const;
   // What has come, once; no data if nothing has.

@@ -1,9 +1,11 @@
 // The engine over a step written by hand: batching, preemption, cancellation, hooks, failures, threads; the sampler.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <new>
 #include <stdexcept>
@@ -276,6 +278,40 @@ void test_closing_with_requests_in_work() {
   }
 }
 
+// What engines kept in a folder is known to later ones, whoever runs their steps, and to a queue of requests.
+void test_folder() {
+  char folder[] = "/tmp/dhlo-engine-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  const std::array<uint8_t, 32> digest{1, 2, 3};
+  Random random{11};
+  std::vector<std::vector<int32_t>> prompts;
+  for (int i = 0; i < 20; ++i) prompts.push_back(prompt_of(random, 60 + random.below(60)));
+  int64_t known = 0;
+  for (const auto& prompt : prompts) known += (static_cast<int64_t>(prompt.size()) - 1) / toy::kBlock * toy::kBlock;
+  const dhlo_sampling sampling = greedy_sampling(5);
+  for (int round = 0; round < 4; ++round) {
+    dhlo_engine_options options = options_of(round < 2 ? 400 : 20, 64, round % 2 == 0);
+    options.cache_folder = folder;
+    options.cache_folder_bytes = 1 << 20;
+    options.model_digest = digest.data();
+    dhlo::Engine engine(toy::model(), &options);
+    std::map<uint64_t, const std::vector<int32_t>*> asked;
+    for (const auto& prompt : prompts) asked[engine.submit(prompt, &sampling)] = &prompt;
+    CHECK(engine.drain(std::chrono::seconds(60)));
+    Answers answers;
+    read(engine, answers, prompts.size());
+    for (const auto& [key, told] : answers) CHECK(told.tokens == toy::greedy(*asked[key.first], 5));
+    const dhlo_engine_stats stats = engine.stats();
+    CHECK(stats.cached_tokens == (round == 0 ? 0 : known));
+    CHECK(stats.folder.failures == 0 && stats.folder.dropped == 0);
+    CHECK(round == 0 || stats.folder.hits >= known / toy::kBlock);
+    check_idle(engine);
+    engine.close();
+    CHECK(engine.stats().folder.blocks >= known / toy::kBlock);
+  }
+  std::filesystem::remove_all(folder);
+}
+
 // Decoding allocates nothing; what the host's part of a step takes is printed.
 void test_steady_state() {
   dhlo_engine_options options = options_of(32 * 40, 64, false);
@@ -475,6 +511,7 @@ int main(int argc, char** argv) {
   test_what_is_refused();
   test_hooks();
   test_closing_with_requests_in_work();
+  test_folder();
   test_steady_state();
   test_threads(rounds);
   if (failures == 0) std::printf("all passed\n");

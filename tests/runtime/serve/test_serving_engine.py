@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -74,6 +76,97 @@ def check_greedy(model: Any, prompt: Sequence[int], choice: Choice) -> None:
         torch.testing.assert_close(torch.tensor([x.logprob for x in choice.logprobs]), given, rtol=0, atol=1e-4)
         want = logprobs.topk(len(choice.logprobs[0].top)).values
         torch.testing.assert_close(torch.tensor([[v for _, v in x.top] for x in choice.logprobs]), want, rtol=0, atol=1e-4)
+
+
+def test_blocks_in_a_folder(model: Any, step: CompiledModel, tmp_path: Path) -> None:
+    """What an engine kept is known to the next one on its folder; files that are damaged cost their tokens."""
+    folder = tmp_path / "blocks"
+    options = EngineOptions(cache_bytes=64 * BLOCK_BYTES, cache_folder=str(folder), cache_folder_bytes=1 << 24)
+    [prompt] = prompts(random.Random(7), 6 * PAGE + 1)
+    with Engine(step, options) as first:
+        first.generate([prompt], GREEDY)
+    assert first.stats().tiers["folder"]["blocks"] == 7  # with what was said
+    for known in (6 * PAGE, 0):
+        with Engine(step, options) as engine:
+            [output] = engine.generate([prompt], GREEDY)
+            assert output.cached_tokens == known
+            check_greedy(model, prompt, output.choices[0])
+        for path in folder.glob("*.kv"):
+            path.write_bytes(path.read_bytes()[:-200] + bytes(200))
+        assert list(folder.glob("*.kv"))
+    with Engine(step.native, replace(options, model_digest=bytes(32))) as other:  # another model's, as it says
+        assert other.generate([prompt], GREEDY)[0].cached_tokens == 0
+    for wrong, message in (
+        ({"cache_folder_bytes": 0}, "folder_bytes must be positive"),
+        ({"cache_folder": ""}, "cache_folder is empty"),
+        ({"model_digest": b"short"}, "32 bytes, got 5"),
+        ({"prefix_cache": False}, "nothing without `prefix`"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            Engine(step, replace(options, **wrong))
+    with pytest.raises(ContractError, match="needs model_digest"):
+        Engine(step.native, options)
+
+
+SERVE = """
+import json, sys
+from pathlib import Path
+from dhlo.loading import digest_of, open_model
+from dhlo.serve.engine import Engine
+from dhlo.serve.types import EngineOptions, SamplingParams
+path, folder, cache_bytes, prompt = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+options = EngineOptions(
+    cache_bytes=cache_bytes, cache_folder=folder, cache_folder_bytes=1 << 24, model_digest=digest_of(Path(path))
+)
+with Engine(open_model(path), options) as engine:
+    [output] = engine.generate([prompt], SamplingParams(temperature=0.0))
+    stats = engine.stats()
+print(json.dumps([output.choices[0].tokens, output.cached_tokens, stats.prompt_tokens, stats.tiers["folder"]["hits"]]))
+"""
+
+
+def test_another_process_finds_blocks(step: CompiledModel, tmp_path: Path) -> None:
+    [prompt] = prompts(random.Random(8), 1000)
+    step.save(tmp_path / "step.so")
+    command = [sys.executable, "-c", SERVE, tmp_path / "step.so", tmp_path / "blocks", 70 * BLOCK_BYTES, json.dumps(prompt)]
+    said = [json.loads(subprocess.check_output([str(c) for c in command], timeout=120)) for _ in range(2)]
+    blocks = 999 // PAGE
+    assert [s[1:] for s in said] == [[0, 1000, 0], [blocks * PAGE, 1000 - blocks * PAGE, blocks]]
+    assert said[0][0] == said[1][0]
+
+
+def damage(folder: Path) -> None:
+    for path in folder.glob("*.kv"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def test_a_folder_that_breaks_while_in_use(model: Any, step: CompiledModel, tmp_path: Path) -> None:
+    """Tokens stay right, and nothing fails."""
+    folder = tmp_path / "blocks"
+    options = EngineOptions(cache_bytes=10 * BLOCK_BYTES, cache_folder=str(folder), cache_folder_bytes=1 << 24)
+    given = prompts(random.Random(9), *[5 * PAGE + 3] * 4)
+    params = replace(GREEDY, max_tokens=4, logprobs=None)
+
+    def all_right() -> list[int]:
+        """Tokens of each that were known."""
+        outputs = [engine.generate([p], params)[0] for p in given]
+        for prompt, output in zip(given, outputs, strict=True):
+            check_greedy(model, prompt, output.choices[0])
+        return [output.cached_tokens for output in outputs]
+
+    with Engine(step, options) as engine:
+        assert all_right() == [0] * 4
+        assert all_right() == [5 * PAGE] * 4
+        for harm in (damage, lambda f: f.chmod(0o500), shutil.rmtree, replace_by_file, lambda f: f.unlink()):
+            harm(folder)
+            all_right()
+        assert engine.stats().tiers["folder"]["failures"] > 0
+        assert all_right() == [5 * PAGE] * 4  # the folder is there again
 
 
 def check_empty(engine: Engine) -> None:
@@ -299,7 +392,6 @@ def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any
         ({"max_positions": 1}, "need 2 at least"),
         ({"eos_tokens": (96,)}, "eos_tokens: a token"),
         ({"prompt_lookup": -1}, "prompt_lookup"),
-        ({"cache_folder": "blocks"}, "no blocks outside of memory"),
         ({"max_waiting": 2**70}, "int"),
     ],
 )

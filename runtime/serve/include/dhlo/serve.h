@@ -95,8 +95,9 @@ typedef struct dhlo_engine_options {
   int32_t prefix_cache; /* default 1: blocks of ended sequences are kept for others that begin alike */
   int32_t reserved;
   int64_t prompt_lookup; /* drafts of so many tokens at most, by what the sequence said before; 0, the default: none */
-  const char* cache_folder; /* NULL: what blocks that memory has no room for shall go to isn't taken as yet */
-  int64_t cache_folder_bytes;
+  const char* cache_folder;   /* blocks that memory has no room for go there, and those that it keeps when the engine is
+                                 closed; they come back in other processes, too. NULL: none */
+  int64_t cache_folder_bytes; /* of all files there at most */
   const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder are of this
                                   model alone. May be NULL without a folder */
   dhlo_constrain_fn constrain; /* NULL: constrained requests are refused */
@@ -109,8 +110,9 @@ DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
 /* `options` may be NULL; what they point to isn't needed after the call, but for contexts. Retains the model.
  * DHLO_INVALID_ARGUMENT for a model that is no step over pools of blocks, and for options out of range. */
 DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
-/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. What happened
- * can still be polled. Later requests are refused with DHLO_BUSY. Must not be called by hooks. */
+/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. With a folder,
+ * writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are refused with
+ * DHLO_BUSY. Must not be called by hooks. */
 DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);
 /* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. */
 DHLO_API void dhlo_engine_destroy(dhlo_engine* engine);
@@ -173,6 +175,15 @@ DHLO_API dhlo_status dhlo_engine_step(dhlo_engine* engine, int32_t* worked);
  * engine without a thread runs steps meanwhile. DHLO_DEADLINE when the time is over. */
 DHLO_API dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns);
 
+/* Blocks outside of memory. */
+typedef struct dhlo_tier_stats {
+  int64_t bytes; /* there now, as far as is known, and blocks of this model among them */
+  int64_t blocks;
+  int64_t hits;     /* blocks that were brought from there */
+  int64_t failures; /* what couldn't be written, or was damaged */
+  int64_t dropped;  /* blocks that memory had no room for, and that came faster than they could be written */
+} dhlo_tier_stats;
+
 typedef struct dhlo_engine_stats {
   uint32_t struct_bytes;
   int32_t reserved;
@@ -185,14 +196,15 @@ typedef struct dhlo_engine_stats {
   int64_t preemptions;
   int64_t drafted_tokens;
   int64_t accepted_tokens;
-  int64_t finished[6];   /* choices by dhlo_finish */
-  int64_t blocks;        /* these four of the group of blocks that has most in use */
-  int64_t blocks_used;   /* held by sequences */
-  int64_t blocks_cached; /* held by none, kept for those that begin alike */
-  int64_t unused_slots;  /* of those in use, without a token */
-  int64_t step_ns;       /* spent in runs of the model */
-  int64_t host_ns;       /* spent between them while there was work: scheduling, cache, sampling, hooks */
-  int64_t schedule_ns;   /* of host_ns, scheduling and cache */
+  int64_t finished[6];    /* choices by dhlo_finish */
+  int64_t blocks;         /* these four of the group of blocks that has most in use */
+  int64_t blocks_used;    /* held by sequences */
+  int64_t blocks_cached;  /* held by none, kept for those that begin alike */
+  int64_t unused_slots;   /* of those in use, without a token */
+  int64_t step_ns;        /* spent in runs of the model */
+  int64_t host_ns;        /* spent between them while there was work: scheduling, cache, sampling, hooks */
+  int64_t schedule_ns;    /* of host_ns, scheduling and cache */
+  dhlo_tier_stats folder; /* zeros without cache_folder */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

@@ -105,9 +105,10 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   }
   options.prefix_cache = prefix;
   options.prompt_lookup = lookup;
-  Ref path(folder == Py_None ? nullptr : PyUnicode_EncodeFSDefault(folder));
-  if (folder != Py_None) {
-    if (!path) return nullptr;
+  PyObject* encoded = nullptr;
+  if (folder != Py_None && PyUnicode_FSConverter(folder, &encoded) == 0) return nullptr;
+  const Ref path(encoded);
+  if (path) {
     options.cache_folder = PyBytes_AsString(path.get());
     options.cache_folder_bytes = folder_bytes;
   }

@@ -225,9 +225,27 @@ void test_hooks() {
   CHECK(engine.stats().finished[DHLO_FINISH_ERROR] == 2 && engine.stats().finished[DHLO_FINISH_LENGTH] == 1);
 }
 
+// A new folder for blocks, removed in the end.
+struct BlocksFolder {
+  char path[32] = "/tmp/dhlo-engine-XXXXXX";
+  std::array<uint8_t, 32> digest{1, 2, 3};  // of the model
+
+  BlocksFolder() { CHECK(mkdtemp(path) != nullptr); }
+  BlocksFolder(const BlocksFolder&) = delete;
+  BlocksFolder& operator=(const BlocksFolder&) = delete;
+  ~BlocksFolder() { std::filesystem::remove_all(path); }
+  void use(dhlo_engine_options& options) const {
+    options.cache_folder = path;
+    options.cache_folder_bytes = 1 << 20;
+    options.model_digest = digest.data();
+  }
+};
+
 // Many threads that submit and cancel, one that polls, with deadlines and pools that are too small.
 void test_threads(int64_t rounds) {
+  const BlocksFolder folder;
   dhlo_engine_options options = options_of(12, 16, true);
+  folder.use(options);
   options.prompt_lookup = 3;
   options.max_waiting = 1 << 20;
   dhlo::Engine engine(toy::model(), &options);
@@ -280,9 +298,7 @@ void test_closing_with_requests_in_work() {
 
 // What engines kept in a folder is known to later ones, whoever runs their steps, and to a queue of requests.
 void test_folder() {
-  char folder[] = "/tmp/dhlo-engine-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  const std::array<uint8_t, 32> digest{1, 2, 3};
+  const BlocksFolder folder;
   Random random{11};
   std::vector<std::vector<int32_t>> prompts;
   for (int i = 0; i < 20; ++i) prompts.push_back(prompt_of(random, 60 + random.below(60)));
@@ -291,9 +307,7 @@ void test_folder() {
   const dhlo_sampling sampling = greedy_sampling(5);
   for (int round = 0; round < 4; ++round) {
     dhlo_engine_options options = options_of(round < 2 ? 400 : 20, 64, round % 2 == 0);
-    options.cache_folder = folder;
-    options.cache_folder_bytes = 1 << 20;
-    options.model_digest = digest.data();
+    folder.use(options);
     dhlo::Engine engine(toy::model(), &options);
     std::map<uint64_t, const std::vector<int32_t>*> asked;
     for (const auto& prompt : prompts) asked[engine.submit(prompt, &sampling)] = &prompt;
@@ -309,7 +323,6 @@ void test_folder() {
     engine.close();
     CHECK(engine.stats().folder.blocks >= known / toy::kBlock);
   }
-  std::filesystem::remove_all(folder);
 }
 
 // Decoding allocates nothing; what the host's part of a step takes is printed.

@@ -99,6 +99,8 @@ def test_blocks_in_a_folder(model: Any, step: CompiledModel, tmp_path: Path) -> 
     for wrong, message in (
         ({"cache_folder_bytes": 0}, "folder_bytes must be positive"),
         ({"cache_folder": ""}, "cache_folder is empty"),
+        ({"cache_folder": "a\0b"}, "null"),
+        ({"cache_folder_bytes": 2**63}, "int"),
         ({"model_digest": b"short"}, "32 bytes, got 5"),
         ({"prefix_cache": False}, "nothing without `prefix`"),
     ):

@@ -13,9 +13,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__: list[str] = []
+__all__ = ["HELD_OUT", "sources"]
 
 _VOCABULARY, _LENGTH = 4096, 256
+HELD_OUT = (20, 7)  # of so many sources that one isn't trained on
 
 
 def sources() -> list[str]:
@@ -47,7 +48,7 @@ def main() -> None:
     rng = random.Random(0)
     texts = sources()
     t = tokenizer(texts)
-    held_out = {k for k in range(len(texts)) if k % 20 == 7}
+    held_out = {k for k in range(len(texts)) if k % HELD_OUT[0] == HELD_OUT[1]}
     tokens = torch.tensor([i for k, x in enumerate(texts) if k not in held_out for i in [0, *t.encode(x).ids]])
     heads = given.hidden // 64
     config = LlamaConfig(

@@ -242,3 +242,23 @@ def test_grammars_need_an_end(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "t.json"))
     with pytest.raises(ContractError, match="no token that ends a text"):
         Grammars(Tokenizer(tmp_path / "t.json", WORDS), []).compile(Grammar("regex", "a"))
+
+
+def test_grammars_that_are_deep_or_take_for_ever(tmp_path: Path) -> None:
+    """What would overflow a stack or make an automaton without end is compiled or refused."""
+    byte_level().save(str(tmp_path / "t.json"))
+    grammars = Grammars(Tokenizer(tmp_path / "t.json", WORDS), [2])
+    chain = "".join(f"r{i}: r{i + 1}\n" for i in range(15_000))
+    constraint = grammars.compile(Grammar("lark", f'start: r0\n{chain}r15000: "a"'))
+    constraint(0, [], memoryview(array("I", [0xFFFFFFFF] * ((WORDS + 31) // 32))))
+    with pytest.raises(ContractError, match="too deeply nested"):
+        grammars.compile(Grammar("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000))
+    grammars.compile(Grammar("json", '{"type": "number", "multipleOf": 0.01}'))
+    for schema in (
+        '{"type": "integer", "multipleOf": 1000003}',
+        '{"type": "number", "multipleOf": 1.000003}',
+        '{"type": "integer", "multipleOf": 1000003e400}',
+        '{"allOf": [{"multipleOf": 997}, {"multiple\\u004ff": 1009}]}',
+    ):
+        with pytest.raises(ContractError, match="multipleOf"):
+            grammars.compile(Grammar("json", schema))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Literal
 
 from dhlo.errors import ContractError
@@ -14,6 +18,12 @@ from dhlo.serve.tokens import Tokenizer
 __all__ = ["Constraint", "Grammar", "Grammars"]
 
 _LONGEST: Final = 1 << 18
+# llguidance follows rules that lead to rules by recursion, some kilobytes each: as many as a text has room for.
+_STACK: Final = 512 << 20
+# It makes automata with a state a remainder, which its own limits don't see.
+_MOST_REMAINDERS: Final = 100_000
+_MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]*)')
+_ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 # Bound what compiling and a step take, in llguidance's own counts: some tens of milliseconds each.
 _LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
@@ -41,7 +51,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, eos: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, list(eos)
-        self._lock = threading.Lock()
+        self._lock, self._stack_lock = threading.Lock(), threading.Lock()
         self._compiled: Any = None
 
     def compile(self, grammar: Grammar) -> Constraint:
@@ -54,6 +64,18 @@ class Grammars:
             raise ContractError(f"structured output needs the library llguidance, which this server lacks: {e}") from None
         if len(grammar.text) > _LONGEST:
             raise ContractError(f"a grammar has at most {_LONGEST} characters")
+        _check_multiples(grammar.text)
+        with self._stack_lock:
+            before = threading.stack_size(_STACK)
+            try:
+                deep = ThreadPoolExecutor(1, "dhlo-grammar")
+                made = deep.submit(self._compile, llguidance, grammar)
+            finally:
+                threading.stack_size(before)
+        with deep:
+            return made.result()
+
+    def _compile(self, llguidance: Any, grammar: Grammar) -> Constraint:
         matcher = llguidance.LLMatcher
         try:
             match grammar.kind:
@@ -79,6 +101,24 @@ class Grammars:
                 words = llguidance.TokenizerWrapper(_Words(self._tokenizer, self._eos[0]))
                 self._compiled = llguidance.LLTokenizer(words, n_vocab=len(self._tokenizer.vocabulary), eos_token=self._eos)
             return self._compiled
+
+
+def _remainders(number: str) -> int:
+    """Of an automaton that reads multiples of it digit by digit, at most."""
+    try:
+        sign, digits, exponent = Decimal(number).normalize().as_tuple()
+    except InvalidOperation:
+        return 1  # what is no number is refused as such
+    if not isinstance(exponent, int) or exponent > 9:
+        return _MOST_REMAINDERS + 1
+    coefficient = int("".join(map(str, digits)))
+    return max(coefficient * int(10 ** max(exponent, 0)), 1)
+
+
+def _check_multiples(text: str) -> None:
+    plain = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), text)
+    if math.lcm(*map(_remainders, _MULTIPLE.findall(plain))) > _MOST_REMAINDERS:
+        raise ContractError(f"multipleOf: numbers whose digits have a common multiple up to {_MOST_REMAINDERS} are taken")
 
 
 class Constraint:

@@ -60,7 +60,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to logits, by token."""
     seed: int | None = None
-    """Of the request's random numbers: tokens are the same whatever else is in the batch. None: by the system."""
+    """Of the request's random numbers: tokens are the same whatever else is in the batch, up to rounding of logits.
+    None: by the system."""
     n: int = 1
     """Choices, which share the prompt's blocks."""
     logprobs: int | None = None

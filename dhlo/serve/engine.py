@@ -7,15 +7,16 @@ what they say, without Python's lock, and hands it on to whoever waits for a req
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import weakref
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex
 
 from dhlo import _runtime
 from dhlo.errors import ContractError, DeadlineError, translate
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Request"]
 
 _OPTIONS, _PARAMS = EngineOptions(), SamplingParams()  # the defaults
+_INTEGERS = ("priority", "max_tokens", "top_k", "n", "seed", "logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout")
+_OPTIONAL = ("seed", "logprobs", "timeout")
 # By dhlo_finish of serve.h.
 _FINISHES = (
     None,
@@ -74,7 +78,9 @@ class Request:
             engine._native.cancel(self.id)
 
     def __iter__(self) -> Iterator[Event]:
-        """Its events, from the first; waits for those that are to come, and ends after the last choice's end."""
+        """Its events, from the first; waits for those that are to come, and ends after the last choice's end. Raises ContractError
+        in the child of a fork, where none come."""
+        self._need_events()
         at = 0
         while True:
             with self._changed:
@@ -105,11 +111,18 @@ class Request:
                 await waiter
 
     def result(self, timeout: float | None = None) -> Output:
-        """Waits until it has ended. Raises DeadlineError if that takes more than `timeout` seconds: the request goes on."""
+        """Waits until it has ended. Raises DeadlineError if that takes more than `timeout` seconds: the request goes on;
+        ContractError in the child of a fork."""
+        self._need_events()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, timeout):
                 raise DeadlineError(f"request {self.id} hasn't ended within {timeout} seconds")
         return Output(tuple(self._choice(i) for i in range(self.params.n)), self.prompt_tokens, self._cached_tokens)
+
+    def _need_events(self) -> None:
+        engine = self._engine
+        if engine is not None:
+            engine._need_this_process()
 
     def _choice(self, index: int) -> Choice:
         events = [e for e in self._events if e.choice == index]
@@ -198,21 +211,25 @@ def _digest(model: CompiledModel | _runtime.Model, options: EngineOptions) -> by
 class Engine:
     """Serves a compiled step whose caches are pools of blocks (`dhlo.compile(step_program(model), pages=...)`).
 
-    It is closed when it is no longer referenced, by `with`, or as Python exits. All methods may be called by any thread."""
+    It is closed when it is no longer referenced, by `with`, or as Python exits. All methods may be called by any thread, but in the
+    child of a fork, where they raise ContractError."""
 
     def __init__(self, model: CompiledModel | _runtime.Model, options: EngineOptions = _OPTIONS) -> None:
         """Raises ContractError for a model that is no such step, and for options out of range; MemoryError."""
+        native = getattr(model, "native", model)
+        if not isinstance(native, _runtime.Model):
+            raise ContractError(f"an engine serves a compiled model, got {model!r}")
         vocabulary = options.vocabulary
-        offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
         try:
+            offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
             self._native = _runtime.Engine(
-                model if isinstance(model, _runtime.Model) else model.native,
+                native,
                 _size(options.cache_bytes, "cache_bytes"),
                 options.max_step_tokens,
                 _size(options.max_sequences, "max_sequences"),
                 options.max_waiting,
                 _size(options.max_positions, "max_positions"),
-                array("i", options.eos_tokens),
+                _tokens(options.eos_tokens, "eos_tokens"),
                 b"".join(vocabulary),
                 offsets,
                 options.prefix_cache,
@@ -224,6 +241,7 @@ class Engine:
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
         self.options = options
+        self._process = os.getpid()
         self._requests = _Requests()
         dispatcher = threading.Thread(target=self._requests.dispatch, args=(self._native,), name="dhlo-engine", daemon=True)
         dispatcher.start()
@@ -232,8 +250,9 @@ class Engine:
     def submit(self, prompt: Sequence[int], params: SamplingParams = _PARAMS) -> Request:
         """Takes a request, at once. Raises ContractError for what is out of range, and for a prompt that leaves no room for another
         token; QueueFullError if as many wait as may, and for an engine that is drained or closed."""
+        self._need_this_process()
         try:
-            tokens = array("i", prompt)
+            tokens = _tokens(prompt, "prompt")
             request = Request(self, params, len(tokens))
             packed = _pack(params)
             with self._requests.changed:  # so that there is no event before the request is known
@@ -263,6 +282,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What it has done and holds, as of the last step."""
+        self._need_this_process()
         stats = self._native.stats()
         finished = {f.value: n for f, n in zip(_FINISHES, stats["finished"], strict=True) if f is not None}
         tiers = {} if self.options.cache_folder is None else {"folder": stats["folder"]}
@@ -271,8 +291,13 @@ class Engine:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Takes no more requests, and waits, at most `timeout` seconds, until those in work have ended; whether they have."""
+        self._need_this_process()
         begin = time.monotonic()
-        if not self._native.drain(-1.0 if timeout is None else max(timeout, 0.0)):
+        try:
+            ended = self._native.drain(-1.0 if timeout is None else max(timeout, 0.0))
+        except (TypeError, ValueError) as e:  # or a grammar calls it
+            raise _translated(e) from None
+        if not ended:
             return False
         rest = None if timeout is None else max(begin + timeout - time.monotonic(), 0.0)
         requests = self._requests
@@ -281,8 +306,16 @@ class Engine:
 
     def close(self) -> None:
         """Cancels what is left, ends the engine's threads, and writes what is kept to the folder of blocks, if there is one, for 5
-        seconds at most."""
+        seconds at most. Raises ContractError if a grammar calls it, which these threads run."""
+        try:
+            self._native.close()
+        except ValueError as e:
+            raise _translated(e) from None
         self._closer()
+
+    def _need_this_process(self) -> None:
+        if os.getpid() != self._process:  # locks may be as another thread held them then
+            raise ContractError("the engine belongs to the process that forked this one: make another one")
 
     def __enter__(self) -> Self:
         return self
@@ -300,8 +333,43 @@ def _size(value: int | None, name: str) -> int:
     return value
 
 
+def _typed(params: SamplingParams, name: str, kind: type, what: str) -> None:
+    value = getattr(params, name)
+    if not isinstance(value, kind) and not (value is None and name in _OPTIONAL):
+        raise ContractError(f"{name} is {what}, got {value!r}")
+
+
+def _tokens(tokens: Iterable[int], name: str) -> array[int]:
+    try:
+        return array("i", list(tokens))  # not bytes as they lie in memory
+    except (TypeError, OverflowError) as e:
+        raise ContractError(f"{name}: tokens are integers of the vocabulary: {e}") from None
+
+
+def _biases(values: Iterable[float]) -> array[float]:
+    try:
+        return array("f", list(values))
+    except TypeError as e:
+        raise ContractError(f"logit_bias: values are numbers: {e}") from None
+
+
+def _strings(strings: Iterable[str], name: str) -> tuple[bytes, ...]:
+    try:
+        if isinstance(strings, str):
+            raise TypeError("a single string isn't a sequence of them")
+        return tuple(str.encode(s) for s in strings)
+    except (TypeError, UnicodeError) as e:
+        raise ContractError(f"{name}: strings that UTF-8 has: {e}") from None
+
+
 def _pack(params: SamplingParams) -> tuple[object, ...]:
     """In the order of `_runtime.Engine.submit`."""
+    for name in _INTEGERS:
+        _typed(params, name, SupportsIndex, "an integer")
+    for name in _NUMBERS:
+        _typed(params, name, SupportsFloat, "a number")
+    if params.constrain is not None and not callable(params.constrain):
+        raise ContractError(f"constrain is a function, got {params.constrain!r}")
     if params.timeout is not None and not params.timeout >= 0:
         raise ContractError(f"timeout is at least 0, got {params.timeout}")
     if params.logprobs is not None and params.logprobs < 0:
@@ -316,16 +384,16 @@ def _pack(params: SamplingParams) -> tuple[object, ...]:
         params.presence_penalty,
         params.frequency_penalty,
         params.repetition_penalty,
-        (array("i", params.logit_bias.keys()), array("f", params.logit_bias.values())),
+        (_tokens(params.logit_bias, "logit_bias"), _biases(params.logit_bias.values())),
         params.seed,
         params.n,
         -1 if params.logprobs is None else params.logprobs,
         params.ignore_eos,
-        tuple(s.encode() for s in params.stop),
+        _strings(params.stop, "stop"),
         -1.0 if params.timeout is None else float(params.timeout),
-        params.cache_salt.encode(),
+        _strings([params.cache_salt], "cache_salt")[0],
         params.speculate,
-        (array("i", params.stop_tokens),),
+        (_tokens(params.stop_tokens, "stop_tokens"),),
         params.constrain,
     )
 

@@ -1,4 +1,5 @@
 // The Python type Engine: serves a step over pools of blocks; dhlo/serve/engine.py makes requests of its events.
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -64,14 +65,18 @@ int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* to
                   uint32_t* allowed, int64_t num_words) {
   const WithGil locked;
   Ref so_far(make_tuple(num_tokens, [tokens](int64_t i) { return PyLong_FromLong(tokens[i]); }));
-  Ref bytes(so_far ? PyMemoryView_FromMemory(reinterpret_cast<char*>(allowed),
-                                             static_cast<Py_ssize_t>(num_words * sizeof(uint32_t)), PyBUF_WRITE)
-                   : nullptr);
-  Ref words(bytes ? PyObject_CallMethod(bytes.get(), "cast", "s", "I") : nullptr);
+  // A copy, which the callable may keep.
+  const auto num_bytes = static_cast<Py_ssize_t>(static_cast<size_t>(num_words) * sizeof(uint32_t));
+  Ref bytes(so_far ? PyByteArray_FromStringAndSize(reinterpret_cast<char*>(allowed), num_bytes) : nullptr);
+  Ref view(bytes ? PyMemoryView_FromObject(bytes.get()) : nullptr);
+  Ref words(view ? PyObject_CallMethod(view.get(), "cast", "s", "I") : nullptr);
   Ref result(words ? PyObject_CallFunction(static_cast<PyObject*>(user), "iOO", choice, so_far.get(), words.get())
                    : nullptr);
   const bool ok = static_cast<bool>(result);
-  if (!ok) PyErr_WriteUnraisable(static_cast<PyObject*>(user));
+  if (ok)
+    std::memcpy(allowed, PyByteArray_AsString(bytes.get()), static_cast<size_t>(num_bytes));
+  else
+    PyErr_WriteUnraisable(static_cast<PyObject*>(user));
   return ok ? 0 : 1;
 }
 
@@ -282,10 +287,12 @@ PyObject* drain(PyObject* self, PyObject* args) {
 }
 
 PyObject* close(PyObject* self, PyObject*) {
+  dhlo_status status = DHLO_OK;
   {
     WithoutGil others_run;
-    dhlo_engine_close(handle(self));
+    status = dhlo_engine_close(handle(self));
   }
+  if (status != DHLO_OK) return raise_last(status);
   Py_RETURN_NONE;
 }
 

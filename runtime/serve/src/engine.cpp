@@ -1,6 +1,8 @@
 // Continuous batching: the engine's thread, its steps, and what others ask of it.
 #include "engine.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -39,7 +41,20 @@ int64_t end_of(int64_t timeout_ns) {
 
 }  // namespace
 
+void Engine::need_this_process() const {
+  if (process_ != getpid()) refuse("the engine belongs to the process that forked this one: create another one");
+}
+
+void Engine::need_no_hook(const char* what) const {
+  if (worker_.load() == std::this_thread::get_id()) refuse(std::string(what) + ": must not be called by a hook");
+}
+
+bool Engine::may_destroy() const noexcept {
+  return process_ == getpid() && worker_.load() != std::this_thread::get_id();
+}
+
 uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how) {
+  need_this_process();
   auto request = std::make_unique<Request>(prompt, num_tokens, how, limits_, vocabulary_, eos_tokens_);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || closing_) throw Error(DHLO_BUSY, "the engine takes no more requests");
@@ -65,6 +80,7 @@ uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sa
 }
 
 void Engine::cancel(uint64_t id) {
+  need_this_process();
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = requests_.find(id);
   if (found == requests_.end()) return;
@@ -82,6 +98,8 @@ void Engine::cancel(uint64_t id) {
 }
 
 bool Engine::poll(int64_t timeout_ns, const dhlo_event* const** events, int64_t* count) {
+  need_this_process();
+  need_no_hook("dhlo_engine_poll");
   if (on_event_ != nullptr) refuse("dhlo_engine_poll: the engine gives its events to on_event");
   const int64_t end = end_of(timeout_ns);
   const std::lock_guard<std::mutex> one_at_a_time(poll_mutex_);
@@ -99,6 +117,8 @@ bool Engine::poll(int64_t timeout_ns, const dhlo_event* const** events, int64_t*
 }
 
 bool Engine::step() {
+  need_this_process();
+  need_no_hook("dhlo_engine_step");
   if (own_thread_) refuse("dhlo_engine_step: the engine has a thread of its own");
   const std::unique_lock<std::mutex> stepping(step_mutex_, std::try_to_lock);
   if (!stepping.owns_lock()) throw Error(DHLO_BUSY, "dhlo_engine_step: another thread runs a step");
@@ -106,6 +126,8 @@ bool Engine::step() {
 }
 
 bool Engine::drain(int64_t timeout_ns) {
+  need_this_process();
+  need_no_hook("dhlo_engine_drain");
   const int64_t end = end_of(timeout_ns);
   std::unique_lock<std::mutex> lock(mutex_);
   draining_ = true;
@@ -122,7 +144,13 @@ bool Engine::drain(int64_t timeout_ns) {
   return true;
 }
 
-void Engine::close() noexcept {
+void Engine::close() {
+  if (process_ != getpid()) return;
+  need_no_hook("dhlo_engine_close");
+  shut();
+}
+
+void Engine::shut() noexcept {
   const std::lock_guard<std::mutex> once(close_mutex_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -146,6 +174,7 @@ void Engine::close() noexcept {
 }
 
 dhlo_engine_stats Engine::stats() const {
+  need_this_process();
   const std::lock_guard<std::mutex> lock(mutex_);
   return stats_;
 }
@@ -171,6 +200,7 @@ bool Engine::work() noexcept {
   const int64_t begin = now_ns(), step_before = counts_.step_ns;
   bool worked = false;
   fetching_ = 0;
+  worker_ = std::this_thread::get_id();
   try {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -192,6 +222,7 @@ bool Engine::work() noexcept {
   if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns - step_before);
   publish();
   if (fetching_ != 0) cache_->wait_prefetched(fetching_, kFetchWait);
+  worker_ = std::thread::id();
   return worked;
 }
 

@@ -1,7 +1,10 @@
 // Continuous batching: requests come at any time, and each step takes what it can of all that are in work.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -29,9 +32,9 @@ class Engine {
   Engine(dhlo_model* model, const dhlo_engine_options& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  ~Engine() { close(); }
+  ~Engine() { shut(); }
 
-  // From any thread; throw Error.
+  // From any thread; throw Error, also in the child of a fork.
   uint64_t submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how);
   void cancel(uint64_t request);
   // False when the time is over; throws Error with DHLO_CANCELLED when there will be none any more.
@@ -39,10 +42,17 @@ class Engine {
   bool step();
   // Whether all requests have ended.
   bool drain(int64_t timeout_ns);
-  void close() noexcept;
+  // Throws Error if a hook calls it. Does nothing in the child of a fork.
+  void close();
+  // False in the child of a fork, which lacks the engine's thread, and for hooks, which that thread runs.
+  bool may_destroy() const noexcept;
   dhlo_engine_stats stats() const;
 
  private:
+  void need_this_process() const;
+  void need_no_hook(const char* what) const;
+  void shut() noexcept;
+
   // What a step computes of a choice: its tokens [first, end), and then drafts.
   struct Item {
     Choice* choice;
@@ -92,6 +102,7 @@ class Engine {
   int64_t free_blocks() const;
 
   // What doesn't change.
+  const pid_t process_;
   Limits limits_;
   int64_t max_step_tokens_, max_waiting_, prompt_lookup_;
   int64_t groups_ = 1;
@@ -123,6 +134,7 @@ class Engine {
   Events made_, delivered_;
   dhlo_engine_stats counts_{};
   std::mutex step_mutex_;  // held by whoever runs a step
+  std::atomic<std::thread::id> worker_{};
 
   mutable std::mutex mutex_;  // guards what follows; taken after the others
   std::condition_variable work_, changed_;

@@ -1,4 +1,6 @@
 // What an engine is made of: its options, checked, its cache and its thread.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -74,7 +76,8 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
 }  // namespace
 
 Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
-    : own_thread_(options.own_thread != 0),
+    : process_(getpid()),
+      own_thread_(options.own_thread != 0),
       vocabulary_(read_vocabulary(options)),
       constrain_(options.constrain),
       constrain_ctx_(options.constrain_ctx),

@@ -13,6 +13,7 @@ namespace dhlo::serve {
 namespace {
 
 constexpr int64_t kMostLogprobs = 20;
+constexpr int64_t kMostStops = 1 << 16, kMostBytes = 1 << 20;  // of a request; bytes of a stop string, and of the salt
 
 std::string number(double value) {
   std::string text = std::to_string(value);
@@ -33,13 +34,15 @@ void need_between(double value, double least, double most, const char* name, con
   need(value >= least && value <= most, name, range, number(value));
 }
 
-void need_list(const void* data, int64_t count, const char* name) {
-  need(count >= 0, name, "a list of at least 0", std::to_string(count));
+// Before an element is read: a number that can't be one of elements is refused rather than read behind the end.
+void need_list(const void* data, int64_t count, int64_t most, const char* name) {
+  if (count < 0 || count > most)
+    refuse(std::string(name) + ": from 0 to " + std::to_string(most) + " of them are taken, got " +
+           std::to_string(count));
   if (data == nullptr && count > 0) refuse(std::string(name) + ": the list is null");
 }
 
 void check_tokens(const int32_t* tokens, int64_t count, int64_t vocabulary, const char* name) {
-  need_list(tokens, count, name);
   for (int64_t i = 0; i < count; ++i)
     if (tokens[i] < 0 || tokens[i] >= vocabulary)
       refuse(std::string(name) + ": token " + std::to_string(tokens[i]) + " at " + std::to_string(i) +
@@ -67,8 +70,9 @@ Rules read_rules(const dhlo_sampling& how, int64_t vocabulary) {
   rules.frequency = how.frequency_penalty;
   rules.repetition = how.repetition_penalty;
   rules.logprobs = how.logprobs;
+  need_list(how.bias_tokens, how.num_bias, vocabulary, "logit_bias");
+  need_list(how.bias, how.num_bias, vocabulary, "logit_bias");
   check_tokens(how.bias_tokens, how.num_bias, vocabulary, "logit_bias");
-  need_list(how.bias, how.num_bias, "logit_bias");
   for (int64_t i = 0; i < how.num_bias; ++i) {
     const float bias = how.bias[i];
     need(bias < std::numeric_limits<float>::infinity(), "logit_bias", "a number, or -infinity", number(bias));
@@ -84,13 +88,15 @@ Rules read_rules(const dhlo_sampling& how, int64_t vocabulary) {
 }
 
 std::vector<StopString> read_stops(const dhlo_sampling& how, const Vocabulary& vocabulary) {
-  need_list(how.stops, how.num_stops, "stop");
+  need_list(how.stops, how.num_stops, kMostStops, "stop");
   if (how.num_stops > 0 && vocabulary.empty())
     refuse("stop strings need the bytes of the vocabulary, which the engine wasn't given");
   std::vector<StopString> stops;
   for (int64_t i = 0; i < how.num_stops; ++i) {
     if (how.stops[i] == nullptr) refuse("stop: string " + std::to_string(i) + " is null");
-    if (how.stop_bytes != nullptr && how.stop_bytes[i] < 0) refuse("stop: a length is negative");
+    if (how.stop_bytes != nullptr && (how.stop_bytes[i] < 0 || how.stop_bytes[i] > kMostBytes))
+      refuse("stop: a string has from 1 to " + std::to_string(kMostBytes) + " bytes, got " +
+             std::to_string(how.stop_bytes[i]));
     std::string text = how.stop_bytes != nullptr ? std::string(how.stops[i], static_cast<size_t>(how.stop_bytes[i]))
                                                  : std::string(how.stops[i]);
     if (text.empty()) refuse("stop: a stop string isn't empty");
@@ -110,11 +116,12 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
       speculate(how.speculate != 0),
       constrained(how.constrained != 0),
       stops(read_stops(how, vocabulary)) {
-  check_tokens(prompt, num_tokens, limits.vocabulary, "prompt");
   if (num_tokens < 1) refuse("prompt: there must be a token");
   if (num_tokens >= limits.max_positions)
     refuse("prompt: " + std::to_string(num_tokens) + " tokens leave no room for another: the engine has " +
            std::to_string(limits.max_positions) + " positions for a sequence");
+  need_list(prompt, num_tokens, limits.max_positions, "prompt");
+  check_tokens(prompt, num_tokens, limits.vocabulary, "prompt");
   need(how.max_tokens >= 1, "max_tokens", "at least 1", std::to_string(how.max_tokens));
   max_size = num_tokens + std::min(how.max_tokens, limits.max_positions - num_tokens);
   need(how.n >= 1 && how.n <= limits.max_sequences, "n", "at least 1 and at most max_sequences", std::to_string(how.n));
@@ -124,8 +131,10 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
     const int64_t now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
     if (__builtin_add_overflow(now, how.timeout_ns, &deadline_ns)) deadline_ns = 0;
   }
-  need(how.salt_bytes >= 0, "salt", "of at least 0 bytes", std::to_string(how.salt_bytes));
+  need(how.salt_bytes >= 0 && how.salt_bytes <= kMostBytes, "salt", "of at most 2^20 bytes",
+       std::to_string(how.salt_bytes));
   if (how.salt != nullptr) salt.assign(how.salt, static_cast<size_t>(how.salt_bytes));
+  need_list(how.stop_tokens, how.num_stop_tokens, limits.vocabulary, "stop_tokens");
   check_tokens(how.stop_tokens, how.num_stop_tokens, limits.vocabulary, "stop_tokens");
   if (how.ignore_eos == 0) ends = std::move(eos_tokens);
   ends.insert(ends.end(), how.stop_tokens, how.stop_tokens + how.num_stop_tokens);

@@ -80,7 +80,9 @@ dhlo_status dhlo_engine_close(dhlo_engine* engine) {
   });
 }
 
-void dhlo_engine_destroy(dhlo_engine* engine) { delete engine; }
+void dhlo_engine_destroy(dhlo_engine* engine) {
+  if (engine != nullptr && engine->may_destroy()) delete engine;
+}
 
 void dhlo_sampling_init(dhlo_sampling* sampling) {
   if (sampling == nullptr) return;

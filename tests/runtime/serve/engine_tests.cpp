@@ -1,4 +1,7 @@
 // The engine over a step written by hand: batching, preemption, cancellation, hooks, failures, threads; the sampler.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -185,6 +188,107 @@ void test_what_is_refused() {
   CHECK(dhlo_engine_submit(engine, prompt, 3, nullptr, &id) == DHLO_BUSY);
   dhlo_engine_destroy(engine);
   dhlo_engine_destroy(nullptr);
+}
+
+// A hook that calls what would wait for itself: refused, and the engine goes on.
+void test_hooks_that_call_back() {
+  for (const bool own_thread : {true, false}) {
+    dhlo_engine* engine = nullptr;
+    dhlo_engine_options options = options_of(20, 64, own_thread);
+    options.constrain_ctx = &engine;
+    options.constrain = [](void* ctx, uint64_t, void*, int32_t, const int32_t*, int64_t, uint32_t*,
+                           int64_t) -> int32_t {
+      dhlo_engine* engine = *static_cast<dhlo_engine**>(ctx);
+      const dhlo_event* const* events = nullptr;
+      int64_t count = 0;
+      CHECK(dhlo_engine_close(engine) == DHLO_INVALID_ARGUMENT);
+      CHECK(std::string(dhlo_serve_last_error()).find("by a hook") != std::string::npos);
+      CHECK(dhlo_engine_drain(engine, -1) == DHLO_INVALID_ARGUMENT);
+      CHECK(dhlo_engine_step(engine, nullptr) == DHLO_INVALID_ARGUMENT);
+      CHECK(dhlo_engine_poll(engine, -1, &events, &count) == DHLO_INVALID_ARGUMENT);
+      dhlo_engine_destroy(engine);
+      return 0;
+    };
+    CHECK(dhlo_engine_create(toy::model().get(), &options, &engine) == DHLO_OK);
+    dhlo_sampling sampling = greedy_sampling(4);
+    sampling.constrained = 1;
+    const int32_t prompt[] = {1, 2};
+    uint64_t id = 0;
+    CHECK(dhlo_engine_submit(engine, prompt, 2, &sampling, &id) == DHLO_OK);
+    CHECK(dhlo_engine_drain(engine, int64_t{60} * 1000000000) == DHLO_OK);
+    dhlo_engine_stats stats{};
+    stats.struct_bytes = sizeof stats;
+    CHECK(dhlo_engine_get_stats(engine, &stats) == DHLO_OK && stats.finished[DHLO_FINISH_LENGTH] == 1);
+    dhlo_engine_destroy(engine);
+  }
+}
+
+// The child of a fork has no thread of the engine's: nothing waits for it.
+void test_fork() {
+  dhlo_engine_options options = options_of(20, 64, true);
+  dhlo_engine* engine = nullptr;
+  CHECK(dhlo_engine_create(toy::model().get(), &options, &engine) == DHLO_OK);
+  const int32_t prompt[] = {1, 2};
+  uint64_t id = 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    const dhlo_event* const* events = nullptr;
+    int64_t count = 0;
+    dhlo_engine_stats stats{};
+    stats.struct_bytes = sizeof stats;
+    bool fine = dhlo_engine_submit(engine, prompt, 2, nullptr, &id) == DHLO_INVALID_ARGUMENT;
+    fine &= dhlo_engine_cancel(engine, 1) == DHLO_INVALID_ARGUMENT;
+    fine &= dhlo_engine_poll(engine, -1, &events, &count) == DHLO_INVALID_ARGUMENT;
+    fine &= dhlo_engine_drain(engine, -1) == DHLO_INVALID_ARGUMENT;
+    fine &= dhlo_engine_get_stats(engine, &stats) == DHLO_INVALID_ARGUMENT;
+    fine &= dhlo_engine_close(engine) == DHLO_OK;
+    dhlo_engine_destroy(engine);
+    _exit(fine ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(dhlo_engine_submit(engine, prompt, 2, nullptr, &id) == DHLO_OK);
+  CHECK(dhlo_engine_drain(engine, -1) == DHLO_OK);
+  dhlo_engine_destroy(engine);
+}
+
+// Numbers of elements that nothing can have.
+void test_sizes() {
+  dhlo_engine_options options = options_of(20, 64, true);
+  dhlo_engine* engine = nullptr;
+  CHECK(dhlo_engine_create(toy::model().get(), &options, &engine) == DHLO_OK);
+  const int32_t tokens[] = {1, 2};
+  const float bias[] = {0, 0};
+  const char* const stops[] = {"a"};
+  for (const int64_t size : {int64_t{-1}, INT64_MIN, int64_t{1} << 62, INT64_MAX}) {
+    auto refused = [&](const dhlo_sampling& sampling, int64_t num_tokens) {
+      uint64_t id = 0;
+      return dhlo_engine_submit(engine, tokens, num_tokens, &sampling, &id) == DHLO_INVALID_ARGUMENT;
+    };
+    dhlo_sampling sampling = greedy_sampling(1);
+    CHECK(refused(sampling, size));
+    sampling.bias_tokens = tokens;
+    sampling.bias = bias;
+    sampling.num_bias = size;
+    CHECK(refused(sampling, 2));
+    sampling = greedy_sampling(1);
+    sampling.stop_tokens = tokens;
+    sampling.num_stop_tokens = size;
+    CHECK(refused(sampling, 2));
+    sampling = greedy_sampling(1);
+    sampling.stops = stops;
+    sampling.num_stops = size;
+    CHECK(refused(sampling, 2));
+    sampling.num_stops = 1;
+    sampling.stop_bytes = &size;
+    CHECK(refused(sampling, 2));
+    sampling = greedy_sampling(1);
+    sampling.salt = "a";
+    sampling.salt_bytes = size;
+    CHECK(refused(sampling, 2));
+  }
+  dhlo_engine_destroy(engine);
 }
 
 // Hooks: events by a function that throws, constraints that allow one token, that throw, that allow none.
@@ -523,6 +627,9 @@ int main(int argc, char** argv) {
   test_failures();
   test_what_is_refused();
   test_hooks();
+  test_hooks_that_call_back();
+  test_fork();
+  test_sizes();
   test_closing_with_requests_in_work();
   test_folder();
   test_steady_state();

@@ -354,7 +354,7 @@ def test_constraints(step: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> No
         ([1], {"max_tokens": 2**70}, "int"),
         ([1], {"temperature": -0.5}, "temperature is a number of at least 0, got -0.5"),
         ([1], {"temperature": float("nan")}, "temperature"),
-        ([1], {"temperature": "hot"}, "real number"),
+        ([1], {"temperature": "hot"}, "temperature is a number"),
         ([1], {"top_p": 0.0}, "top_p is above 0 and at most 1, got 0"),
         ([1], {"top_p": float("nan")}, "top_p"),
         ([1], {"top_k": -1}, "top_k"),
@@ -400,6 +400,56 @@ def test_what_is_refused(step: CompiledModel, prompt: Any, params: dict[str, Any
 def test_wrong_options(step: CompiledModel, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         Engine(step, EngineOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"stop": "ab"}, "stop: .* single string"),
+        ({"stop": (1,)}, "stop: strings"),
+        ({"stop": ("\ud800",)}, "stop: strings that UTF-8 has"),
+        ({"cache_salt": 3}, "cache_salt: strings"),
+        ({"stop_tokens": (2**40,)}, "stop_tokens: tokens are integers"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias: tokens are integers"),
+        ({"logit_bias": {1: "a"}}, "logit_bias: values are numbers"),
+        ({"max_tokens": 1.5}, "max_tokens is an integer, got 1.5"),
+        ({"n": None}, "n is an integer"),
+        ({"timeout": "1"}, "timeout is a number"),
+        ({"constrain": 3}, "constrain is a function"),
+    ],
+)
+def test_params_of_wrong_types(step: CompiledModel, params: dict[str, Any], message: str) -> None:
+    with Engine(step) as engine, pytest.raises(ContractError, match=message):
+        engine.submit([1], SamplingParams(**params))
+
+
+def test_prompts_are_integers(step: CompiledModel) -> None:
+    with Engine(step) as engine:
+        assert engine.submit(b"\1\0\0\0", GREEDY).prompt_tokens == 4  # numbers of 8 bits, not one of 32
+        with pytest.raises(ContractError, match="prompt: tokens are integers"):
+            engine.submit([2**31])
+        with pytest.raises(ContractError, match="compiled model, got 3"):
+            Engine(3)  # type: ignore[arg-type]
+
+
+def test_grammars_that_call_back(step: CompiledModel) -> None:
+    """What would wait for itself is refused; the memory that a grammar was given may be kept."""
+    kept, engines = list[memoryview](), list[Engine]()
+
+    def grammar(choice: int, tokens: Sequence[int], allowed: memoryview) -> None:
+        kept.append(allowed)
+        for call in (engines[0].close, engines[0].drain):
+            with pytest.raises(ContractError, match="by a hook"):
+                call()
+
+    engines.append(Engine(step))
+    (output,) = engines[0].generate([[1, 2]], replace(GREEDY, constrain=grammar))
+    assert output.choices[0].finish is FinishReason.LENGTH
+    engines.pop().close()
+    gc.collect()
+    for view in kept:
+        view[0] = 5
+        assert view[0] == 5
 
 
 def test_another_model() -> None:
@@ -517,16 +567,32 @@ def test_many_threads(step: CompiledModel) -> None:
 def test_exit_with_requests_in_work(step: CompiledModel, tmp_path: Path) -> None:
     step.save(tmp_path / "step.so")
     script = f"""
+import os, sys
 import dhlo
+from dhlo.errors import ContractError
 from dhlo.serve.engine import Engine
 from dhlo.serve.types import SamplingParams
-engine = Engine(dhlo.load({str(tmp_path / "step.so")!r}))
+engine_model = dhlo.load({str(tmp_path / "step.so")!r})
+engine = Engine(engine_model)
 request = engine.submit([1], SamplingParams(max_tokens=100_000))
 next(iter(request))
+child = os.fork()
+if child == 0:  # which has no thread of the engine's, and ends as Python does
+    for use in (lambda: engine.submit([1]), request.result, engine.stats, engine.drain):
+        try:
+            use()
+        except ContractError as e:
+            assert "forked" in str(e)
+        else:
+            os._exit(3)
+    with Engine(engine_model) as another:
+        assert another.generate([[1, 2]])[0].choices[0].tokens
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print("leaves")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "5\nleaves\n"), done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -6,7 +6,8 @@
  * failure its text is in dhlo_serve_last_error().
  *
  * Threads: all functions may be called from any number of threads at once, but where one says otherwise. Steps run on a
- * thread of the engine's, or on the host's in dhlo_engine_step.
+ * thread of the engine's, or on the host's in dhlo_engine_step. In the child of a fork() an engine of the parent's is
+ * of no use: close and destroy do nothing, the others fail.
  */
 #ifndef DHLO_SERVE_H
 #define DHLO_SERVE_H
@@ -61,7 +62,7 @@ typedef struct dhlo_event {
 
 /* Called with the events of a step, once they are there: on the engine's thread, or in dhlo_engine_step. The events are
  * valid during the call, which holds up the next step. May call all functions of the engine but dhlo_engine_poll,
- * _step, _drain, _close and _destroy. What it throws is dropped. */
+ * _step, _drain and _close, which fail, and _destroy. What it throws is dropped. */
 typedef void (*dhlo_event_fn)(void* ctx, const dhlo_event* const* events, int64_t count);
 
 /* Says which tokens may come next in a choice of a request with dhlo_sampling.constrained (a grammar): clears bits of
@@ -112,9 +113,11 @@ DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
 DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
 /* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. With a folder,
  * writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are refused with
- * DHLO_BUSY. Must not be called by hooks. */
+ * DHLO_BUSY. DHLO_INVALID_ARGUMENT if a hook
+ * calls it. */
 DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);
-/* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. */
+/* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. Does nothing if a hook
+ * calls it. */
 DHLO_API void dhlo_engine_destroy(dhlo_engine* engine);
 
 /* ---- requests ------------------------------------------------------------------------------------------------------

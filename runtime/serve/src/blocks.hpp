@@ -34,6 +34,7 @@ class FreeBlocks {
 
   bool create(int64_t blocks);
   int64_t count() const noexcept { return count_; }
+  int64_t opened() const noexcept { return opened_; }
   // The block behind `last` (-1: none) if it is free, else the first of kRun free ones, else any; -1 if there is none.
   int32_t take(int32_t last) noexcept;
   void give(int32_t block) noexcept;
@@ -57,6 +58,8 @@ class BlockGroup {
   // Free or kept.
   int64_t available() const noexcept { return free_.count() + kept_; }
   int64_t free() const noexcept { return free_.count(); }
+  // Blocks from here on have never been taken.
+  int64_t opened() const noexcept { return free_.opened(); }
   int64_t used() const noexcept { return used_; }
   int64_t shared() const noexcept { return shared_; }
   int64_t kept() const noexcept { return kept_; }

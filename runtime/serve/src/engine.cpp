@@ -209,6 +209,7 @@ bool Engine::work() noexcept {
       worked = !requests_.empty();
       if (worked && (!running_.empty() || !waiting_.empty())) schedule();
     }
+    for (int64_t group = 0; group < groups_; ++group) populator_.reached(group, cache_->opened(group));
     counts_.schedule_ns += now_ns() - begin;
     if (!items_.empty()) compute();
   } catch (const std::bad_alloc&) {

@@ -18,6 +18,7 @@
 #include "cache.hpp"
 #include "dhlo/serve.h"
 #include "events.hpp"
+#include "populate.hpp"
 #include "request.hpp"
 #include "sampler.hpp"
 #include "step.hpp"
@@ -117,6 +118,7 @@ class Engine {
   // Of the thread that runs steps.
   Step step_;
   std::unique_ptr<Cache> cache_;
+  Populator populator_;
   std::unique_ptr<Sampler> sampler_;
   std::vector<Choice*> running_;  // that hold blocks, in order
   std::vector<Item> items_;       // of the step in work

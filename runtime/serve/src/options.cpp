@@ -73,6 +73,16 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
   return made;
 }
 
+std::vector<PoolMemory> pool_memory(const CacheOptions& how, const Cache& cache) {
+  std::vector<PoolMemory> pools;
+  for (const PoolLayout& layout : how.pools) {
+    auto* data = static_cast<uint8_t*>(cache.pool(static_cast<int64_t>(pools.size())));
+    const int64_t block = how.block_slots * layout.depth_bytes;
+    pools.push_back({data, layout.heads, how.num_blocks * block, block, layout.group});
+  }
+  return pools;
+}
+
 }  // namespace
 
 Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
@@ -110,6 +120,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   cache_ = std::move(made.value());
   if (options.cache_folder != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
   groups_ = static_cast<int64_t>(how.windows.size());
+  populator_.start(pool_memory(how, *cache_), groups_, how.num_blocks);
   limits_.vocabulary = step_.vocabulary();
   limits_.max_sequences = sequences;
   limits_.constrains = constrain_ != nullptr;

@@ -176,9 +176,9 @@ def test_newer(mixed: tuple[dhlo.CompiledModel, Path], tmp_path: Path) -> None:
     path = tmp_path / "newer.so"
     for field, offset in (("file format", 8), ("ABI", 12)):
         changed = bytearray(data)
-        struct.pack_into("<I", changed, len(data) - TRAILER_BYTES + offset, 9)
+        struct.pack_into("<I", changed, len(data) - TRAILER_BYTES + offset, 999)
         path.write_bytes(changed)
-        with pytest.raises(dhlo.ModelFileError, match=rf"{field} version 9; this runtime reads version \d+: use a newer dhlo"):
+        with pytest.raises(dhlo.ModelFileError, match=rf"{field} version 999; this runtime reads version \d+: use a newer dhlo"):
             dhlo.load(path)
 
 

@@ -23,22 +23,7 @@ void set_last_error(const char* text) noexcept {
 
 template <class Body>
 dhlo_status guard(Body&& body) noexcept {
-  try {
-    body();
-    return DHLO_OK;
-  } catch (const Error& error) {
-    set_last_error(error.what());
-    return error.status();
-  } catch (const std::bad_alloc&) {
-    set_last_error("out of memory");
-    return DHLO_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    set_last_error(error.what());
-    return DHLO_INTERNAL;
-  } catch (...) {
-    set_last_error("an exception of unknown type");
-    return DHLO_INTERNAL;
-  }
+  return dhlo::guard(std::forward<Body>(body), set_last_error);
 }
 
 void need(const void* pointer, const char* what) {
@@ -67,9 +52,9 @@ dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* opt
   return guard([&] {
     need(model, "dhlo_engine_create: model");
     need(out, "dhlo_engine_create: out");
-    *out = new dhlo_engine(model, dhlo::serve::read_struct(options, dhlo_engine_options_init,
-                                                           offsetof(dhlo_engine_options, event_ctx) + sizeof(void*),
-                                                           "dhlo_engine_create: options"));
+    *out = new dhlo_engine(model, dhlo::read_struct(options, dhlo_engine_options_init,
+                                                    offsetof(dhlo_engine_options, event_ctx) + sizeof(void*),
+                                                    "dhlo_engine_create: options"));
   });
 }
 
@@ -102,10 +87,9 @@ dhlo_status dhlo_engine_submit(dhlo_engine* engine, const int32_t* prompt, int64
   return guard([&] {
     need(engine, "dhlo_engine_submit: engine");
     need(out, "dhlo_engine_submit: out");
-    *out = engine->submit(
-        prompt, num_tokens,
-        dhlo::serve::read_struct(sampling, dhlo_sampling_init, offsetof(dhlo_sampling, user) + sizeof(void*),
-                                 "dhlo_engine_submit: sampling"));
+    *out = engine->submit(prompt, num_tokens,
+                          dhlo::read_struct(sampling, dhlo_sampling_init, offsetof(dhlo_sampling, user) + sizeof(void*),
+                                            "dhlo_engine_submit: sampling"));
   });
 }
 
@@ -137,7 +121,7 @@ dhlo_status dhlo_engine_step(dhlo_engine* engine, int32_t* worked) {
 dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns) {
   return guard([&] {
     need(engine, "dhlo_engine_drain: engine");
-    if (!engine->drain(timeout_ns)) throw dhlo::serve::Error(DHLO_DEADLINE, "the time is over: requests are in work");
+    if (!engine->drain(timeout_ns)) throw dhlo::Error(DHLO_DEADLINE, "the time is over: requests are in work");
   });
 }
 
@@ -145,6 +129,6 @@ dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* 
   return guard([&] {
     need(engine, "dhlo_engine_get_stats: engine");
     need(out, "dhlo_engine_get_stats: out");
-    dhlo::serve::fill(out, engine->stats(), "dhlo_engine_get_stats: out");
+    dhlo::fill(out, engine->stats(), "dhlo_engine_get_stats: out");
   });
 }

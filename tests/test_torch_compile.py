@@ -31,6 +31,15 @@ def fresh():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def packed(monkeypatch) -> list[PackedGraph]:
+    """The graphs that the test makes."""
+    made: list[PackedGraph] = []
+    make = PackedGraph.__init__
+    monkeypatch.setattr(PackedGraph, "__init__", lambda self, *args: made.append(self) or make(self, *args))
+    return made
+
+
 def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
@@ -102,12 +111,9 @@ class Layer(nn.Module):
         return self.linear(x).relu()
 
 
-def test_modules_of_one_class_share_a_graph(caplog, monkeypatch):
+def test_modules_of_one_class_share_a_graph(caplog, monkeypatch, packed):
     """Each has its weights packed, up to a number; memory goes with the module."""
     monkeypatch.setattr("dhlo.integrations.packed._MOST_SETS", 2)
-    packed: list[PackedGraph] = []
-    make = PackedGraph.__init__
-    monkeypatch.setattr(PackedGraph, "__init__", lambda self, *args: packed.append(self) or make(self, *args))
     x = torch.randn(3, 4)
     with torch.no_grad():
         layers = [Layer() for _ in range(4)]
@@ -124,15 +130,15 @@ def test_modules_of_one_class_share_a_graph(caplog, monkeypatch):
     assert graphs() == 1 and "come in 2 sets" in said(caplog)
 
 
-def test_what_is_reset_is_freed():
+def test_what_is_reset_is_freed(packed):
     """Programs and packed weights go with TorchDynamo's graphs, although the module stays."""
     model = nn.Linear(4, 2)
     with torch.no_grad():
         torch.compile(model, backend="dhlo", dynamic=True)(torch.randn(3, 4))
-    gc.collect()
-    (graph,) = [x for x in gc.get_objects() if isinstance(x, PackedGraph)]
+    (graph,) = packed
     (compiled,) = graph._known.values()
     alive = [weakref.ref(x) for x in (graph, compiled.model)]
+    packed.clear()
     del graph, compiled
     torch._dynamo.reset()
     gc.collect()

@@ -292,6 +292,7 @@ def bench(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_bench_compares_peers(files: tuple[Path, Path]) -> None:
     code, text = bench(files[0], "--range", "ids.0=1:100:x10", "--peer", "eager,dhlo")
     assert code == 0, text

@@ -54,6 +54,7 @@ def check(model: Any, module: torch.nn.Module, *args: torch.Tensor) -> None:
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_branch_with_many_results() -> None:
     module = Branch()
     model = dhlo.compile(export(module, (torch.randn(3, 20),), dynamic_shapes=({0: Dim("n")},)))

@@ -28,7 +28,10 @@ def test_the_seed_decides_the_sample() -> None:
         assert sum(n.startswith(f"{tag}_constant") for n in first) == 10
 
 
-@pytest.mark.parametrize("name", ["bf16_argument", "f16_argument", "f32_batched", "f32_constant"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bf16_argument", "f16_argument", "f32_batched")]
+
+
+@pytest.mark.parametrize("name", ["f32_constant", *SLOW])
 def test_programs_of_the_sample_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda threads: Ceilings(1, 100.0, 200.0, 100.0, 50.0, 20.0))
     given = {"count": 3, "seed": 0, "tiny": True}
@@ -47,6 +50,7 @@ def test_programs_of_the_sample_are_measured(name: str, tmp_path: Path, monkeypa
     assert 0 < summarise([result]).least < math.inf and summarise([result]).count == len(w.shapes)
 
 
+@pytest.mark.slow
 def test_types_are_compared_at_the_same_sizes() -> None:
     found = compare_types(3, 0, 1, tiny=True)
     shapes = [(w, s) for n, w in sample(3, 0, True).items() if n.startswith("f32") for s in w.shapes]

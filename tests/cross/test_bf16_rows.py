@@ -10,7 +10,7 @@ from dhlo.api import build
 from dhlo.options import Options
 from tests.cross.remote import Hosts, RemoteModel
 
-pytestmark = pytest.mark.qemu
+pytestmark = [pytest.mark.qemu, pytest.mark.slow]
 
 
 class Product(torch.nn.Module):

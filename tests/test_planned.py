@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from dhlo.cli import app
 from dhlo.codegen.target import parse_targets
 from dhlo.commands.compile import Emit, compile_file
+from dhlo.commands.options import Build
 from dhlo.compiler import compile_program, plan_program
 from dhlo.errors import InternalError
 from dhlo.exported import read_program
@@ -78,8 +79,7 @@ def test_what_is_printed_is_what_is_compiled(tmp_path: Path) -> None:
     torch.manual_seed(0)
     exported = torch.export.export(cls().eval(), inputs(3, 5), dynamic_shapes=dims)
     torch.export.save(exported, tmp_path / "m.pt2")
-    options = {"name": None, "progress": False, "modules": [], "locations": False}
-    printed = compile_file([str(tmp_path / "m.pt2")], tmp_path / "m.mlir", Emit.PLANNED, **options).read_text()
+    printed = compile_file([str(tmp_path / "m.pt2")], tmp_path / "m.mlir", Emit.PLANNED, Build()).read_text()
     assert printed.rstrip() == compile_program(import_program(read_program(tmp_path / "m.pt2")), Options()).planned.rstrip()
     for what in (
         *("check_type", "solve", "check", "plan", "stage", "alloc", "arrange", "arena", "count_nonzero", "fill_nonzero"),

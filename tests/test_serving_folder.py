@@ -229,6 +229,10 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
         (["--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid:8000"),
         (["--port", "0", "--cache-gb", "0.0000001"], "cache_bytes"),
         (["--port", "70000"], "65535"),
+        (["--cache-gb", "nan"], "'--cache-gb': Input should be"),
+        (["--cache-gb", "inf"], "'--cache-gb': Input should be"),
+        (["--cache-folder-gb", "-1"], "'--cache-folder-gb': Input should be"),
+        (["--drain-seconds", "inf"], "'--drain-seconds': Input should be"),
         (["--port", "0", "--cache-folder", "blocks", "--cache-folder-gb", "0"], "folder_bytes must be positive"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What the commands of `dhlo` do; dhlo/cli.py describes their arguments."""
+"""What the commands of `dhlo` do; dhlo/command_line/ describes their arguments."""

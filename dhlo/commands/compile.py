@@ -15,6 +15,7 @@ from dhlo.api import build_entries, import_programs
 from dhlo.codegen.target import parse_targets
 from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
 from dhlo.commands.dump import Dump
+from dhlo.commands.options import Build, weight_formats
 from dhlo.commands.shapes import parse_bounds
 from dhlo.container import check_apart, check_target, write_bytes
 from dhlo.custom import read_pass
@@ -59,88 +60,60 @@ _HF = "hf:"  # before a folder of transformers
 _BINARY: dict[Emit, Form] = {Emit.SO: "so", Emit.OBJ: "obj", Emit.ARCHIVE: "archive"}
 
 
-def compile_file(
-    sources: Sequence[str],
-    output: Path | None,
-    emit: Emit,
-    *,
-    name: str | None,
-    progress: bool,
-    modules: Sequence[str],
-    locations: bool,
-    target: str | None = None,
-    weights: Mapping[str, str] | None = None,
-    winograd: bool = True,
-    kv_cache: str = "",
-    grow: Sequence[str] = (),
-    pages: Sequence[str] = (),
-    symbol: str | None = None,
-    header: Path | None = None,
-    shape_ranges: Sequence[str] = (),
-    force: bool = False,
-    dump_dir: Path | None = None,
-    passes: Sequence[str] = (),
-    debug_info: bool = False,
-    updatable: bool = True,
-    weights_file: str | None = None,
-) -> Path:
-    """Compiles `sources` for `target`, with `weights`, `winograd`, `kv_cache`, `grow` (as NAME=DIM), `pages` (as NAME=SLOTS),
-    `shape_ranges`, `debug_info` and `updatable` (see `Options`), and writes `output`: by default, a file in the current folder
-    called as the only source, with the suffix of what is written, which must not be there but for `force`. A source is a path; if
-    there are several, each is a name, `=` and a path. The only one may be `hf:` and a folder of transformers.
-    `symbol` is what names begin with that objects, static libraries and headers define, `header` where to write one. `dump_dir`
-    gets the modules after each pass; `passes` are users' ones, as MODULE:NAME. `weights_file` names the file beside a model file
-    that its weights go to. Returns the path of the output.
+def compile_file(sources: Sequence[str], output: Path | None, emit: Emit, how: Build) -> Path:
+    """Compiles `sources` and writes `output`: by default, a file in the current folder called as the only source, with the suffix
+    of what is written, which must not be there but for `how.force`. A source is a path; if there are several, each is a name, `=`
+    and a path. The only one may be `hf:` and a folder of transformers. Returns the path of the output.
 
     Raises CompileError, and OSError where the output can't be written.
     """
-    if emit not in _BINARY and (symbol is not None or header is not None):
+    if emit not in _BINARY and (how.symbol is not None or how.header is not None):
         raise CompileError("--symbol and --header go with --emit so, obj and archive")
-    if symbol is not None:
-        check_identifier(symbol)
-    if weights_file is not None and emit is not Emit.SO:
+    if how.symbol is not None:
+        check_identifier(how.symbol)
+    if how.weights_file is not None and emit is not Emit.SO:
         raise CompileError("--weights-file goes with --emit so", hint="--emit obj writes weights to a file of their own anyway")
-    if header is not None:
-        language_of(header)
+    if how.header is not None:
+        language_of(how.header)
     folder = _folder(sources)
     files = _named(sources) if folder is None else {"": folder}
-    output = _output(output, files, folder, emit, force)
+    output = _output(output, files, folder, emit, how.force)
     beside = None
-    if weights_file is not None:
-        check_weights_name(weights_file, output)
-        beside = check_target(output.parent / weights_file)
-    check_apart([output, header, beside], files.values())
+    if how.weights_file is not None:
+        check_weights_name(how.weights_file, output)
+        beside = check_target(output.parent / how.weights_file)
+    check_apart([output, how.header, beside], files.values())
     start = time.perf_counter()
-    dump = None if dump_dir is None else Dump(dump_dir)
+    dump = None if how.dump_dir is None else Dump(how.dump_dir)
     options = Options(
-        name=name or (output if folder is not None or "" not in files else files[""]).stem,
-        progress=progress,
-        target=target or default_target(),
-        weights=weights or {},
-        winograd=winograd,
-        kv_cache=kv_cache,
-        shapes=parse_bounds(shape_ranges),
+        name=how.name or (output if folder is not None or "" not in files else files[""]).stem,
+        progress=bool(how.progress),
+        target=how.target or default_target(),
+        weights=weight_formats(how.weights),
+        winograd=how.winograd,
+        kv_cache=how.kv_cache,
+        shapes=parse_bounds(how.shape_ranges or ()),
         dump=dump,
-        passes=[read_pass(text) for text in passes],
-        debug_info=debug_info,
-        updatable=updatable,
-        grow=_parse_numbers(grow, "NAME=DIM, an argument and the number of the dim along which it grows"),
-        pages=_parse_numbers(pages, "NAME=SLOTS, a cache and the number of slots of a block"),
+        passes=[read_pass(text) for text in how.passes or ()],
+        debug_info=how.debug_info,
+        updatable=how.updatable,
+        grow=_parse_numbers(how.grow or (), "NAME=DIM, an argument and the number of the dim along which it grows"),
+        pages=_parse_numbers(how.pages or (), "NAME=SLOTS, a cache and the number of slots of a block"),
     )
     parse_targets(options.target)  # before the work that a wrong name would waste
     if folder is None:
-        exported = {entry: read_program(path, modules) for entry, path in files.items()}
+        exported = {entry: read_program(path, how.modules or ()) for entry, path in files.items()}
     else:
         exported, growing = _folder_programs(folder)
         options = replace(options, grow={**growing, **options.grow})
     try:
-        artifact = _write(exported, output, emit, locations, options, symbol, header, weights_file)
+        artifact = _write(exported, output, emit, options, how)
     except Exception as e:
         if dump is not None:
             console().print(f"how to run what failed: {dump.failed(e)}")
         raise
     if artifact is not None and emit in _BINARY:
-        _report(artifact, output, emit is Emit.OBJ or weights_file is not None, time.perf_counter() - start)
+        _report(artifact, output, emit is Emit.OBJ or how.weights_file is not None, time.perf_counter() - start)
     return output
 
 
@@ -185,18 +158,11 @@ def _report(artifact: Artifact, output: Path, apart: bool, seconds: float) -> No
 
 
 def _write(
-    exported: Mapping[str, torch.export.ExportedProgram],
-    output: Path,
-    emit: Emit,
-    locations: bool,
-    options: Options,
-    symbol: str | None,
-    header: Path | None,
-    weights_file: str | None,
+    exported: Mapping[str, torch.export.ExportedProgram], output: Path, emit: Emit, options: Options, how: Build
 ) -> Artifact | None:
     """Compiles as far as is asked for, and writes that; returns what the code generator made, if it came to that."""
     if emit in (Emit.MLIR, Emit.PLANNED):
-        write_bytes(output, _module_text(exported, emit is Emit.PLANNED, locations, options).encode())
+        write_bytes(output, _module_text(exported, emit is Emit.PLANNED, how.locations, options).encode())
         return None
     from dhlo.codegen.backends.cpu import link
 
@@ -205,17 +171,17 @@ def _write(
         tell(f"write {output}")
         match emit:
             case Emit.SO:
-                link.write_model(artifact, output, weights_file)
+                link.write_model(artifact, output, how.weights_file)
             case Emit.OBJ:
-                link.write_object(artifact, output, symbol)
+                link.write_object(artifact, output, how.symbol)
             case Emit.ARCHIVE:
-                link.write_archive(artifact, output, symbol)
+                link.write_archive(artifact, output, how.symbol)
             case Emit.LLVM:
                 write_bytes(output, link.merged_ir(artifact).encode())
             case _:
                 write_bytes(output, link.merged_assembly(artifact).encode())
-        if header is not None:
-            link.write_header(artifact, header, _BINARY[emit], symbol)
+        if how.header is not None:
+            link.write_header(artifact, how.header, _BINARY[emit], how.symbol)
     return artifact
 
 

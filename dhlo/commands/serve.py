@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dhlo.commands.console import console
+from dhlo.commands.options import Model, Serving, weight_formats
 from dhlo.errors import ContractError, DhloError
 from dhlo.progress import reporter
 
@@ -17,31 +16,12 @@ if TYPE_CHECKING:
     from dhlo.serve.engine import Engine
     from dhlo.serve.folder import Served
 
-__all__ = ["Sizes", "generate_text", "serve_folder"]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How the model is compiled and the engine is made, as the command line says."""
-
-    weights: Sequence[str] = ()
-    """As [NAME=]FORMAT."""
-    kv_cache: str = ""
-    cache: str | None = None
-    threads: int = 0
-    cache_gb: float | None = None
-    max_positions: int | None = None
-    max_sequences: int | None = None
-    max_waiting: int = 1024
-    max_step_tokens: int = 512
-    prompt_lookup: int = 0
-    cache_folder: Path | None = None
-    cache_folder_gb: float = 16
+__all__ = ["generate_text", "serve_folder"]
 
 
 def serve_folder(
-    folder: Path,
-    sizes: Sizes,
+    model: Model,
+    load: Serving,
     *,
     host: str,
     port: int,
@@ -49,7 +29,6 @@ def serve_folder(
     api_keys: Sequence[str],
     max_tokens: int | None,
     drain_seconds: float,
-    progress: bool,
 ) -> None:
     """Serves the model in a folder on `host` and `port` (0: any that is free) until it is told to end (SIGINT, SIGTERM).
 
@@ -59,7 +38,7 @@ def serve_folder(
         from dhlo.serve.server import ServerOptions, make_app, run_server
     if any(not key.strip() for key in api_keys):
         raise DhloError("--api-key: an empty key guards nothing")
-    with _listening(host, port) as listening, _working(folder, sizes, progress) as (served, engine, positions):
+    with _listening(host, port) as listening, _working(model, load) as (served, engine, positions):
         options = ServerOptions(
             name=name, api_keys=tuple(api_keys), max_tokens=max_tokens, max_positions=positions, drain_seconds=drain_seconds
         )
@@ -72,24 +51,22 @@ def serve_folder(
 
 
 def generate_text(
-    folder: Path,
+    model: Model,
     text: str,
-    sizes: Sizes,
     *,
     chat: bool,
     max_tokens: int,
     temperature: float | None,
     seed: int | None,
     stop: Sequence[str],
-    progress: bool,
 ) -> None:
     """Writes what follows a text, or with `chat` the answer to it, as it comes. Raises DhloError."""
     with _needing_extra():
         from dhlo.serve.tokens import TextStream
         from dhlo.serve.types import FinishReason, SamplingParams
-    with _working(folder, sizes, progress) as (served, engine, positions):
+    with _working(model, Serving()) as (served, engine, positions):
         if chat and served.chat is None:
-            raise ContractError(f"'{folder}' has no chat template: leave out --chat")
+            raise ContractError(f"'{model.folder}' has no chat template: leave out --chat")
         if chat and served.chat is not None:
             prompt = served.tokenizer.encode(served.chat.render([{"role": "user", "content": text}]), special=False)
         else:
@@ -135,29 +112,34 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _working(folder: Path, sizes: Sizes, progress: bool) -> Iterator[tuple[Served, Engine, int]]:
+def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]]:
     """A folder's model, an engine over it, and how many tokens it takes in a sequence."""
     with _needing_extra():
         from dhlo.serve.engine import Engine
         from dhlo.serve.folder import BLOCK_SLOTS, open_folder
         from dhlo.serve.types import EngineOptions, SamplingParams
-    weights = {name or "default": form for name, _, form in (w.rpartition("=") for w in sizes.weights)}
-    with reporter(progress, "ready") as tell, _needing_extra():
+    formats = weight_formats(model.weights)
+    with reporter(bool(model.progress), "ready") as tell, _needing_extra():
         served = open_folder(
-            folder, weights=weights, kv_cache=sizes.kv_cache, cache=sizes.cache, threads=sizes.threads, progress=tell
+            model.folder,
+            weights=formats,
+            kv_cache=model.kv_cache,
+            cache=model.cache,
+            threads=model.threads,
+            progress=tell,
         )
-    longest = min((n for n in (served.max_positions, sizes.max_positions) if n is not None), default=None)
+    longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
     options = EngineOptions(
-        cache_bytes=None if sizes.cache_gb is None else int(sizes.cache_gb * (1 << 30)),
-        max_step_tokens=sizes.max_step_tokens,
-        max_sequences=sizes.max_sequences,
-        max_waiting=sizes.max_waiting,
+        cache_bytes=None if model.cache_gb is None else int(model.cache_gb * (1 << 30)),
+        max_step_tokens=load.max_step_tokens,
+        max_sequences=load.max_sequences,
+        max_waiting=load.max_waiting,
         max_positions=longest,
         eos_tokens=served.eos_tokens,
         vocabulary=served.tokenizer.vocabulary,
-        prompt_lookup=sizes.prompt_lookup,
-        cache_folder=None if sizes.cache_folder is None else str(sizes.cache_folder),
-        cache_folder_bytes=int(sizes.cache_folder_gb * (1 << 30)),
+        prompt_lookup=model.prompt_lookup,
+        cache_folder=None if model.cache_folder is None else str(model.cache_folder),
+        cache_folder_bytes=int(model.cache_folder_gb * (1 << 30)),
         model_digest=served.digest,
     )
     with Engine(served.step, options) as engine:

@@ -1,0 +1,71 @@
+"""`dhlo serve` and `dhlo generate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from dhlo.command_line.app import app
+from dhlo.commands.options import Model, Serving, grouped
+
+
+@app.command("serve")
+@grouped
+def serve_command(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the folder's.")] = None,
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", metavar="KEY", envvar="DHLO_API_KEY", help="A key that clients may use; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, max=86400, help="That requests in work have once the server is told to end.")
+    ] = 30,
+    load: Serving,
+    model: Model,
+) -> None:
+    """Serve a language model from a folder, for clients of OpenAI's interface; see docs/serving.md."""
+    from dhlo.commands.serve import serve_folder
+
+    serve_folder(
+        model,
+        load,
+        host=host,
+        port=port,
+        name=name,
+        api_keys=api_keys or [],
+        max_tokens=max_tokens,
+        drain_seconds=drain_seconds,
+    )
+
+
+@app.command("generate")
+@grouped
+def generate_command(
+    model: Model,
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="What to continue; -: standard input.")],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the text, as a message of a chat, by the folder's template.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens at most.")] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely tokens; by default the model's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Of what is chosen at random.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")] = None,
+) -> None:
+    """Continue a text by a language model from a folder, on the terminal as it comes."""
+    from dhlo.commands.serve import generate_text
+
+    generate_text(
+        model,
+        sys.stdin.read() if text == "-" else text,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        stop=stop or [],
+    )

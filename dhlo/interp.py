@@ -14,7 +14,7 @@ from dhlo.errors import ContractError, InternalError
 from dhlo.ir.dialect import Kind, attr, op_class, result_types
 from dhlo.ir.function import argument_names, ranges_of
 from dhlo.ir.handles import Block, Module
-from dhlo.ir.ops import collective, control, host, lookup, movement, random
+from dhlo.ir.ops import collective, control, host, lookup, movement, random, recurrence
 from dhlo.ir.symbols import parse, show, symbol
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -166,6 +166,8 @@ class _Machine:
             return [op.exchange(args[0], self.sizes, self.world)]
         if cls is control.Group:
             return self.block(op.regions[0].blocks[0])
+        if cls is recurrence.Recurrence:
+            return self._recur(op, args)
         out: list[torch.Tensor] = op.reference(args, self.sizes)
         if cls is control.Nonzero or cls is lookup.Unique:
             self.define(attr(op, "symbol"), out[0].shape[0])
@@ -181,6 +183,21 @@ class _Machine:
         if len(self.symbols) > len(outer):
             self.symbols, self.cache = outer, {}
         return out
+
+    def _recur(self, op: Any, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs a recurrence's body on each token of each sequence, in order."""
+        states, cells, starts, lengths, *rest = args
+        states, rows, others = states.clone(), rest[: attr(op, "tokens")], rest[attr(op, "tokens") :]
+        known = [torch.zeros([self.sizes(s) for s in t.shape], dtype=t.dtype.torch) for t in result_types(op)[1:]]
+        for cell, first, end, length in zip(*(x.tolist() for x in (cells, starts[:-1], starts[1:], lengths)), strict=True):
+            state = states[cell : cell + 1] if length > end - first else torch.zeros_like(states[:1])
+            for t in range(first, end):
+                state, *out = self._enter(op.regions[0].blocks[0], [state, *(x[t : t + 1] for x in rows), *others])
+                for y, x in zip(known, out, strict=True):
+                    y[t : t + 1] = x
+            if end > first:
+                states[cell : cell + 1] = state
+        return [states, *known]
 
     def _branch(self, op: Any, pred: bool) -> list[torch.Tensor]:
         out = self.block(op.regions[0 if pred else 1].blocks[0])

@@ -12,6 +12,7 @@ from dhlo.ir.handles import Block, Module
 from dhlo.ir.lists import define, width_of
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Cond, Group, While, Yield
+from dhlo.ir.ops.recurrence import Recurrence
 from dhlo.ir.paging import paging_of
 from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.shape_infer.verify import misused_symbol
@@ -191,13 +192,15 @@ class _Verifier:
 
     def _regions(self, op: Any) -> None:
         """Do regions take and give what their op says?"""
-        if not isinstance(op, Cond | While | Group):
+        if not isinstance(op, Cond | While | Group | Recurrence):
             return
         operands, results = operand_types(op), result_types(op)
         takes: list[list[TensorType]] = [[]] * len(op.regions)
         gives = [results] * len(op.regions)
         if isinstance(op, While):
             takes, gives = [operands, operands], [[TensorType.of("i1", [])], results]
+        elif isinstance(op, Recurrence):
+            takes, gives = [op.takes()], [op.gives()]
         for region, want, give in zip(op.regions, takes, gives, strict=True):
             block = region.blocks[0]
             given = operand_types(list(block.operations)[-1])

@@ -9,15 +9,17 @@ from typing import Any
 from dhlo.ir.dialect import Kind, attr, defining
 from dhlo.ir.function import Target
 from dhlo.ir.handles import Block, Value
+from dhlo.ir.mlir import ir
 from dhlo.ir.ops.control import Group
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape, State
+from dhlo.ir.ops.recurrence import Recurrence
 from dhlo.ir.types import from_mlir
 from dhlo.shape_infer.views import strided
 
 __all__ = ["Link", "in_place", "links", "readers"]
 
-WRITERS = (Scatter, UpdateSlice)
+WRITERS = (Scatter, UpdateSlice, Recurrence)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def _link(group: Any, v: Value) -> Link | None:
         return None
     body = group.operation.regions[0].blocks[0]
     writers = [op for op in body.operations if isinstance(op, WRITERS)]
-    if len(writers) != 1 or len(group.results) != 1:
+    if len(writers) != 1 or not list(body.operations)[-1].operands[ir.OpResult(v).result_number] == writers[0].results[0]:
         return None
 
     def outside(x: Value) -> bool:

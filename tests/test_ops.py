@@ -19,7 +19,15 @@ from dhlo.ir.ops import movement as mv
 from dhlo.ir.ops.collective import Collective
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.model import CompiledModel
-from tests import op_cases_compute, op_cases_elementwise, op_cases_factor, op_cases_movement, op_cases_opaque, op_cases_quantised
+from tests import (
+    op_cases_compute,
+    op_cases_elementwise,
+    op_cases_factor,
+    op_cases_movement,
+    op_cases_opaque,
+    op_cases_quantised,
+    op_cases_recurrence,
+)
 from tests.fuzz.guarded import guarded, isolated
 from tests.programs import SOURCE, Module, Part, plain, t
 
@@ -30,6 +38,7 @@ CASES = {
     **op_cases_opaque.CASES,
     **op_cases_quantised.CASES,
     **op_cases_factor.CASES,
+    **op_cases_recurrence.CASES,
 }
 HOST = {c.OPERATION_NAME for c in OPS.values() if c.__module__ == host.__name__}  # passes write them, of others' cases
 COLLECTIVE = {c.OPERATION_NAME for c in OPS.values() if issubclass(c, Collective)}

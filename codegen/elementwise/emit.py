@@ -304,6 +304,8 @@ class Emitter(IndexMath):
 
     def piecewise(self, i: Index, pieces: list[tuple[sympy.Expr, Any, list[Index]]]) -> V:
         """The value of the first piece whose upper bound is above `i`, found by halving."""
+        if i.uniform and isinstance(i.base, int) and all(is_static(bound) for bound, *_ in pieces):
+            pieces = next(([p] for p in pieces if i.base < p[0]), pieces[-1:])
         _, v, idx = pieces[0]
         if len(pieces) == 1:
             return self.value(v, idx)
@@ -363,7 +365,7 @@ class Emitter(IndexMath):
         n = self.size(size)
         i = fn.cast(i, I64)
         n_v = fn.i64(n)
-        j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if attr(op, "wrap") else i
+        j = fn.select(fn.cmp("lt", i, 0), fn.add(i, n_v), i) if "wrap" in op.attributes and attr(op, "wrap") else i
         ok = fn.cmp("ult", j, n_v)
         cell = self.args.get(("errors", self.check_of(op)))
         if j.lanes:

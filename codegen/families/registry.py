@@ -16,6 +16,7 @@ from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.loops.step import InterleaveFamily, LoopsFamily
 from dhlo.codegen.families.lowering import Lowering, anchor_of
 from dhlo.codegen.families.pool.step import PoolFamily
+from dhlo.codegen.families.recurrence.step import RecurrenceFamily
 from dhlo.codegen.families.recurrent.step import RecurrentFamily
 from dhlo.codegen.families.reduce.step import ArgReduceFamily, ReductionFamily
 from dhlo.codegen.families.scan.step import ScanFamily
@@ -50,6 +51,7 @@ FAMILIES: tuple[type[Family], ...] = (
     LoopsFamily,
     PagedAttentionFamily,
     PoolFamily,
+    RecurrenceFamily,
     RecurrentFamily,
     ReductionFamily,
     ScanFamily,

@@ -31,7 +31,8 @@ class Structure:
         local: dict[Value, int] = {}
         outside: dict[Value, int] = {}
         rows: list[object] = [str(group.operation.attributes["anchor"])]
-        for op in body:
+
+        def add(op: Any) -> None:
             operands: list[object] = []
             for v in op.operands:
                 operands.append(local[v] if v in local else (outside.setdefault(v, len(outside)), self._numbered(str(v.type))))
@@ -40,8 +41,17 @@ class Structure:
                 for n, a in ((n, op.operation.attributes[n]) for n in op.operation.attributes)
             )
             rows.append((op.OPERATION_NAME, attrs, tuple(operands), tuple(self._numbered(str(v.type)) for v in op.results)))
+            for region in op.operation.regions:
+                arguments = list(region.blocks[0].arguments)
+                rows.append(tuple(self._numbered(str(v.type)) for v in arguments))
+                local.update((v, len(local) + k) for k, v in enumerate(arguments))
+                for inner in region.blocks[0].operations:
+                    add(inner)
             for v in op.results:
                 local[v] = len(local)
+
+        for op in body:
+            add(op)
         self.key = tuple(rows)
         self.buffers = [*outside, *group.results]
 

@@ -14,6 +14,7 @@ from dhlo.ir.ops import (
     paged,
     quantised,
     random,
+    recurrence,
     sequence,
     special,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "paged",
     "quantised",
     "random",
+    "recurrence",
     "sequence",
     "special",
 ]

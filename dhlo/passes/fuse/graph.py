@@ -15,6 +15,7 @@ from dhlo.ir.handles import Block, Value
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Reshape
+from dhlo.ir.ops.recurrence import Recurrence
 from dhlo.ir.types import from_mlir
 
 __all__ = ["Graph", "InOrder", "Members", "Unit", "kind_of"]
@@ -204,7 +205,7 @@ def _overwritten(g: Graph, block: Block) -> list[tuple[int, set[int]]]:
     out = []
     for i in updates_of(block):
         v = g.ops[-1].operands[i]
-        while isinstance(op := defining(v), (Scatter, UpdateSlice, Reshape)):
+        while isinstance(op := defining(v), (Scatter, UpdateSlice, Recurrence, Reshape)):
             n = g.producer(v)
             if n is not None and not isinstance(op, Reshape):
                 out.append((n, _readers(g, op.operands[0], n)))

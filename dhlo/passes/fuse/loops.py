@@ -10,6 +10,7 @@ from dhlo.ir.handles import Value
 from dhlo.ir.ops.compute import extra
 from dhlo.ir.ops.movement import Broadcast, Reshape, Slice, Transpose
 from dhlo.ir.ops.paged import PagedAttention
+from dhlo.ir.ops.recurrence import LEAST, Recurrence
 from dhlo.ir.types import from_mlir
 from dhlo.passes.fuse.cost import Costs, worth_storing
 from dhlo.passes.fuse.graph import Graph, Unit, kind_of
@@ -135,4 +136,4 @@ def acceptable_view(op: Any, k: int, view: View) -> bool:
             return True
         rows = [r for r in zip(view.shape[:-1], view.strides[:-1], strict=True) if r[0] != 1]
         return all(same(a[1], b[1] * b[0]) for a, b in zip(rows, rows[1:], strict=False))
-    return view.is_dense
+    return view.is_dense or isinstance(op, Recurrence) and k >= LEAST

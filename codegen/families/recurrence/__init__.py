@@ -1,0 +1,1 @@
+"""State of packed sequences, taken on token by token."""

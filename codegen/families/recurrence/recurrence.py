@@ -171,7 +171,7 @@ class _Recurrence(OpKernel):
         return [(k, v) for k, v in enumerate(self.known) if self._reads_old(v) == early]
 
     def _reduce(self, op: Any) -> None:
-        """Computes what a reduction gives at the item's place, which is read from registers then or, of more places, from scratch."""
+        """Computes what a reduction gives at the item's place, read from registers then or, of more places, from scratch."""
         fn, em = self.fn, self.em
         x, y, how = from_mlir(op.operands[0]), op.results[0], attr(op, "how")
         follow, dims = self.follows[op.operands[0]], attr(op, "dims")

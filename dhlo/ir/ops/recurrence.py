@@ -15,12 +15,12 @@ LEAST = 4  # operands: the states, and where which is
 class Recurrence(Op, name="recurrence", traits=[ext.Pure, ir.IsIsolatedFromAboveTrait]):
     """A state of fixed size of each of B sequences, taken on by their T tokens, packed one sequence behind the other.
 
-    Operands: states [C, *S]; cells i32 [B], where each sequence's state is, another one for each; starts i32 [B + 1], ascending
-    from 0 to T: its tokens are starts[b] to starts[b + 1] - 1; lengths i32 [B]: how many tokens it has had with these, so that one whose
-    tokens are its first begins with zeros; then `tokens` values [T, ...], and others. The body computes a token: it takes the
-    state [1, *S], the token's rows [1, ...] and the others, all of static shapes, and yields the next state and what is known
-    then [1, ...]. Results: the states, of which those of other cells and of sequences without tokens stay; and what is known
-    after each token [T, ...]."""
+    Operands: states [C, *S]; cells i32 [B], where each sequence's state is, another one for each; starts i32 [B + 1],
+    ascending from 0 to T: its tokens are starts[b] to starts[b + 1] - 1; lengths i32 [B]: how many tokens it has had with these,
+    so that one whose tokens are its first begins with zeros; then `tokens` values [T, ...], and others. The body computes a token:
+    it takes the state [1, *S], the token's rows [1, ...] and the others, all of static shapes, and yields the next state and what
+    is known then [1, ...]. Results: the states, of which those of other cells and of sequences without tokens stay; and what is
+    known after each token [T, ...]."""
 
     kind = Kind.OPAQUE
     explicit = True

@@ -1,0 +1,220 @@
+"""Decoders of transformers from their folders to tokens: whatever the engine batches, cuts into parts, shares, computes again,
+brings from files or drafts, tokens are those of `generate()`."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from dhlo.serve.engine import Engine
+from dhlo.serve.folder import BLOCK_SLOTS, Served, open_folder
+from dhlo.serve.types import EngineOptions, EngineStats, FinishReason, Output, SamplingParams
+from tests.serving import byte_level
+
+WORDS = 272
+TOKENS = 24  # of each answer
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
+LENGTHS = (70, 3, 41, 1, 57)  # of prompts; windows are shorter
+SMALL = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,  # so that they say more than one token over and over
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+LATENTS = {"q_lora_rank": 12, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+def experts(routed: int, groups: int) -> dict[str, Any]:
+    each = {"moe_intermediate_size": 16, "n_routed_experts": routed, "num_experts_per_tok": 4, "n_shared_experts": 1}
+    return each | {"n_group": groups, "topk_group": groups // 2, "first_k_dense_replace": 1}
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    # Rotary frequencies as Llama 3 has them, embeddings that are the head's weights, biases.
+    "llama": lambda: LlamaConfig(
+        **SMALL,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, **LLAMA3},
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "qwen2": lambda: Qwen2Config(**SMALL),  # biases of queries, keys and values
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=16, rope_parameters=YARN),  # norms of queries and keys
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16),
+    "gemma2": lambda: Gemma2Config(
+        **SMALL, head_dim=16, **WINDOWS, attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=4
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, **WINDOWS),
+    "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4),
+    "gpt_oss": lambda: GptOssConfig(**SMALL, head_dim=16, **WINDOWS, num_local_experts=4, num_experts_per_tok=2),
+    "phi": lambda: PhiConfig(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL),  # biases, norms with means
+    "phi3": lambda: Phi3Config(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL, sliding_window=48),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+        **LATENTS,
+        **experts(8, 4),
+    ),
+    "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
+    "bloom": lambda: BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.15, **ENDS),
+    "falcon": lambda: FalconConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        initializer_range=0.15,
+        **ENDS,
+    ),
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+DEFAULT = "gpt_oss"
+
+
+@dataclass
+class Folder:
+    """A model's folder opened, and what the model itself says behind prompts."""
+
+    served: Served
+    model: Any
+    said: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def wanted(self, prompt: Sequence[int]) -> list[int]:
+        if tuple(prompt) not in self.said:
+            ids = torch.tensor([prompt])
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0
+            )
+            self.said[tuple(prompt)] = out[0, len(prompt) :].tolist()
+        return self.said[tuple(prompt)]
+
+    def check(self, prompt: Sequence[int], output: Output) -> None:
+        """Tokens are the model's own up to where two are as likely, and the most likely ones behind that."""
+        (choice,) = output.choices
+        assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == TOKENS, choice
+        if list(choice.tokens) == self.wanted(prompt):
+            return
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.tensor([[*prompt, *choice.tokens]])).logits[0, len(prompt) - 1 : -1]
+        short = logits.amax(-1) - logits.gather(1, torch.tensor(choice.tokens)[:, None])[:, 0]
+        assert (short < 1e-4).all(), (choice.tokens, self.wanted(prompt), short)
+
+    def block_bytes(self) -> int:
+        sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
+        pools = [x for x in self.served.step.inputs if x["name"].startswith(("keys", "values"))]
+        return BLOCK_SLOTS * sum(x["sizes"][0] * x["sizes"][2] * sizes[x["dtype"]] for x in pools)
+
+    def run(self, prompts: Sequence[Sequence[int]], blocks: int = 64, **options: Any) -> tuple[list[Output], EngineStats]:
+        """What an engine with so many blocks of its own gives for prompts that come at once, which is checked; what it did."""
+        made = EngineOptions(cache_bytes=blocks * self.block_bytes(), model_digest=self.served.digest, **options)
+        with Engine(self.served.step, made) as engine:
+            # The first token of the first waits until all are there.
+            there = threading.Event()
+            first = engine.submit(prompts[0], replace(GREEDY, constrain=lambda *_: there.wait(60)))
+            others = [engine.submit(prompt, GREEDY) for prompt in prompts[1:]]
+            there.set()
+            outputs = [request.result() for request in (first, *others)]
+        for prompt, output in zip(prompts, outputs, strict=True):
+            self.check(prompt, output)
+        return outputs, engine.stats()
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases, norms and sinks say something, too
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(
+    scope="module", params=[name if name == DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in sorted(CONFIGS)]
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    path = tmp_path_factory.mktemp("models") / request.param
+    model = model_of(request.param)
+    model.save_pretrained(path)
+    byte_level(WORDS).save(str(path / "tokenizer.json"))
+    yield Folder(open_folder(path, cache=""), model)
+
+
+def prompts(*lengths: int, begin: Sequence[int] = ()) -> list[list[int]]:
+    rng = random.Random(len(begin))
+    return [[*begin, *(rng.randrange(WORDS) for _ in range(n))] for n in lengths]
+
+
+def test_alone_and_together(folder: Folder) -> None:
+    """Prompts that go in parts, beside others that decode."""
+    given = prompts(*LENGTHS)
+    folder.run(given[:1])
+    _, stats = folder.run(given, max_step_tokens=32)
+    assert stats.prompt_tokens == sum(LENGTHS) and stats.steps > sum(LENGTHS) // 32
+
+
+def test_beginnings_that_are_known(folder: Folder) -> None:
+    (begin,) = prompts(50)
+    options = EngineOptions(cache_bytes=64 * folder.block_bytes())
+    with Engine(folder.served.step, options) as engine:
+        for given in ([begin], prompts(20, 5, 1, begin=begin)):
+            outputs = engine.generate(given, GREEDY)
+            for prompt, output in zip(given, outputs, strict=True):
+                folder.check(prompt, output)
+    assert [output.cached_tokens for output in outputs] == [48, 48, 48]
+
+
+def test_too_few_blocks(folder: Folder) -> None:
+    """Choices give up their blocks and are computed again."""
+    _, stats = folder.run(prompts(30, 31, 17), blocks=10, prefix_cache=False)
+    assert stats.preemptions > 0
+
+
+def test_blocks_from_files(folder: Folder, tmp_path: Path) -> None:
+    given = prompts(*LENGTHS)
+    options = {"cache_folder": str(tmp_path), "cache_folder_bytes": 1 << 24}
+    folder.run(given, blocks=8, **options)
+    outputs, stats = folder.run(given, **options)
+    assert stats.tiers["folder"]["hits"] > 0 and sum(output.cached_tokens for output in outputs) > 0
+
+
+def test_drafts_by_prompt_lookup(folder: Folder) -> None:
+    """Of prompts that repeat themselves, and of what is said behind them."""
+    given = [5 * p for p in prompts(13, 7)]
+    _, stats = folder.run(given + [p + folder.wanted(p) + p for p in given], prompt_lookup=5)
+    assert stats.drafted_tokens > 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dhlo.exported import save_program
     from dhlo.frontend import register_c_op, register_decomposition, register_lowering
     from dhlo.model import CompiledModel
-    from dhlo.options import CustomPass, Options, Range
+    from dhlo.options import CustomPass, LoraOptions, Options, Range
     from dhlo.recovery import read_weights
     from dhlo.session import Session
     from dhlo.stopping import CancelToken
@@ -38,6 +38,7 @@ __all__ = [
     "DeadlineError",
     "DhloError",
     "InternalError",
+    "LoraOptions",
     "ModelFileError",
     "Options",
     "Range",
@@ -69,6 +70,7 @@ _HOME = {
     "register_fusion": "dhlo.custom",
     "rewrite": "dhlo.custom",
     "Options": "dhlo.options",
+    "LoraOptions": "dhlo.options",
     "Range": "dhlo.options",
     "Session": "dhlo.session",
     "CancelToken": "dhlo.stopping",

@@ -16,7 +16,7 @@ from dhlo.errors import CompileError, UnsupportedError
 from dhlo.hidden import Shared
 from dhlo.loading import ELSEWHERE, FileOrigin, Memory, Verify, load_artifact, open_model
 from dhlo.model import CompiledModel
-from dhlo.options import CustomPass, Options, Range, cache_dir, read_options
+from dhlo.options import CustomPass, LoraOptions, Options, Range, cache_dir, read_options
 from dhlo.pickling import calls_of
 from dhlo.progress import reporter
 
@@ -143,6 +143,7 @@ def import_programs(
     from dhlo.frontend import import_program
     from dhlo.frontend.growing import request_growth
     from dhlo.frontend.paging import request_pages
+    from dhlo.passes.add_adapters import request_adapters
     from dhlo.passes.quantise_caches import request_caches
     from dhlo.passes.quantise_weights import request_weights
     from dhlo.sharing import check_names, share_states
@@ -163,6 +164,10 @@ def import_programs(
     modules = [program.module for program in programs.values()]
     request_weights(modules, options.weights)
     request_caches(modules, options.kv_cache)
+    if options.lora is not None:
+        if not isinstance(options.lora, LoraOptions):
+            raise CompileError(f"lora: is a dhlo.LoraOptions, not {options.lora!r}")
+        request_adapters(modules, options.lora.max_rank, options.lora.max_adapters, options.lora.targets)
     return programs
 
 

@@ -9,7 +9,17 @@ from typing import Any
 
 from dhlo.errors import CompileError
 
-__all__ = ["CustomPass", "Options", "Range", "c_compiler", "cache_dir", "default_target", "read_options", "verify_passes"]
+__all__ = [
+    "CustomPass",
+    "LoraOptions",
+    "Options",
+    "Range",
+    "c_compiler",
+    "cache_dir",
+    "default_target",
+    "read_options",
+    "verify_passes",
+]
 
 
 def default_target() -> str:
@@ -60,6 +70,17 @@ class Range:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """Room for adapters (LoRA) of a step over pools of blocks: `max_adapters` at once, of rank `max_rank` at most, which are added
+    to the products with constants of modules that `targets` names by the ends of their names ("q_proj"); none: to all that
+    compute each token's row. See docs/caches.md."""
+
+    max_rank: int = 16
+    max_adapters: int = 8
+    targets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Options:
     """How to compile.
 
@@ -74,6 +95,7 @@ class Options:
     pages     arguments (names or patterns) that are caches [batch, heads, past, depth] which a decoder's step joins keys or values
               to, and how many make a block (16, say): the program becomes a step over packed tokens of many sequences, whose keys
               and values lie in blocks of pools. See docs/caches.md
+    lora      room for adapters of products, which sequences of a step with `pages` choose at each call. See docs/caches.md
     shapes    bounds of sizes, and usual ones, by a dim's name as `signature` shows it, or by input and dim ("ids.1"): the contract
               narrows to them, and the compiler makes use of them. See docs/bounds.md
     passes    passes of the user's, each a `dhlo.CustomPass` (see docs/extending.md)
@@ -101,6 +123,7 @@ class Options:
     passes: Sequence[CustomPass] = ()
     weights: str | Mapping[str, str | float] = ""
     kv_cache: str = ""
+    lora: LoraOptions | None = None
     winograd: bool = True
     debug_info: bool = False
     updatable: bool = True

@@ -4,8 +4,9 @@
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
     absorb-latents    attention over compressed keys and values, of caches that shall be pools, reads them as they are
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
+    add-adapters      products with constants add what an argument says of a token's adapter: adapt
     separate-state    weight -> state, for what the program changes
-    cse .. cse-again  rewrites that hold for all sizes
+    cse .. cse-again  rewrites that hold for all sizes; among them expand-adapters: adapt -> low_rank, and what adds it
     update-parts, quantise-caches        what is written in place; caches of attention in fewer bits
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
@@ -52,11 +53,13 @@ from dhlo.ir.ops.movement import Weight
 from dhlo.ir.types import from_mlir
 from dhlo.options import verify_passes
 from dhlo.passes.absorb_latents import absorb_latents
+from dhlo.passes.add_adapters import add_adapters
 from dhlo.passes.assign_buffers import assign_buffers
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.causal_masks import causal_masks
 from dhlo.passes.check_contract import check_contract
 from dhlo.passes.cse import cse
+from dhlo.passes.expand_adapters import expand_adapters
 from dhlo.passes.expand_dequantize import expand_dequantize
 from dhlo.passes.find_attention import find_attention
 from dhlo.passes.find_dequantize import find_dequantize
@@ -146,6 +149,7 @@ FRONT: tuple[Pass, ...] = (
     Pass("grow", plain(grow)),
     Pass("absorb-latents", plain(absorb_latents)),
     Pass("page-caches", plain(page_caches)),
+    Pass("add-adapters", plain(add_adapters)),
 )
 """What decides about the results that a call gives: it runs before the cache of compiled programs is asked."""
 
@@ -162,6 +166,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("causal-masks", plain(causal_masks)),
     Pass("hoist-slices", plain(hoist_slices)),
     Pass("merge-matmuls", merge_matmuls),
+    Pass("expand-adapters", plain(expand_adapters)),
     Pass("simplify-again", plain(simplify)),
     Pass("cse-again", plain(cse)),
     Pass("integer-convolutions", integer_convolutions),

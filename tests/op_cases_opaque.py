@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dhlo.ir.dialect import build
-from dhlo.ir.ops import complexes, compute, lookup, random, sequence
-from dhlo.ir.types import DType, TensorType
+from dhlo.ir.ops import adapters, complexes, compute, elementwise, lookup, random, sequence
+from dhlo.ir.ops.movement import Full
+from dhlo.ir.types import DType, TensorType, from_mlir
 from tests.op_cases_elementwise import ALL, ANY_ZERO, FLOATS, INTS
 from tests.programs import Draw, Part, anything, index_below, moderate, plain, powers, t, within
 
@@ -213,6 +214,46 @@ GROUPED = [
     )
     for d, i in (("f32", "i64"), ("f64", "i32"))
 ]
+
+
+def _runs(d: DType, shape: list[int], g: torch.Generator) -> torch.Tensor:
+    """Adapters of rows, runs of them alike."""
+    return torch.randint(-1, 3, [-(-shape[0] // 5)], generator=g).repeat_interleave(5)[: shape[0]].to(d.torch)
+
+
+def _adapted(cls: Any, dtype: str, k: int, columns: list[int], rank: int, lead: Sequence[int] = ()) -> Part:
+    """Products with adapters, or what they add to rows that have one."""
+    at, end = [], 3
+    for n in columns:
+        at.append(end)
+        end += rank * (k + n)
+    x = t(dtype, *lead, "4 * n + 3", k)
+    y = t("f32" if dtype == "f16" else dtype, *lead, "4 * n + 3", sum(columns))
+    attrs = {"at": at, "columns": columns, "rank": rank}
+
+    def body(*v: Any) -> list[Any]:
+        if cls is adapters.Adapt:
+            return [build(adapters.Adapt, [*v[3:], *v[:3]], attrs).results[0]]
+        none = build(Full, [], {"value": "0"}, results=[from_mlir(v[2])]).results[0]
+        chosen = build(elementwise.Ge, [v[2], none]).results[0]
+        return [build(adapters.ChosenRows, [build(adapters.LowRank, v, attrs).results[0], chosen]).results[0]]
+
+    args = [(x, within(-1, 1)), (t(dtype, 3, end + 2), within(-1, 1)), (t("i32", "4 * n + 3"), _runs)]
+    args += [(y, within(-1, 1))] if cls is adapters.Adapt else []
+    tol = {"f32": 1e-4, "bf16": 4e-2, "f16": 1e-2}
+    return Part(args, body, tol=tol, atol=tol[dtype], label=f"{cls.OPERATION_NAME} {dtype} {k} {columns} {rank} {list(lead)}")
+
+
+ADAPTED = [
+    _adapted(cls, *given)
+    for cls in (adapters.Adapt, adapters.LowRank)
+    for given in (
+        ("f32", 37, [33, 5], 16, (1,)),
+        ("f32", 6, [70], 4),
+        ("bf16", 19, [16, 33, 2], 48),
+        ("f16", 11, [20], 8),
+    )
+]
 UPDATE_SLICE = [
     case(lookup.UpdateSlice, [(t(d, *x), plain), (t(d, *src), plain)], {"starts": starts})
     for d, x, src, starts in (
@@ -291,6 +332,7 @@ CASES: dict[str, list[Part]] = {
     "dhlo.update_slice": UPDATE_SLICE,
     "dhlo.random_bits": RANDOM_BITS,
     "dhlo.grouped_matmul": GROUPED,
+    **{f"dhlo.{name}": ADAPTED for name in ("adapt", "low_rank", "chosen_rows")},
     "dhlo.lstm": _recurrent(sequence.Lstm, 4, [[12, 3], ["m", 3], ["m", 3]])
     + _recurrent(sequence.Lstm, 4, [[12, 2], ["m", 2], ["m", 3], [2, 3]]),
     "dhlo.rnn": _recurrent(sequence.Rnn, 1, [[3, 3], ["m", 3]], {"activation": "tanh"})

@@ -11,6 +11,7 @@ from dhlo.codegen.families.factor.step import FactorFamily
 from dhlo.codegen.families.family import Family
 from dhlo.codegen.families.fft.step import FftFamily
 from dhlo.codegen.families.gemm.grouped import GroupedGemmFamily
+from dhlo.codegen.families.gemm.low_rank import LowRankFamily
 from dhlo.codegen.families.gemm.step import GemmFamily
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.loops.step import InterleaveFamily, LoopsFamily
@@ -49,6 +50,7 @@ FAMILIES: tuple[type[Family], ...] = (
     InterleaveFamily,
     LexSortFamily,
     LoopsFamily,
+    LowRankFamily,
     PagedAttentionFamily,
     PoolFamily,
     RecurrenceFamily,

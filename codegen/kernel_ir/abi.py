@@ -112,8 +112,13 @@ PAGING: Final[dict[str, int]] = {
     "groups": 40,
     "num_pools": 48,
     "pools": 56,
+    "adapters": 64,
 }
-PAGING_BYTES: Final = 64
+PAGING_BYTES: Final = 72
+ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
+ADAPTED_BYTES: Final = 32
+ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}
+ADAPTERS_BYTES: Final = 40
 PROCESS_GROUP: Final[dict[str, int]] = {"name": 0, "size": 8}
 PROCESS_GROUP_BYTES: Final = 16
 COLLECTIVE: Final[dict[str, int]] = {"kind": 0, "group": 8, "dtype": 16, "reduction": 24, "root": 32, "place": 40}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dhlo.ir.adapters import Adapters, adapters_of
 from dhlo.ir.function import argument_marks, mark_argument
 from dhlo.ir.mlir import ir
 
@@ -30,6 +31,7 @@ class Paging:
     positions: int | None
     pools: tuple[tuple[int, int], ...]
     """Argument and group of each."""
+    adapters: Adapters | None = None
 
 
 def mark_paging(block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]]) -> None:
@@ -61,4 +63,5 @@ def paging_of(block: Any) -> Paging | None:
         found["lengths",],
         found.get(("positions",)),
         pools,
+        adapters_of(block),
     )

@@ -17,6 +17,7 @@ from dhlo.ir.dialect import Kind, attr, build, defining, exprs
 from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops import elementwise as ew
+from dhlo.ir.ops.adapters import Adapt
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Take, Transpose
@@ -247,6 +248,12 @@ def _matmul(op: Any) -> tuple[set[int], list[Dims]]:
     return set(range(n if batched else n - 1)), [[*range(n - 1), None], right]
 
 
+def _adapt(op: Any) -> tuple[set[int], list[Dims]]:
+    n = _rank(op.results[0])
+    rows: Dims = [*range(n - 1), None]
+    return set(range(n - 1)), [rows, rows, [None, None], [n - 2]]
+
+
 def _attention(op: Any) -> tuple[set[int], list[Dims]]:
     q: Dims = [0, None, 2, None]
     kv: Dims = [0, None, None, None]
@@ -269,6 +276,7 @@ _RULES: dict[type, Rule] = {
     Reshape: _reshape,
     Reduce: _reduce,
     Matmul: _matmul,
+    Adapt: _adapt,
     Attention: _attention,
     Concat: _but(lambda op: [attr(op, "dim")]),
     Reverse: _but(lambda op: attr(op, "dims")),

@@ -10,6 +10,7 @@ import torch
 from dhlo.ir.dialect import Kind, attr, build, defining
 from dhlo.ir.handles import Module
 from dhlo.ir.mlir import ir
+from dhlo.ir.ops.adapters import Adapt
 from dhlo.ir.ops.compute import Matmul
 from dhlo.ir.ops.elementwise import Add
 from dhlo.ir.ops.movement import Broadcast, Slice, Transpose, Weight
@@ -33,10 +34,25 @@ def merge_matmuls(module: Module, weights: dict[str, torch.Tensor]) -> None:
                 for op in ops:
                     chain, side = _chain(op, weights), _constant_side(op, weights)
                     if chain is not None and side is not None:
-                        alike.setdefault((chain[2] is not None, side.joins(weights)), []).append((chain, side))
+                        alike.setdefault((chain.joins, side.joins(weights)), []).append((chain, side))
                 for same in alike.values():
                     if len(same) > 1:
                         _merge([chain for chain, _ in same], [side for _, side in same], weights)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A product, perhaps with adapters and a bias (a weight), that only views and anchors read next: as `out`."""
+
+    product: Any
+    out: Any
+    adapt: Any
+    bias: str | None
+
+    @property
+    def joins(self) -> Any:
+        """What must be equal for chains to be joined."""
+        return self.bias is not None, None if self.adapt is None else (*self.adapt.operands[2:], attr(self.adapt, "rank"))
 
 
 @dataclass(frozen=True)
@@ -65,11 +81,12 @@ def _constant_side(op: Any, weights: dict[str, torch.Tensor]) -> _Rows | None:
     return _Rows(tuple(attr(w, "name_") for w in ops), None if isinstance(made, Weight) else made)
 
 
-def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | None] | None:
-    """(product, final value, bias weight): the product, perhaps with a bias, that only views and anchors read next."""
-    out = op.results[0]
-    uses = [u.owner.operation.opview for u in out.uses]
-    bias: str | None = None
+def _chain(op: Any, weights: dict[str, torch.Tensor]) -> _Chain | None:
+    out, uses = _read(op)
+    adapt = bias = None
+    if len(uses) == 1 and isinstance(uses[0], Adapt) and uses[0].operands[0] == out:
+        adapt = uses[0]
+        out, uses = _read(adapt)
     if len(uses) == 1 and isinstance(uses[0], Add):
         other = next((v for v in uses[0].operands if v != out), None)
         b = None if other is None else defining(other)
@@ -77,35 +94,52 @@ def _chain(op: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, Any, str | N
             w = defining(b.operands[0])
             if isinstance(w, Weight) and attr(w, "name_") in weights:
                 bias = attr(w, "name_")
-                out = uses[0].results[0]
-                uses = [u.owner.operation.opview for u in out.uses]
+                out, uses = _read(uses[0])
     if not uses or any(getattr(u, "kind", None) not in (Kind.MOVEMENT, Kind.REDUCTION, Kind.ATTENTION) for u in uses):
         return None
-    return op, out, bias
+    return _Chain(op, out, adapt, bias)
 
 
-def _merge(chains: list[tuple[Any, Any, str | None]], sides: list[_Rows], weights: dict[str, torch.Tensor]) -> None:
-    first = chains[0][0]
+def _read(op: Any) -> tuple[Any, list[Any]]:
+    """An op's result, and what reads it."""
+    out = op.results[0]
+    return out, [u.owner.operation.opview for u in out.uses]
+
+
+def _merge(chains: list[_Chain], sides: list[_Rows], weights: dict[str, torch.Tensor]) -> None:
+    first = chains[0].product
     counts = [weights[side.names[0]].shape[0] for side in sides]
     with ir.InsertionPoint(first.operation), first.location:
         w = _join(sides, counts, weights)
         t = from_mlir(w)
         product = build(Matmul, [first.operands[0], build(Transpose, [w], {"perm": [1, 0]}).results[0]]).results[0]
-        if chains[0][2] is not None:
-            bias = "merged." + ".".join(str(c[2]) for c in chains)
-            weights[bias] = torch.cat([weights[str(c[2])].detach() for c in chains])
+        if chains[0].adapt is not None:
+            product = _adapted(product, [c.adapt for c in chains])
+        if chains[0].bias is not None:
+            bias = "merged." + ".".join(str(c.bias) for c in chains)
+            weights[bias] = torch.cat([weights[str(c.bias)].detach() for c in chains])
             columns = TensorType.of(from_mlir(product).dtype, [t.shape[0]])
             b = build(Weight, [], {"name_": bias}, results=[columns]).results[0]
             wide = build(Broadcast, [b], {"dims": [from_mlir(product).rank - 1]}, results=[from_mlir(product)]).results[0]
             product = build(Add, [product, wide]).results[0]
         start = 0
-        for (_, out, _), count in zip(chains, counts, strict=True):
-            rank = from_mlir(out).rank
+        for chain, count in zip(chains, counts, strict=True):
+            rank = from_mlir(chain.out).rank
             part = build(
-                Slice, [product], {"starts": ["0"] * (rank - 1) + [str(start)], "steps": [1] * rank}, results=[from_mlir(out)]
+                Slice,
+                [product],
+                {"starts": ["0"] * (rank - 1) + [str(start)], "steps": [1] * rank},
+                results=[from_mlir(chain.out)],
             ).results[0]
-            out.replace_all_uses_with(part)
+            chain.out.replace_all_uses_with(part)
             start += count
+
+
+def _adapted(product: Any, parts: list[Any]) -> Any:
+    """Products side by side with the adapters of each."""
+    first = parts[0]
+    attrs = {n: [x for op in parts for x in attr(op, n)] for n in ("at", "columns")}
+    return build(Adapt, [product, *list(first.operands)[1:]], {**attrs, "rank": attr(first, "rank")}).results[0]
 
 
 def _join(sides: list[_Rows], counts: list[int], weights: dict[str, torch.Tensor]) -> Any:

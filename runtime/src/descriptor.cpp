@@ -25,12 +25,30 @@ bool is_input(const dhlo_abi_entry& entry, int64_t index, int64_t dtype, int64_t
          entry.inputs[index].rank == rank;
 }
 
+bool are_adapters(const dhlo_abi_entry& entry, const dhlo_abi_adapters& adapters) {
+  if (!is_input(entry, adapters.chosen, DHLO_I32, 1) || adapters.weights < 0 || adapters.weights >= entry.num_inputs)
+    return false;
+  const dhlo_abi_value& weights = entry.inputs[adapters.weights];
+  if (weights.rank != 2 || weights.sizes[0] < 1 || weights.sizes[1] < 1 || adapters.rank < 1 ||
+      adapters.num_products < 1 || adapters.products == nullptr)
+    return false;
+  bool ok = true;
+  for (int64_t i = 0; i < adapters.num_products; ++i) {
+    const dhlo_abi_adapted& x = adapters.products[i];
+    const int64_t most = weights.sizes[1] / adapters.rank;
+    ok &= x.name != nullptr && x.offset >= 0 && x.inputs > 0 && x.outputs > 0 && x.inputs <= most &&
+          x.outputs <= most - x.inputs && x.offset <= weights.sizes[1] - adapters.rank * (x.inputs + x.outputs);
+  }
+  return ok;
+}
+
 // Nothing here reads it; whoever feeds the program needn't look again.
 bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
   bool ok = paging.block_slots > 0 && paging.block_slots <= kMaxBlockSlots && paging.num_groups > 0 &&
             paging.groups != nullptr && paging.num_pools > 0 && paging.pools != nullptr &&
             is_input(entry, paging.starts, DHLO_I32, 1) && is_input(entry, paging.lengths, DHLO_I32, 1) &&
             (paging.positions == -1 || is_input(entry, paging.positions, DHLO_I64, 1));
+  ok = ok && (paging.adapters == nullptr || are_adapters(entry, *paging.adapters));
   for (int64_t i = 0; ok && i < paging.num_groups; ++i) {
     const dhlo_abi_page_group& group = paging.groups[i];
     ok = is_input(entry, group.slots, DHLO_I64, 1) && is_input(entry, group.tables, DHLO_I32, 2) && group.window >= 0;

@@ -21,7 +21,13 @@ from dhlo.pipeline import REWRITES, Pass, run_passes
 from tests.goldens import Golden
 
 HERE = Path(__file__).parent
-OTHER_RESULTS = {"grow", "page-caches", "quantise-caches", "quantise-weights"}  # passes that change what the function gives
+OTHER_RESULTS = {
+    "add-adapters",
+    "grow",
+    "page-caches",
+    "quantise-caches",
+    "quantise-weights",
+}  # passes that change what the function gives
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]
 
 

@@ -23,6 +23,8 @@ STRUCTS = {
     "dhlo_abi_level": (abi.LEVEL, abi.LEVEL_BYTES),
     "dhlo_abi_pool": (abi.POOL, abi.POOL_BYTES),
     "dhlo_abi_page_group": (abi.PAGE_GROUP, abi.PAGE_GROUP_BYTES),
+    "dhlo_abi_adapted": (abi.ADAPTED, abi.ADAPTED_BYTES),
+    "dhlo_abi_adapters": (abi.ADAPTERS, abi.ADAPTERS_BYTES),
     "dhlo_abi_paging": (abi.PAGING, abi.PAGING_BYTES),
     "dhlo_abi_process_group": (abi.PROCESS_GROUP, abi.PROCESS_GROUP_BYTES),
     "dhlo_abi_collective": (abi.COLLECTIVE, abi.COLLECTIVE_BYTES),

@@ -10,6 +10,7 @@ from typing import Any
 
 from dhlo.codegen.families.kernel import Checks
 from dhlo.codegen.kernel_ir import abi
+from dhlo.ir.adapters import Adapters
 from dhlo.ir.paging import Paging
 from dhlo.ir.symbols import is_static, spell
 from dhlo.ir.types import TensorType
@@ -171,9 +172,24 @@ class Descriptor:
             f"ptr {self._array(f'{prefix}groups', '{ i64, i64, i64 }', [_numbers(g) for g in groups])}",
             f"i64 {len(paging.pools)}",
             f"ptr {self._array(f'{prefix}pools', '{ i64, i64 }', [_numbers(p) for p in paging.pools])}",
+            f"ptr {self._adapters(prefix, paging.adapters)}",
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"
+
+    def _adapters(self, prefix: str, adapters: Adapters | None) -> str:
+        if adapters is None:
+            return "null"
+        rows = [f"{{ ptr {self._string(p.name)}, i64 {p.offset}, i64 {p.inputs}, i64 {p.outputs} }}" for p in adapters.products]
+        value = self._struct(
+            f"i64 {adapters.chosen}",
+            f"i64 {adapters.weights}",
+            f"i64 {adapters.rank}",
+            f"i64 {len(rows)}",
+            f"ptr {self._array(f'{prefix}adapted', '{ ptr, i64, i64, i64 }', rows)}",
+        )
+        self._lines.append(f"@dhlo.{prefix}adapters = private constant {value}, align 8")
+        return f"@dhlo.{prefix}adapters"
 
     def _collective(self, x: Collective, groups: Sequence[str]) -> str:
         reduction = abi.REDUCTION[x.reduction] if x.reduction else -1

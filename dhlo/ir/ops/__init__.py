@@ -1,6 +1,7 @@
 """The ops of the dialect, a class each; importing this package defines them all."""
 
 from dhlo.ir.ops import (
+    adapters,
     collective,
     complexes,
     compute,
@@ -20,6 +21,7 @@ from dhlo.ir.ops import (
 )
 
 __all__ = [
+    "adapters",
     "collective",
     "complexes",
     "compute",

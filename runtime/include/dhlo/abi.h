@@ -218,6 +218,21 @@ typedef struct dhlo_abi_page_group {
   int64_t tables; /* i32 [B, M]: the blocks of each sequence, in order */
   int64_t window; /* no token sees but so many keys, the last being its own: blocks before them aren't read; 0: all */
 } dhlo_abi_page_group;
+/* Adapters (LoRA): to a product x W of rows with a constant, x A B is added, with A and B of the adapter of each row.
+ */
+typedef struct dhlo_abi_adapted {
+  const char* name; /* of the module whose weight the product multiplies by */
+  int64_t offset;   /* of A [inputs, rank] in an adapter's weights, in elements; B [rank, outputs] follows */
+  int64_t inputs;
+  int64_t outputs;
+} dhlo_abi_adapted;
+typedef struct dhlo_abi_adapters {
+  int64_t chosen;  /* input i32 [T]: the adapter of each token, below 0 none */
+  int64_t weights; /* input [adapters, elements], which a run doesn't write to */
+  int64_t rank;    /* that A and B have there; columns and rows behind those of a lower one are zeros */
+  int64_t num_products;
+  const dhlo_abi_adapted* products;
+} dhlo_abi_adapters;
 typedef struct dhlo_abi_paging {
   int64_t block_slots;
   int64_t positions; /* i64 [T]: of each token in its sequence; -1: the program takes none */
@@ -227,6 +242,7 @@ typedef struct dhlo_abi_paging {
   const dhlo_abi_page_group* groups;
   int64_t num_pools;
   const dhlo_abi_pool* pools;
+  const dhlo_abi_adapters* adapters; /* NULL: none */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -362,7 +378,9 @@ static_assert(sizeof(dhlo_abi_level) == 16, "dhlo_abi_level");
 static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
 static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
-static_assert(sizeof(dhlo_abi_paging) == 64, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
+static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
+static_assert(sizeof(dhlo_abi_paging) == 72, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

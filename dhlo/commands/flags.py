@@ -1,4 +1,4 @@
-"""`dhlo flags` and `dhlo --cmake-dir`: where an installation keeps the runtime that C and C++ hosts link."""
+"""`dhlo flags` and `dhlo --cmake-dir`: where an installation keeps the libraries that C and C++ hosts link."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["cmake_dir", "host_flags"]
 
 
 def host_flags() -> list[str]:
-    """Compiler flags for a host program: headers, the static runtime, and what it needs of the system.
+    """Compiler flags for a host program: headers, the static libraries of serving and the runtime, of which linkers take
+    what the program uses, and what they need of the system.
 
     Raises DhloError if dhlo is used from a source tree without being installed: its runtime lies in the build folder.
     """
     library = _installed("lib/libdhlo_runtime.a")
-    return [f"-I{library.parents[1] / 'include'}", str(library), "-pthread", "-ldl"]
+    return [f"-I{library.parents[1] / 'include'}", str(library.with_name("libdhlo_serve.a")), str(library), "-pthread", "-ldl"]
 
 
 def cmake_dir() -> Path:

@@ -322,6 +322,10 @@ def test_installation_without_python(models: dict[str, Any], tmp_path: Path) -> 
     for kind in ("OFF", "ON"):
         build_project(models["folder"], package.parent, tmp_path / kind, SHARED_RUNTIME=kind)
         assert len(sh(tmp_path / kind / "host", 2).split()) == 6
+    served = [p.name for p in (tmp_path / "elsewhere").rglob("*serve*")]
+    assert {"serve.hpp", "libdhlo_serve.a", "libdhlo_serve.so.1", "dhlo-serve.pc", "dhlo-serve-static.pc"} <= set(served)
+    (library,) = {p.resolve() for p in (tmp_path / "elsewhere").rglob("libdhlo_serve.so*")}
+    assert str(tmp_path / "elsewhere") in sh("ldd", library)  # it finds the runtime beside it
     assert "libdhlo_runtime" in sh("ldd", tmp_path / "ON/host") and "libdhlo_runtime" not in sh("ldd", tmp_path / "OFF/host")
     (shared,) = {p.resolve() for p in (tmp_path / "elsewhere").rglob("libdhlo_runtime.so*")}
     sh("strip", "-o", tmp_path / "stripped.so", shared)

@@ -1,5 +1,6 @@
 """The runtime without Python: C++ tests (plain and under sanitizers), the libraries' surface, and the host examples."""
 
+import platform
 import re
 import subprocess
 from collections.abc import Callable
@@ -28,16 +29,33 @@ def test_cpp_under_sanitizers(build_native: BuildNative, build_toy: Callable[...
     assert run(build_native("runtime_tests", sanitize) / "runtime_tests", build_toy()) == "all passed\n"
 
 
-def test_shared_library_exports_and_needs_little(build_native: BuildNative) -> None:
-    library = build_native("dhlo_runtime_shared") / "libdhlo_runtime.so"
+@pytest.mark.parametrize(
+    ("name", "folder", "headers"),
+    [("runtime", "", ["include/dhlo/runtime.h"]), ("serve", "serve", ["serve/include/dhlo/serve.h", "serve/include/dhlo/store.h"])],
+)
+def test_shared_libraries_export_and_need_little(build_native: BuildNative, name: str, folder: str, headers: list[str]) -> None:
+    library = build_native(f"dhlo_{name}_shared") / folder / f"libdhlo_{name}.so"
     symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
     names = {symbol.partition("@@")[0] for symbol in symbols if "@@" in symbol}
     assert {symbol for symbol in symbols if "@@" not in symbol} == {"DHLO_1.0"}  # the version itself
-    header = re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[2] / "runtime/include/dhlo/runtime.h").read_text(), flags=re.S)
+    text = "".join((Path(__file__).parents[2] / "runtime" / header).read_text() for header in headers)
+    header = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     assert names == set(re.findall(r"DHLO_API[^;]*?\b(dhlo_\w+)\(", header))
-    assert "Library soname: [libdhlo_runtime.so.1]" in run("readelf", "-d", library)
+    assert f"Library soname: [libdhlo_{name}.so.1]" in run("readelf", "-d", library)
     needed = {line.split("[")[1].split(".so")[0] for line in run("readelf", "-d", library).splitlines() if "NEEDED" in line}
-    assert needed <= {"libstdc++", "libgcc_s", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64"}
+    assert ("libdhlo_runtime" in needed) == (name == "serve")
+    assert needed - {"libdhlo_runtime"} <= {"libstdc++", "libgcc_s", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64"}
+    runs_with_older_systems(library)
+
+
+def runs_with_older_systems(library: Path) -> None:
+    """What Debian 12 builds needs glibc 2.34 and the C++ library of GCC 11 at most, as auditwheel's manylinux_2_34 allows."""
+    if tuple(map(int, platform.libc_ver()[1].split("."))) > (2, 36):
+        return  # built with a later C library
+    symbols = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    for name, latest in (("GLIBC", (2, 34)), ("GLIBCXX", (3, 4, 29)), ("CXXABI", (1, 3, 13))):
+        versions = {tuple(map(int, v.split("."))) for v in re.findall(rf"\({name}_([\d.]+)\)", symbols)}
+        assert versions and max(versions) <= latest, (library, name, max(versions))
 
 
 def test_c_host(build_native: BuildNative, build_toy: Callable[..., Path]) -> None:

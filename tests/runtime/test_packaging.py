@@ -2,7 +2,6 @@
 
 import email
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -18,9 +17,10 @@ import torch
 from dhlo.commands.flags import cmake_dir
 from dhlo.errors import DhloError
 from tests.conftest import ROOT
+from tests.runtime.test_native import runs_with_older_systems
 
 BACKEND: Any = pytest.importorskip("scikit_build_core.build")
-BINARY = {"_runtime.abi3.so", "libdhlo_runtime.a", "libdhlo_runtime.so.1"}
+BINARY = {"_runtime.abi3.so", *(f"libdhlo_{name}.{kind}" for name in ("runtime", "serve") for kind in ("a", "so.1"))}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,9 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "dhlo/include/dhlo/abi.h",
         "dhlo/include/dhlo/runtime.h",
         "dhlo/include/dhlo/runtime.hpp",
+        "dhlo/include/dhlo/serve.h",
+        "dhlo/include/dhlo/serve.hpp",
+        "dhlo/include/dhlo/store.h",
         "dhlo/lib/cmake/dhlo/dhlo-targets-release.cmake",
         "dhlo/lib/cmake/dhlo/dhlo-targets.cmake",
         "dhlo/lib/cmake/dhlo/dhloConfig.cmake",
@@ -103,23 +106,18 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "dhlo/lib/libdhlo_runtime.a",
         "dhlo/lib/libdhlo_runtime.so",
         "dhlo/lib/libdhlo_runtime.so.1",
+        "dhlo/lib/libdhlo_serve.a",
+        "dhlo/lib/libdhlo_serve.so",
+        "dhlo/lib/libdhlo_serve.so.1",
+        "dhlo/lib/pkgconfig/dhlo-serve-static.pc",
+        "dhlo/lib/pkgconfig/dhlo-serve.pc",
         "dhlo/lib/pkgconfig/dhlo-static.pc",
         "dhlo/lib/pkgconfig/dhlo.pc",
     }
     assert not [n for n in names if n.endswith((".cpp", "CMakeLists.txt", ".toml", ".md")) or "test" in n.lower()]
     tried_alone(tmp_path / name, tmp_path)
-    for binary in ("_runtime.abi3.so", "lib/libdhlo_runtime.so.1"):
+    for binary in ("_runtime.abi3.so", "lib/libdhlo_runtime.so.1", "lib/libdhlo_serve.so.1"):
         runs_with_older_systems(next(tmp_path.glob(f"venv/lib/*/site-packages/dhlo/{binary}")))
-
-
-def runs_with_older_systems(library: Path) -> None:
-    """What Debian 12 builds needs glibc 2.34 and the C++ library of GCC 11 at most, as auditwheel's manylinux_2_34 allows."""
-    if tuple(map(int, platform.libc_ver()[1].split("."))) > (2, 36):
-        pytest.skip("built with a later C library")
-    symbols = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
-    for name, latest in (("GLIBC", (2, 34)), ("GLIBCXX", (3, 4, 29)), ("CXXABI", (1, 3, 13))):
-        versions = {tuple(map(int, v.split("."))) for v in re.findall(rf"\({name}_([\d.]+)\)", symbols)}
-        assert versions and max(versions) <= latest, (library, name, max(versions))
 
 
 def tried_alone(wheel: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 
 namespace dhlo::serve {
@@ -53,7 +54,7 @@ void Populator::run() noexcept {
     size_t group = 0;
     while (group < wanted_.size() && done_[group] >= wanted_[group]) ++group;
     if (group == wanted_.size()) {
-      changed_.wait(lock);
+      changed_.wait_for(lock, std::chrono::hours(24));  // a wait without a limit lacks on older systems
       continue;
     }
     const int64_t first = done_[group], end = wanted_[group];

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import dhlo
-from dhlo.errors import ContractError, DeadlineError
+from dhlo.commands.flags import cmake_dir, host_flags
+from dhlo.errors import ContractError, DeadlineError, DhloError
 from dhlo.integrations.decoder import step_program
 from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine, Request
 from dhlo.serve.types import Choice, EngineOptions, FinishReason, Output, QueueFullError, SamplingParams
+from tests.conftest import ROOT
 from tests.sequences import PAGE
 
 VOCABULARY = 96
@@ -596,13 +599,54 @@ print("leaves")
     assert "Traceback" not in done.stderr
 
 
-def test_example(model: Any, step: CompiledModel, tmp_path: Path, build_native: Callable[..., Path]) -> None:
-    """Built and run as a host without Python would: lines of tokens, answered as they end."""
+PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(host LANGUAGES C CXX)
+find_package(dhlo 0.1 REQUIRED)
+add_executable(host ${SOURCE})
+target_compile_features(host PRIVATE cxx_std_17)
+target_link_libraries(host PRIVATE dhlo::${LIBRARY})
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["flags", *(pytest.param(h, marks=pytest.mark.slow) for h in ("dhlo-serve", "dhlo-serve-static", "serve", "serve_shared"))],
+)
+def test_host_of_an_installation(model: Any, step: CompiledModel, tmp_path: Path, how: str) -> None:
+    """Built outside of the tree, and run as a host without Python: lines of tokens, answered as they end."""
+    try:
+        package = cmake_dir()
+    except DhloError:
+        pytest.skip("needs an installed package")
+    source, libraries = ROOT / "runtime/examples/serve.cpp", str(package.parents[1])
+
+    def sh(*command: object) -> str:
+        environment = os.environ | {"PKG_CONFIG_PATH": f"{libraries}/pkgconfig"}
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    if how == "flags":
+        sh("c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", source, *host_flags(), "-o", tmp_path / "host")
+    elif how.startswith("dhlo"):
+        if shutil.which("pkg-config") is None:
+            pytest.skip("needs pkg-config")
+        flags = sh("pkg-config", "--cflags", "--libs", how).split()
+        sh("c++", "-std=c++17", source, *flags, f"-Wl,-rpath,{libraries}", "-o", tmp_path / "host")
+    else:
+        cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        if cmake is None:
+            pytest.skip("needs cmake")
+        (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+        sh(cmake, "-S", tmp_path, "-B", tmp_path, f"-Ddhlo_DIR={package}", f"-DSOURCE={source}", f"-DLIBRARY={how}")
+        sh(cmake, "--build", tmp_path)
+    assert ("libdhlo_serve.so.1" in sh("ldd", tmp_path / "host")) == (how in ("dhlo-serve", "serve_shared"))
     step.save(tmp_path / "step.so")
     given = prompts(random.Random(6), 4, 50, 1)
     lines = [" ".join(map(str, p)) for p in given] + ["1 x", "", "1 96"]
     done = subprocess.run(
-        [build_native("serve_example") / "serve" / "serve_example", tmp_path / "step.so", "12", "1"],
+        [tmp_path / "host", tmp_path / "step.so", "12", "1"],
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,

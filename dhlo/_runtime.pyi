@@ -250,6 +250,10 @@ class Engine:
         cache_folder: str | None,
         cache_folder_bytes: int,
         model_digest: ReadableBuffer,
+        draft_model: Model | None,
+        draft_tokens: int,
+        draft_cache_bytes: int,
+        draft_max_positions: int,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""

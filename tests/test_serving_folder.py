@@ -218,6 +218,8 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
     first, again = (CliRunner().invoke(app, ["generate", str(folder), "The pass " * 20, *options, *blocks]) for _ in range(2))
     assert first.exit_code == again.exit_code == 0, first.output + again.output
     assert first.stdout == again.stdout and list((tmp_path / "blocks").glob("*.kv"))
+    drafted = CliRunner().invoke(app, ["generate", str(folder), "The pass", *options, "--draft-model", str(folder)])
+    assert drafted.stdout == result.stdout, drafted.output
     long = CliRunner().invoke(app, ["generate", str(folder), "a " * 600, *options])
     assert long.exit_code == 1 and "tokens; 1 to 511 are taken" in long.output
 

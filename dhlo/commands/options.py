@@ -224,6 +224,11 @@ class Model:
         int | None, typer.Option(min=2, help="Tokens of prompt and answer together; by default the model's.")
     ] = None
     prompt_lookup: Annotated[int, typer.Option(min=0, help="Draft so many tokens at most by what was said before; 0: none.")] = 0
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A smaller model of the same vocabulary, which drafts tokens for this one to verify."),
+    ] = None
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens of its drafts at most; fewer where fewer pay.")] = 8
     cache_folder: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for, also for later starts."),

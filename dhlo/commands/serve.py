@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,7 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
             threads=model.threads,
             progress=tell,
         )
+        drafting = None if model.draft_model is None else _draft_model(model, served, tell)
     longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
     options = EngineOptions(
         cache_bytes=None if model.cache_gb is None else int(model.cache_gb * (1 << 30)),
@@ -141,9 +142,30 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
         cache_folder=None if model.cache_folder is None else str(model.cache_folder),
         cache_folder_bytes=int(model.cache_folder_gb * (1 << 30)),
         model_digest=served.digest,
+        draft_model=None if drafting is None else drafting.step,
+        draft_tokens=min(model.draft_tokens, load.max_step_tokens),
+        draft_max_positions=None if drafting is None else drafting.max_positions,
     )
     with Engine(served.step, options) as engine:
         # A first step reads the weights, says whether steps work here, and how many blocks there are.
         engine.generate([[0]], SamplingParams(max_tokens=1))
         room = engine.stats().blocks * BLOCK_SLOTS
         yield served, engine, min(room, longest or room)
+
+
+def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> Served:
+    """The model that drafts for another one. Raises DhloError where their tokens aren't the same."""
+    from dhlo.serve.folder import open_folder
+
+    assert model.draft_model is not None
+    drafting = open_folder(
+        model.draft_model,
+        weights={name: form for name, form in weight_formats(model.weights).items() if name == "default"},
+        kv_cache=model.kv_cache,
+        cache=model.cache,
+        threads=model.threads,
+        progress=lambda what: tell(f"draft model: {what}"),
+    )
+    if drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
+        raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")
+    return drafting

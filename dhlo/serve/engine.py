@@ -216,9 +216,7 @@ class Engine:
 
     def __init__(self, model: CompiledModel | _runtime.Model, options: EngineOptions = _OPTIONS) -> None:
         """Raises ContractError for a model that is no such step, and for options out of range; MemoryError."""
-        native = getattr(model, "native", model)
-        if not isinstance(native, _runtime.Model):
-            raise ContractError(f"an engine serves a compiled model, got {model!r}")
+        native = _native(model, "an engine serves a compiled model")
         vocabulary = options.vocabulary
         try:
             offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
@@ -237,6 +235,10 @@ class Engine:
                 options.cache_folder,
                 options.cache_folder_bytes,
                 _digest(model, options),
+                None if options.draft_model is None else _native(options.draft_model, "draft_model is a compiled model or None"),
+                options.draft_tokens,
+                _size(options.draft_cache_bytes, "draft_cache_bytes"),
+                _size(options.draft_max_positions, "draft_max_positions"),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -322,6 +324,13 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _native(model: object, what: str) -> _runtime.Model:
+    native = getattr(model, "native", model)
+    if not isinstance(native, _runtime.Model):
+        raise ContractError(f"{what}, got {model!r}")
+    return native
 
 
 def _size(value: int | None, name: str) -> int:

@@ -131,8 +131,12 @@ class _OfEngine:
             ("generation_tokens", "Tokens that were generated.", s.generated_tokens),
             ("prefix_cache_queries", "Tokens of prompts that the cache was asked for.", s.prompt_tokens + s.cached_tokens),
             ("prefix_cache_hits", "Tokens of prompts that the cache had.", s.cached_tokens),
+            ("spec_decode_num_drafts", "Drafts that were verified.", s.drafts),
             ("spec_decode_num_draft_tokens", "Tokens that were drafted.", s.drafted_tokens),
             ("spec_decode_num_accepted_tokens", "Tokens that were drafted and accepted.", s.accepted_tokens),
+            ("draft_steps", "Steps of the draft model.", s.draft_steps),
+            ("draft_failures", "Steps of the draft model that failed.", s.draft_failures),
+            ("draft_seconds", "Seconds in drafts of the draft model.", s.draft_seconds),
             ("engine_steps", "Steps of the model.", s.steps),
             ("engine_step_seconds", "Seconds in steps of the model.", s.step_seconds),
             ("engine_host_seconds", "Seconds between steps.", s.host_seconds),
@@ -140,6 +144,14 @@ class _OfEngine:
             family = CounterMetricFamily(f"vllm:{name}", what, labels=names)
             family.add_metric(values, count)
             yield family
+        accepted = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens, by place in drafts.",
+            labels=(*names, "position"),
+        )
+        for position, count in enumerate(s.accepted_at):
+            accepted.add_metric((*values, str(position)), count)
+        yield accepted
         yield from self._of_tiers(s)
         ended = CounterMetricFamily("vllm:request_success", "Choices that ended, by why.", labels=(*names, "finished_reason"))
         by_reason = dict.fromkeys(_REASONS.values(), 0)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dhlo.errors import DhloError
+
+if TYPE_CHECKING:
+    from dhlo import _runtime
+    from dhlo.model import CompiledModel
 
 __all__ = [
     "Choice",
@@ -158,6 +163,15 @@ class EngineOptions:
     model_digest: bytes = b""
     """32 bytes that stand for code and weights of the model: blocks in a folder are of one model alone. Empty: those of
     `CompiledModel.digest`."""
+    draft_model: CompiledModel | _runtime.Model | None = None
+    """A smaller step of the same vocabulary and tokens of a block that drafts what the model may say (Leviathan et al. 2023),
+    with a cache of its own."""
+    draft_tokens: int = 8
+    """Tokens of its drafts at most; fewer where fewer pay."""
+    draft_cache_bytes: int | None = None
+    """Memory for its pools; None: as many blocks as the model has."""
+    draft_max_positions: int | None = None
+    """Tokens that it has positions for: what comes behind isn't drafted. None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -191,3 +205,13 @@ class EngineStats:
     """Spent in steps of the model."""
     host_seconds: float = 0.0
     """Spent between them: scheduling, cache and sampling."""
+    drafts: int = 0
+    """That were verified, of `drafted_tokens` together."""
+    accepted_at: tuple[int, ...] = ()
+    """Of `accepted_tokens`, those that were first, second, ... of their draft; of the first 16 positions."""
+    draft_steps: int = 0
+    """Of the draft model."""
+    draft_failures: int = 0
+    """Of these: their choices went on without its drafts."""
+    draft_seconds: float = 0.0
+    """Spent in it: of neither `step_seconds` nor `host_seconds`."""

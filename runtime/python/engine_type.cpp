@@ -81,19 +81,40 @@ int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* to
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {
-      "model",         "cache_bytes",  "max_step_tokens",    "max_sequences",      "max_waiting",
-      "max_positions", "eos_tokens",   "vocabulary",         "vocabulary_offsets", "prefix_cache",
-      "prompt_lookup", "cache_folder", "cache_folder_bytes", "model_digest",       nullptr};
-  PyObject *model = nullptr, *folder = nullptr;
+  static const char* const names[] = {"model",
+                                      "cache_bytes",
+                                      "max_step_tokens",
+                                      "max_sequences",
+                                      "max_waiting",
+                                      "max_positions",
+                                      "eos_tokens",
+                                      "vocabulary",
+                                      "vocabulary_offsets",
+                                      "prefix_cache",
+                                      "prompt_lookup",
+                                      "cache_folder",
+                                      "cache_folder_bytes",
+                                      "model_digest",
+                                      "draft_model",
+                                      "draft_tokens",
+                                      "draft_cache_bytes",
+                                      "draft_max_positions",
+                                      nullptr};
+  PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr;
+  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*", const_cast<char**>(names), model_type(), &model,
-                                  &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes, &offsets,
-                                  &prefix, &lookup, &folder, &folder_bytes, &digest) == 0)
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLL", const_cast<char**>(names), model_type(),
+                                  &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes,
+                                  &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest, &draft_model,
+                                  &draft_tokens, &draft_bytes, &draft_positions) == 0)
     return nullptr;
+  if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
+    PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
+    return nullptr;
+  }
   dhlo_engine_options options;
   dhlo_engine_options_init(&options);
   options.cache_bytes = cache_bytes;
@@ -118,6 +139,10 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
     options.cache_folder_bytes = folder_bytes;
   }
   options.constrain = constrain;
+  if (draft_model != Py_None) options.draft_model = reinterpret_cast<ModelObject*>(draft_model)->model;
+  options.draft_tokens = draft_tokens;
+  options.draft_cache_bytes = draft_bytes;
+  options.draft_max_positions = draft_positions;
   if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
 
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
@@ -305,16 +330,19 @@ PyObject* stats(PyObject* self, PyObject*) {
   Ref folder(Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "bytes", number(s.folder.bytes), "blocks", number(s.folder.blocks),
                            "hits", number(s.folder.hits), "failures", number(s.folder.failures), "dropped",
                            number(s.folder.dropped)));
-  if (!finished || !folder) return nullptr;
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O}", "running",
-                       number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
-                       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens",
-                       number(s.generated_tokens), "preemptions", number(s.preemptions), "drafted_tokens",
-                       number(s.drafted_tokens), "accepted_tokens", number(s.accepted_tokens), "finished",
-                       finished.get(), "blocks", number(s.blocks), "blocks_used", number(s.blocks_used),
-                       "blocks_cached", number(s.blocks_cached), "unused_slots", number(s.unused_slots), "step_seconds",
-                       static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
-                       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get());
+  Ref accepted(make_tuple(DHLO_DRAFT_POSITIONS, [&s](int64_t i) { return PyLong_FromLongLong(s.accepted_at[i]); }));
+  if (!finished || !folder || !accepted) return nullptr;
+  return Py_BuildValue(
+      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d}", "running",
+      number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
+      number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
+      "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
+      number(s.accepted_tokens), "finished", finished.get(), "blocks", number(s.blocks), "blocks_used",
+      number(s.blocks_used), "blocks_cached", number(s.blocks_cached), "unused_slots", number(s.unused_slots),
+      "step_seconds", static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
+      "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get(), "drafts", number(s.drafts),
+      "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
+      "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9);
 }
 
 }  // namespace

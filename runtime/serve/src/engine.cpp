@@ -159,6 +159,7 @@ void Engine::shut() noexcept {
     work_.notify_one();
   }
   step_.cancel();
+  if (drafter_ != nullptr) drafter_->cancel();
   if (thread_.joinable()) {
     thread_.join();
   } else {
@@ -197,7 +198,7 @@ void Engine::run() noexcept {
 
 // A step, if there is something to do, or some waiting for what the folder brings. Whether there was.
 bool Engine::work() noexcept {
-  const int64_t begin = now_ns(), step_before = counts_.step_ns;
+  const int64_t begin = now_ns(), step_before = counts_.step_ns + counts_.draft_ns;
   bool worked = false;
   fetching_ = 0;
   worker_ = std::this_thread::get_id();
@@ -220,22 +221,40 @@ bool Engine::work() noexcept {
     end_all(DHLO_FINISH_ERROR, error.what());
   }
   items_.clear();
-  if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns - step_before);
+  if (worked) counts_.host_ns += now_ns() - begin - (counts_.step_ns + counts_.draft_ns - step_before);
   publish();
   if (fetching_ != 0) cache_->wait_prefetched(fetching_, kFetchWait);
   worker_ = std::thread::id();
   return worked;
 }
 
+// Lets the draft model say what it was scheduled for.
+void Engine::make_drafts() {
+  wanted_.clear();
+  for (const Item& item : items_)
+    if (item.by_model) wanted_.push_back({item.choice, item.drafts, drafts_.data() + item.drafts_at});
+  if (wanted_.empty()) return;
+  const int64_t begin = now_ns();
+  drafter_->draft(wanted_);
+  auto made = wanted_.begin();
+  for (Item& item : items_)
+    if (item.by_model) item.drafts = (made++)->made;
+  counts_.draft_ns += now_ns() - begin;
+  counts_.draft_steps = drafter_->steps();
+  counts_.draft_failures = drafter_->failures();
+}
+
 // Runs the step that is scheduled. Not under the lock: requests come and are cancelled meanwhile.
 void Engine::compute() {
+  make_drafts();
   const int64_t begin = now_ns();
   step_.clear();
   for (Item& item : items_) {
     const Choice& choice = *item.choice;
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
-    const int64_t row = step_.add(*choice.sequence, choice.tokens, item.first, item.end,
-                                  drafts_.data() + item.drafts_at, item.drafts, kept);
+    const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};
+    const Tokens drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
+    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept);
     if (kept > 0) item.row = row;
   }
   const int64_t ready = now_ns();
@@ -247,8 +266,8 @@ void Engine::compute() {
   ++counts_.steps;
   bool prompts = false;
   for (const Item& item : items_) prompts |= item.end - item.first > 1;
-  if (!prompts) cost_.learn(step_.tokens(), took);
   take_results();
+  if (!prompts) cost_.learn(step_.tokens(), now_ns() - ready);  // sampling is of it
 }
 
 // All that the step was made of ends with it, and no other.
@@ -270,7 +289,7 @@ void Engine::take_results() {
     choice.computed = item.end;
     if (item.row >= 0) take_rows(item);
     const int64_t begin = now_ns();
-    if (item.drafts > 0) cache_->truncate(*choice.sequence, choice.computed);
+    if (item.drafts > 0 || item.by_model) cache_->truncate(*choice.sequence, choice.computed);
     cache_->commit(*choice.sequence, {choice.tokens.data(), static_cast<size_t>(choice.computed)});
     counts_.schedule_ns += now_ns() - begin;
     if (begins) fork(*choice.request, step_.logits(item.row));

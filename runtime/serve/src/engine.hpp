@@ -17,6 +17,8 @@
 
 #include "cache.hpp"
 #include "dhlo/serve.h"
+#include "draft_length.hpp"
+#include "drafter.hpp"
 #include "events.hpp"
 #include "populate.hpp"
 #include "request.hpp"
@@ -59,13 +61,15 @@ class Engine {
     Choice* choice;
     int64_t first, end;
     int64_t drafts_at, drafts;
-    int64_t row;  // of the first logits; -1: a part of a prompt without its end
+    int64_t row;    // of the first logits; -1: a part of a prompt without its end
+    bool by_model;  // the drafts are, or are to be, those of the draft model
   };
   using Waiting = std::set<Choice*, Earlier>;
 
   // engine.cpp: the thread, and what a step is made of.
   void run() noexcept;
   bool work() noexcept;
+  void make_drafts();
   void compute();
   void fail_step();
   void take_results();
@@ -74,6 +78,7 @@ class Engine {
 
   // tokens.cpp: what becomes of logits.
   void take_rows(const Item& item);
+  void note_drafts(const Item& item, int64_t accepted);
   void fork(Request& request, const void* row);
   bool extend(Choice& choice, const void* row);
   bool draw(Choice& choice, const void* row);
@@ -89,7 +94,8 @@ class Engine {
   void schedule();
   void schedule_decodes();
   void schedule_prompts();
-  void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, int64_t drafts);
+  int64_t plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model);
+  void add_item(Choice& choice, int64_t tokens, int64_t drafts_at, int64_t drafts, bool by_model);
   bool admit(Choice& choice);
   void fetch(Choice& choice);
   void fetch_ahead();
@@ -105,7 +111,7 @@ class Engine {
   // What doesn't change.
   const pid_t process_;
   Limits limits_;
-  int64_t max_step_tokens_, max_waiting_, prompt_lookup_;
+  int64_t max_step_tokens_, max_waiting_, prompt_lookup_, draft_tokens_ = 0;
   int64_t groups_ = 1;
   bool own_thread_;
   std::vector<int32_t> eos_tokens_;
@@ -119,6 +125,9 @@ class Engine {
   Step step_;
   std::unique_ptr<Cache> cache_;
   Populator populator_;
+  std::unique_ptr<Drafter> drafter_;  // null: none
+  std::vector<Draft> wanted_;         // of it, in the step in work
+  DraftRates lookup_rates_, model_rates_;
   std::unique_ptr<Sampler> sampler_;
   std::vector<Choice*> running_;  // that hold blocks, in order
   std::vector<Item> items_;       // of the step in work

@@ -58,11 +58,8 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
   const int64_t bytes = options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4, block);
   if (bytes < block)
     refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
-  CacheOptions made{};
-  made.block_slots = step.block_slots();
+  CacheOptions made = step.cache_options();
   made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
-  made.windows = step.windows();
-  made.pools = step.pools();
   made.prefix = options.prefix_cache != 0;
   if (options.cache_folder != nullptr) {
     made.tiers.folder = options.cache_folder;
@@ -71,16 +68,6 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
   }
   if (options.model_digest != nullptr) std::memcpy(made.seed.data(), options.model_digest, made.seed.size());
   return made;
-}
-
-std::vector<PoolMemory> pool_memory(const CacheOptions& how, const Cache& cache) {
-  std::vector<PoolMemory> pools;
-  for (const PoolLayout& layout : how.pools) {
-    auto* data = static_cast<uint8_t*>(cache.pool(static_cast<int64_t>(pools.size())));
-    const int64_t block = how.block_slots * layout.depth_bytes;
-    pools.push_back({data, layout.heads, how.num_blocks * block, block, layout.group});
-  }
-  return pools;
 }
 
 }  // namespace
@@ -101,6 +88,9 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.max_waiting, 1, INT64_MAX, "max_waiting");
   need_between(options.max_positions, 0, INT64_MAX, "max_positions");
   need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
+  need_between(options.draft_tokens, 0, options.max_step_tokens, "draft_tokens (at most max_step_tokens)");
+  need_between(options.draft_cache_bytes, 0, INT64_MAX, "draft_cache_bytes");
+  need_between(options.draft_max_positions, 0, INT64_MAX, "draft_max_positions");
   need_between(options.cache_bytes, 0, INT64_MAX, "cache_bytes");
   need_between(options.cache_folder_bytes, 0, INT64_MAX, "cache_folder_bytes");
   need_between(options.num_eos_tokens, 0, step_.vocabulary(), "num_eos_tokens");
@@ -120,7 +110,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   cache_ = std::move(made.value());
   if (options.cache_folder != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
   groups_ = static_cast<int64_t>(how.windows.size());
-  populator_.start(pool_memory(how, *cache_), groups_, how.num_blocks);
+  populator_.start(step_.pool_memory(*cache_), groups_, how.num_blocks);
   limits_.vocabulary = step_.vocabulary();
   limits_.max_sequences = sequences;
   limits_.constrains = constrain_ != nullptr;
@@ -130,11 +120,23 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
   allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));
   step_.attach(*cache_, max_step_tokens_, sequences);
+  if (options.draft_model != nullptr && options.draft_tokens > 0) {
+    DrafterOptions drafts;
+    drafts.cache_bytes = options.draft_cache_bytes;
+    drafts.max_positions = options.draft_max_positions;
+    drafts.max_step_tokens = max_step_tokens_;
+    drafts.max_sequences = sequences;
+    drafts.prefix = options.prefix_cache != 0;
+    drafts.target_blocks = how.num_blocks;
+    drafter_ = std::make_unique<Drafter>(options.draft_model, step_, drafts);
+    draft_tokens_ = options.draft_tokens;
+  }
   const auto most = static_cast<size_t>(sequences);
   running_.reserve(most);
   items_.reserve(most);
   done_.reserve(most);
-  drafts_.reserve(static_cast<size_t>(prompt_lookup_) * most);
+  drafts_.reserve(static_cast<size_t>(std::max(prompt_lookup_, draft_tokens_)) * most);
+  wanted_.reserve(most);
   if (own_thread_) thread_ = std::thread([this] { run(); });
 }
 

@@ -13,6 +13,7 @@
 #include "cache.hpp"
 #include "counts.hpp"
 #include "dhlo/serve.h"
+#include "draft_length.hpp"
 #include "lookup.hpp"
 #include "sampler.hpp"
 #include "stops.hpp"
@@ -20,6 +21,19 @@
 namespace dhlo::serve {
 
 struct Request;
+
+// What a draft model knows of a choice.
+struct DraftState {
+  std::optional<Sequence> sequence;  // of its own cache
+  int64_t computed = 0;              // tokens of the choice that are in it
+  bool failed = false;               // it can't compute this choice
+  DraftLength length;
+
+  void drop() {
+    sequence.reset();
+    computed = 0;
+  }
+};
 
 // A sequence of tokens in the making. Of a request that hasn't begun only the first choice has anything to do: it
 // computes the prompt, whose blocks the others then share.
@@ -39,7 +53,9 @@ struct Choice {
   bool scheduled = false;  // it is in the step
   TokenCounts counts;      // if penalties are asked for
   StopState stops;         // if there are stop strings
-  PromptLookup lookup;     // if drafts are made
+  PromptLookup lookup;     // if drafts are made by it
+  DraftLength lookup_length;
+  DraftState draft;
   // Log-probabilities of tokens that aren't given yet.
   std::vector<float> logprobs, top_logprobs;
   std::vector<int32_t> top_tokens;

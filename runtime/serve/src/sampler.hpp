@@ -19,6 +19,7 @@ struct Rules {
   uint64_t seed = 0;
   int32_t logprobs = -1;
 
+  bool greedy() const { return temperature == 0; }
   bool counts() const { return presence != 0 || frequency != 0 || repetition != 1; }
 };
 

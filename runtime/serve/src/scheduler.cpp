@@ -55,23 +55,38 @@ void Engine::schedule() {
 void Engine::schedule_decodes() {
   const auto decoding = static_cast<int64_t>(
       std::count_if(running_.begin(), running_.end(), [](const Choice* choice) { return choice->decodes(); }));
-  int64_t slack = budget_ - decoding;  // for drafts
-  const double price = prompt_lookup_ > 0 ? cost_.of_one_more(decoding) : 0;
+  int64_t slack = budget_ - decoding;             // for drafts
   for (size_t i = 0; i < running_.size(); ++i) {  // choices that give up their blocks are taken from the end
     Choice& choice = *running_[i];
     if (!choice.decodes()) continue;
     const auto at = static_cast<int64_t>(drafts_.size());
-    int64_t drafts = 0;
-    if (prompt_lookup_ > 0 && choice.request->speculate) {
-      const int64_t most = std::min({prompt_lookup_, slack, choice.request->max_size - choice.size() - 1});
-      drafts = choice.lookup.draft(choice.tokens, most, price, drafts_);
-      if (drafts > 0 && !cache_->reserve(*choice.sequence, choice.size() + drafts)) drafts = 0;
-    }
+    bool by_model = false;
+    int64_t drafts = plan_drafts(choice, slack, decoding, by_model);
+    if (drafts > 0 && !cache_->reserve(*choice.sequence, choice.size() + drafts)) drafts = 0;
     if (drafts == 0) drafts_.resize(static_cast<size_t>(at));
     if (drafts == 0 && !make_room(choice, choice.size())) continue;
     slack -= drafts;
-    add_item(choice, choice.size(), at, drafts);
+    add_item(choice, choice.size(), at, drafts, by_model && drafts > 0);
   }
+}
+
+// Appends drafts of the lookup, or room for some of the draft model's: whichever are more often accepted. Returns how
+// many.
+int64_t Engine::plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model) {
+  if (!choice.request->speculate) return 0;
+  const int64_t most = std::min(slack, choice.request->max_size - choice.size() - 1);
+  const bool has_model = drafter_ != nullptr && !choice.draft.failed;
+  const double price = cost_.of_one_more(decoding);
+  if (prompt_lookup_ > 0 && (!has_model || choice.lookup_length.rate() >= choice.draft.length.rate())) {
+    const int64_t length = choice.lookup_length.next(std::min(most, prompt_lookup_), price);
+    if (const int64_t found = choice.lookup.draft(choice.tokens, length, drafts_); found > 0) return found;
+  }
+  if (!has_model) return 0;
+  by_model = true;
+  const int64_t room = std::min({most, draft_tokens_, drafter_->max_positions() - choice.size()});
+  const int64_t length = choice.draft.length.next(room, price + drafter_->price(decoding, cost_));
+  drafts_.resize(drafts_.size() + static_cast<size_t>(length));
+  return length;
 }
 
 void Engine::schedule_prompts() {
@@ -89,14 +104,14 @@ void Engine::schedule_prompts() {
     }
     if (next == nullptr) return;
     const int64_t end = std::min(next->size(), next->computed + budget_);
-    if (make_room(*next, end)) add_item(*next, end, 0, 0);
+    if (make_room(*next, end)) add_item(*next, end, 0, 0, false);
     ++i;
   }
 }
 
-void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t drafts) {
+void Engine::add_item(Choice& choice, int64_t end, int64_t drafts_at, int64_t drafts, bool by_model) {
   choice.scheduled = true;
-  items_.push_back({&choice, choice.computed, end, drafts_at, drafts, -1});
+  items_.push_back({&choice, choice.computed, end, drafts_at, drafts, -1, by_model});
   budget_ -= end - choice.computed + drafts;
 }
 
@@ -130,6 +145,10 @@ bool Engine::admit(Choice& choice) {
   Request& request = *choice.request;
   if (!request.begun) {
     request.begun = true;
+    for (Choice& each : request.choices) {
+      each.lookup_length.start(lookup_rates_.of(request.rules.greedy()));
+      each.draft.length.start(model_rates_.of(request.rules.greedy()));
+    }
     request.cached_tokens = cached;
     counts_.cached_tokens += cached;
     --unbegun_;
@@ -209,6 +228,7 @@ void Engine::remove(Choice& choice) {
   if (at != running_.end()) running_.erase(at);
   choice.sequence.reset();
   choice.computed = 0;
+  choice.draft.drop();
 }
 
 int64_t Engine::in_work() const {

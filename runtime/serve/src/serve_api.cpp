@@ -46,6 +46,7 @@ void dhlo_engine_options_init(dhlo_engine_options* options) {
   options->max_step_tokens = 512;
   options->max_waiting = 1024;
   options->prefix_cache = 1;
+  options->draft_tokens = 8;
 }
 
 dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out) {

@@ -75,10 +75,22 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
   row_bytes_ = vocabulary_ * dhlo_dtype_bytes(dtype_);
 }
 
-std::vector<int64_t> Step::windows() const {
-  std::vector<int64_t> windows;
-  for (int64_t g = 0; g < paging_->num_groups; ++g) windows.push_back(paging_->groups[g].window);
-  return windows;
+CacheOptions Step::cache_options() const {
+  CacheOptions made{};
+  made.block_slots = block_slots();
+  for (int64_t g = 0; g < paging_->num_groups; ++g) made.windows.push_back(paging_->groups[g].window);
+  made.pools = pools();
+  return made;
+}
+
+std::vector<PoolMemory> Step::pool_memory(const Cache& cache) const {
+  std::vector<PoolMemory> memory;
+  for (const PoolLayout& layout : pools()) {
+    auto* data = static_cast<uint8_t*>(cache.pool(static_cast<int64_t>(memory.size())));
+    const int64_t block = block_slots() * layout.depth_bytes;
+    memory.push_back({data, layout.heads, cache.num_blocks() * block, block, layout.group});
+  }
+  return memory;
 }
 
 std::vector<PoolLayout> Step::pools() const {
@@ -135,12 +147,9 @@ void Step::clear() {
   }
 }
 
-int64_t Step::add(const Sequence& sequence, const std::vector<int32_t>& tokens, int64_t first, int64_t end,
-                  const int32_t* drafts, int64_t num_drafts, int64_t kept) {
-  const auto from = tokens.begin();
-  ids_.insert(ids_.end(), from + first, from + end);
-  ids_.insert(ids_.end(), drafts, drafts + num_drafts);
-  end += num_drafts;
+int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept) {
+  for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
+  const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
   for (int64_t position = first; position < end; ++position) positions_.push_back(position);
   const int64_t block = block_slots();
   for (size_t g = 0; g < groups_.size(); ++g) {

@@ -8,6 +8,7 @@
 
 #include "cache.hpp"
 #include "dhlo/runtime.h"
+#include "populate.hpp"
 
 namespace dhlo::serve {
 
@@ -19,19 +20,19 @@ class Step {
   int64_t vocabulary() const { return vocabulary_; }
   int32_t dtype() const { return dtype_; }  // of logits
   int64_t block_slots() const { return paging_->block_slots; }
-  std::vector<int64_t> windows() const;
-  std::vector<PoolLayout> pools() const;
+  // Of a cache for it: what follows from the model.
+  CacheOptions cache_options() const;
+  std::vector<PoolMemory> pool_memory(const Cache& cache) const;
   // Of a block of each group, in all pools.
   int64_t block_bytes() const;
 
   // Makes the session and the buffers. Calls then read and write the cache's pools.
   void attach(Cache& cache, int64_t max_tokens, int64_t max_sequences);
 
-  // What the next call computes: of each sequence tokens[first] to tokens[end - 1], which have room, and then `drafts`;
-  // wanted are the logits of the last `kept` of all these. Returns the row of the first.
+  // What the next call computes: of each sequence `tokens`, from position `first` on, which have room, and then
+  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first.
   void clear();
-  int64_t add(const Sequence& sequence, const std::vector<int32_t>& tokens, int64_t first, int64_t end,
-              const int32_t* drafts, int64_t num_drafts, int64_t kept);
+  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept);
   // 0 tokens: nothing was added.
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
@@ -54,6 +55,7 @@ class Step {
     std::vector<Span<const int32_t>> rows;
   };
 
+  std::vector<PoolLayout> pools() const;
   void set(int64_t input, void* data, std::array<int64_t, 3> sizes);
   void fill_tables();
 

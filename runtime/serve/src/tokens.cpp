@@ -16,11 +16,22 @@ void Engine::take_rows(const Item& item) {
   while (extend(choice, step_.logits(item.row + accepted)) && accepted < item.drafts &&
          choice.tokens.back() == drafts[accepted])
     ++accepted;
-  if (item.drafts > 0) choice.lookup.learn(item.drafts, accepted);
+  choice.computed += accepted;
+  if (item.drafts > 0) note_drafts(item, accepted);
+  if (choice.finish == DHLO_FINISH_NONE) give(choice);
+}
+
+// So many of the item's drafts were right.
+void Engine::note_drafts(const Item& item, int64_t accepted) {
+  Choice& choice = *item.choice;
+  DraftLength& length = item.by_model ? choice.draft.length : choice.lookup_length;
+  length.learn(item.drafts, accepted);
+  (item.by_model ? model_rates_ : lookup_rates_).learn(choice.request->rules.greedy(), item.drafts, accepted);
+  if (item.by_model) drafter_->verified(choice, item.end, item.drafts, accepted);
+  ++counts_.drafts;
   counts_.drafted_tokens += item.drafts;
   counts_.accepted_tokens += accepted;
-  choice.computed += accepted;
-  if (choice.finish == DHLO_FINISH_NONE) give(choice);
+  for (int64_t i = 0; i < std::min<int64_t>(accepted, DHLO_DRAFT_POSITIONS); ++i) ++counts_.accepted_at[i];
 }
 
 // The prompt is computed: from here on the request's choices differ.

@@ -64,6 +64,14 @@ def step(model: Any) -> CompiledModel:
     return dhlo.compile(step_program(model), pages={"keys*": PAGE, "values*": PAGE})
 
 
+@pytest.fixture(scope="module")
+def draft_step(model: Any) -> CompiledModel:
+    """Of the model's first layer alone, which is right now and then."""
+    smaller = AutoModelForCausalLM.from_config(LlamaConfig(**model.config.to_diff_dict() | {"num_hidden_layers": 1})).eval()
+    smaller.load_state_dict(model.state_dict(), strict=False)
+    return dhlo.compile(step_program(smaller), pages={"keys*": PAGE, "values*": PAGE})
+
+
 def prompts(rng: random.Random, *lengths: int) -> list[list[int]]:
     return [[rng.randrange(VOCABULARY) for _ in range(n)] for n in lengths]
 
@@ -227,6 +235,31 @@ def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tok
         assert stats.preemptions > 0 or blocks > 20
         assert (stats.drafted_tokens > 0) == (lookup > 0) and stats.accepted_tokens <= stats.drafted_tokens
         check_empty(engine)
+
+
+def test_draft_model(model: Any, step: CompiledModel, draft_step: CompiledModel) -> None:
+    """Tokens are those that the model would have said, greedy and sampled, in pools that are too small for all."""
+    rng = random.Random(6)
+    given = prompts(rng, *[rng.choice((1, 3, 17, 60)) for _ in range(20)])
+    small = EngineOptions(cache_bytes=14 * BLOCK_BYTES, max_step_tokens=24, max_sequences=8, draft_model=draft_step)
+    sampled = SamplingParams(max_tokens=30, temperature=0.7, top_p=0.9, seed=3, n=2, repetition_penalty=1.1)
+    with Engine(step) as alone, Engine(step, small) as drafting:
+        want = alone.generate(given[:5], sampled)
+        params = [sampled if i < 5 else replace(GREEDY, max_tokens=40, n=rng.choice((1, 3))) for i in range(20)]
+        outputs = drafting.generate(given, params)
+        assert [[c.tokens for c in o.choices] for o in outputs[:5]] == [[c.tokens for c in o.choices] for o in want]
+        for prompt, output in zip(given[5:], outputs[5:], strict=True):
+            for choice in output.choices:
+                assert choice.finish is FinishReason.LENGTH and len(choice.tokens) == 40
+                check_greedy(model, prompt, choice)
+        stats = drafting.stats()
+        assert 0 < stats.accepted_tokens == sum(stats.accepted_at) < stats.drafted_tokens
+        assert stats.draft_steps >= stats.drafts / 8 and stats.draft_failures == 0 and stats.preemptions > 0
+        check_empty(drafting)
+    with pytest.raises(ContractError, match="draft_model is a compiled model or None, got 3"):
+        Engine(step, replace(small, draft_model=3))  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="draft_tokens"):
+        Engine(step, replace(small, draft_tokens=25))
 
 
 def test_samples_are_the_same_in_any_company(step: CompiledModel) -> None:

@@ -105,6 +105,11 @@ typedef struct dhlo_engine_options {
   void* constrain_ctx;
   dhlo_event_fn on_event; /* NULL: events are fetched by dhlo_engine_poll */
   void* event_ctx;
+  dhlo_model* draft_model;   /* another step, of the same vocabulary and tokens of a block, which drafts what the model
+                                may say, with a cache of its own; NULL: none. Retained */
+  int64_t draft_tokens;      /* of a draft of it at most; default 8 */
+  int64_t draft_cache_bytes; /* memory of its pools; 0: as many blocks as the model's */
+  int64_t draft_max_positions; /* as max_positions, of the draft model: what comes behind isn't drafted; 0: no limit */
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
@@ -187,6 +192,9 @@ typedef struct dhlo_tier_stats {
   int64_t dropped;  /* blocks that memory had no room for, and that came faster than they could be written */
 } dhlo_tier_stats;
 
+/* Positions of drafts whose accepted tokens are counted. */
+#define DHLO_DRAFT_POSITIONS 16
+
 typedef struct dhlo_engine_stats {
   uint32_t struct_bytes;
   int32_t reserved;
@@ -208,6 +216,11 @@ typedef struct dhlo_engine_stats {
   int64_t host_ns;        /* spent between them while there was work: scheduling, cache, sampling, hooks */
   int64_t schedule_ns;    /* of host_ns, scheduling and cache */
   dhlo_tier_stats folder; /* zeros without cache_folder */
+  int64_t drafts;         /* that were verified, drafted_tokens together */
+  int64_t accepted_at[DHLO_DRAFT_POSITIONS]; /* of accepted_tokens, those that were first, second, ... of their draft */
+  int64_t draft_steps;                       /* of the draft model */
+  int64_t draft_failures;                    /* of them; their choices go on without drafts of it */
+  int64_t draft_ns;                          /* spent in it; of neither step_ns nor host_ns */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

@@ -1,0 +1,78 @@
+// A small model that drafts what a large one may say (Leviathan et al. 2023), with a cache of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cache.hpp"
+#include "populate.hpp"
+#include "request.hpp"
+#include "sampler.hpp"
+#include "step.hpp"
+#include "step_cost.hpp"
+
+namespace dhlo::serve {
+
+// What is wanted of it, and what came.
+struct Draft {
+  Choice* choice;    // all of its tokens are to be seen, then `most` are drafted
+  int64_t most;      // at least 1
+  int32_t* tokens;   // room for `most`
+  int64_t made = 0;  // fewer than wanted where it hasn't seen all yet, or can't
+};
+
+struct DrafterOptions {
+  int64_t cache_bytes = 0;    // 0: as many blocks as the target has
+  int64_t max_positions = 0;  // 0: as many as the target's
+  int64_t max_step_tokens = 0;
+  int64_t max_sequences = 0;
+  bool prefix = true;
+  int64_t target_blocks = 0;
+};
+
+class Drafter {
+ public:
+  // Throws Error, where the model doesn't fit to the target's.
+  Drafter(dhlo_model* model, const Step& target, const DrafterOptions& options);
+
+  // All in lock step: first what it hasn't seen, a step's worth of it, then a token of each at a time. Each is drawn as
+  // the target's would be, with the same random number.
+  void draft(std::vector<Draft>& drafts);
+  // Of `made` tokens that were drafted behind `size`, the first `accepted` are now the choice's.
+  void verified(Choice& choice, int64_t size, int64_t made, int64_t accepted);
+  // Positions behind which nothing is drafted.
+  int64_t max_positions() const { return max_positions_; }
+  // What drafting a token for each of so many sequences takes, as a part of a step of the target's.
+  double price(int64_t sequences, const StepCost& target) const {
+    return cost_.known() && target.known() ? cost_.of(sequences) / target.of(sequences) : kGuess;
+  }
+  int64_t steps() const { return steps_; }
+  int64_t failures() const { return failures_; }
+  // Stops a step that is in progress, from any thread.
+  void cancel() { step_.cancel(); }
+
+ private:
+  static constexpr double kGuess = 0.125;
+  struct Row {
+    Draft* draft;
+    int64_t end;  // tokens of the choice that are computed with this step
+    int64_t row;  // of logits, -1: none
+  };
+
+  void see(std::vector<Draft>& drafts);
+  bool run();
+  void take();
+  bool draw(const Row& row);
+
+  Step step_;
+  std::unique_ptr<Cache> cache_;
+  Populator populator_;
+  Sampler sampler_;
+  int64_t max_positions_, max_step_tokens_, groups_;
+  StepCost cost_;
+  std::vector<Row> rows_;
+  int64_t steps_ = 0, failures_ = 0;
+};
+
+}  // namespace dhlo::serve

@@ -127,6 +127,19 @@ def test_pools_of_fewer_bits(windowed: tuple[Any, CompiledModel], form: str, tol
     assert text.count({"bf16": "bfloat16", "f16": "float16"}.get(form, "int8") + "[2, slots, 16]") == 4
     assert text.count("float32[2, slots, 1]") == (4 if form == "int8" else 0)
     check(model, compiled, 0, tolerance)
+    check_that_share(compiled)
+
+
+def check_that_share(compiled: CompiledModel) -> None:
+    """Sequences get the same logits whether they have the blocks of one another or equal ones of their own."""
+    begins, own = sequences(160)[0], [(k, x) for k, x in enumerate(sequences(1, 2, 1, 1, 1))]
+    apart, shared = Pools(compiled, 60), Pools(compiled, 60)
+    apart.step([(k, begins) for k, _ in own])
+    shared.step([(0, begins)])
+    for k, _ in own:
+        shared.tables[k], shared.done[k] = list(shared.tables[0]), 160
+    for got, want in zip(shared.step(own), apart.step(own), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

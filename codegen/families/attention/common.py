@@ -49,9 +49,8 @@ _LEAST_KEYS = 96
 _ARG_TYPES = (PTR,) * 5 + (I64,) * 20
 # the scales of K or V, and their strides (batch, head, row)
 _SCALE_TYPES = (PTR, I64, I64, I64)
-# tables of blocks and their columns, starts, lengths, blocks of rows before each sequence, sequences, halvings until one is left,
-# blocks of a pool, where a bad block is reported
-_PAGE_TYPES = (PTR, I64, PTR, PTR, PTR, I64, I64, I64, PTR)
+# those of `Pages`
+_PAGE_TYPES = (PTR, I64, PTR, PTR, PTR, I64, I64, I64, PTR, PTR, PTR, I64, I64)
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,15 @@ class Spec:
         """Types of a kernel's arguments; what masks need lies behind them."""
         scales = _SCALE_TYPES * (self.k.scaled + self.v.scaled)
         return _ARG_TYPES + scales + _PAGE_TYPES * (self.paging is not None) + (PTR,) * self.sinks
+
+    @property
+    def windowed(self) -> bool:
+        return self.paging is not None and self.paging.window > 0
+
+    @property
+    def has_positions(self) -> bool:
+        """Masks are computed from the positions of queries."""
+        return self.is_causal or self.windowed
 
     @property
     def stored(self) -> str:
@@ -157,11 +165,15 @@ class Pages:
     columns: V
     starts: V
     lengths: V
-    before: V
+    counts: V  # see `cascade.Count`
     sequences: V
-    halvings: V
-    blocks: V
-    cell: V
+    halvings: V  # of the sequences, until one is left
+    blocks: V  # of a pool
+    cell: V  # where a bad block is reported
+    positions: V  # i32, of each token in its sequence
+    begun: V  # partial results of keys that sequences share; see `cascade.begun_at`
+    begun_parts: V  # how many such a row has
+    begun_tokens: V  # tokens that have such
 
 
 @dataclass(frozen=True)
@@ -215,6 +227,7 @@ class Span:
     keys     the number of its keys
     past     of these, those before the first query's own, where attention is causal
     table    its blocks; None where its keys lie in a row
+    places   i32, the position of each row of Q in its sequence; None where rows follow one another from `past` on
     """
 
     batch: V
@@ -223,19 +236,21 @@ class Span:
     keys: V
     past: V
     table: V | None = None
+    places: V | None = None
 
     @staticmethod
-    def of(fn: Fn, a: Args, b: V) -> Span:
-        """That of element b of a batch, or of sequence b."""
+    def of(fn: Fn, a: Args, b: V, several: V | int = 1) -> Span:
+        """That of element b of a batch, or of sequence b; of `several` sequences from b on, as far as they share their keys."""
         p = a.pages
         if p is None:
             return Span(b, None, a.sq, a.skv, a.past)
         first, end, keys = (
-            fn.cast(fn.load(fn.gep(x, i, I32), I32), I64) for x, i in ((p.starts, b), (p.starts, fn.add(b, 1)), (p.lengths, b))
+            fn.cast(fn.load(fn.gep(x, i, I32), I32), I64)
+            for x, i in ((p.starts, b), (p.starts, fn.add(b, several)), (p.lengths, b))
         )
         queries = fn.sub(end, first)
         table = fn.gep(p.tables, fn.mul(b, p.columns), I32)
-        return Span(fn.i64(0), first, queries, keys, fn.sub(keys, queries), table)
+        return Span(fn.i64(0), first, queries, keys, fn.sub(keys, queries), table, p.positions)
 
     def row(self, fn: Fn, query: V) -> V:
         """The row of Q of a query."""
@@ -243,7 +258,9 @@ class Span:
 
     def own(self, fn: Fn, query: V) -> V:
         """The key of a query's own position."""
-        return fn.add(query, self.past)
+        if self.places is None:
+            return fn.add(query, self.past)
+        return fn.cast(fn.load(fn.gep(self.places, self.row(fn, query), I32), I32), I64)
 
 
 def offset(fn: Fn, strides: Sequence[V], *index: V) -> V:

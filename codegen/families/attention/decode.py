@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
     Args,
+    Pages,
     Span,
     Spec,
     all_keys,
@@ -192,10 +193,11 @@ def _emit_values(module: KernelModule, spec: Spec, rows: int) -> None:
 
 
 def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
-    """Emits `<name>_rows(args, scratch, b, h, row0, rows, lo, hi, partial)` and returns its symbol.
+    """Emits `<name>_rows(args, scratch, b, several, h, row0, rows, lo, hi, partial, begun)` and returns its symbol.
 
-    It attends with at most `spec.few_rows` query rows from row0 (row = query * group + head of the group) of one batch and kv
-    head to keys lo .. hi-1. Rows go to the output, or unscaled with their statistics to `partial` unless that is null.
+    It attends with at most `spec.few_rows` query rows from row0 (row = query * group + head of the group) of one batch, or of
+    `several` sequences from b on, and kv head to keys lo .. hi-1. Rows go to the output, or unscaled with their statistics to
+    `partial` unless that is null. They begin with the partial results from `begun` on (`cascade.py`) unless that is null.
     """
     symbol = f"{name}_rows"
     if symbol in module.functions:
@@ -203,14 +205,17 @@ def emit_rows(module: KernelModule, spec: Spec, name: str) -> str:
     for rows in (1, 2, _GROUP):
         _emit_scores(module, spec, rows)
         _emit_values(module, spec, rows)
-    sizes = [(x, I64) for x in ("b", "h", "row0", "rows", "lo", "hi")]
-    fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR)], noinline=True)
-    _, scratch, b, h, row0, rows_, lo, hi, partial = fn.args
+    sizes = [(x, I64) for x in ("b", "several", "h", "row0", "rows", "lo", "hi")]
+    fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR), ("begun", PTR)], noinline=True)
+    _, scratch, b, several, h, row0, rows_, lo, hi, partial, begun = fn.args
     a = Args.load(fn, spec)
     at = {k: fn.gep(scratch, x, F32) for k, x in vars(_Scratch(spec)).items() if k != "size"}
-    span = Span.of(fn, a, b)
+    span = Span.of(fn, a, b, several)
     block = _Rows(fn, a, spec, at, span, h, row0, rows_)
     _start(block)
+    if a.pages is not None:
+        with fn.when(fn.cmp("ne", fn.ptr_to_int(begun), 0)):
+            _resume(block, a.pages, begun)
     kp = fn.gep(a.k, offset(fn, a.ks, span.batch, h), spec.k.elem)
     vp = fn.gep(a.v, offset(fn, a.vs, span.batch, h), spec.v.elem)
     with fn.loop(lo, hi, KEYS) as key:
@@ -284,7 +289,8 @@ def emit_decode(module: KernelModule, name: str, spec: Spec) -> None:
         b, h = fn.divu(bh, a.kv_heads), fn.remu(bh, a.kv_heads)
         lo = fn.mul(split, share)
         partial = fn.select(fn.cmp("gt", a.parts, 1), fn.add(fn.ptr_to_int(a.workspace), fn.mul(item.iv, size)), zero)
-        fn.call(rows_symbol, [args, scratch, b, h, zero, rows, lo, fn.min(fn.add(lo, share), stop), fn.int_to_ptr(partial)])
+        hi = fn.min(fn.add(lo, share), stop)
+        fn.call(rows_symbol, [args, scratch, b, fn.i64(1), h, zero, rows, lo, hi, fn.int_to_ptr(partial), fn.int_to_ptr(zero)])
     fn.done()
 
 
@@ -345,6 +351,17 @@ def _start(x: _Rows) -> None:
     for r0 in range(0, spec.few_rows, fn.lanes):
         for name, value in (("maximum", -math.inf), ("total", 0.0), ("alpha", 0.0)):
             fn.store(fn.const(value, fn.vec(F32)), fn.gep(at[name], r0, F32))
+
+
+def _resume(x: _Rows, pages: Pages, begun: V) -> None:
+    """Rows go on from partial results of keys that were attended to before."""
+    fn, spec, at, size = x.fn, x.spec, x.at, partial_floats(x.spec)
+    apart = fn.mul(fn.mul(pages.begun_tokens, fn.mul(x.a.kv_heads, x.a.group)), size)
+    with fn.loop(0, x.rows) as r:
+        first, to = fn.gep(begun, fn.mul(r.iv, size), F32), fn.gep(at["out"], fn.mul(r.iv, spec.v_pad), F32)
+        maximum, total = _merge(fn, spec, to, first, apart, pages.begun_parts)
+        fn.store(maximum, fn.gep(at["maximum"], r.iv, F32))
+        fn.store(total, fn.gep(at["total"], r.iv, F32))
 
 
 def _softmax_row(rows: _Rows, r: V, key0: V, n: V) -> None:
@@ -431,20 +448,27 @@ def emit_combine(module: KernelModule, name: str, spec: Spec) -> None:
 
 def combine_row(fn: Fn, a: Args, spec: Spec, scratch: V, span: Span, h: V, r: V, first: V, stride: V, parts: V) -> None:
     """Stores row `r` of a kv head, of which `parts` partial results lie from `first` on, `stride` f32 apart."""
+    top, total = _merge(fn, spec, scratch, first, stride, parts)
+    place = _Rows(fn, a, spec, {}, span, h, fn.i64(0), fn.i64(1))
+    inverse, out = fn.splat(inverse_sum(fn, total, top, place.sink(r))), place.address(a.o, a.os, r)
+    for c in range(0, spec.value_dim, fn.lanes):
+        store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
+
+
+def _merge(fn: Fn, spec: Spec, to: V, first: V, stride: V, parts: V) -> tuple[V, V]:
+    """Adds up the sums of a row's `parts` partial results, which lie from `first` on, `stride` f32 apart, to `v_pad` f32. Returns
+    their maximum and total."""
     with fn.loop(0, parts, 1, [fn.const(-math.inf, F32)]) as s:
         p = fn.gep(first, fn.mul(s.iv, stride), F32)
         s.yield_(raised(fn, s.carried[0], fn.load(fn.gep(p, spec.v_pad, F32), F32)))
     top = guarded(fn, s.results[0])
     for c in range(0, spec.v_pad, fn.lanes):
-        fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(scratch, c, F32))
+        fn.store(fn.const(0.0, fn.vec(F32)), fn.gep(to, c, F32))
     with fn.loop(0, parts, 1, [fn.const(0.0, F32)]) as t:
         p = fn.gep(first, fn.mul(t.iv, stride), F32)
         share = weight(fn, fn.sub(fn.load(fn.gep(p, spec.v_pad, F32), F32), top))
         for c in range(0, spec.v_pad, fn.lanes):
-            to = fn.gep(scratch, c, F32)
-            fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(to, fn.vec(F32))), to)
+            x = fn.gep(to, c, F32)
+            fn.store(fn.fma(fn.splat(share), fn.load(fn.gep(p, c, F32), fn.vec(F32)), fn.load(x, fn.vec(F32))), x)
         t.yield_(fn.fma(fn.load(fn.gep(p, spec.v_pad + 1, F32), F32), share, t.carried[0]))
-    place = _Rows(fn, a, spec, {}, span, h, fn.i64(0), fn.i64(1))
-    inverse, out = fn.splat(inverse_sum(fn, t.results[0], top, place.sink(r))), place.address(a.o, a.os, r)
-    for c in range(0, spec.value_dim, fn.lanes):
-        store_row(fn, fn.mul(fn.load(fn.gep(scratch, c, F32), fn.vec(F32)), inverse), out, spec.elem, spec.value_dim, c)
+    return s.results[0], t.results[0]

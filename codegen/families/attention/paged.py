@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dhlo.codegen.families.attention.attention import Strides, scale_bits
-from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec
-from dhlo.codegen.families.attention.decode import combine_row, combine_scratch_bytes, partial_floats
+from dhlo.codegen.families.attention.cascade import Batch, Count, begun_at, count, count_at, find_runs, number, parts_of_runs
+from dhlo.codegen.families.attention.common import Args, MaskEmitter, Paging, Rows, Span, Spec, first_key
+from dhlo.codegen.families.attention.decode import KEYS, combine_row, combine_scratch_bytes, partial_floats
 from dhlo.codegen.families.attention.prefill import BlockOfRows, Part, emit_parts, prefill_scratch_bytes
 from dhlo.codegen.families.box import grain_of, steps_ahead
 from dhlo.codegen.families.gemm.register_tile import TileSpec
 from dhlo.codegen.families.lowering import GroupHost
-from dhlo.codegen.kernel_ir.builder import F32, I32, I64, Fn, KernelModule, V
+from dhlo.codegen.kernel_ir.builder import F32, I64, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import kernel_fn
 
-__all__ = ["Batch", "PagedKernel"]
+__all__ = ["PagedKernel"]
 
 _MOST_HALVINGS = 32
 _MOST_PARTS = 64  # of all sequences and heads, of split keys; bounds the memory of partial results
@@ -24,26 +26,11 @@ _LEAST_KEYS = 256  # of a part
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Where the sequences of a call are, in the host program: see `PagedAttention`. Pointers to i32, and sizes."""
-
-    tables: V
-    columns: V
-    starts: V
-    lengths: V
-    sequences: V
-    tokens: V
-    blocks: V  # of a pool
-    cell: V  # where kernels report an entry of a table that is no block
-    before: V  # memory of i64 [2, sequences + 1]
-    partial: V  # memory of `PagedKernel.partial_bytes`
-
-
-@dataclass(frozen=True)
 class PagedKernel:
     """One kernel for all sequences of a call: items are (sequence, kv head, unit), so that prompts have many and steps of decoding
     one for each head. A unit is a block of rows, or, of few rows behind many keys, a part of the keys ("flash decoding"), whose
-    partial results a second kernel combines. See `Attention` for the fields."""
+    partial results a second kernel combines. Keys that sequences share are a kernel's before both (`cascade.py`). See `Attention`
+    for the fields."""
 
     head_dim: int
     value_dim: int
@@ -85,27 +72,60 @@ class PagedKernel:
     def _part_floats(self) -> int:
         return self.spec.few_rows * partial_floats(self.spec)
 
+    @property
+    def begun_row_bytes(self) -> int:
+        """Bytes of a partial result of a row of a run."""
+        return 4 * partial_floats(self.spec)
+
     def emit(self, module: KernelModule) -> None:
-        """Emits the kernels, once: `<symbol>`, `<symbol>_combine`."""
-        for name, emit in ((self.symbol, self._emit_units), (f"{self.symbol}_combine", self._emit_combine)):
-            if name not in module.functions:
-                emit(module, name)
+        """Emits the kernels, once: `<symbol>`, `<symbol>_runs`, `<symbol>_combine`."""
+        kernels = ("", self._emit_units), ("_runs", self._emit_runs), ("_combine", self._emit_combine)
+        for suffix, emit in kernels:
+            if self.symbol + suffix not in module.functions:
+                emit(module, self.symbol + suffix)
+
+    def _emit_runs(self, module: KernelModule, name: str) -> None:
+        """Items are (run, kv head, part of the keys, block of rows)."""
+        spec = self.spec
+        parts = emit_parts(module, self.symbol, spec)
+        fn = kernel_fn(module, name)
+        a = Args.load(fn, spec)
+        assert a.pages is not None
+        rows, per_block = BlockOfRows(fn, a, spec, parts), fn.mul(a.kv_heads, a.pages.begun_parts)
+        with fn.loop(fn.args[1], fn.args[2]) as item:
+            b = _sequence_of(fn, a, Count.RUN_BLOCKS, fn.divu(item.iv, per_block))
+            before, end = (count(fn, a, Count.RUN_BLOCKS, i) for i in (b, fn.add(b, 1)))
+            own, blocks = fn.sub(item.iv, fn.mul(before, per_block)), fn.sub(end, before)
+            row0, rest = fn.mul(fn.remu(own, blocks), spec.rows), fn.divu(own, blocks)
+            part, h = fn.remu(rest, a.pages.begun_parts), fn.divu(rest, a.pages.begun_parts)
+            several = count(fn, a, Count.MEMBERS, b)
+            span = Span.of(fn, a, b, several)
+            n = fn.min(fn.sub(fn.mul(a.group, span.queries), row0), spec.rows)
+            lo, hi = first_key(fn, spec, span, fn.i64(0)), count(fn, a, Count.PREFIX, b)
+            share = fn.mul(fn.ceildivu(fn.max(fn.sub(hi, lo), 0), fn.mul(a.pages.begun_parts, KEYS)), KEYS)
+            lo = fn.add(lo, fn.mul(part, share))
+            to = fn.ptr_to_int(begun_at(fn, a, spec, part, h, b, row0))
+            rows.attend_to(b, several, h, row0, n, lo, fn.min(hi, fn.add(lo, share)), to, fn.i64(0))
+        fn.done()
 
     def _emit_units(self, module: KernelModule, name: str) -> None:
         spec = self.spec
         parts = emit_parts(module, name, spec)
         fn = kernel_fn(module, name)
         a = Args.load(fn, spec)
-        rows = BlockOfRows(fn, a, spec, parts)
+        rows, zero, one = BlockOfRows(fn, a, spec, parts), fn.i64(0), fn.i64(1)
         with fn.loop(fn.args[1], fn.args[2]) as item:
-            b = _sequence_of(fn, a, fn.divu(item.iv, a.kv_heads))
+            b = _sequence_of(fn, a, Count.UNITS, fn.divu(item.iv, a.kv_heads))
             first, units = _units(fn, a, b)
             own = fn.sub(item.iv, fn.mul(first, a.kv_heads))
             h, unit = fn.divu(own, units), fn.remu(own, units)
             split = self._is_split(fn, a, b, units)
-            partial = fn.select(split, fn.ptr_to_int(self._partial(fn, a, b, h, units, unit)), fn.i64(0))
-            part = Part(fn.select(split, unit, fn.i64(0)), fn.select(split, units, fn.i64(1)), partial)
-            rows.attend(b, h, fn.select(split, fn.i64(0), fn.mul(unit, spec.rows)), part)
+            partial = fn.select(split, fn.ptr_to_int(self._partial(fn, a, b, h, units, unit)), zero)
+            index, prefix = fn.select(split, unit, zero), count(fn, a, Count.PREFIX, b)
+            goes_on = fn.and_(fn.cmp("gt", prefix, 0), fn.cmp("eq", index, 0))
+            begun = fn.select(goes_on, fn.ptr_to_int(begun_at(fn, a, spec, zero, h, b, zero)), zero)
+            part = Part(index, fn.select(split, units, one), partial, prefix, begun)
+            rows.attend(b, h, fn.select(split, zero, fn.mul(unit, spec.rows)), part)
         fn.done()
 
     def _emit_combine(self, module: KernelModule, name: str) -> None:
@@ -129,8 +149,7 @@ class PagedKernel:
 
     def _partial(self, fn: Fn, a: Args, b: V, h: V, units: V, unit: V) -> V:
         """Where partial results of a part of the keys are, if sequence b is split."""
-        assert a.pages is not None
-        before = fn.load(fn.gep(a.pages.before, fn.add(fn.add(a.pages.sequences, 1), b), I64), I64)
+        before = count(fn, a, Count.PARTS, b)
         index = fn.add(fn.mul(before, a.kv_heads), fn.add(fn.mul(h, units), unit))
         return fn.gep(a.workspace, fn.mul(index, self._part_floats), F32)
 
@@ -158,14 +177,21 @@ class PagedKernel:
         """Counts units, which fails the call by `check` where starts or lengths aren't as they should be, and launches."""
         f, spec, zero = host.fn, self.spec, host.fn.i64(0)
         host.mark_data_dependent()
-        keys, longest, good = self._check(host, batch)
-        host.require(good, check, zero, zero)
+        host.require(self._check(host, batch), check, zero, zero)
+        blocks, tokens, most = find_runs(host, spec, batch, group)
+        begun_parts = parts_of_runs(host, batch, kv_heads, group, blocks, tokens, most)
+        keys, longest = self._keys(host, batch)
         units, parts = self._count(host, batch, group, self._keys_of_part(host, batch, kv_heads, keys, longest))
         args = [q, k, v, o, batch.partial, *q_strides, *k_strides, *v_strides, *o_strides, kv_heads, group, batch.tokens, zero]
         args += [scale_bits(f, scale), steps_ahead(host, "ahead_few"), zero, zero]
         halvings = _halvings(f, batch.sequences)
-        args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.before, batch.sequences, halvings]
-        args += [batch.blocks, batch.cell, *sinks, *extra_args]
+        args += [*scales, batch.tables, batch.columns, batch.starts, batch.lengths, batch.counts, batch.sequences, halvings]
+        args += [batch.blocks, batch.cell, batch.positions, batch.begun, begun_parts, tokens, *sinks, *extra_args]
+        width = (self.head_dim + self.value_dim) // spec.lanes + 1  # multiply-adds of vectors of a row and a key
+        with f.when(f.cmp("gt", blocks, 0)):
+            cycles = f.divu(f.mul(most, spec.rows * width), begun_parts)
+            items = f.mul(f.mul(blocks, kv_heads), begun_parts)
+            host.launch(f"{self.symbol}_runs", args, items, grain_of(host, cycles), prefill_scratch_bytes(spec))
         usual = f.divu(keys, f.max(batch.sequences, 1))
         cycles = f.add(f.divu(f.mul(usual, (self.head_dim + self.value_dim) * 2), spec.lanes), 1)
         host.launch(self.symbol, args, f.mul(units, kv_heads), grain_of(host, cycles), prefill_scratch_bytes(spec))
@@ -174,26 +200,38 @@ class PagedKernel:
             items = f.mul(batch.sequences, kv_heads)
             host.launch(f"{self.symbol}_combine", args, items, grain_of(host, work), combine_scratch_bytes(spec))
 
-    def _check(self, host: GroupHost, batch: Batch) -> tuple[V, V, V]:
-        """The keys that tokens of all sequences see, and those of the longest; whether starts ascend from 0 to the number of
-        tokens, and lengths are those of a sequence's tokens at least and of its blocks at most."""
+    def _check(self, host: GroupHost, batch: Batch) -> V:
+        """Whether starts ascend from 0 to the number of tokens, and lengths are those of a sequence's tokens at least and of its
+        blocks at most."""
         f, most = host.fn, host.fn.mul(batch.columns, self.paging.block)
-        first = _number(host, batch.starts, 0)
-        begin = [f.i64(0), f.i64(0), first, f.select(f.cmp("eq", first, 0), f.i64(1), f.i64(0))]
+        first = number(host, batch.starts, 0)
+        begin = [first, f.select(f.cmp("eq", first, 0), f.i64(1), f.i64(0))]
         with f.loop(0, batch.sequences, 1, begin) as lp:
-            keys, longest, start, good = lp.carried
-            end, length = _number(host, batch.starts, f.add(lp.iv, 1)), _number(host, batch.lengths, lp.iv)
+            start, good = lp.carried
+            end, length = number(host, batch.starts, f.add(lp.iv, 1)), number(host, batch.lengths, lp.iv)
             queries = f.sub(end, start)
             fits = f.and_(f.cmp("ge", queries, 0), f.and_(f.cmp("ge", length, queries), f.cmp("le", length, most)))
-            seen = self._seen(f, queries, length)
-            lp.yield_(f.add(keys, seen), f.max(longest, seen), end, f.select(fits, good, f.i64(0)))
-        keys, longest, last, good = lp.results
+            lp.yield_(end, f.select(fits, good, f.i64(0)))
+        last, good = lp.results
         all_ = f.cmp("eq", last, host.unless_planning(lambda: batch.tokens, f.i64(0)))
-        return keys, longest, f.and_(f.cmp("ne", good, 0), all_)
+        return f.and_(f.cmp("ne", good, 0), all_)
 
-    def _seen(self, f: Fn, queries: V, length: V) -> V:
-        """How many keys of a sequence its tokens see, at most."""
-        return f.min(length, f.add(queries, self.paging.window)) if self.paging.window else length
+    def _keys(self, host: GroupHost, batch: Batch) -> tuple[V, V]:
+        """The keys that tokens of all sequences see but for those that runs have in common, and those of the longest."""
+        f = host.fn
+        with f.loop(0, batch.sequences, 1, [f.i64(0), f.i64(0), number(host, batch.starts, 0)]) as lp:
+            keys, longest, start = lp.carried
+            end = number(host, batch.starts, f.add(lp.iv, 1))
+            seen = self._seen(host, batch, lp.iv, f.sub(end, start))
+            lp.yield_(f.add(keys, seen), f.max(longest, seen), end)
+        return lp.results[0], lp.results[1]
+
+    def _seen(self, host: GroupHost, batch: Batch, b: V, queries: V) -> V:
+        """How many keys of a sequence its tokens see by themselves, at most."""
+        f = host.fn
+        prefix = count_at(f, batch.counts, batch.sequences, Count.PREFIX, b)
+        own = f.sub(number(host, batch.lengths, b), host.unless_planning(lambda: f.load(prefix, I64), f.i64(0)))
+        return f.min(own, f.add(queries, self.paging.window)) if self.paging.window else own
 
     def _keys_of_part(self, host: GroupHost, batch: Batch, kv_heads: V, keys: V, longest: V) -> V:
         """How many keys a part has at least, where the items that there are would leave threads idle: they are few, or most of the
@@ -211,18 +249,18 @@ class PagedKernel:
     def _count(self, host: GroupHost, batch: Batch, group: V, part: V) -> tuple[V, V]:
         """Units of all sequences, and those that are parts of keys. Writes how many of either there are before each sequence."""
         f, spec = host.fn, self.spec
-        other = f.add(batch.sequences, 1)
 
         def write(b: V, units: V, parts: V) -> None:
-            host.unless_planning(lambda: _store(f, units, f.gep(batch.before, b, I64)), units)
-            host.unless_planning(lambda: _store(f, parts, f.gep(batch.before, f.add(other, b), I64)), parts)
+            for which, x in ((Count.UNITS, units), (Count.PARTS, parts)):
+                at = count_at(f, batch.counts, batch.sequences, which, b)
+                host.unless_planning(partial(_store, f, x, at), x)
 
-        with f.loop(0, batch.sequences, 1, [f.i64(0), f.i64(0), _number(host, batch.starts, 0)]) as lp:
+        with f.loop(0, batch.sequences, 1, [f.i64(0), f.i64(0), number(host, batch.starts, 0)]) as lp:
             units, parts, start = lp.carried
             write(lp.iv, units, parts)
-            end, length = _number(host, batch.starts, f.add(lp.iv, 1)), _number(host, batch.lengths, lp.iv)
+            end = number(host, batch.starts, f.add(lp.iv, 1))
             queries = f.max(f.sub(end, start), 0)
-            rows, keys = f.mul(group, queries), self._seen(f, queries, length)
+            rows, keys = f.mul(group, queries), self._seen(host, batch, lp.iv, queries)
             several = f.and_(f.and_(f.cmp("gt", rows, 0), f.cmp("le", rows, spec.few_rows)), f.cmp("gt", keys, part))
             own = f.select(several, f.ceildivu(keys, part), f.i64(0))
             lp.yield_(f.add(units, f.select(several, own, f.ceildivu(rows, spec.rows))), f.add(parts, own), end)
@@ -231,16 +269,9 @@ class PagedKernel:
         return units, parts
 
 
-def _number(host: GroupHost, p: V, i: V | int) -> V:
-    """Element i of some i32; 0 while only sizes are known."""
-    f = host.fn
-    return host.unless_planning(lambda: f.cast(f.load(f.gep(p, i, I32), I32), I64), f.i64(0))
-
-
 def _units(fn: Fn, a: Args, b: V) -> tuple[V, V]:
     """How many units there are before sequence b, and how many it has."""
-    assert a.pages is not None
-    first, end = (fn.load(fn.gep(a.pages.before, i, I64), I64) for i in (b, fn.add(b, 1)))
+    first, end = (count(fn, a, Count.UNITS, i) for i in (b, fn.add(b, 1)))
     return first, fn.sub(end, first)
 
 
@@ -257,13 +288,13 @@ def _halvings(f: Fn, n: V) -> V:
     return lp.results[0]
 
 
-def _sequence_of(fn: Fn, a: Args, block: V) -> V:
-    """The sequence that a block of rows is of: the last with no more blocks before it."""
+def _sequence_of(fn: Fn, a: Args, which: Count, unit: V) -> V:
+    """The sequence that a unit is of: the last with no more units before it."""
     assert a.pages is not None
     with fn.loop(0, a.pages.halvings, 1, [fn.i64(0), a.pages.sequences]) as lp:
         low, n = lp.carried
         half = fn.divu(n, 2)
         middle = fn.add(low, half)
-        goes = fn.cmp("le", fn.load(fn.gep(a.pages.before, middle, I64), I64), block)
+        goes = fn.cmp("le", count(fn, a, which, middle), unit)
         lp.yield_(fn.select(goes, middle, low), fn.sub(n, half))
     return lp.results[0]

@@ -9,6 +9,7 @@ after Milakov and Gimelshein (2018) and FlashAttention (Dao et al. 2022).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dhlo.codegen.families.attention.common import (
@@ -34,7 +35,7 @@ from dhlo.codegen.families.attention.common import (
     to_f32_rows,
     weight,
 )
-from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows
+from dhlo.codegen.families.attention.decode import KEYS, decode_scratch_bytes, emit_rows, partial_floats
 from dhlo.codegen.families.combine import raised
 from dhlo.codegen.families.gemm.microkernel import emit_microkernel_table
 from dhlo.codegen.kernel_ir.builder import F32, I1, I32, I64, PTR, Fn, KernelModule, V
@@ -53,7 +54,7 @@ class _Scratch:
         self.qt = self._take(spec.rows * spec.qk_pad)
         self.scores = self._take(spec.rows * spec.keys)
         self.ot = self._take(spec.rows * spec.v_pad)
-        self.maximum, self.total, self.alpha, self.query = (self._take(spec.rows) for _ in range(4))
+        self.maximum, self.total, self.alpha, self.query, self.own = (self._take(spec.rows) for _ in range(5))
         self.sinks = self._take(spec.rows * spec.sinks)
         self.heads, self.bias = self._take(2 * spec.rows), self._take(spec.lanes * spec.keys)
         in_place = spec.paging is None
@@ -89,58 +90,84 @@ def emit_prefill(module: KernelModule, name: str, spec: Spec) -> None:
 
 
 def emit_parts(module: KernelModule, name: str, spec: Spec) -> tuple[str, str]:
-    """Emits what blocks of rows need beside the kernel `name`: the table of micro-kernels, and the function for few rows."""
+    """Emits what blocks of rows need beside the kernel `name`: the functions for few rows, and for more."""
+    base = name.rpartition("_")[0]
+    return emit_rows(module, spec, base), _emit_block(module, spec, base)
+
+
+def _emit_block(module: KernelModule, spec: Spec, name: str) -> str:
+    """Emits `<name>_block(args, scratch, b, several, h, row0, rows, lo, hi, partial)`, which is to more rows what `emit_rows` is to
+    few, and returns its symbol."""
+    symbol = f"{name}_block"
+    if symbol in module.functions:
+        return symbol
     table = emit_microkernel_table(module, F32, rows=True, spec=spec.tiles.alone)
     for _, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
         _emit_value_kernel(module, spec, mr)
-    return table, emit_rows(module, spec, name.rpartition("_")[0])
+    sizes = [(x, I64) for x in ("b", "several", "h", "row0", "rows", "lo", "hi")]
+    fn = Fn(module, symbol, [("args", PTR), ("scratch", PTR), *sizes, ("partial", PTR)], noinline=True)
+    _, scratch, b, several, h, row0, n, lo, hi, partial = fn.args
+    a, lay = Args.load(fn, spec), vars(_Scratch(spec))
+    at = {k: fn.gep(scratch, x, F32) for k, x in lay.items() if k not in ("size", "_align")}
+    span = Span.of(fn, a, b, several)
+    _pack_queries(fn, a, spec, at, span, h, row0, fn.mul(a.group, span.queries))
+    _block(fn, a, spec, at, fn.address_of(table), span, h, row0, n, lo, hi, several)
+    whole = fn.cmp("eq", fn.ptr_to_int(partial), 0)
+    with fn.when(whole):
+        _finish(fn, a, spec, at, span, n)
+    if spec.paging is not None:
+        with fn.when(fn.not_(whole)):
+            _set_aside(fn, spec, at, n, partial)
+    fn.done()
+    return symbol
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of so many parts of the keys, by its number, and the address of its partial results; 0 where there is but one part."""
+    """One of so many parts of the keys from `begin` on, by its number, and the address of its partial results; 0 where there is but
+    one part. It goes on from those at the address `begun`, unless that is 0."""
 
     index: V
     parts: V
     partial: V
+    begin: V
+    begun: V
 
 
 class BlockOfRows:
     """A block of query rows of one sequence and kv head, inside a kernel."""
 
     def __init__(self, fn: Fn, a: Args, spec: Spec, parts: tuple[str, str]) -> None:
-        """Loads what blocks share; `parts` are those of `emit_parts`."""
+        """`parts` are those of `emit_parts`."""
         self.fn, self.a, self.spec = fn, a, spec
-        table, self.few_rows = parts
-        lay = _Scratch(spec)
-        self.scratch = fn.args[4]
-        self.at = {
-            k: fn.gep(self.scratch, x, F32) for k, x in vars(lay).items() if isinstance(x, int) and k not in ("size", "_align")
-        }
-        self.tiles = fn.address_of(table)
+        self.few_rows, self.block = parts
 
     def attend(self, b: V, h: V, row0: V, part: Part | None = None) -> None:
         """Attends with the rows from row0 on, of element b of the batch, or of sequence b, and kv head h; to a part of the keys, if
         these are few rows that are to."""
-        fn, a, spec, at = self.fn, self.a, self.spec, self.at
+        fn, a, spec = self.fn, self.a, self.spec
         span = Span.of(fn, a, b)
-        rows = fn.mul(a.group, span.queries)
-        n = fn.min(fn.sub(rows, row0), spec.rows)
-        few = fn.cmp("le", n, spec.few_rows)
+        n = fn.min(fn.sub(fn.mul(a.group, span.queries), row0), spec.rows)
+        first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
+        lo, hi = first_key(fn, spec, span, first), all_keys(fn, spec, span, last)
+        partial = begun = fn.i64(0)
+        if part is not None:
+            lo, begun, partial = fn.max(lo, part.begin), part.begun, part.partial
+            share = fn.mul(fn.ceildivu(fn.max(fn.sub(hi, lo), 0), fn.mul(part.parts, KEYS)), KEYS)
+            lo = fn.add(lo, fn.mul(part.index, share))
+            hi = fn.min(hi, fn.add(lo, share))
+        self.attend_to(b, fn.i64(1), h, row0, n, lo, hi, partial, begun)
+
+    def attend_to(self, b: V, several: V, h: V, row0: V, n: V, lo: V, hi: V, partial: V, begun: V) -> None:
+        """Attends with `n` rows from row0 on, of `several` sequences from b on, to keys lo to hi - 1. `partial`, where partial
+        results go, and `begun`, where such are that few rows go on from, are addresses; 0 where there are none."""
+        fn = self.fn
+        head = [*fn.args[:1], fn.args[4], b, several, h, row0, n, lo, hi, fn.int_to_ptr(partial)]
+        few = fn.cmp("le", n, self.spec.few_rows)
         with fn.when(few):
-            first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
-            last = fn.sub(span.queries, 1) if spec.paging is None else last
-            lo, hi = first_key(fn, spec, span, first), all_keys(fn, spec, span, last)
-            partial = fn.i64(0)
-            if part is not None:
-                share = fn.mul(fn.ceildivu(fn.max(fn.sub(hi, lo), 0), fn.mul(part.parts, KEYS)), KEYS)
-                lo = fn.add(lo, fn.mul(part.index, share))
-                hi, partial = fn.min(hi, fn.add(lo, share)), part.partial
-            fn.call(self.few_rows, [fn.args[0], self.scratch, b, h, row0, n, lo, hi, fn.int_to_ptr(partial)])
+            fn.call(self.few_rows, [*head, fn.int_to_ptr(begun)])
         with fn.when(fn.not_(few)):
-            _pack_queries(fn, a, spec, at, span, h, row0, rows)
-            _block(fn, a, spec, at, self.tiles, span, h, row0, n)
-            _finish(fn, a, spec, at, span, n)
+            fn.call(self.block, head)
 
 
 def _column_chunks(columns: int, most: int) -> list[tuple[int, int]]:
@@ -199,6 +226,8 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: 
         query, head = span.row(fn, fn.divu(row, a.group)), fn.add(first_head, fn.remu(row, a.group))
         fn.store(fn.cast(query, I32), fn.gep(at["query"], r.iv, I32))
         fn.store(head, fn.gep(at["heads"], r.iv, I64))
+        if spec.has_positions:
+            fn.store(fn.cast(span.own(fn, fn.divu(row, a.group)), I32), fn.gep(at["own"], r.iv, I32))
         if a.sinks is not None:
             fn.store(fn.load(fn.gep(a.sinks, head, F32), F32), fn.gep(at["sinks"], r.iv, F32))
         p = fn.gep(base, offset(fn, a.qs[1:], head, query), spec.elem)
@@ -219,11 +248,12 @@ def _pack_queries(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, h: 
         fn.store(zero, fn.gep(at["total"], k, F32))
 
 
-def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, h: V, row0: V, n: V) -> None:
-    """Runs over the keys that the block of rows sees."""
+def _block(
+    fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, h: V, row0: V, n: V, lo: V, stop: V, several: V
+) -> None:
+    """Runs over keys lo to stop - 1."""
     first, last = fn.divu(row0, a.group), fn.divu(fn.sub(fn.add(row0, n), 1), a.group)
-    stop = all_keys(fn, spec, span, last)
-    with fn.loop(first_key(fn, spec, span, first), stop, spec.keys) as key:
+    with fn.loop(lo, stop, spec.keys) as key:
         count = fn.min(fn.sub(stop, key.iv), spec.keys)
         k, ldk, v, ldv = _keys_and_values(fn, a, spec, at, span, h, key.iv, count)
         runs = fn.ceildivu(count, spec.tiles.mr)
@@ -254,11 +284,12 @@ def _block(fn: Fn, a: Args, spec: Spec, at: dict[str, V], tiles: V, span: Span, 
             _add_mask(fn, spec, at, span.batch, key.iv, count)
         if spec.is_causal:
             with fn.when(fn.cmp("gt", fn.sub(fn.add(key.iv, count), 1), span.own(fn, first))):
-                _mask(fn, spec, at, "le", _by_rows(fn, span, key.iv), count)
+                _mask(fn, spec, at, "le", key.iv, count)
         if spec.paging is not None and spec.paging.window:
             window = spec.paging.window
-            with fn.when(fn.cmp("le", key.iv, fn.sub(span.own(fn, last), window))):
-                _mask(fn, spec, at, "gt", _by_rows(fn, span, fn.add(key.iv, window)), count)
+            of_all = fn.cmp("gt", several, 1)  # whose positions don't ascend
+            with fn.when(fn.or_(of_all, fn.cmp("le", key.iv, fn.sub(span.own(fn, last), window)))):
+                _mask(fn, spec, at, "gt", fn.add(key.iv, window), count)
         _softmax(fn, spec, at, count)
         ahead = fn.mul(ldv, a.ahead)
         for c, mr in _column_chunks(spec.value_dim, spec.tiles.mr):
@@ -375,14 +406,9 @@ def _add_block(fn: Fn, spec: Spec, rows: list[V], s: V) -> None:
         fn.store(fn.add(fn.load(p, fn.vec(F32)), x), p)
 
 
-def _by_rows(fn: Fn, span: Span, key: V) -> V:
-    """A key's number as rows of Q are numbered: that of the query at its position."""
-    return span.row(fn, fn.sub(key, span.past))
-
-
 def _mask(fn: Fn, spec: Spec, at: dict[str, V], keep: str, key0: V, count: V) -> None:
-    """Scores of keys from key0 on become -inf but where `key keep query` holds of a lane's query."""
-    queries = [fn.load(fn.gep(at["query"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
+    """Scores of keys, numbered from key0 on, become -inf but where `key keep own` holds of the position of a lane's query."""
+    queries = [fn.load(fn.gep(at["own"], half * fn.lanes, I32), fn.vec(I32)) for half in range(spec.halves)]
     with fn.loop(0, count) as j:
         key = fn.splat(fn.cast(fn.add(key0, j.iv), I32))
         row = fn.gep(at["scores"], fn.mul(j.iv, spec.rows), F32)
@@ -419,20 +445,38 @@ def _softmax(fn: Fn, spec: Spec, at: dict[str, V], count: V) -> None:
             fn.store(x, fn.gep(at[name], half * fn.lanes, F32))
 
 
-def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, n: V) -> None:
-    """Divides by the totals, transposes back and stores the rows."""
+def _turn_back(fn: Fn, spec: Spec, at: dict[str, V], factor: Callable[[V], V] | None) -> None:
+    """Transposes sums back to rows, which are multiplied by `factor` of each half if there is one."""
     with fn.loop(0, spec.halves) as half:
-        lanes = {
-            k: fn.load(fn.gep(at[k], fn.mul(half.iv, fn.lanes), F32), fn.vec(F32))
-            for k in ("total", "maximum", "sinks")[: 2 + spec.sinks]
-        }
-        inverse = inverse_sum(fn, lanes["total"], lanes["maximum"], lanes.get("sinks"))
+        by = None if factor is None else factor(half.iv)
         with fn.loop(0, spec.v_pad, fn.lanes) as c:
             src = fn.gep(fn.gep(at["ot"], fn.mul(c.iv, spec.rows), F32), fn.mul(half.iv, fn.lanes), F32)
-            block = [fn.mul(fn.load(fn.gep(src, i * spec.rows, F32), fn.vec(F32)), inverse) for i in range(fn.lanes)]
+            block = [fn.load(fn.gep(src, i * spec.rows, F32), fn.vec(F32)) for i in range(fn.lanes)]
             dst = fn.gep(fn.gep(at["rows"], fn.mul(half.iv, fn.lanes * spec.v_pad), F32), c.iv, F32)
-            for i, x in enumerate(transpose_block(fn, block)):
+            for i, x in enumerate(transpose_block(fn, block if by is None else [fn.mul(x, by) for x in block])):
                 fn.store(x, fn.gep(dst, i * spec.v_pad, F32))
+
+
+def _set_aside(fn: Fn, spec: Spec, at: dict[str, V], n: V, partial: V) -> None:
+    """Stores partial results of `n` rows."""
+    _turn_back(fn, spec, at, None)
+    with fn.loop(0, n) as r:
+        src, to = fn.gep(at["rows"], fn.mul(r.iv, spec.v_pad), F32), fn.gep(partial, fn.mul(r.iv, partial_floats(spec)), F32)
+        for c in range(0, spec.v_pad, fn.lanes):
+            fn.store(fn.load(fn.gep(src, c, F32), fn.vec(F32)), fn.gep(to, c, F32))
+        for i, name in enumerate(("maximum", "total")):
+            fn.store(fn.load(fn.gep(at[name], r.iv, F32), F32), fn.gep(to, spec.v_pad + i, F32))
+
+
+def _finish(fn: Fn, a: Args, spec: Spec, at: dict[str, V], span: Span, n: V) -> None:
+    """Divides by the totals, transposes back and stores the rows."""
+
+    def inverse(half: V) -> V:
+        names = ("total", "maximum", "sinks")[: 2 + spec.sinks]
+        lanes = [fn.load(fn.gep(at[k], fn.mul(half, fn.lanes), F32), fn.vec(F32)) for k in names]
+        return inverse_sum(fn, lanes[0], lanes[1], lanes[2] if spec.sinks else None)
+
+    _turn_back(fn, spec, at, inverse)
     base = fn.gep(a.o, fn.mul(span.batch, a.os[0]), spec.elem)
     with fn.loop(0, n) as r:
         head = fn.load(fn.gep(at["heads"], r.iv, I64), I64)

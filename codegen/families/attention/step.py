@@ -11,8 +11,9 @@ import sympy
 from dhlo.codegen.elementwise.emit import Emitter, KernelArgs, Slot
 from dhlo.codegen.elementwise.index import Index
 from dhlo.codegen.families.attention.attention import Attention
+from dhlo.codegen.families.attention.cascade import Batch, Count
 from dhlo.codegen.families.attention.common import Paging, Rows
-from dhlo.codegen.families.attention.paged import Batch, PagedKernel
+from dhlo.codegen.families.attention.paged import PagedKernel
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.kernel import GroupKernel, where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
@@ -198,7 +199,12 @@ class PagedAttentionFamily(ChoiceFamily):
 
     def emit_kernels(self) -> None:
         self.emitted = self.low.once(self.group, "paged attention", self._emit)
-        self.workspace = self.emitted.attention.partial_bytes + 16 * (self.views[3].shape[0] + 1)
+        kernel, sequences = self.emitted.attention, self.views[3].shape[0]
+        (_, heads, tokens, _), kv = self.views[0].shape, self.views[1].shape[0]
+        self.begun_rows = sympy.Min(heads * tokens, kv * kernel.spec.few_rows * sequences)
+        self.counts = kernel.partial_bytes + kernel.begun_row_bytes * self.begun_rows  # where they lie, behind partial results
+        self.positions = self.counts + 8 * len(Count) * (sequences + 1)
+        self.workspace = self.positions + 4 * tokens
 
     def _emit(self) -> _Kernels[PagedKernel]:
         paging = Paging(self.block, int(attr(self.op, "window")))
@@ -225,8 +231,11 @@ class PagedAttentionFamily(ChoiceFamily):
             s(q.shape[2]),
             s(FloorDiv(k.shape[1], self.block)),
             host.slot(("errors", checks.index_check(self.op))),
-            host.fn.gep(partial, self.emitted.attention.partial_bytes, I8),
             partial,
+            host.fn.gep(partial, s(self.counts), I8),
+            host.fn.gep(partial, s(self.positions), I8),
+            host.fn.gep(partial, self.emitted.attention.partial_bytes, I8),
+            s(self.begun_rows),
         )
         text = (
             f"{self.op.OPERATION_NAME} at {where(self.op)}: starts ascend from 0 to the number of tokens, and each length is that "

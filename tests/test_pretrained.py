@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import dhlo
 from dhlo.cli import app
+from dhlo.integrations.pretrained import load_folder
 from dhlo.integrations.transformers import attach
+from tests.checkpoints import change_weights, decoded_by_transformers, to_mxfp4
 from tests.test_encoder_decoder import calls as source_calls
 from tests.test_encoder_decoder import model_of
 from tests.test_transformers import calls, decoder
@@ -126,6 +128,62 @@ def test_damaged_folders_are_refused(vit, damage, message):
         compile_cli(f"hf:{vit}", "-o", vit / "model.so")
     assert message in " ".join(str(e.value).split())
     assert not (vit / "model.so").exists()
+
+
+def small_gpt_oss(folder: Path) -> int:
+    """One with experts of MXFP4; how many numbers they are."""
+    torch.manual_seed(0)
+    config = hf.GptOssConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        pad_token_id=None,
+    )
+    hf.GptOssForCausalLM(config).save_pretrained(folder)
+    return to_mxfp4(folder)
+
+
+def test_codes_of_a_checkpoint(tmp_path: Path) -> None:
+    """Are the model's, which computes what they stand for."""
+    numbers = small_gpt_oss(tmp_path)
+    model, want = load_folder(tmp_path), decoded_by_transformers(tmp_path)
+    codes = [p for name, p in model.named_parameters() if p.dtype == torch.uint8]
+    assert sum(p.numel() for p in codes) == numbers // 2 + numbers // 32
+    experts = model.model.layers[0].mlp.experts
+    assert torch.equal(experts.down_proj, want.model.layers[0].mlp.experts.down_proj)
+    ids = torch.randint(50, (2, 7))
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, want(ids).logits)
+
+
+BLOCKS, SCALES = (f"model.layers.0.mlp.experts.down_proj_{kind}" for kind in ("blocks", "scales"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t: t.pop(SCALES), "lacks the tensor 'model.layers.0.mlp.experts.down_proj_scales'"),
+        (lambda t: t.pop(BLOCKS), "down_proj_blocks"),
+        (lambda t: t.update({BLOCKS: t[BLOCKS].short()}), "torch.int16"),
+        (lambda t: t.update({SCALES: t[SCALES][:1]}), "can't be"),
+        (lambda t: t.update({n: t[n][:, :8].contiguous() for n in (BLOCKS, SCALES)}), "can't be loaded"),
+        (lambda t: t[SCALES].fill_(255), "something else"),
+        (lambda t: t.update({"x.y_blocks": t[BLOCKS].clone(), "x.y_scales": t[SCALES].clone()}), "'x.y' can't be decoded"),
+        (lambda t: [t.pop(n) for n in [*t] if n.endswith(("_blocks", "_scales"))], "has no tensors *_blocks and *_scales"),
+    ],
+)
+def test_damaged_codes_are_refused(tmp_path: Path, damage: Any, message: str) -> None:
+    small_gpt_oss(tmp_path)
+    change_weights(tmp_path, damage)
+    with pytest.raises(dhlo.CompileError) as e:
+        load_folder(tmp_path)
+    assert message in str(e.value), e.value
 
 
 def test_what_is_no_folder_is_refused(vit):

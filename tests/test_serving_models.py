@@ -33,6 +33,7 @@ from transformers import (
 from dhlo.serve.engine import Engine
 from dhlo.serve.folder import BLOCK_SLOTS, Served, open_folder
 from dhlo.serve.types import EngineOptions, EngineStats, FinishReason, Output, SamplingParams
+from tests.checkpoints import decoded_by_transformers, to_mxfp4
 from tests.serving import byte_level
 
 WORDS = 272
@@ -80,7 +81,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, **WINDOWS),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4),
-    "gpt_oss": lambda: GptOssConfig(**SMALL, head_dim=16, **WINDOWS, num_local_experts=4, num_experts_per_tok=2),
+    # A sink for each head; experts of MXFP4.
+    "gpt_oss": lambda: GptOssConfig(
+        **{**SMALL, "hidden_size": 64, "intermediate_size": 96, "rope_parameters": YARN},
+        **WINDOWS,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
     "phi": lambda: PhiConfig(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL),  # biases, norms with means
     "phi3": lambda: Phi3Config(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL, sliding_window=48),
     "deepseek_v3": lambda: DeepseekV3Config(
@@ -112,6 +120,8 @@ class Folder:
 
     served: Served
     model: Any
+    coded: int
+    """Numbers of the model whose checkpoint holds codes of 4 bits, with a scale of 8 bits for 32 of them."""
     said: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def wanted(self, prompt: Sequence[int]) -> list[int]:
@@ -172,7 +182,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = model_of(request.param)
     model.save_pretrained(path)
     byte_level(WORDS).save(str(path / "tokenizer.json"))
-    yield Folder(open_folder(path, cache=""), model)
+    coded = to_mxfp4(path) if request.param == "gpt_oss" else 0
+    if coded:
+        model = decoded_by_transformers(path)
+    yield Folder(open_folder(path, cache=""), model, coded)
 
 
 def prompts(*lengths: int, begin: Sequence[int] = ()) -> list[list[int]]:
@@ -186,6 +199,13 @@ def test_alone_and_together(folder: Folder) -> None:
     folder.run(given[:1])
     _, stats = folder.run(given, max_step_tokens=32)
     assert stats.prompt_tokens == sum(LENGTHS) and stats.steps > sum(LENGTHS) // 32
+
+
+@pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
+def test_codes_of_a_checkpoint_stay_codes(folder: Folder) -> None:
+    other = sum(p.nbytes for p in folder.model.parameters()) - 4 * folder.coded
+    coded = folder.coded // 2 + folder.coded // 32
+    assert coded < folder.served.step.constants_bytes < coded + 1.1 * other
 
 
 def test_beginnings_that_are_known(folder: Folder) -> None:

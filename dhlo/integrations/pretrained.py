@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch.export import ExportedProgram
 
 from dhlo.errors import CompileError
 from dhlo.integrations.caches import GROW
+from dhlo.integrations.coded_weights import FORMATS, coded_names, keep_codes
 from dhlo.integrations.decoder import decoder_programs, is_decoder
 from dhlo.integrations.encoder_decoder import encoder_decoder_programs, is_encoder_decoder
 from dhlo.integrations.generation import evaluating, image_sizes
@@ -41,11 +43,12 @@ def load_folder(folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # whatever the config's class raises
         raise CompileError(f"'{folder / _CONFIG}' can't be read as a config of transformers: {e}") from None
-    if getattr(config, "quantization_config", None) is not None:
-        raise CompileError(
-            f"'{folder}' holds quantised weights", hint="take the model that they were made of, and --weights int8 or int4:64"
-        )
+    method = _quantised(folder, config)
     kind = _class(folder, config)
+    try:
+        coded = coded_names(_weight_files(folder), method) if method else {}
+    except SafetensorError as e:
+        raise CompileError(f"the weights in '{folder}' can't be read: {e}") from None
     try:
         model, loaded = kind.from_pretrained(
             folder, config=config, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
@@ -54,7 +57,32 @@ def load_folder(folder: Path) -> Any:
         raise CompileError(f"'{folder}' can't be loaded as {kind.__name__}: {e}") from None
     if loaded["missing_keys"]:
         raise CompileError(f"'{folder}' lacks weights of {kind.__name__}: {_some(loaded['missing_keys'])}")
+    if coded:
+        keep_codes(model, coded, method)
     return model.eval()
+
+
+def _quantised(folder: Path, config: Any) -> str:
+    """How a config says that weights are coded; "" for those that aren't. Lets transformers decode them as it loads them. Raises
+    CompileError for what `keep_codes` doesn't know."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return ""
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    if method not in FORMATS:
+        raise CompileError(
+            f"'{folder}' holds quantised weights ({method}); {', '.join(FORMATS)} are taken as they are",
+            hint="take the model that they were made of, and --weights int8 or int4:64",
+        )
+    config.quantization_config = given | {"dequantize": True}
+    return str(method)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Of a folder that `_check_files` has seen."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    return [folder / name for name in sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))]
 
 
 def _check_files(folder: Path) -> None:

@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
     from tests.conftest import runtime_flags
 
     flags, source = runtime_flags(), Path(__file__).with_name("guard.cpp")
-    archive = next(f for f in flags if f.endswith(".a"))
+    archive = next(f for f in flags if f.endswith("libdhlo_runtime.a"))
     digest = hashlib.sha256(source.read_bytes() + Path(archive).read_bytes()).hexdigest()[:16]
     folder = Path(__file__).resolve().parents[2] / "build" / "tests-fuzz"
     path = folder / f"guard-{digest}.so"

@@ -161,7 +161,7 @@ class _Doors:
         """The body. Raises ApiError where it is too long."""
         data, most = bytearray(), self._options.max_body_bytes
         length = http.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > most:
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > most):
             raise ApiError(413, f"a body has at most {most} bytes", code="request_too_large")
         try:
             async for chunk in http.stream():

@@ -236,6 +236,7 @@ def test_generate_on_the_command_line(started: tuple[Path, Path, Served], engine
         (["--cache-folder-gb", "-1"], "'--cache-folder-gb': Input should be"),
         (["--drain-seconds", "inf"], "'--drain-seconds': Input should be"),
         (["--port", "0", "--cache-folder", "blocks", "--cache-folder-gb", "0"], "folder_bytes must be positive"),
+        (["--port", "0", "--cache-store", "ftp://x"], "a store is s3://BUCKET/PREFIX"),
     ],
 )
 def test_what_serve_refuses(started: tuple[Path, Path, Served], arguments: list[str], match: str) -> None:

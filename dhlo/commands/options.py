@@ -234,6 +234,10 @@ class Model:
         typer.Option(metavar="FOLDER", help="Keep keys and values there that memory has no room for, also for later starts."),
     ] = None
     cache_folder_gb: Annotated[float, typer.Option(min=0, max=MOST_GB, help="At most so many GiB there.")] = 16
+    cache_store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The same as objects of a store: s3://BUCKET/PREFIX, gs://..., az://..., file:///FOLDER."),
+    ] = None
     threads: Threads = 0
     progress: Progress = None
 

@@ -117,8 +117,10 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
     with _needing_extra():
         from dhlo.serve.engine import Engine
         from dhlo.serve.folder import BLOCK_SLOTS, open_folder
+        from dhlo.serve.stores import open_store
         from dhlo.serve.types import EngineOptions, SamplingParams
     formats = weight_formats(model.weights)
+    store = None if model.cache_store is None else open_store(model.cache_store)
     with reporter(bool(model.progress), "ready") as tell, _needing_extra():
         served = open_folder(
             model.folder,
@@ -145,6 +147,7 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
         draft_model=None if drafting is None else drafting.step,
         draft_tokens=min(model.draft_tokens, load.max_step_tokens),
         draft_max_positions=None if drafting is None else drafting.max_positions,
+        cache_store=store,
     )
     with Engine(served.step, options) as engine:
         # A first step reads the weights, says whether steps work here, and how many blocks there are.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex
 
 from dhlo import _runtime
 from dhlo.errors import ContractError, DeadlineError, translate
+from dhlo.serve.stores import Store, WatchedStore
 from dhlo.serve.types import (
     Choice,
     EngineOptions,
@@ -196,15 +197,16 @@ def _close(native: _runtime.Engine, dispatcher: threading.Thread) -> None:
 
 
 def _digest(model: CompiledModel | _runtime.Model, options: EngineOptions) -> bytes:
-    """What stands for the model in its folder of blocks. Raises ContractError, and what `CompiledModel.digest` raises."""
-    if options.cache_folder is None:
+    """What stands for the model in its folder or store of blocks. Raises ContractError, and what `CompiledModel.digest` raises."""
+    if options.cache_folder is None and options.cache_store is None:
         return b""
     if options.model_digest:
         if len(options.model_digest) != 32:
             raise ContractError(f"model_digest has 32 bytes, got {len(options.model_digest)}")
         return options.model_digest
     if isinstance(model, _runtime.Model):
-        raise ContractError("cache_folder needs model_digest: blocks are of one model alone, which this one doesn't name")
+        kind = "cache_folder" if options.cache_folder is not None else "cache_store"
+        raise ContractError(f"{kind} needs model_digest: blocks are of one model alone, which this one doesn't name")
     return model.digest()
 
 
@@ -217,7 +219,11 @@ class Engine:
     def __init__(self, model: CompiledModel | _runtime.Model, options: EngineOptions = _OPTIONS) -> None:
         """Raises ContractError for a model that is no such step, and for options out of range; MemoryError."""
         native = _native(model, "an engine serves a compiled model")
-        vocabulary = options.vocabulary
+        vocabulary, store = options.vocabulary, options.cache_store
+        if store is not None and not isinstance(store, Store):
+            raise ContractError(f"cache_store has methods put, get and remove, got {store!r}")
+        if not 1 <= options.cache_store_threads <= 64:
+            raise ContractError(f"cache_store_threads is from 1 to 64, got {options.cache_store_threads}")
         try:
             offsets = array("q", accumulate(map(len, vocabulary), initial=0)) if vocabulary else array("q")
             self._native = _runtime.Engine(
@@ -239,6 +245,8 @@ class Engine:
                 options.draft_tokens,
                 _size(options.draft_cache_bytes, "draft_cache_bytes"),
                 _size(options.draft_max_positions, "draft_max_positions"),
+                None if store is None else WatchedStore(store),
+                options.cache_store_threads,
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -287,7 +295,8 @@ class Engine:
         self._need_this_process()
         stats = self._native.stats()
         finished = {f.value: n for f, n in zip(_FINISHES, stats["finished"], strict=True) if f is not None}
-        tiers = {} if self.options.cache_folder is None else {"folder": stats["folder"]}
+        given_tiers = {"folder": self.options.cache_folder, "store": self.options.cache_store}
+        tiers = {name: stats[name] for name, tier in given_tiers.items() if tier is not None}
         given = {f.name: stats[f.name] for f in fields(EngineStats) if f.name in stats}
         return EngineStats(**given | {"finished": finished, "tiers": tiers})
 
@@ -307,8 +316,8 @@ class Engine:
             return requests.changed.wait_for(lambda: not requests.by_id, rest)
 
     def close(self) -> None:
-        """Cancels what is left, ends the engine's threads, and writes what is kept to the folder of blocks, if there is one, for 5
-        seconds at most. Raises ContractError if a grammar calls it, which these threads run."""
+        """Cancels what is left, ends the engine's threads, and writes what is kept to the folder or store of blocks, if there is
+        one, for 5 seconds at most. Raises ContractError if a grammar calls it, which these threads run."""
         try:
             self._native.close()
         except ValueError as e:

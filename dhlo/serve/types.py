@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dhlo.errors import DhloError
+from dhlo.serve.stores import Store
 
 if TYPE_CHECKING:
     from dhlo import _runtime
@@ -161,7 +162,7 @@ class EngineOptions:
     cache_folder_bytes: int = 0
     """Of all files there at most; those that were used longest ago go first."""
     model_digest: bytes = b""
-    """32 bytes that stand for code and weights of the model: blocks in a folder are of one model alone. Empty: those of
+    """32 bytes that stand for code and weights of the model: blocks in a folder or a store are of one model alone. Empty: those of
     `CompiledModel.digest`."""
     draft_model: CompiledModel | _runtime.Model | None = None
     """A smaller step of the same vocabulary and tokens of a block that drafts what the model may say (Leviathan et al. 2023),
@@ -172,6 +173,11 @@ class EngineOptions:
     """Memory for its pools; None: as many blocks as the model has."""
     draft_max_positions: int | None = None
     """Tokens that it has positions for: what comes behind isn't drafted. None: no limit."""
+    cache_store: Store | None = None
+    """The same as `cache_folder`, as objects of a store (`dhlo.serve.stores`), which keeps them as long as it does. With a folder,
+    blocks go to both, and the store is asked for those that the folder lacks. Needs `prefix_cache` and a model's digest."""
+    cache_store_threads: int = 8
+    """Calls of the store at once, 1 to 64."""
 
 
 @dataclass(frozen=True)
@@ -198,9 +204,9 @@ class EngineStats:
     finished: Mapping[str, int]
     """Choices by `FinishReason.value`."""
     tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By tier, `folder` if there is one: `bytes` there, `blocks` of this model among them, as far as is known, `hits` (blocks that
-    were brought from there), `failures` (what couldn't be written, or was damaged), `dropped` (blocks that came faster than they
-    could be written)."""
+    """By tier, `folder` and `store` if there is one: `bytes` there, `blocks` of this model among them, as far as is known (of a
+    store: those that were put there), `hits` (blocks that were brought from there), `failures` (what couldn't be written or read,
+    or was damaged), `dropped` (blocks that came faster than they could be written)."""
     step_seconds: float = 0.0
     """Spent in steps of the model."""
     host_seconds: float = 0.0

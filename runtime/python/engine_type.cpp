@@ -5,12 +5,14 @@
 
 #include "binding.hpp"
 #include "dhlo/serve.h"
+#include "store_hooks.hpp"
 
 namespace dhlo::python {
 namespace {
 
 struct EngineObject {
   PyObject_HEAD dhlo_engine* engine;
+  PyObject* store;  // of the engine's hooks; null: none
 };
 
 dhlo_engine* handle(PyObject* self) { return reinterpret_cast<EngineObject*>(self)->engine; }
@@ -81,35 +83,22 @@ int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* to
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"model",
-                                      "cache_bytes",
-                                      "max_step_tokens",
-                                      "max_sequences",
-                                      "max_waiting",
-                                      "max_positions",
-                                      "eos_tokens",
-                                      "vocabulary",
-                                      "vocabulary_offsets",
-                                      "prefix_cache",
-                                      "prompt_lookup",
-                                      "cache_folder",
-                                      "cache_folder_bytes",
-                                      "model_digest",
-                                      "draft_model",
-                                      "draft_tokens",
-                                      "draft_cache_bytes",
-                                      "draft_max_positions",
-                                      nullptr};
-  PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr;
-  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0;
+  static const char* const names[] = {
+      "model",         "cache_bytes",       "max_step_tokens",     "max_sequences",      "max_waiting",
+      "max_positions", "eos_tokens",        "vocabulary",          "vocabulary_offsets", "prefix_cache",
+      "prompt_lookup", "cache_folder",      "cache_folder_bytes",  "model_digest",       "draft_model",
+      "draft_tokens",  "draft_cache_bytes", "draft_max_positions", "cache_store",        "cache_store_threads",
+      nullptr};
+  PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr;
+  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLL", const_cast<char**>(names), model_type(),
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOL", const_cast<char**>(names), model_type(),
                                   &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes,
                                   &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest, &draft_model,
-                                  &draft_tokens, &draft_bytes, &draft_positions) == 0)
+                                  &draft_tokens, &draft_bytes, &draft_positions, &store, &threads) == 0)
     return nullptr;
   if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
     PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
@@ -144,10 +133,16 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   options.draft_cache_bytes = draft_bytes;
   options.draft_max_positions = draft_positions;
   if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
+  const dhlo_store hooks = store_hooks(store, threads);
+  if (store != Py_None) options.cache_store = &hooks;
 
   auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   Ref self(allocate(type, 0));
   if (!self) return nullptr;
+  if (store != Py_None) {
+    Py_INCREF(store);
+    reinterpret_cast<EngineObject*>(self.get())->store = store;
+  }
   dhlo_status status = DHLO_OK;
   {
     WithoutGil others_run;
@@ -181,6 +176,7 @@ void dealloc(PyObject* self) {
     if (status == DHLO_OK) drop_constraints(events, count);
     dhlo_engine_destroy(engine);
   }
+  drop(reinterpret_cast<EngineObject*>(self)->store);
   auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
   free(self);
   Py_DECREF(reinterpret_cast<PyObject*>(type));
@@ -321,19 +317,24 @@ PyObject* close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* tier_stats(const dhlo_tier_stats& s) {
+  auto number = [](int64_t n) { return static_cast<long long>(n); };
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "bytes", number(s.bytes), "blocks", number(s.blocks), "hits",
+                       number(s.hits), "failures", number(s.failures), "dropped", number(s.dropped));
+}
+
 PyObject* stats(PyObject* self, PyObject*) {
   dhlo_engine_stats s{};
   s.struct_bytes = sizeof s;
   if (const dhlo_status status = dhlo_engine_get_stats(handle(self), &s); status != DHLO_OK) return raise_last(status);
   auto number = [](int64_t n) { return static_cast<long long>(n); };
   Ref finished(make_tuple(DHLO_FINISH_ERROR + 1, [&s](int64_t i) { return PyLong_FromLongLong(s.finished[i]); }));
-  Ref folder(Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "bytes", number(s.folder.bytes), "blocks", number(s.folder.blocks),
-                           "hits", number(s.folder.hits), "failures", number(s.folder.failures), "dropped",
-                           number(s.folder.dropped)));
+  Ref folder(tier_stats(s.folder));
+  Ref store(tier_stats(s.store));
   Ref accepted(make_tuple(DHLO_DRAFT_POSITIONS, [&s](int64_t i) { return PyLong_FromLongLong(s.accepted_at[i]); }));
-  if (!finished || !folder || !accepted) return nullptr;
+  if (!finished || !folder || !store || !accepted) return nullptr;
   return Py_BuildValue(
-      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d}", "running",
+      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O}", "running",
       number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
       "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
@@ -342,7 +343,7 @@ PyObject* stats(PyObject* self, PyObject*) {
       "step_seconds", static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get(), "drafts", number(s.drafts),
       "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
-      "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9);
+      "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get());
 }
 
 }  // namespace

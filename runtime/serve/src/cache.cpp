@@ -380,7 +380,6 @@ CacheStats Cache::stats() const {
   if (tiers_ != nullptr) {
     stats.folder = tiers_->folder_stats();
     stats.store = tiers_->store_stats();
-    stats.dropped = tiers_->dropped();
   }
   return stats;
 }

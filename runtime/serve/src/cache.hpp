@@ -48,7 +48,6 @@ struct CacheStats {
   int64_t evictions = 0;
   int64_t swapped_bytes = 0;  // that sequences out of the pools take now
   TierStats folder, store;
-  int64_t dropped = 0;  // evicted blocks that came too fast for the tiers
 };
 
 class Cache;
@@ -173,6 +172,10 @@ class Cache {
   void wait_prefetched(int64_t prefetch, std::chrono::nanoseconds timeout);
   // Writes what is kept to the tiers, where it stays known, too. False if that takes longer.
   bool flush(int64_t timeout_ns);
+  // Nothing is written to the tiers or read from them any more; waits for calls of the host's store that are in work.
+  void end_tiers() noexcept {
+    if (tiers_ != nullptr) tiers_->end();
+  }
 
   CacheStats stats() const;
 

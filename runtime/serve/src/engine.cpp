@@ -27,7 +27,7 @@ bool wait_until(std::condition_variable& signal, std::unique_lock<std::mutex>& l
   return true;
 }
 
-// So long the cache writes what it keeps to its folder, as the engine is closed.
+// So long the cache writes what it keeps to its tiers, as the engine is closed.
 constexpr int64_t kFlushNs = 5000000000;
 // Where all wait for the folder: how long until it is looked for new requests and cancelled ones.
 constexpr std::chrono::milliseconds kFetchWait{2};
@@ -168,6 +168,7 @@ void Engine::shut() noexcept {
   }
   const std::lock_guard<std::mutex> stepping(step_mutex_);
   cache_->flush(kFlushNs);
+  cache_->end_tiers();
   const std::lock_guard<std::mutex> lock(mutex_);
   note_cache(stats_);
   closed_ = true;
@@ -333,7 +334,9 @@ void Engine::note_cache(dhlo_engine_stats& stats) const {
   stats.blocks_used = cache.used;
   stats.blocks_cached = cache.kept;
   stats.unused_slots = cache.unused_slots;
-  stats.folder = {cache.folder.bytes, cache.folder.blocks, cache.folder.hits, cache.folder.failures, cache.dropped};
+  stats.folder = {cache.folder.bytes, cache.folder.blocks, cache.folder.hits, cache.folder.failures,
+                  cache.folder.dropped};
+  stats.store = {cache.store.bytes, cache.store.blocks, cache.store.hits, cache.store.failures, cache.store.dropped};
 }
 
 }  // namespace dhlo::serve

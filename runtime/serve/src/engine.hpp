@@ -99,7 +99,7 @@ class Engine {
   bool admit(Choice& choice);
   void fetch(Choice& choice);
   void fetch_ahead();
-  bool waits_for_folder(Choice& choice);
+  bool waits_for_tiers(Choice& choice);
   bool make_room(Choice& choice, int64_t tokens);
   bool yield_to(const Choice& choice);
   void preempt(Choice& choice);
@@ -134,11 +134,10 @@ class Engine {
   std::vector<int32_t> drafts_;
   std::vector<uint32_t> allowed_;
   std::vector<Choice*> done_;  // that have come to their ends in the step
-  int64_t fetched_bytes_ =
-      0;                    // of blocks that the folder may have brought before they are taken; 0: there is no folder
-  int64_t late_fetch_ = 0;  // the last that took too long
-  int64_t fetching_ = 0;    // there is nothing to compute before this fetch has brought what it brings
-  int64_t budget_ = 0;      // tokens that the step has room for
+  int64_t fetched_bytes_ = 0;  // of blocks that the tiers may have brought before they are taken; 0: there are none
+  int64_t late_fetch_ = 0;     // the last that took too long
+  int64_t fetching_ = 0;       // there is nothing to compute before this fetch has brought what it brings
+  int64_t budget_ = 0;         // tokens that the step has room for
   StepCost cost_;
   Choice* blocked_ = nullptr;  // who waits first, and found too little room
   int64_t blocked_free_ = 0;   // with so many free blocks

@@ -64,8 +64,9 @@ CacheOptions cache_options(const Step& step, const dhlo_engine_options& options)
   if (options.cache_folder != nullptr) {
     made.tiers.folder = options.cache_folder;
     made.tiers.folder_bytes = options.cache_folder_bytes;
-    made.tiers.flush_ns = 0;  // the engine flushes as it is closed
   }
+  if (options.cache_store != nullptr) made.tiers.store = *options.cache_store;
+  made.tiers.flush_ns = 0;  // the engine flushes as it is closed
   if (options.model_digest != nullptr) std::memcpy(made.seed.data(), options.model_digest, made.seed.size());
   return made;
 }
@@ -98,6 +99,10 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (options.cache_folder != nullptr && *options.cache_folder == '\0') refuse("cache_folder is empty");
   if (options.cache_folder != nullptr && options.model_digest == nullptr)
     refuse("cache_folder needs model_digest: blocks in a folder are of one model alone");
+  if (options.cache_store != nullptr && (options.cache_store->put == nullptr || options.cache_store->get == nullptr))
+    refuse("cache_store: put and get are needed");
+  if (options.cache_store != nullptr && options.model_digest == nullptr)
+    refuse("cache_store needs model_digest: blocks in a store are of one model alone");
   eos_tokens_.assign(options.eos_tokens, options.eos_tokens + options.num_eos_tokens);
   for (const int32_t token : eos_tokens_) need_between(token, 0, step_.vocabulary() - 1, "eos_tokens: a token");
   max_step_tokens_ = options.max_step_tokens;
@@ -108,7 +113,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), made.text());
   cache_ = std::move(made.value());
-  if (options.cache_folder != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
+  if (options.cache_folder != nullptr || options.cache_store != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
   groups_ = static_cast<int64_t>(how.windows.size());
   populator_.start(step_.pool_memory(*cache_), groups_, how.num_blocks);
   limits_.vocabulary = step_.vocabulary();

@@ -8,7 +8,7 @@
 namespace dhlo::serve {
 namespace {
 
-// So long a choice waits for blocks that the folder may have. What hasn't come by then is computed.
+// So long a choice waits for blocks that the tiers may have. What hasn't come by then is computed.
 constexpr int64_t kFetchNs = 1000000000;
 // So many that wait have theirs fetched before it is their turn.
 constexpr int64_t kFetchAhead = 8;
@@ -121,7 +121,7 @@ bool Engine::admit(Choice& choice) {
     // Nothing has changed, unless others of less priority run that can make room.
     if (running_.back()->request->priority <= choice.request->priority) return false;
   }
-  if (waits_for_folder(choice)) return false;
+  if (waits_for_tiers(choice)) return false;
   while (in_work() + places(choice) > limits_.max_sequences)
     if (!yield_to(choice)) return false;
   Sequence sequence = cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
@@ -157,7 +157,7 @@ bool Engine::admit(Choice& choice) {
   return true;
 }
 
-// Begins to bring what the folder has of the choice's tokens, once.
+// Begins to bring what the tiers have of the choice's tokens, once.
 void Engine::fetch(Choice& choice) {
   if (choice.fetch_until_ns != 0) return;
   choice.fetch = cache_->prefetch({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
@@ -174,8 +174,8 @@ void Engine::fetch_ahead() {
   }
 }
 
-// Whether it isn't its turn yet because of what the folder may have of its tokens.
-bool Engine::waits_for_folder(Choice& choice) {
+// Whether it isn't its turn yet because of what the tiers may have of its tokens.
+bool Engine::waits_for_tiers(Choice& choice) {
   if (fetched_bytes_ == 0) return false;
   fetch(choice);
   if (cache_->prefetched(choice.fetch)) return false;
@@ -183,7 +183,7 @@ bool Engine::waits_for_folder(Choice& choice) {
     fetching_ = choice.fetch;
     return true;
   }
-  late_fetch_ = choice.fetch;  // a folder that hangs holds up one choice, not each
+  late_fetch_ = choice.fetch;  // a tier that hangs holds up one choice, not each
   return false;
 }
 

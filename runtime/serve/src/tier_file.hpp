@@ -31,6 +31,7 @@ struct StagedBlock {
   BlockName name;
   int64_t bytes = 0;
   std::unique_ptr<uint8_t[]> data;
+  bool in_store = false;  // it came from there
 };
 
 // Of blocks of one model.

@@ -2,6 +2,7 @@
 #include "tiers.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -10,19 +11,10 @@ namespace {
 
 // Of a file: what a prompt begins with is read in few pieces, and little is lost with a file that is damaged.
 constexpr size_t kFileBlocks = 16;
-
-// Calls into the host, whose exceptions must not come further.
-template <class Hook, class Value>
-Value fenced(Hook&& hook, Value failed) noexcept {
-  try {
-    return hook();
-  } catch (...) {
-    return failed;
-  }
-}
+constexpr int64_t kMostThreads = 64;  // that call the store
 
 StagedBlock make_block(const BlockName& name, int64_t bytes) {
-  return {name, bytes, std::unique_ptr<uint8_t[]>(new uint8_t[static_cast<size_t>(bytes)])};
+  return {name, bytes, std::unique_ptr<uint8_t[]>(new uint8_t[static_cast<size_t>(bytes)]), false};
 }
 
 }  // namespace
@@ -30,30 +22,43 @@ StagedBlock make_block(const BlockName& name, int64_t bytes) {
 std::unique_ptr<Tiers> Tiers::create(const TierOptions& options, TierLayout layout, std::vector<bool> needed) {
   if (options.folder.empty() && options.store.put == nullptr && options.store.get == nullptr) return nullptr;
   std::unique_ptr<Tiers> tiers(new Tiers(options, std::move(layout), std::move(needed)));
-  tiers->thread_ = std::thread([all = tiers.get()] { all->run(); });
+  Tiers* const all = tiers.get();
+  all->thread_ = std::thread([all] { all->run(); });
+  if (all->store_ == nullptr) return tiers;
+  const auto threads = static_cast<size_t>(std::clamp<int64_t>(options.store.threads, 1, kMostThreads));
+  all->store_threads_.reserve(threads);
+  while (all->store_threads_.size() < threads) all->store_threads_.emplace_back([all] { all->run_store(); });
   return tiers;
 }
 
 Tiers::Tiers(const TierOptions& options, TierLayout layout, std::vector<bool> needed)
     : options_(options), layout_(std::move(layout)), needed_(std::move(needed)) {
   if (!options.folder.empty()) folder_ = std::make_unique<TierFolder>(options.folder, options.folder_bytes, layout_);
+  if (options.store.put != nullptr || options.store.get != nullptr)
+    store_ = std::make_unique<TierStore>(options.store, layout_);
 }
 
-Tiers::~Tiers() {
+void Tiers::end() noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ends_ = true;
   }
   work_.notify_all();
+  store_work_.notify_all();
   if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : store_threads_)
+    if (thread.joinable()) thread.join();
 }
 
 StagedBlock Tiers::stage(const BlockName& name) noexcept {
   const int64_t bytes = layout_.block_bytes[static_cast<size_t>(name.group)];
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (writing_bytes_ + bytes > options_.staging_bytes) {
-      ++dropped_;
+    if (first_bytes() + bytes > options_.staging_bytes) {
+      if (folder_ != nullptr)
+        ++folder_stats_.dropped;
+      else
+        store_->drop();
       return {};
     }
   }
@@ -66,6 +71,7 @@ StagedBlock Tiers::stage(const BlockName& name) noexcept {
 
 void Tiers::write(StagedBlock block) noexcept try {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (folder_ == nullptr) return queue_put(std::move(block));
   const int64_t bytes = block.bytes;
   to_write_.push_back(std::move(block));
   writing_bytes_ += bytes;
@@ -77,13 +83,21 @@ void Tiers::write(StagedBlock block) noexcept try {
 bool Tiers::wait_written(std::chrono::steady_clock::time_point until, bool all) {
   const int64_t most = *std::max_element(layout_.block_bytes.begin(), layout_.block_bytes.end());
   std::unique_lock<std::mutex> lock(mutex_);
-  return done_.wait_until(
-      lock, until, [&] { return writing_bytes_ == 0 || (!all && writing_bytes_ + most <= options_.staging_bytes); });
+  return done_.wait_until(lock, until, [&] {
+    if (!all) return first_bytes() == 0 || first_bytes() + most <= options_.staging_bytes;
+    return writing_bytes_ == 0 && putting_bytes_ == 0;
+  });
 }
 
 int64_t Tiers::fetch(std::vector<Digest> keys) noexcept try {
   const std::lock_guard<std::mutex> lock(mutex_);
   to_fetch_.push_back({last_fetch_ + 1, std::move(keys)});
+  try {
+    fetching_.insert(last_fetch_ + 1);
+  } catch (const std::bad_alloc&) {
+    to_fetch_.pop_back();
+    return 0;
+  }
   work_.notify_one();
   return ++last_fetch_;
 } catch (const std::bad_alloc&) {
@@ -92,12 +106,12 @@ int64_t Tiers::fetch(std::vector<Digest> keys) noexcept try {
 
 bool Tiers::is_fetched(int64_t fetch) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return fetch <= fetched_until_;
+  return fetching_.count(fetch) == 0;
 }
 
 void Tiers::wait_fetched(int64_t fetch, std::chrono::steady_clock::time_point until) {
   std::unique_lock<std::mutex> lock(mutex_);
-  done_.wait_until(lock, until, [&] { return fetch <= fetched_until_; });
+  done_.wait_until(lock, until, [&] { return fetching_.count(fetch) == 0; });
 }
 
 bool Tiers::has(const BlockName& name) const {
@@ -121,16 +135,6 @@ TierStats Tiers::folder_stats() const {
   return folder_stats_;
 }
 
-TierStats Tiers::store_stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return store_stats_;
-}
-
-int64_t Tiers::dropped() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return dropped_;
-}
-
 // ---- on the thread --------------------------------------------------------------------------------------------------
 
 void Tiers::run() noexcept {
@@ -149,14 +153,15 @@ void Tiers::run() noexcept {
       const Fetch fetch = std::move(to_fetch_.front());
       to_fetch_.pop_front();
       lock.unlock();
+      bool whole = true;
       try {
-        fetch_all(fetch);
+        whole = fetch_all(fetch);
         note_folder();
       } catch (const std::bad_alloc&) {
         // What has come has come.
       }
       lock.lock();
-      fetched_until_ = fetch.number;
+      if (whole) fetching_.erase(fetch.number);
     } else {
       std::vector<StagedBlock> blocks;
       int64_t bytes = 0;
@@ -194,97 +199,91 @@ void Tiers::note_folder() {
 }
 
 void Tiers::write_some(std::vector<StagedBlock> blocks) {
-  if (options_.store.put != nullptr)
-    for (const StagedBlock& block : blocks) put(block);
-  if (folder_ == nullptr) return;
   folder_->scan();
   // Other processes may have written the same.
-  const auto there = [&](const StagedBlock& block) { return folder_->has(block.name); };
-  blocks.erase(std::remove_if(blocks.begin(), blocks.end(), there), blocks.end());
-  if (!blocks.empty() && !folder_->write(blocks.data(), blocks.size())) ++folder_failures_;
-}
-
-// "NAME.kv": the key, and the group.
-std::string Tiers::object_name(const BlockName& name) const {
-  return to_hex(name.key.data(), name.key.size()) + "-" + std::to_string(name.group) + ".kv";
-}
-
-void Tiers::put(const StagedBlock& block) {
-  const std::string name = object_name(block.name);
-  std::vector<uint8_t> object = tier_header(layout_, &block, 1);
-  object.insert(object.end(), block.data.get(), block.data.get() + block.bytes);
-  const auto bytes = static_cast<int64_t>(object.size());
-  const dhlo_store& store = options_.store;
-  const bool ok = fenced([&] { return store.put(store.ctx, name.c_str(), object.data(), bytes); }, int32_t{-1}) == 0;
+  const auto missing = [&](const StagedBlock& block) { return !folder_->has(block.name); };
+  const auto end = std::partition(blocks.begin(), blocks.end(), missing);
+  const auto count = static_cast<size_t>(end - blocks.begin());
+  if (count > 0 && !folder_->write(blocks.data(), count)) ++folder_failures_;
+  if (store_ == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!ok) ++store_stats_.failures;
-  if (!ok) return;
-  ++store_stats_.blocks;
-  store_stats_.bytes += bytes;
+  for (StagedBlock& block : blocks) {
+    if (block.in_store) continue;
+    if (putting_bytes_ + block.bytes > options_.staging_bytes)
+      store_->drop();
+    else
+      queue_put(std::move(block));
+  }
 }
 
-bool Tiers::from_store(const BlockName& name, StagedBlock* block) {
-  const dhlo_store& store = options_.store;
-  if (store.get == nullptr) return false;
-  const std::string object = object_name(name);
-  const int64_t expected = tier_header_bytes(1) + block->bytes;
-  std::vector<uint8_t> data(static_cast<size_t>(expected));
-  const int64_t got = fenced([&] { return store.get(store.ctx, object.c_str(), data.data(), expected); }, int64_t{-1});
-  if (got < 0) return false;
-  std::vector<TierEntry> entries;
-  bool right = got == expected && tier_header_bytes(layout_, data.data()) == expected - block->bytes;
-  if (right) {
-    const std::vector<uint8_t> header(data.begin(), data.end() - block->bytes);
-    right = read_tier_header(layout_, header, expected, &entries) && entries.size() == 1 && entries[0].name == name;
-  }
-  if (right) {
-    std::memcpy(block->data.get(), data.data() + entries[0].offset, static_cast<size_t>(block->bytes));
-    right = sha256(block->data.get(), static_cast<size_t>(block->bytes)) == entries[0].digest;
-  }
-  if (!right && store.remove != nullptr) fenced([&] { return store.remove(store.ctx, object.c_str()), 0; }, 0);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++(right ? store_stats_.hits : store_stats_.failures);
-  return right;
+// Of what the store had: into the folder, too. The caller holds mutex_.
+void Tiers::keep_in_folder(const StagedBlock& block) {
+  if (folder_ == nullptr || writing_bytes_ + block.bytes > options_.staging_bytes) return;
+  StagedBlock copy = make_block(block.name, block.bytes);
+  std::memcpy(copy.data.get(), block.data.get(), static_cast<size_t>(block.bytes));
+  copy.in_store = true;
+  to_write_.push_back(std::move(copy));
+  writing_bytes_ += block.bytes;
+  work_.notify_one();
+}
+
+// The caller holds mutex_.
+void Tiers::queue_put(StagedBlock block) {
+  const int64_t bytes = block.bytes;
+  to_put_.push_back(std::move(block));
+  putting_bytes_ += bytes;
+  store_work_.notify_one();
 }
 
 bool Tiers::from_queue(const BlockName& name, StagedBlock* block) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found =
-      std::find_if(to_write_.begin(), to_write_.end(), [&](const StagedBlock& each) { return each.name == name; });
-  if (found == to_write_.end()) return false;
-  std::memcpy(block->data.get(), found->data.get(), static_cast<size_t>(block->bytes));
-  return true;
+  for (const std::deque<StagedBlock>* queue : {&to_write_, &to_put_}) {
+    const auto found =
+        std::find_if(queue->begin(), queue->end(), [&](const StagedBlock& each) { return each.name == name; });
+    if (found == queue->end()) continue;
+    std::memcpy(block->data.get(), found->data.get(), static_cast<size_t>(block->bytes));
+    return true;
+  }
+  return false;
 }
 
 StagedBlock Tiers::find(const BlockName& name) {
   StagedBlock block = make_block(name, layout_.block_bytes[static_cast<size_t>(name.group)]);
   if (from_queue(name, &block)) return block;
-  if (folder_ != nullptr && folder_->read(name, block.data.get())) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++folder_stats_.hits;
-    return block;
-  }
-  if (from_store(name, &block)) return block;
-  return {};
+  if (folder_ == nullptr || !folder_->read(name, block.data.get())) return {};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++folder_stats_.hits;
+  return block;
 }
 
-void Tiers::fetch_all(const Fetch& fetch) {
+// False: the store is asked for the rest.
+bool Tiers::fetch_all(const Fetch& fetch) {
   if (folder_ != nullptr) folder_->scan();
+  const bool asks = store_ != nullptr && store_->reads();
+  Gets gets{fetch.number, {}, 0, 0, 0};
   bool goes_on = true;
   for (size_t i = 0; i < fetch.keys.size() && goes_on; ++i) {
     for (size_t group = 0; group < layout_.block_bytes.size() && goes_on; ++group) {
       const BlockName name{fetch.keys[i], static_cast<int64_t>(group)};
       if (has(name)) continue;
       StagedBlock block = find(name);
-      if (block.data == nullptr)
-        goes_on = !needed_[group];
-      else
+      if (block.data != nullptr)
         goes_on = add_fetched(std::move(block), fetch.number);
+      else if (asks)
+        gets.names.push_back(name);
+      else
+        goes_on = !needed_[group];
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     goes_on = goes_on && !ends_;
   }
   if (folder_ != nullptr) folder_->mark_used();
+  if (gets.names.empty()) return true;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gets.end = gets.names.size();
+  gets_.push_back(std::move(gets));
+  store_work_.notify_all();
+  return false;
 }
 
 // What earlier fetches brought and nobody took goes for it, not what it follows. False if there is no room.
@@ -307,6 +306,64 @@ bool Tiers::add_fetched(StagedBlock block, int64_t number) {
   }
   fetched_bytes_ += bytes;
   return true;
+}
+
+// ---- on the store's threads -----------------------------------------------------------------------------------------
+
+void Tiers::run_store() noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!ends_) {
+    const auto gets = std::find_if(gets_.begin(), gets_.end(), [](const Gets& each) { return each.next < each.end; });
+    if (gets != gets_.end())  // first: somebody waits for it
+      get_next(lock, gets);
+    else if (!to_put_.empty())
+      put_next(lock);
+    else
+      store_work_.wait_for(lock, std::chrono::hours(1));
+  }
+}
+
+void Tiers::get_next(std::unique_lock<std::mutex>& lock, std::list<Gets>::iterator gets) noexcept {
+  const size_t at = gets->next++;
+  const BlockName name = gets->names[at];
+  ++gets->in_work;
+  lock.unlock();
+  bool goes_on = false;
+  try {
+    StagedBlock block = make_block(name, layout_.block_bytes[static_cast<size_t>(name.group)]);
+    if (store_->get(&block)) {
+      {
+        const std::lock_guard<std::mutex> locked(mutex_);
+        keep_in_folder(block);
+      }
+      goes_on = add_fetched(std::move(block), gets->number);
+    } else {
+      goes_on = !needed_[static_cast<size_t>(name.group)];
+    }
+  } catch (const std::bad_alloc&) {
+    // What has come has come.
+  }
+  lock.lock();
+  --gets->in_work;
+  if (!goes_on) gets->end = std::min(gets->end, at);
+  if (gets->in_work > 0 || gets->next < gets->end) return;
+  fetching_.erase(gets->number);
+  gets_.erase(gets);
+  done_.notify_all();
+}
+
+void Tiers::put_next(std::unique_lock<std::mutex>& lock) noexcept {
+  const StagedBlock block = std::move(to_put_.front());
+  to_put_.pop_front();
+  lock.unlock();
+  try {
+    store_->put(block);
+  } catch (const std::bad_alloc&) {
+    // It is computed again.
+  }
+  lock.lock();
+  putting_bytes_ -= block.bytes;
+  done_.notify_all();
 }
 
 }  // namespace dhlo::serve

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -16,6 +17,7 @@
 #include "dhlo/store.h"
 #include "tier_file.hpp"
 #include "tier_folder.hpp"
+#include "tier_store.hpp"
 
 namespace dhlo::serve {
 
@@ -27,20 +29,18 @@ struct TierOptions {
   int64_t flush_ns = 5000000000;               // how long the cache writes what it keeps, when it is destroyed
 };
 
-struct TierStats {
-  int64_t bytes = 0, blocks = 0;  // there now, as far as is known; of a store: that were put there
-  int64_t hits = 0;               // blocks that came from it
-  int64_t failures = 0;           // what couldn't be written, or was damaged
-};
-
-// A thread reads and writes; nobody waits for it but flush(). What a tier does wrong costs its blocks, no more.
+// A thread reads and writes the folder, others call the store; nobody waits for them but flush() and end(). What a tier
+// does wrong costs its blocks, no more.
 class Tiers {
  public:
   // Null where there are no tiers. Throws std::bad_alloc, std::system_error.
   static std::unique_ptr<Tiers> create(const TierOptions& options, TierLayout layout, std::vector<bool> needed);
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
-  ~Tiers();
+  ~Tiers() { end(); }
+
+  // Ends the threads, once calls of the store that are in work have come back: nothing is written or fetched any more.
+  void end() noexcept;
 
   // Memory for a block that is to be written; no data where staging_bytes are on their way, or there is none.
   StagedBlock stage(const BlockName& name) noexcept;
@@ -58,25 +58,34 @@ class Tiers {
   StagedBlock take(const BlockName& name) noexcept;
 
   TierStats folder_stats() const;
-  TierStats store_stats() const;
-  int64_t dropped() const;  // blocks that there was no room for
+  TierStats store_stats() const { return store_ == nullptr ? TierStats{} : store_->stats(); }
 
  private:
   struct Fetch {
     int64_t number;
     std::vector<Digest> keys;
   };
+  // What a fetch asks the store for, in order.
+  struct Gets {
+    int64_t number;
+    std::vector<BlockName> names;
+    size_t next = 0, end = 0;  // of names: who is asked for next; nothing from here on is wanted
+    int64_t in_work = 0;
+  };
 
   Tiers(const TierOptions& options, TierLayout layout, std::vector<bool> needed);
   void run() noexcept;
+  void run_store() noexcept;
+  void get_next(std::unique_lock<std::mutex>& lock, std::list<Gets>::iterator gets) noexcept;
+  void put_next(std::unique_lock<std::mutex>& lock) noexcept;
   void write_some(std::vector<StagedBlock> blocks);
-  void fetch_all(const Fetch& fetch);
+  void queue_put(StagedBlock block);
+  void keep_in_folder(const StagedBlock& block);
+  bool fetch_all(const Fetch& fetch);
   StagedBlock find(const BlockName& name);
   bool from_queue(const BlockName& name, StagedBlock* block) const;
-  bool from_store(const BlockName& name, StagedBlock* block);
-  void put(const StagedBlock& block);
   bool add_fetched(StagedBlock block, int64_t number);
-  std::string object_name(const BlockName& name) const;
+  int64_t& first_bytes() { return folder_ != nullptr ? writing_bytes_ : putting_bytes_; }
   void note_folder();
 
   const TierOptions options_;
@@ -84,18 +93,23 @@ class Tiers {
   const std::vector<bool> needed_;
   std::unique_ptr<TierFolder> folder_;  // the thread's
   int64_t folder_failures_ = 0;         // the thread's
+  std::unique_ptr<TierStore> store_;
 
   mutable std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::deque<StagedBlock> to_write_;
+  std::condition_variable work_, store_work_, done_;
+  std::deque<StagedBlock> to_write_;  // to the folder
+  std::deque<StagedBlock> to_put_;    // to the store
   std::deque<Fetch> to_fetch_;
+  std::list<Gets> gets_;
+  std::set<int64_t> fetching_;                          // numbers of fetches that go on
   std::list<std::pair<int64_t, StagedBlock>> fetched_;  // with the number of the fetch, the oldest first
   std::unordered_map<BlockName, std::list<std::pair<int64_t, StagedBlock>>::iterator, BlockNameHash> by_name_;
-  int64_t writing_bytes_ = 0, fetched_bytes_ = 0;
-  int64_t last_fetch_ = 0, fetched_until_ = 0, dropped_ = 0;
-  TierStats folder_stats_, store_stats_;
+  int64_t writing_bytes_ = 0, putting_bytes_ = 0, fetched_bytes_ = 0;
+  int64_t last_fetch_ = 0;
+  TierStats folder_stats_;
   bool ends_ = false;
   std::thread thread_;
+  std::vector<std::thread> store_threads_;
 };
 
 }  // namespace dhlo::serve

@@ -29,7 +29,7 @@ struct Store {
   enum Mode { kRight, kThrows, kRefuses, kFlips, kShort, kLong, kSwaps } mode = kRight;
   std::map<std::string, std::string> objects;
   std::mutex mutex;
-  int64_t removed = 0;
+  int64_t removed = 0, threads = 1;
 
   dhlo_store hooks() {
     return {this,
@@ -56,7 +56,12 @@ struct Store {
               object.copy(static_cast<char*>(data), static_cast<size_t>(bytes));
               return self->mode == kLong ? INT64_MAX : static_cast<int64_t>(object.size());
             },
-            [](void* ctx, const char*) { ++static_cast<Store*>(ctx)->removed; }};
+            [](void* ctx, const char*) {
+              auto* self = static_cast<Store*>(ctx);
+              const std::lock_guard<std::mutex> lock(self->mutex);
+              ++self->removed;
+            },
+            threads};
   }
 };
 
@@ -239,7 +244,7 @@ void test_folders_that_fail() {
   options.tiers.staging_bytes = 0;  // nothing may be on its way
   Server server(options);
   for (int32_t i = 0; i < 4; ++i) CHECK(server.serve(prompt_of(41, 1000 * i)) == 0);
-  CHECK(server.cache().flush(kFlush) && server.cache().stats().dropped > 0);
+  CHECK(server.cache().flush(kFlush) && server.cache().stats().folder.dropped > 0);
 }
 
 void test_store() {
@@ -247,6 +252,7 @@ void test_store() {
   for (const Store::Mode mode :
        {Store::kRight, Store::kThrows, Store::kRefuses, Store::kFlips, Store::kShort, Store::kLong, Store::kSwaps}) {
     Store store;
+    store.threads = mode % 2 == 0 ? 1 : 4;
     CacheOptions options = small_options(64);
     options.tiers.store = store.hooks();
     {
@@ -266,6 +272,52 @@ void test_store() {
     CHECK(mode == Store::kRight ? stats.hits == 10 && stats.failures == 0 : stats.hits == 0 && stats.failures > 0);
     CHECK((store.removed > 0) == (mode >= Store::kFlips));
   }
+}
+
+// Blocks go to both; the store is asked for what the folder lacks, which it has from then on.
+void test_store_behind_folder() {
+  const std::vector<int32_t> prompt = prompt_of(81, 0);
+  Store store;
+  store.threads = 3;
+  CacheOptions options;
+  for (const bool lost : {false, true}) {
+    const Folder folder;
+    options = folder_options(folder, 64, {0, 8});
+    options.tiers.store = store.hooks();
+    for (int i = 0; i < 2; ++i) {
+      Server server(options);
+      CHECK(server.serve(prompt) == (i == 0 && !lost ? 0 : 80));
+      CHECK(server.cache().flush(kFlush));
+      const auto stats = server.cache().stats();
+      CHECK(stats.folder.failures == 0 && stats.store.failures == 0);
+      CHECK((stats.store.hits > 0) == (i == 0 && lost) && (stats.folder.hits > 0) == (i == 1));
+      CHECK(stats.folder.blocks >= 20);
+    }
+  }
+}
+
+// One that fails is left alone after some calls, and asked again later; the folder doesn't wait for it.
+void test_store_rests() {
+  Store store;
+  CacheOptions options = small_options(64);
+  options.tiers.store = store.hooks();
+  Server server(options);
+  store.mode = Store::kRefuses;
+  for (int32_t i = 0; i < 6; ++i) server.serve(prompt_of(41, 1000 * i));
+  CHECK(server.cache().flush(kFlush));
+  auto stats = server.cache().stats().store;
+  CHECK(stats.failures >= 3 && stats.blocks == 0 && stats.dropped > 0);
+  {
+    const std::lock_guard<std::mutex> lock(store.mutex);
+    store.mode = Store::kRight;
+  }
+  for (int32_t i = 6; stats.blocks == 0 && i < 600; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    server.serve(prompt_of(41, 1000 * i));
+    server.cache().flush(kFlush);
+    stats = server.cache().stats().store;
+  }
+  CHECK(stats.blocks > 0);
 }
 
 // Several on one folder that is too small for them.
@@ -293,5 +345,7 @@ void test_tiers() {
   test_damaged_files();
   test_folders_that_fail();
   test_store();
+  test_store_behind_folder();
+  test_store_rests();
   test_shared_folder();
 }

@@ -13,6 +13,7 @@
 #define DHLO_SERVE_H
 
 #include "dhlo/runtime.h"
+#include "dhlo/store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -99,8 +100,8 @@ typedef struct dhlo_engine_options {
   const char* cache_folder;   /* blocks that memory has no room for go there, and those that it keeps when the engine is
                                  closed; they come back in other processes, too. NULL: none */
   int64_t cache_folder_bytes; /* of all files there at most */
-  const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder are of this
-                                  model alone. May be NULL without a folder */
+  const uint8_t* model_digest; /* 32 bytes that stand for the model's code and weights: blocks in a folder or a store
+                                  are of this model alone. May be NULL without these */
   dhlo_constrain_fn constrain; /* NULL: constrained requests are refused */
   void* constrain_ctx;
   dhlo_event_fn on_event; /* NULL: events are fetched by dhlo_engine_poll */
@@ -110,16 +111,18 @@ typedef struct dhlo_engine_options {
   int64_t draft_tokens;      /* of a draft of it at most; default 8 */
   int64_t draft_cache_bytes; /* memory of its pools; 0: as many blocks as the model's */
   int64_t draft_max_positions; /* as max_positions, of the draft model: what comes behind isn't drafted; 0: no limit */
+  const dhlo_store* cache_store; /* the same as cache_folder, in objects of the host's; behind the folder if there is
+                                    one. Needs model_digest. Its functions are called until dhlo_engine_close has come
+                                    back, and may call none of the engine's. NULL: none */
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
 /* `options` may be NULL; what they point to isn't needed after the call, but for contexts. Retains the model.
  * DHLO_INVALID_ARGUMENT for a model that is no step over pools of blocks, and for options out of range. */
 DHLO_API dhlo_status dhlo_engine_create(dhlo_model* model, const dhlo_engine_options* options, dhlo_engine** out);
-/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. With a folder,
- * writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are refused with
- * DHLO_BUSY. DHLO_INVALID_ARGUMENT if a hook
- * calls it. */
+/* Ends all requests with DHLO_FINISH_CANCELLED, interrupting the step in work, and the engine's thread. With a folder
+ * or a store, writes there what is kept, for 5 seconds at most. What happened can still be polled. Later requests are
+ * refused with DHLO_BUSY. DHLO_INVALID_ARGUMENT if a hook calls it. */
 DHLO_API dhlo_status dhlo_engine_close(dhlo_engine* engine);
 /* Closes it and frees it. NULL is allowed. No other call may be in progress, or come later. Does nothing if a hook
  * calls it. */
@@ -188,7 +191,7 @@ typedef struct dhlo_tier_stats {
   int64_t bytes; /* there now, as far as is known, and blocks of this model among them */
   int64_t blocks;
   int64_t hits;     /* blocks that were brought from there */
-  int64_t failures; /* what couldn't be written, or was damaged */
+  int64_t failures; /* what couldn't be written or read, or was damaged */
   int64_t dropped;  /* blocks that memory had no room for, and that came faster than they could be written */
 } dhlo_tier_stats;
 
@@ -221,6 +224,7 @@ typedef struct dhlo_engine_stats {
   int64_t draft_steps;                       /* of the draft model */
   int64_t draft_failures;                    /* of them; their choices go on without drafts of it */
   int64_t draft_ns;                          /* spent in it; of neither step_ns nor host_ns */
+  dhlo_tier_stats store; /* zeros without cache_store; bytes and blocks are those that were put there */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

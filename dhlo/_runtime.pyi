@@ -260,6 +260,11 @@ class Engine:
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""
     def cancel(self, request: int, /) -> None: ...
+    def load_adapter(
+        self, name: str, pairs: tuple[tuple[str, int, int, int, int, ReadableBuffer, ReadableBuffer, float], ...], /
+    ) -> None:
+        """Gives the step an adapter, of each pair: module, dtype, rank, inputs, outputs, both matrices, scale."""
+    def unload_adapter(self, name: str, /) -> None: ...
     def poll(self, timeout: float = -1, /) -> tuple[EngineEvent, ...] | None:
         """Waits for events; None once the engine is closed."""
     def drain(self, timeout: float, /) -> bool: ...

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from dhlo.model import CompiledModel
 
-__all__ = ["Pairs", "merged", "packed", "random_pairs"]
+__all__ = ["Pairs", "merged", "packed", "random_pairs", "write_folder"]
 
 Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """By module: A [rank, inputs] and B [outputs, rank]."""
@@ -55,3 +57,16 @@ def packed(compiled: CompiledModel, adapters: Sequence[tuple[Pairs, float]]) -> 
             second = row[at + p["inputs"] * rank :][: rank * p["outputs"]].view(rank, p["outputs"])
             first[:, : a.shape[0]], second[: a.shape[0]] = a.t(), scale * b.t()
     return weights
+
+
+def write_folder(folder: Path, pairs: Pairs, **config: Any) -> Path:
+    """An adapter as PEFT writes it."""
+    folder.mkdir()
+    tensors = {
+        f"base_model.model.{name}.lora_{x}.weight": m for name, both in pairs.items() for x, m in zip("AB", both, strict=True)
+    }
+    save_file({name: m.contiguous() for name, m in tensors.items()}, folder / "adapter_model.safetensors")
+    rank = next(iter(pairs.values()))[0].shape[0]
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none", "lora_dropout": 0.1}
+    (folder / "adapter_config.json").write_text(json.dumps(said | config))
+    return folder

@@ -73,9 +73,14 @@ def check(model: Any, compiled: CompiledModel, targets: tuple[str, ...], toleran
 
 
 @pytest.fixture(scope="module")
-def llama() -> tuple[Any, CompiledModel]:
+def program() -> tuple[Any, torch.export.ExportedProgram]:
     model = model_of(LlamaConfig(**SMALL, attention_bias=True))
-    return model, dhlo.compile(step_program(model), pages=PAGES, lora=ROOM)
+    return model, step_program(model)
+
+
+@pytest.fixture(scope="module")
+def llama(program: tuple[Any, torch.export.ExportedProgram]) -> tuple[Any, CompiledModel]:
+    return program[0], dhlo.compile(program[1], pages=PAGES, lora=ROOM)
 
 
 def test_sequences_with_adapters_of_their_own(llama: tuple[Any, CompiledModel]) -> None:
@@ -156,7 +161,6 @@ def test_mixture_of_experts() -> None:
         ({"pages": PAGES, "lora": 16}, "is a dhlo.LoraOptions, not 16"),
     ],
 )
-def test_what_cant_be(options: dict[str, Any], message: str) -> None:
-    model = model_of(LlamaConfig(**SMALL))
+def test_what_cant_be(program: tuple[Any, torch.export.ExportedProgram], options: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
-        dhlo.compile(step_program(model), **options)
+        dhlo.compile(program[1], **options)

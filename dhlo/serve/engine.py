@@ -15,11 +15,13 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, SupportsFloat, SupportsIndex
 
 from dhlo import _runtime
 from dhlo.errors import ContractError, DeadlineError, translate
+from dhlo.serve.adapters import Adapter, read_adapter
 from dhlo.serve.stores import Store, WatchedStore
 from dhlo.serve.types import (
     Choice,
@@ -290,6 +292,29 @@ class Engine:
                 r.cancel()
             raise
 
+    def load_adapter(self, name: str, adapter: Adapter | str | os.PathLike[str]) -> None:
+        """Gives a step that was compiled with `lora` an adapter, or that of a folder as PEFT writes it, by a name that none has;
+        requests may go on meanwhile.
+
+        Raises what `read_adapter` does; ContractError for what the step wasn't compiled for: modules, sizes, ranks; QueueFullError
+        if there are as many as it has room for.
+        """
+        self._need_this_process()
+        given = adapter if isinstance(adapter, Adapter) else read_adapter(Path(adapter))
+        try:
+            self._native.load_adapter(name, tuple(tuple(getattr(p, f.name) for f in fields(p)) for p in given.pairs))
+        except (TypeError, ValueError, OverflowError, RuntimeError) as e:
+            raise _translated(e) from None
+
+    def unload_adapter(self, name: str) -> None:
+        """No more requests can have it. Those that do end as they would, and its room is free then. Raises ContractError if there
+        is none of that name."""
+        self._need_this_process()
+        try:
+            self._native.unload_adapter(name)
+        except (TypeError, ValueError) as e:
+            raise _translated(e) from None
+
     def stats(self) -> EngineStats:
         """What it has done and holds, as of the last step."""
         self._need_this_process()
@@ -413,6 +438,7 @@ def _pack(params: SamplingParams) -> tuple[object, ...]:
         params.speculate,
         (_tokens(params.stop_tokens, "stop_tokens"),),
         params.constrain,
+        params.adapter or None,
     )
 
 

@@ -90,6 +90,8 @@ class SamplingParams:
     which it holds up; what it raises ends the choice with FinishReason.ERROR."""
     speculate: bool = True
     """Let drafts be verified for this request, if the engine has a source of them."""
+    adapter: str = ""
+    """The name of an adapter that is loaded; empty: none."""
 
 
 @dataclass(frozen=True)

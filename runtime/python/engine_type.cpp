@@ -1,4 +1,5 @@
 // The Python type Engine: serves a step over pools of blocks; dhlo/serve/engine.py makes requests of its events.
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -189,13 +190,15 @@ PyObject* submit_unfenced(PyObject* self, PyObject* args) {
   Py_buffer &prompt = *buffers.next(), &bias_tokens = *buffers.next(), &bias = *buffers.next(),
             &stop_tokens = *buffers.next(), &salt = *buffers.next();
   PyObject *seed = nullptr, *stops = nullptr, *constraint = nullptr;
+  const char* adapter = nullptr;
   long long max_tokens = 0, top_k = 0;
   double timeout = 0;
-  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)O:submit", &prompt, &how.priority, &max_tokens,
+  if (PyArg_ParseTuple(args, "y*iLdLddddd(y*y*)OiipOdy*p(y*)Oz:submit", &prompt, &how.priority, &max_tokens,
                        &how.temperature, &top_k, &how.top_p, &how.min_p, &how.presence_penalty, &how.frequency_penalty,
                        &how.repetition_penalty, &bias_tokens, &bias, &seed, &how.n, &how.logprobs, &how.ignore_eos,
-                       &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint) == 0)
+                       &stops, &timeout, &salt, &how.speculate, &stop_tokens, &constraint, &adapter) == 0)
     return nullptr;
+  how.adapter = adapter;
   how.max_tokens = max_tokens;
   how.top_k = top_k;
   how.bias_tokens = Buffers::data<int32_t>(bias_tokens);
@@ -244,6 +247,65 @@ PyObject* submit_unfenced(PyObject* self, PyObject* args) {
 
 PyObject* submit(PyObject* self, PyObject* args) {
   return fenced([&] { return submit_unfenced(self, args); });
+}
+
+// Of (module, dtype, rank, inputs, outputs, a, b, scale), with buffers of bytes.
+PyObject* load_adapter_unfenced(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  PyObject* given = nullptr;
+  if (PyArg_ParseTuple(args, "sO!:load_adapter", &name, &PyTuple_Type, &given) == 0) return nullptr;
+  const Py_ssize_t count = PyTuple_Size(given);
+  std::vector<dhlo_lora_pair> pairs(static_cast<size_t>(count));
+  std::vector<Buffers> buffers(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    dhlo_lora_pair& pair = pairs[static_cast<size_t>(i)];
+    dhlo_lora_pair_init(&pair);
+    Py_buffer &a = *buffers[static_cast<size_t>(i)].next(), &b = *buffers[static_cast<size_t>(i)].next();
+    long long rank = 0, inputs = 0, outputs = 0;
+    PyObject* item = PyTuple_GetItem(given, i);
+    if (PyTuple_Check(item) == 0) {
+      PyErr_SetString(PyExc_TypeError, "load_adapter: a pair is a tuple");
+      return nullptr;
+    }
+    if (PyArg_ParseTuple(item, "siLLLy*y*d:load_adapter", &pair.module, &pair.dtype, &rank, &inputs, &outputs, &a, &b,
+                         &pair.scale) == 0)
+      return nullptr;
+    pair.rank = rank;
+    pair.inputs = inputs;
+    pair.outputs = outputs;
+    pair.a = a.buf;
+    pair.b = b.buf;
+    int64_t row = 0, of_a = 0, of_b = 0;
+    if (std::min({rank, inputs, outputs}) < 0 || __builtin_mul_overflow(rank, pair.dtype == DHLO_F32 ? 4 : 2, &row) ||
+        __builtin_mul_overflow(row, inputs, &of_a) || __builtin_mul_overflow(row, outputs, &of_b) || of_a != a.len ||
+        of_b != b.len) {
+      PyErr_Format(PyExc_ValueError, "module '%s': matrices have other sizes than they say", pair.module);
+      return nullptr;
+    }
+  }
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_load_adapter(handle(self), name, pairs.data(), static_cast<int64_t>(count));
+  }
+  if (status != DHLO_OK) return raise_last(status);
+  Py_RETURN_NONE;
+}
+
+PyObject* load_adapter(PyObject* self, PyObject* args) {
+  return fenced([&] { return load_adapter_unfenced(self, args); });
+}
+
+PyObject* unload_adapter(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  if (PyArg_ParseTuple(args, "s:unload_adapter", &name) == 0) return nullptr;
+  dhlo_status status = DHLO_OK;
+  {
+    WithoutGil others_run;
+    status = dhlo_engine_unload_adapter(handle(self), name);
+  }
+  if (status != DHLO_OK) return raise_last(status);
+  Py_RETURN_NONE;
 }
 
 PyObject* cancel(PyObject* self, PyObject* args) {
@@ -352,6 +414,8 @@ bool add_engine_type(PyObject* module) {
   static PyMethodDef methods[] = {
       {"submit", submit, METH_VARARGS, "Takes a request; its id."},
       {"cancel", cancel, METH_VARARGS, "Ends a request."},
+      {"load_adapter", load_adapter, METH_VARARGS, "Gives the step an adapter."},
+      {"unload_adapter", unload_adapter, METH_VARARGS, "Takes an adapter away."},
       {"poll", poll, METH_VARARGS, "Waits for events, at most so many seconds; None once the engine is closed."},
       {"drain", drain, METH_VARARGS, "Takes no more requests; whether all ended within so many seconds."},
       {"close", close, METH_NOARGS, "Ends all requests, and the engine's thread."},

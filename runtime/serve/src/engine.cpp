@@ -56,6 +56,7 @@ bool Engine::may_destroy() const noexcept {
 uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how) {
   need_this_process();
   auto request = std::make_unique<Request>(prompt, num_tokens, how, limits_, vocabulary_, eos_tokens_);
+  if (how.adapter != nullptr) request->choose(adapters_.take(how.adapter));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || closing_) throw Error(DHLO_BUSY, "the engine takes no more requests");
   if (unbegun_ >= max_waiting_)
@@ -181,6 +182,16 @@ dhlo_engine_stats Engine::stats() const {
   return stats_;
 }
 
+void Engine::load_adapter(const char* name, const dhlo_lora_pair* pairs, int64_t count) {
+  need_this_process();
+  adapters_.load(name, pairs, count);
+}
+
+void Engine::unload_adapter(const char* name) {
+  need_this_process();
+  adapters_.unload(name);
+}
+
 // ---- the engine's thread --------------------------------------------------------------------------------------------
 
 void Engine::run() noexcept {
@@ -255,7 +266,7 @@ void Engine::compute() {
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
     const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};
     const Tokens drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
-    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept);
+    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number());
     if (kept > 0) item.row = row;
   }
   const int64_t ready = now_ns();

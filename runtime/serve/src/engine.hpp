@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "adapters.hpp"
 #include "cache.hpp"
 #include "dhlo/serve.h"
 #include "draft_length.hpp"
@@ -50,6 +51,8 @@ class Engine {
   // False in the child of a fork, which lacks the engine's thread, and for hooks, which that thread runs.
   bool may_destroy() const noexcept;
   dhlo_engine_stats stats() const;
+  void load_adapter(const char* name, const dhlo_lora_pair* pairs, int64_t count);
+  void unload_adapter(const char* name);
 
  private:
   void need_this_process() const;
@@ -123,6 +126,7 @@ class Engine {
 
   // Of the thread that runs steps.
   Step step_;
+  Adapters adapters_;  // of any thread
   std::unique_ptr<Cache> cache_;
   Populator populator_;
   std::unique_ptr<Drafter> drafter_;  // null: none

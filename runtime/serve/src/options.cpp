@@ -81,7 +81,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
       constrain_ctx_(options.constrain_ctx),
       on_event_(options.on_event),
       event_ctx_(options.event_ctx),
-      step_(model) {
+      step_(model),
+      adapters_(step_) {
   need_between(options.max_step_tokens, 1, kMostTokens, "max_step_tokens");
   need_between(options.max_sequences, 0, options.max_step_tokens, "max_sequences (at most max_step_tokens)");
   const int64_t sequences =
@@ -125,6 +126,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
   allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));
   step_.attach(*cache_, max_step_tokens_, sequences);
+  if (step_.adapters() != nullptr) step_.set_adapters(adapters_.weights());
   if (options.draft_model != nullptr && options.draft_tokens > 0) {
     DrafterOptions drafts;
     drafts.cache_bytes = options.draft_cache_bytes;

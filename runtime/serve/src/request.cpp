@@ -15,6 +15,9 @@ namespace {
 constexpr int64_t kMostLogprobs = 20;
 constexpr int64_t kMostStops = 1 << 16, kMostBytes = 1 << 20;  // of a request; bytes of a stop string, and of the salt
 
+// What the salt of keys begins with: that of a request, or the content of its adapter before that.
+constexpr char kSalt = 's', kAdapter = 'a';
+
 std::string number(double value) {
   std::string text = std::to_string(value);
   while (text.find('.') != std::string::npos && (text.back() == '0' || text.back() == '.')) {
@@ -133,7 +136,8 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
   }
   need(how.salt_bytes >= 0 && how.salt_bytes <= kMostBytes, "salt", "of at most 2^20 bytes",
        std::to_string(how.salt_bytes));
-  if (how.salt != nullptr) salt.assign(how.salt, static_cast<size_t>(how.salt_bytes));
+  if (how.salt != nullptr && how.salt_bytes > 0)
+    salt.assign(1, kSalt).append(how.salt, static_cast<size_t>(how.salt_bytes));
   need_list(how.stop_tokens, how.num_stop_tokens, limits.vocabulary, "stop_tokens");
   check_tokens(how.stop_tokens, how.num_stop_tokens, limits.vocabulary, "stop_tokens");
   if (how.ignore_eos == 0) ends = std::move(eos_tokens);
@@ -152,6 +156,12 @@ Request::Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling&
     if (rules.counts())
       for (int64_t t = 0; t < num_tokens; ++t) choice.counts.add(prompt[t], false);
   }
+}
+
+void Request::choose(Adapters::Hold chosen) {
+  const Digest& content = chosen.content();
+  salt.insert(0, std::string(1, kAdapter).append(reinterpret_cast<const char*>(content.data()), content.size()));
+  adapter = std::move(chosen);
 }
 
 }  // namespace dhlo::serve

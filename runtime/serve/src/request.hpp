@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapters.hpp"
 #include "cache.hpp"
 #include "counts.hpp"
 #include "dhlo/serve.h"
@@ -75,6 +76,8 @@ struct Request {
   // Copies what is given. Throws Error for what is out of range.
   Request(const int32_t* prompt, int64_t num_tokens, const dhlo_sampling& how, const Limits& limits,
           const Vocabulary& vocabulary, std::vector<int32_t> eos_tokens);
+  // Keys and values are its adapter's, too: what it begins with is shared with requests of the same content.
+  void choose(Adapters::Hold chosen);
 
   uint64_t id = 0;
   void* user = nullptr;
@@ -84,7 +87,8 @@ struct Request {
   int64_t max_size = 0;  // of a choice, with the prompt
   Rules rules;
   bool speculate = true, constrained = false;
-  std::string salt;
+  std::string salt;  // what keys of blocks are salted with
+  Adapters::Hold adapter;
   std::vector<int32_t> ends;  // tokens that end a choice, ascending
   std::vector<StopString> stops;
   std::vector<Choice> choices;  // never changes its size

@@ -126,6 +126,31 @@ dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns) {
   });
 }
 
+void dhlo_lora_pair_init(dhlo_lora_pair* pair) {
+  if (pair == nullptr) return;
+  *pair = dhlo_lora_pair{};
+  pair->struct_bytes = sizeof *pair;
+  pair->dtype = DHLO_F32;
+  pair->scale = 1;
+}
+
+dhlo_status dhlo_engine_load_adapter(dhlo_engine* engine, const char* name, const dhlo_lora_pair* pairs,
+                                     int64_t num_pairs) {
+  return guard([&] {
+    need(engine, "dhlo_engine_load_adapter: engine");
+    need(name, "dhlo_engine_load_adapter: name");
+    engine->load_adapter(name, pairs, num_pairs);
+  });
+}
+
+dhlo_status dhlo_engine_unload_adapter(dhlo_engine* engine, const char* name) {
+  return guard([&] {
+    need(engine, "dhlo_engine_unload_adapter: engine");
+    need(name, "dhlo_engine_unload_adapter: name");
+    engine->unload_adapter(name);
+  });
+}
+
 dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out) {
   return guard([&] {
     need(engine, "dhlo_engine_get_stats: engine");

@@ -57,6 +57,10 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
     take(paging_->groups[g].tables, DHLO_I32, 2);
     groups_.push_back({paging_->groups[g].slots, paging_->groups[g].tables, {}, {}, {}});
   }
+  if (adapters() != nullptr) {
+    take(adapters()->chosen, DHLO_I32, 1);
+    take(adapters()->weights, adapter_weights().dtype, 2);
+  }
   for (int64_t p = 0; p < paging_->num_pools; ++p) {
     const int64_t input = paging_->pools[p].input;
     take(input, dhlo_model_input(model, input)->dtype, 3);
@@ -115,6 +119,7 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
   session_.reset(session);
   cache_ = &cache;
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->reserve(static_cast<size_t>(max_tokens));
+  chosen_.reserve(static_cast<size_t>(max_tokens));
   starts_.reserve(static_cast<size_t>(max_sequences) + 1);
   lengths_.reserve(static_cast<size_t>(max_sequences));
   for (Group& group : groups_) {
@@ -137,17 +142,24 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
   clear();
 }
 
+void Step::set_adapters(void* weights) {
+  const dhlo_abi_value& value = adapter_weights();
+  set(adapters()->weights, weights, {value.sizes[0], value.sizes[1], 0});
+}
+
 void Step::clear() {
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->clear();
   starts_.assign(1, 0);
   lengths_.clear();
+  chosen_.clear();
   for (Group& group : groups_) {
     group.slots.clear();
     group.rows.clear();
   }
 }
 
-int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept) {
+int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept,
+                  int32_t adapter) {
   for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
   const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
   for (int64_t position = first; position < end; ++position) positions_.push_back(position);
@@ -158,6 +170,7 @@ int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens
       groups_[g].slots.push_back(table[static_cast<size_t>(position / block)] * block + position % block);
     groups_[g].rows.push_back(table);
   }
+  if (adapters() != nullptr) chosen_.resize(ids_.size(), adapter);
   starts_.push_back(static_cast<int32_t>(ids_.size()));
   lengths_.push_back(static_cast<int32_t>(end));
   const auto row = static_cast<int64_t>(kept_input_ >= 0 ? kept_.size() : ids_.size() - static_cast<size_t>(kept));
@@ -197,6 +210,7 @@ dhlo_status Step::run() {
   set(paging_->starts, starts_.data(), {sequences + 1, 0, 0});
   set(paging_->lengths, lengths_.data(), {sequences, 0, 0});
   for (Group& group : groups_) set(group.slots_input, group.slots.data(), {count, 0, 0});
+  if (adapters() != nullptr) set(adapters()->chosen, chosen_.data(), {count, 0, 0});
   fill_tables();
   dhlo_status status = dhlo_session_run(session_.get(), inputs_.data(), static_cast<int64_t>(inputs_.size()));
   error_ = "";

@@ -26,13 +26,20 @@ class Step {
   // Of a block of each group, in all pools.
   int64_t block_bytes() const;
 
+  // What the step takes of adapters; null: nothing.
+  const dhlo_abi_adapters* adapters() const { return paging_->adapters; }
+  const dhlo_abi_value& adapter_weights() const { return *dhlo_model_input(model_.get(), adapters()->weights); }
+  // Where they lie, of a step that takes them, once it is attached.
+  void set_adapters(void* weights);
+
   // Makes the session and the buffers. Calls then read and write the cache's pools.
   void attach(Cache& cache, int64_t max_tokens, int64_t max_sequences);
 
   // What the next call computes: of each sequence `tokens`, from position `first` on, which have room, and then
-  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first.
+  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first. `adapter`: -1: none.
   void clear();
-  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept);
+  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept,
+              int32_t adapter = -1);
   // 0 tokens: nothing was added.
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
@@ -68,7 +75,7 @@ class Step {
 
   Cache* cache_ = nullptr;
   std::vector<int64_t> ids_, positions_, kept_;
-  std::vector<int32_t> starts_, lengths_;
+  std::vector<int32_t> starts_, lengths_, chosen_;
   std::vector<Group> groups_;
   std::vector<dhlo_tensor> inputs_;
   std::vector<std::array<int64_t, 3>> sizes_;

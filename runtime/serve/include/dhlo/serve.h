@@ -164,6 +164,7 @@ typedef struct dhlo_sampling {
   int32_t speculate;   /* default 1: drafts may be verified for it, if the engine makes any. Tokens are the same */
   int32_t constrained; /* ask dhlo_engine_options.constrain */
   void* user;          /* given with events and to hooks */
+  const char* adapter; /* the name of one that is loaded; NULL, the default: none */
 } dhlo_sampling;
 
 DHLO_API void dhlo_sampling_init(dhlo_sampling* sampling);
@@ -185,6 +186,30 @@ DHLO_API dhlo_status dhlo_engine_step(dhlo_engine* engine, int32_t* worked);
 /* Takes no more requests, and waits until those that there are have ended, at most so long; below 0: without end. An
  * engine without a thread runs steps meanwhile. DHLO_DEADLINE when the time is over. */
 DHLO_API dhlo_status dhlo_engine_drain(dhlo_engine* engine, int64_t timeout_ns);
+
+/* ---- adapters ------------------------------------------------------------------------------------------------------
+ */
+
+/* What an adapter (LoRA) adds to the product x W of a module: scale * x A^T B^T. */
+typedef struct dhlo_lora_pair {
+  uint32_t struct_bytes;
+  int32_t dtype;      /* of both matrices: DHLO_F32, the default, DHLO_BF16 or DHLO_F16 */
+  const char* module; /* its name, or the end of it behind a dot, as far as that is one of a product that the step was
+                         compiled to adapt ("layers.0.self_attn.q_proj") */
+  int64_t rank, inputs, outputs;
+  const void* a; /* [rank, inputs] */
+  const void* b; /* [outputs, rank] */
+  double scale;  /* default 1 */
+} dhlo_lora_pair;
+DHLO_API void dhlo_lora_pair_init(dhlo_lora_pair* pair);
+/* Gives the step an adapter, by a name that none has: at once, while others are in use; nothing given is needed after
+ * the call. DHLO_INVALID_ARGUMENT for what the step wasn't compiled for: modules, sizes, ranks. DHLO_BUSY if there are
+ * as many as it has room for. */
+DHLO_API dhlo_status dhlo_engine_load_adapter(dhlo_engine* engine, const char* name, const dhlo_lora_pair* pairs,
+                                              int64_t num_pairs);
+/* No more requests can have it. Those that have it end as they would, and its room is free then.
+ * DHLO_INVALID_ARGUMENT if there is none of that name. */
+DHLO_API dhlo_status dhlo_engine_unload_adapter(dhlo_engine* engine, const char* name);
 
 /* Blocks outside of memory. */
 typedef struct dhlo_tier_stats {

@@ -65,6 +65,11 @@ class Engine {
     if (status != DHLO_DEADLINE) check(status);
     return status == DHLO_OK;
   }
+  // Pairs begin as dhlo_lora_pair_init leaves them.
+  void load_adapter(const char* name, const std::vector<dhlo_lora_pair>& pairs) {
+    check(dhlo_engine_load_adapter(engine_, name, pairs.data(), static_cast<int64_t>(pairs.size())));
+  }
+  void unload_adapter(const char* name) { check(dhlo_engine_unload_adapter(engine_, name)); }
   void close() { check(dhlo_engine_close(engine_)); }
   dhlo_engine_stats stats() const {
     dhlo_engine_stats stats{};

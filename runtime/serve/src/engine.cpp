@@ -256,12 +256,29 @@ void Engine::make_drafts() {
   counts_.draft_failures = drafter_->failures();
 }
 
+// Sequences that begin with the same blocks are put side by side, so that attention reads these once; parts of prompts,
+// which it doesn't take together, behind the others.
+void Engine::order_items() {
+  order_.clear();
+  for (Item& item : items_) order_.push_back(&item);
+  std::sort(order_.begin(), order_.end(), [this](const Item* x, const Item* y) {
+    const bool part = x->end - x->first > 1;
+    if (part != (y->end - y->first > 1)) return !part;
+    const Tokens a = cache_->table(*x->choice->sequence, whole_), b = cache_->table(*y->choice->sequence, whole_);
+    const auto [p, q] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    if (p == a.end() || q == b.end()) return a.size() != b.size() ? a.size() < b.size() : x < y;
+    return *p < *q;
+  });
+}
+
 // Runs the step that is scheduled. Not under the lock: requests come and are cancelled meanwhile.
 void Engine::compute() {
   make_drafts();
   const int64_t begin = now_ns();
   step_.clear();
-  for (Item& item : items_) {
+  order_items();
+  for (Item* each : order_) {
+    Item& item = *each;
     const Choice& choice = *item.choice;
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
     const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};

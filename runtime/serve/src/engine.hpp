@@ -73,6 +73,7 @@ class Engine {
   void run() noexcept;
   bool work() noexcept;
   void make_drafts();
+  void order_items();
   void compute();
   void fail_step();
   void take_results();
@@ -116,6 +117,7 @@ class Engine {
   Limits limits_;
   int64_t max_step_tokens_, max_waiting_, prompt_lookup_, draft_tokens_ = 0;
   int64_t groups_ = 1;
+  int64_t whole_ = 0;  // a group without a window, if there is one
   bool own_thread_;
   std::vector<int32_t> eos_tokens_;
   Vocabulary vocabulary_;
@@ -135,6 +137,7 @@ class Engine {
   std::unique_ptr<Sampler> sampler_;
   std::vector<Choice*> running_;  // that hold blocks, in order
   std::vector<Item> items_;       // of the step in work
+  std::vector<Item*> order_;      // in which it has them
   std::vector<int32_t> drafts_;
   std::vector<uint32_t> allowed_;
   std::vector<Choice*> done_;  // that have come to their ends in the step

@@ -116,6 +116,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   cache_ = std::move(made.value());
   if (options.cache_folder != nullptr || options.cache_store != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
   groups_ = static_cast<int64_t>(how.windows.size());
+  const auto whole = std::find(how.windows.begin(), how.windows.end(), 0);
+  whole_ = whole != how.windows.end() ? whole - how.windows.begin() : 0;
   populator_.start(step_.pool_memory(*cache_), groups_, how.num_blocks);
   limits_.vocabulary = step_.vocabulary();
   limits_.max_sequences = sequences;
@@ -141,6 +143,7 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   const auto most = static_cast<size_t>(sequences);
   running_.reserve(most);
   items_.reserve(most);
+  order_.reserve(most);
   done_.reserve(most);
   drafts_.reserve(static_cast<size_t>(std::max(prompt_lookup_, draft_tokens_)) * most);
   wanted_.reserve(most);

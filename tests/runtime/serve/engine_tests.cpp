@@ -207,6 +207,34 @@ void test_draft_model_sees_prompts_in_parts() {
   CHECK(steps[0] >= 200 / 16 && steps[1] < 5);
 }
 
+// Sequences that share blocks are neighbours in a step, in whatever order they came.
+void test_order() {
+  dhlo_engine_options options = options_of(60, 512, false);
+  dhlo::Engine engine(toy::model(), &options);
+  Random random{1};
+  const std::array<std::vector<int32_t>, 3> beginnings = {prompt_of(random, 40), prompt_of(random, 40),
+                                                          prompt_of(random, 40)};
+  Answers answers;
+  auto submit = [&](const std::vector<int32_t>& beginning) {
+    std::vector<int32_t> prompt = beginning;
+    for (const int32_t token : prompt_of(random, 1 + random.below(40))) prompt.push_back(token);
+    const dhlo_sampling sampling = greedy_sampling(6);
+    return engine.submit(prompt, &sampling);
+  };
+  auto work = [&] {
+    while (engine.step()) {
+    }
+  };
+  for (const std::vector<int32_t>& beginning : beginnings) submit(beginning);
+  work();  // the cache knows them from here on
+  toy::turns = 0;
+  for (int i = 0; i < 8; ++i) submit(beginnings[static_cast<size_t>(i % 3)]);
+  const dhlo_engine_stats before = engine.stats();
+  work();
+  CHECK(engine.stats().steps - before.steps == 6 && toy::turns == 6 * 2);
+  read(engine, answers, 11);
+}
+
 void test_failures() {
   dhlo_engine_options options = options_of(20, 64, true);
   dhlo::Engine engine(toy::model(), &options);
@@ -716,6 +744,7 @@ int main(int argc, char** argv) {
   }
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();
+  test_order();
   test_failures();
   test_what_is_refused();
   test_hooks();

@@ -17,6 +17,7 @@ constexpr int64_t kVocabulary = 50, kBlock = 16;
 // What these tokens do to a step that computes them.
 constexpr int32_t kFails = 49, kNan = 48;
 inline std::atomic<int64_t> computed{0};  // tokens
+inline std::atomic<int64_t> turns{0};     // sequences of a step that don't begin with the block of the one before them
 
 inline uint64_t mixed(uint64_t hash, uint64_t token) {
   uint64_t x = (hash ^ (token + 0x9E3779B97F4A7C15u)) * 0xBF58476D1CE4E5B9u;
@@ -48,6 +49,7 @@ int32_t run(dhlo_abi_call* call, const dhlo_tensor* in) {
   auto* pool = static_cast<int64_t*>(in[kPool].data);
   const int64_t tokens = in[kIds].sizes[1];
   computed += tokens;
+  for (int64_t s = 1; s < sequences; ++s) turns += tables[s * columns] != tables[(s - 1) * columns] ? 1 : 0;
   for (int64_t t = 0; t < tokens; ++t) {
     if (ids[t] == kFails || (kind == Kind::kFails && ids[t] == kUndrafted)) return call->fail(call, 0, 0, 0);
     pool[slots[t]] = ids[t];

@@ -17,6 +17,7 @@ from dhlo.codegen.families.gemm.quantised_outliers import most_outliers
 from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
 from dhlo.codegen.families.gemm.register_tile import BF16, TileSpec, tile_spec
 from dhlo.codegen.kernel_ir.builder import F32, I64, KernelModule
+from dhlo.ir.ops.quantised import ROUNDED, round_rows
 from tests.codegen.harness import Program, TestHost, aligned, build_hosts
 from tests.codegen.test_matmul import emit_epilogue
 from tests.codegen.test_matmul_bytes import targets
@@ -50,6 +51,7 @@ class Product:
     scale: torch.Tensor | None = None
     zero: torch.Tensor | None = None
     elem: str = F32
+    block: int = 0
 
     @cached_property
     def matrix(self) -> QuantisedMatrix:
@@ -65,7 +67,7 @@ class Product:
     @cached_property
     def kernels(self) -> QuantisedMatmul:
         rest = self.matrix.n % self.spec.nr(F32)
-        return QuantisedMatmul(self.elem, self.spec, self.matrix, 0 < rest <= self.spec.lanes(F32))
+        return QuantisedMatmul(self.elem, self.spec, self.matrix, 0 < rest <= self.spec.lanes(F32), self.block)
 
     @cached_property
     def program(self) -> Program:
@@ -295,3 +297,72 @@ def test_scales_that_are_powers_of_two(spec: TileSpec) -> None:
     assert product.matrix.coding.scale == "e8m0"
     assert product.matrix.bytes == 2 * 10 * (32 + 32 * 32 // 2)
     check(product, g, (1, 3, 40))
+
+
+ROUNDED_CASES = ((7, 31, 1, F32), (1320, 33, 5, F32), (48, 65, 3, BF16), (600, 40, 1, F32))
+
+
+def rounded_products(spec: TileSpec, code: str) -> Iterator[tuple[Product, int]]:
+    """Products of rows that are rounded to int8, and steps of a group."""
+    g = torch.Generator().manual_seed(8)
+    for k, n, groups, elem in ROUNDED_CASES:
+        scale = torch.rand((groups, n), generator=g) * 0.1 + 0.01
+        zero = torch.randint(0, 16, (groups, n), generator=g).float() - 0.5 if groups == 5 else None
+        group = k // groups
+        yield Product(spec, code, draw_codes(code, (k, n), g), scale, zero, elem, min(group, ROUNDED)), group
+    scale = torch.rand((3, 2, 33), generator=g)
+    yield Product(spec, code, draw_codes(code, (3, 64, 33), g), scale, elem=BF16, block=32), 32
+
+
+@every_target
+@pytest.mark.parametrize("code", AS_BYTES)
+def test_rows_of_int8(spec: TileSpec, code: str) -> None:
+    """Products of rounded rows equal those of what their integers stand for, on any split and cache."""
+    g = torch.Generator().manual_seed(9)
+    made, groups = zip(*rounded_products(spec, code), strict=True)
+    for product, group in zip(together(made), groups, strict=True):
+        dtype = torch.bfloat16 if product.elem == BF16 else torch.float32
+        batch = product.q.shape[0] if product.q.dim() == 3 else 1
+        for m in (0, 1, 3, 13, 40):
+            for a in forms(g, (batch, m, product.matrix.k), dtype):
+                first = product(a, l2_bytes=64 << 20)
+                rounded = round_rows(a, group).double()
+                bound = rounded.abs() @ product.weights.abs()
+                assert ((first - rounded @ product.weights).abs() <= 1e-6 * bound + 1e-30).all(), (code, m)
+                for threads, seed, l2_bytes in ((2, None, 1 << 20), (3, m, 64 << 10)):
+                    assert torch.equal(product(a, threads=threads, seed=seed, l2_bytes=l2_bytes), first), (code, m)
+
+
+@every_target
+def test_integer_sums_of_rounded_rows_are_exact(spec: TileSpec) -> None:
+    """Where all scales are powers of two, so are results, of the largest integers, too."""
+    g = torch.Generator().manual_seed(10)
+    q = draw_codes("i8", (512, 40), g)
+    q[:, 0], q[:, 1] = -128, 127
+    product = Product(spec, "i8", q, torch.full((1, 40), 0.25), block=256)
+    for m in (1, 5, 30):
+        a = torch.randint(-127, 128, (1, m, 512), generator=g).float()
+        a[..., 0] = a[..., 256] = 127
+        a[0, 0] = 127
+        a = a * 2.0 ** torch.randint(-40, 40, (1, m, 1), generator=g)
+        assert torch.equal(product(a).double(), a.double() @ product.weights)
+
+
+@every_target
+def test_rounded_rows_of_extreme_sizes(spec: TileSpec) -> None:
+    """Blocks that hold what isn't finite are NaN, and only their rows; the largest and smallest numbers are rounded like others."""
+    g = torch.Generator().manual_seed(11)
+    product = Product(spec, "i4", draw_codes("i4", (128, 40), g), torch.rand((2, 40), generator=g) * 1e-3, block=64)
+    for m in (8, 33):
+        a = torch.randn((1, m, 128), generator=g)
+        a[0, 1] *= 1e37
+        a[0, 2] *= 1e-33
+        a[0, 3] = 0
+        a[0, 4, :64] *= 1e-30
+        a[0, 5, 70], a[0, 6, 3], a[0, 7, 127] = torch.inf, torch.nan, -torch.inf
+        a[0, 0, 9] = 3.4e38
+        got, rounded = product(a), round_rows(a, 64).double()
+        assert got[0, 5:8].isnan().all() and not got[0, :5].isnan().any() and not got[0, 8:].isnan().any()
+        kept = [r for r in range(m) if r not in (5, 6, 7)]
+        bound = (rounded.abs() @ product.weights.abs())[0, kept]
+        assert ((got - rounded @ product.weights).abs()[0, kept] <= 1e-6 * bound + 1e-38).all()

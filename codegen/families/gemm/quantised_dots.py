@@ -16,11 +16,23 @@ from dhlo.codegen.families.gemm.quantised_decode import SIGN_OF_BYTES, bytes_of,
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
 from dhlo.codegen.target import DotProduct, Target
 
-__all__ = ["INFO_BYTES", "LIMBS", "RANGE", "block_units", "dot_bias", "dot_rows", "emit_dot_kernel", "emit_split", "has_dots"]
+__all__ = [
+    "BLOCK",
+    "INFO_BYTES",
+    "LIMBS",
+    "RANGE",
+    "DotPass",
+    "block_units",
+    "dot_bias",
+    "dot_rows",
+    "emit_dot_kernel",
+    "emit_split",
+    "has_dots",
+]
 
 LIMBS = 3
-# Steps of k in a block at most: their sums of products of bytes fit 24 bits, which f32 holds.
-_BLOCK = 256
+BLOCK = 256
+"""Steps of k in a block at most: their sums of products of bytes fit 24 bits, which f32 holds."""
 
 # Of a block beside its limbs: by what integers are multiplied to be numbers, their sum as f32, and what the sums of each limb with
 # codes begin with, to be without the codes' bias.
@@ -62,7 +74,7 @@ def dot_rows(target: Target) -> int:
 
 def block_units(form: Form, units: int) -> int:
     """Units of a block, of a group of `units`: as many as can be, but for the last one all alike."""
-    return min(units, _BLOCK // form.depth)
+    return min(units, BLOCK // form.depth)
 
 
 def emit_split(module: KernelModule) -> str:
@@ -153,21 +165,45 @@ def emit_dot_kernel(module: KernelModule, coding: Coding, rows: int) -> str:
     while nv > 1 and rows * LIMBS * nv > fn.target.registers - 3 * nv - 2:
         nv //= 2
     for first in range(0, vectors, nv):
-        _Pass(fn, coding, rows, range(first, first + nv), lanes).emit(fetch=first == 0)
+        _LimbPass(fn, coding, rows, range(first, first + nv), lanes).emit(fetch=first == 0)
     fn.done()
     return name
 
 
-class _Pass:
-    """Some vectors of columns of a panel, over all k."""
+class DotPass:
+    """Some vectors of columns of a panel, over all k, times rows of bytes: `limbs` of them are a number. Of the function's
+    arguments it reads those that are named here; how rows lie in memory its heirs know."""
 
-    def __init__(self, fn: Fn, coding: Coding, rows: int, columns: range, lanes: int) -> None:
-        self.fn, self.coding, self.rows, self.columns, self.lanes = fn, coding, rows, columns, lanes
+    panel: V
+    groups: V
+    units: V
+    block: V
+    tile: V
+    ahead: V
+
+    def __init__(self, fn: Fn, coding: Coding, rows: int, columns: range, lanes: int, limbs: int) -> None:
+        self.fn, self.coding, self.rows, self.columns, self.lanes, self.limbs = fn, coding, rows, columns, lanes, limbs
         self.offset = _offset(fn.target, coding.form)
-        self.limbs, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile, self.ahead = fn.args
         # Sets of sums: the words of a unit take them in turn.
-        n, words = rows * LIMBS * len(columns), coding.form.depth // 4
+        n, words = rows * limbs * len(columns), coding.form.depth // 4
         self.sets = words if n < _MIN_SUMS and n * words <= fn.target.registers - 3 * len(columns) - 2 else 1
+
+    def starts(self, k0: V) -> list[V]:
+        """Where each row's bytes of step k0 of k are."""
+        raise NotImplementedError
+
+    def word(self, q: int, r: int, limb: int) -> int:
+        """Bytes from a row's start to four bytes of a limb of row r: those of the steps from 4 q on."""
+        raise NotImplementedError
+
+    @property
+    def step_bytes(self) -> int:
+        """From a step of k to the next."""
+        raise NotImplementedError
+
+    def infos(self, block: V) -> list[V]:
+        """What is known of a block of each row: see `INFO_BYTES`."""
+        raise NotImplementedError
 
     def emit(self, *, fetch: bool) -> None:
         fn, form = self.fn, self.coding.form
@@ -186,8 +222,7 @@ class _Pass:
                 first = fn.mul(b.iv, self.block)
                 count = fn.min(fn.sub(self.units, first), self.block)
                 at = fn.add(fn.mul(g.iv, self.units), first)
-                info = fn.gep(self.info, fn.mul(fn.add(fn.mul(g.iv, blocks), b.iv), INFO_BYTES), I8)
-                of = [fn.gep(info, fn.mul(self.ld, r), I8) for r in range(self.rows)]
+                of = self.infos(fn.add(fn.mul(g.iv, blocks), b.iv))
                 codes = fn.gep(fn.gep(head, self.coding.header_bytes, I8), fn.mul(first, form.bytes), I8)
                 sums = self._block(codes, fn.mul(at, form.depth), count, of, fetch)
                 self._add(head, sums, of, cells)
@@ -200,13 +235,13 @@ class _Pass:
         init = []
         for p in info:
             for _ in self.columns:
-                for i in range(LIMBS):
+                for i in range(self.limbs):
                     init.append(fn.splat(fn.load(fn.gep(p, 8 + 4 * i, I8), I32), lanes) if bias else fn.const(0, ty))
         each = len(init)  # sums of a set
         init += [fn.const(0, ty)] * (each * (self.sets - 1))
-        starts = [fn.gep(fn.gep(self.limbs, fn.mul(self.ld, r), I8), fn.mul(k0, LIMBS), I8) for r in range(self.rows)]
+        starts = self.starts(k0)
         with fn.loop(0, count, 1, init) as u:
-            unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * LIMBS)
+            unit, at = fn.gep(codes, fn.mul(u.iv, form.bytes), I8), fn.mul(u.iv, form.depth * self.step_bytes)
             if fetch:
                 for line in range(0, form.bytes, 64):
                     fn.prefetch(fn.gep(fn.gep(unit, self.ahead, I8), line, I8))
@@ -214,10 +249,10 @@ class _Pass:
             acc = list(u.carried)
             for q in range(len(words[0])):
                 for r, start in enumerate(starts):
-                    for i in range(LIMBS):
-                        four = fn.splat(fn.load(fn.gep(fn.gep(start, at, I8), 4 * (q * LIMBS + i), I8), I32, 1), lanes)
+                    for i in range(self.limbs):
+                        four = fn.splat(fn.load(fn.gep(fn.gep(start, at, I8), self.word(q, r, i), I8), I32, 1), lanes)
                         for c, word in enumerate(words):
-                            n = q % self.sets * each + (r * len(words) + c) * LIMBS + i
+                            n = q % self.sets * each + (r * len(words) + c) * self.limbs + i
                             acc[n] = self._dot(acc[n], word[q], four)
             u.yield_(*acc)
         return [reduce(fn.add, u.results[n::each]) for n in range(each)]
@@ -242,8 +277,32 @@ class _Pass:
             scale, zero = parameters(fn, self.coding, head, v, lanes)
             for r, (down, total) in enumerate(zip(downs, totals, strict=True)):
                 n = r * len(self.columns) + c
-                x = _combined(fn, [fn.cast(s, F32) for s in sums[n * LIMBS : (n + 1) * LIMBS]])
+                x = _combined(fn, [fn.cast(s, F32) for s in sums[n * self.limbs : (n + 1) * self.limbs]])
                 if zero is not None and total is not None:
                     x = fn.sub(x, fn.mul(zero, total))
                 # Scaled first: it's the codes' numbers that are known not to overflow.
                 fn.store(fn.fma(fn.mul(x, scale), down, fn.load(cells[n], x.type)), cells[n])
+
+
+class _LimbPass(DotPass):
+    """Of rows whose numbers are split in limbs, each a row of its own in memory."""
+
+    def __init__(self, fn: Fn, coding: Coding, rows: int, columns: range, lanes: int) -> None:
+        super().__init__(fn, coding, rows, columns, lanes, LIMBS)
+        self.rows_at, self.info, self.ld, self.panel, self.groups, self.units, self.block, self.tile, self.ahead = fn.args
+
+    def starts(self, k0: V) -> list[V]:
+        fn = self.fn
+        return [fn.gep(fn.gep(self.rows_at, fn.mul(self.ld, r), I8), fn.mul(k0, LIMBS), I8) for r in range(self.rows)]
+
+    def word(self, q: int, r: int, limb: int) -> int:
+        return 4 * (q * LIMBS + limb)
+
+    @property
+    def step_bytes(self) -> int:
+        return LIMBS
+
+    def infos(self, block: V) -> list[V]:
+        fn = self.fn
+        info = fn.gep(self.info, fn.mul(block, INFO_BYTES), I8)
+        return [fn.gep(info, fn.mul(self.ld, r), I8) for r in range(self.rows)]

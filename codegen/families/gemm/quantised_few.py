@@ -8,6 +8,7 @@ from typing import Final
 
 from dhlo.codegen.families.gemm.plan import RowSplit
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
+from dhlo.codegen.families.gemm.quantised_bytes import emit_round_row
 from dhlo.codegen.families.gemm.quantised_dots import INFO_BYTES, LIMBS, dot_bias, dot_rows, emit_dot_kernel, has_dots
 from dhlo.codegen.families.gemm.quantised_outliers import emit_limbs, emit_outliers, list_bytes
 from dhlo.codegen.families.gemm.quantised_rows import emit_row_kernel, emit_tame_row, emit_widen_row, most_part_rows, most_rows
@@ -40,9 +41,10 @@ def _emit_table(module: KernelModule, coding: Coding) -> tuple[str, int]:
     return name, rows
 
 
-def emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
-    """Emits the kernel `matmul_coded_{coding}_{elem}`; its items are (batch, column panel). Returns its symbol."""
-    name = f"matmul_coded_{coding.name}_{elem}"
+def emit_few(module: KernelModule, elem: str, coding: Coding, *, rounded: bool = False) -> str:
+    """Emits the kernel `matmul_coded_{coding}_{elem}`; its items are (batch, column panel). Returns its symbol. Rows are `rounded`
+    to int8 first, block by block, for targets that don't multiply bytes."""
+    name = f"matmul_coded_{coding.name}_{elem}{'_rounded' if rounded else ''}"
     if name in module.functions:
         return name
     fn = kernel_fn(module, name)
@@ -55,7 +57,7 @@ def emit_few(module: KernelModule, elem: str, coding: Coding) -> str:
     kernels, passes = fn.address_of(table), fn.ceildivu(m, most)
     split = _passes(fn, m, most, dots=dots)
     capacity = fn.min(m, fn.mul(per, most))
-    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead, most_out)
+    rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), capacity, k, groups, units, block, ahead, most_out, rounded)
     panel_bytes = fn.mul(groups, fn.add(fn.mul(units, coding.form.bytes), coding.header_bytes))
     panels = fn.max(fn.ceildivu(n, COLUMNS), 1)
     runs = fn.divu(fn.add(passes, fn.sub(per, 1)), per)
@@ -155,6 +157,7 @@ class _Rows:
     block: V  # units of a block of limbs
     ahead: V  # how many bytes ahead codes are prefetched
     most_outliers: V  # of a row
+    rounded: bool  # to int8
 
     def __post_init__(self) -> None:
         """What all loops use is computed before them."""
@@ -238,7 +241,10 @@ class _Rows:
         """Prepares products in f32."""
         fn, padded, ups = self.fn, self.padded, self.ups
         tame = emit_tame_row(fn.module)
+        group, block = self.group, fn.mul(self.block, self.coding.form.depth)
         with fn.loop(first, fn.add(first, count)) as i:
+            if self.rounded:
+                fn.call(emit_round_row(fn.module), [self.row(i.iv), self.groups, group, block])
             fn.call(tame, [self.row(i.iv), padded, fn.gep(ups, i.iv, F32)])
 
     def add_outliers(self, first: V, count: V, panel: V, tile: V) -> None:

@@ -11,13 +11,9 @@ from dhlo.codegen.families.box import grain_of, wake_cycles
 from dhlo.codegen.families.gemm.matmul import DOTS_PAY, Matmul, Operands
 from dhlo.codegen.families.gemm.panels import Chunk
 from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, QuantisedMatrix
+from dhlo.codegen.families.gemm.quantised_bytes import BYTE_INFO, byte_rows, emit_byte_rows, emit_round_row
 from dhlo.codegen.families.gemm.quantised_decode import emit_decode_panel
-from dhlo.codegen.families.gemm.quantised_dots import (
-    INFO_BYTES,
-    LIMBS,
-    block_units,
-    has_dots,
-)
+from dhlo.codegen.families.gemm.quantised_dots import INFO_BYTES, LIMBS, block_units, has_dots
 from dhlo.codegen.families.gemm.quantised_few import ROW_GAP, emit_few, most_pass_rows
 from dhlo.codegen.families.gemm.quantised_outliers import list_bytes, most_outliers
 from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, few_passes, most_rows
@@ -35,6 +31,8 @@ _DOT_PASSES = 4
 # cycle, and codes once a block. They are made for each chunk of panels, in the time of one panel's products or two: chunks are of
 # so many panels at least, as far as every thread has one; of twice as many where there are more passes.
 _LIMBS_SHARE, _LEAST_PASSES, _SHARING_PANELS = 5, 4, 16
+# Rows of bytes take a third of the room and of a panel's products, and as long to be made as those of four panels.
+_BYTES_SHARING_PANELS = 64
 # Any number of rows is multiplied so where a matrix has so many panels, the target so many registers, and sums are not scaled too
 # often: groups of so many steps of k.
 _ALWAYS_PANELS, _ALWAYS_REGISTERS, _ALWAYS_GROUP = 32, 32, 32
@@ -80,12 +78,16 @@ class QuantisedMatmul:
     does. `elem` is that of A, f32, bf16 or f16.
 
     Few rows scale partial sums of groups, more rows multiply by the numbers that codes stand for: results differ by rounding.
+
+    Where `block` isn't 0, A is rounded to int8 as it's read, each so many steps of a group of k with a scale of their own: products
+    are then those of integers, or, on targets that don't multiply bytes, of the numbers that these stand for.
     """
 
     elem: str
     spec: TileSpec
     matrix: QuantisedMatrix
     narrow: bool = False
+    block: int = 0
 
     @property
     def coding(self) -> Coding:
@@ -98,12 +100,27 @@ class QuantisedMatmul:
     @property
     def _widens(self) -> bool:
         """Whether many rows of A become f32 in memory first."""
-        return self.elem == BF16
+        return self.elem == BF16 or self.block > 0
+
+    @property
+    def _by_bytes(self) -> bool:
+        """Whether rows are rounded to int8 and multiplied so, any number of them."""
+        return self.block > 0 and has_dots(self.spec.target, self.coding.form)
+
+    @property
+    def _padded(self) -> int:
+        """Steps of k of all units."""
+        return self.matrix.groups * self.matrix.units * self.coding.form.depth
+
+    @property
+    def _pitch(self) -> int:
+        """Elements from row to row of A as f32: whole units where they are rounded."""
+        return self._padded if self.block else self.matrix.k
 
     @property
     def _native(self) -> Matmul | None:
         """The product of bf16 rows with numbers that are rounded to it, as the program says, where the target has dot products."""
-        return Matmul(BF16, self.spec, narrow=self.narrow) if self.elem == BF16 and self.spec.bf16_dot else None
+        return Matmul(BF16, self.spec, narrow=self.narrow) if self.elem == BF16 and self.spec.bf16_dot and not self.block else None
 
     @property
     def _few(self) -> int:
@@ -118,22 +135,27 @@ class QuantisedMatmul:
     def _always_few(self) -> bool:
         """Whether any number of rows is better multiplied so than in f32."""
         target, form, matrix = self.spec.target, self.coding.form, self.matrix
+        if self._by_bytes:
+            return True
         if not has_dots(target, form) or target.registers < _ALWAYS_REGISTERS or matrix.panels < _ALWAYS_PANELS:
             return False
         return matrix.units * form.depth >= _ALWAYS_GROUP
 
     def workspace_bytes(self, rows: sympy.Expr) -> sympy.Expr:
         """Workspace for `rows` rows of A of all batches: where they become f32 first."""
-        return exact_floors(rows * self.matrix.k * 4 if self._widens and not self._always_few else sympy.Integer(0))
+        return exact_floors(rows * self._pitch * 4 if self._widens and not self._always_few else sympy.Integer(0))
 
     def emit_kernels(self, module: KernelModule) -> None:
         """Emits the kernels that `emit_launch` chooses from and all that they call, once a module."""
         for product in (None if self._always_few else self._tiled, self._native):
             if product is not None:
                 product.emit_kernels_from(module, CodedPanels(self.coding))
-        emit_few(module, self.elem, self.coding)
+        if self._by_bytes:
+            emit_byte_rows(module, self.elem, self.coding)
+            return
+        emit_few(module, self.elem, self.coding, rounded=self.block > 0)
         if self._widens and not self._always_few:
-            _emit_widen(module, self.elem)
+            _emit_widen(module, self.elem, rounded=self.block > 0)
 
     def emit_launch(self, host: HostContext, x: Operands) -> None:
         """Emits the choice and the launches. Of `x`, `b` is the packed matrices' address, `b_strides` are their batches' in
@@ -169,13 +191,42 @@ class QuantisedMatmul:
         else:
             fn.if_else(fn.cmp("le", x.m, self._few), few, many, [])
 
-    def _launch_few(self, host: HostContext, x: Operands) -> None:
+    def _launch_bytes(self, host: HostContext, x: Operands) -> None:
+        """Products of rows as int8."""
         fn, matrix = host.fn, self.matrix
-        form, target = self.coding.form, self.spec.target
-        padded, most = matrix.groups * matrix.units * form.depth, most_pass_rows(target, form)
+        most, block = byte_rows(self.spec.target), self.block_units
         passes = fn.max(fn.ceildivu(x.m, most), 1)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
-        block = block_units(form, matrix.units)
+        each = most * (self._padded + BYTE_INFO * matrix.groups * -(-matrix.units // block))  # bytes of a pass
+        fit = fn.max(fn.divu(fn.mul(host.l2_bytes, _LIMBS_SHARE), 8 * each), _LEAST_PASSES)
+        per = fn.ceildivu(passes, fn.ceildivu(passes, fit))
+        grain = fn.add(fn.divu(wake_cycles(host), max(self._padded * _STEP_CYCLES, 1)), 1)
+        grain = fn.max(grain, fn.min(fn.ceildivu(count, fn.max(host.num_threads, 1)), _BYTES_SHARING_PANELS))
+        cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), per, host.machine("ahead_one")]
+        host.launch(
+            emit_byte_rows(host.module, self.elem, self.coding),
+            [x.a, *x.a_strides, x.b, *x.b_strides[:2], x.m, x.n, x.k, fn.max(x.batch[1], 1), *cuts, x.epilogue, x.epilogue_args],
+            count,
+            grain,
+            fn.add(fn.mul(per, each), 4 * (most * COLUMNS + self._padded)),
+        )
+
+    @property
+    def block_units(self) -> int:
+        """Units that share a scale of the rows."""
+        form, units = self.coding.form, self.matrix.units
+        return min(-(-self.block // form.depth), units) if self.block else block_units(form, units)
+
+    def _launch_few(self, host: HostContext, x: Operands) -> None:
+        if self._by_bytes:
+            self._launch_bytes(host, x)
+            return
+        fn, matrix = host.fn, self.matrix
+        form, target = self.coding.form, self.spec.target
+        padded, most = self._padded, most_pass_rows(target, form)
+        passes = fn.max(fn.ceildivu(x.m, most), 1)
+        count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
+        block = self.block_units
         most_out = fn.i64(most_outliers(padded))
         cuts = [fn.i64(matrix.groups), fn.i64(matrix.units), fn.i64(block), most_out]
         ahead = host.machine("ahead_one")  # codes are few bytes: several rows of them come like one of f32
@@ -191,7 +242,7 @@ class QuantisedMatmul:
         rows = fn.min(x.m, fn.mul(per, most))
         scratch = fn.add(fn.mul(rows, row), 4 * most * COLUMNS)
         host.launch(
-            emit_few(host.module, self.elem, self.coding),
+            emit_few(host.module, self.elem, self.coding, rounded=self.block > 0),
             [x.a, *x.a_strides, x.b, *x.b_strides[:2], *sizes, x.epilogue, x.epilogue_args],
             count,
             grain,
@@ -199,32 +250,36 @@ class QuantisedMatmul:
         )
 
     def _widened(self, host: HostContext, x: Operands) -> Operands:
-        """The same with A converted to dense f32."""
-        fn, k = host.fn, x.k
+        """The same with A converted to dense f32, and rounded if it shall be."""
+        fn, pitch, depth = host.fn, host.fn.i64(self._pitch), self.coding.form.depth
         assert x.workspace is not None
         rows = fn.mul(fn.mul(*x.batch), x.m)
         batch0, batch1, row, column = x.a_strides
+        cuts = [fn.i64(n) for n in (self.matrix.groups, self.matrix.units * depth, self.block_units * depth)] if self.block else []
         host.launch(
-            _emit_widen(host.module, self.elem),
-            [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), k, x.workspace],
+            _emit_widen(host.module, self.elem, rounded=self.block > 0),
+            [x.a, batch0, batch1, row, column, fn.max(x.batch[1], 1), fn.max(x.m, 1), x.k, pitch, *cuts, x.workspace],
             rows,
             grain_of(host, self.matrix.k * _WIDEN_WORK),
         )
-        size = fn.mul(x.m, k)
-        return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, k, fn.i64(1)])
+        size = fn.mul(x.m, pitch)
+        return replace(x, a=x.workspace, a_strides=[fn.mul(size, x.batch[1]), size, pitch, fn.i64(1)])
 
 
-def _emit_widen(module: KernelModule, elem: str) -> str:
-    """Emits a kernel that converts A to f32: items are rows of all batches."""
-    name = f"widen_{elem}"
+def _emit_widen(module: KernelModule, elem: str, *, rounded: bool) -> str:
+    """Emits a kernel that converts A to f32, and rounds it to int8 where so asked: items are rows of all batches."""
+    name = f"widen_{elem}{'_rounded' if rounded else ''}"
     if name in module.functions:
         return name
     widen = emit_widen_row(module, elem)
     fn = kernel_fn(module, name)
-    a, a0, a1, sm, sk, batch1, m, k, to = load_args(fn, [PTR, *[I64] * 7, PTR])
+    a, a0, a1, sm, sk, batch1, m, k, pitch, *cuts, to = load_args(fn, [PTR, *[I64] * (11 if rounded else 8), PTR])
     with fn.loop(fn.args[1], fn.args[2]) as loop:
         batch, row = fn.divu(loop.iv, m), fn.remu(loop.iv, m)
         at = fn.add(fn.mul(fn.divu(batch, batch1), a0), fn.add(fn.mul(fn.remu(batch, batch1), a1), fn.mul(row, sm)))
-        fn.call(widen, [fn.gep(a, at, elem), sk, k, k, fn.gep(to, fn.mul(loop.iv, k), F32)])
+        out = fn.gep(to, fn.mul(loop.iv, pitch), F32)
+        fn.call(widen, [fn.gep(a, at, elem), sk, k, pitch, out])
+        if rounded:
+            fn.call(emit_round_row(module), [out, *cuts])
     fn.done()
     return name

@@ -83,6 +83,27 @@ def dequantize(q: torch.Tensor, code: str, scale: torch.Tensor | None = None, ze
     return value if scale is None else value * along(scale.float(), q.shape)
 
 
+ROUNDED: Final = 256
+"""Steps of k that share a scale of rows rounded to int8, at most: their sums of products of bytes are exact in f32."""
+
+_LEAST_LARGEST: Final = 2.0**-100
+
+
+def round_rows(x: torch.Tensor, group: int) -> torch.Tensor:
+    """x [..., K] as f32, rounded to the multiples that int8 has, to nearest and ties to even: in each group of `group` steps of K,
+    `ROUNDED` after `ROUNDED` of them by a scale of their own, the largest over 127. NaN where one of these isn't finite."""
+    parts = [b for g in x.float().split(group, -1) for b in g.split(ROUNDED, -1)] if x.shape[-1] else []
+    out = []
+    for b in parts:
+        largest = b.abs().amax(-1, keepdim=True)
+        finite = largest < torch.inf
+        known = torch.where(finite, largest, 0.0).clamp(min=_LEAST_LARGEST)
+        most = torch.full_like(known, 127)  # a number over a tensor is its reciprocal times the number: two roundings
+        q = (torch.where(b.abs() < torch.inf, b, 0.0) * (most / known)).round()
+        out.append(q * torch.where(finite, known / most, torch.nan))
+    return torch.cat(out, -1) if out else x.float()
+
+
 def _divides(blocks: sympy.Expr, size: sympy.Expr) -> bool:
     return bool(size.is_Integer and blocks.is_Integer and blocks > 0 and size % blocks == 0)
 
@@ -95,4 +116,4 @@ def along(p: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return p
 
 
-__all__ = ["CODES", "E2M1", "Dequantize", "along", "dequantize"]
+__all__ = ["CODES", "E2M1", "ROUNDED", "Dequantize", "along", "dequantize", "round_rows"]

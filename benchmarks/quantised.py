@@ -38,7 +38,7 @@ __all__ = ["PARTS", "Part", "main", "subject"]
 
 DOCUMENT = measure.ROOT / "docs" / "performance.md"
 _ROWS = Dim("rows", min=1, max=8192)
-_MANY = ("dhlo", "dhlo_int8", "dhlo_int4", "openvino_int8", "openvino_int4", "ort_int8", "ort_int4")
+_MANY = ("dhlo", "dhlo_int8", "dhlo_int4", "dhlo_a8_int8", "dhlo_a8_int4", "openvino_int8", "openvino_int4", "ort_int8", "ort_int4")
 _FORMATS = ("int8", "int4")
 # Calls in a row: enough for what they read to have come to the cache in which it stays.
 _REPEAT_BYTES, _MOST_REPEATS = 200 << 20, 100

@@ -44,18 +44,31 @@ class DhloInt8(Dhlo, peer="dhlo_int8"):
     """This compiler, the constants of products as int8."""
 
     weights: ClassVar[str] = "int8"
+    activations: ClassVar[str] = ""
 
     def build(self) -> None:
         os.environ["DHLO_NUM_THREADS"] = str(self.threads)
         import dhlo
 
-        self.fn = dhlo.compile(self._exported(), cache="", grow=self.grow(), weights=self.weights)
+        self.fn = dhlo.compile(self._exported(), cache="", grow=self.grow(), weights=self.weights, activations=self.activations)
 
 
 class DhloInt4(DhloInt8, peer="dhlo_int4"):
     """This compiler, the constants of products as int4."""
 
     weights: ClassVar[str] = f"int4:{GROUP}"
+
+
+class DhloInt8Rounded(DhloInt8, peer="dhlo_a8_int8"):
+    """The same, and rows rounded to int8."""
+
+    activations = "int8"
+
+
+class DhloInt4Rounded(DhloInt4, peer="dhlo_a8_int4"):
+    """The same, and rows rounded to int8."""
+
+    activations = "int8"
 
 
 # ---------------------------------------------------------------------- OpenVINO

@@ -146,6 +146,7 @@ def import_programs(
     from dhlo.passes.add_adapters import request_adapters
     from dhlo.passes.quantise_caches import request_caches
     from dhlo.passes.quantise_weights import request_weights
+    from dhlo.passes.round_activations import request_activations
     from dhlo.sharing import check_names, share_states
 
     check_names(exported)
@@ -163,6 +164,7 @@ def import_programs(
     share_states(programs)
     modules = [program.module for program in programs.values()]
     request_weights(modules, options.weights)
+    request_activations(modules, options.activations)
     request_caches(modules, options.kv_cache)
     if options.lora is not None:
         if not isinstance(options.lora, LoraOptions):

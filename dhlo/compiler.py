@@ -43,6 +43,7 @@ from dhlo.ir.types import TensorType, from_mlir
 from dhlo.options import Options
 from dhlo.passes.quantise_caches import check_caches, quantised_caches
 from dhlo.passes.quantise_weights import check_weights, quantised_weights, without_report
+from dhlo.passes.round_activations import check_activations, rounded_products
 from dhlo.pipeline import BUFFERS, LOWER_GROUPS, PASSES, SCHEDULE_LAUNCHES, STAGES, Pass, Stage, run_passes, verify, with_custom
 from dhlo.sharing import share_weights
 from dhlo.source import code_digest, source_of, write_source
@@ -249,6 +250,7 @@ def plan_programs(
             run_passes(program.module, program.weights, passes, partial(after, name), verified=True)
     modules = [program.module for program in programs.values()]
     check_weights(modules)
+    check_activations(modules)
     check_caches({name: program.module for name, program in programs.items()})
     weights, initial = share_weights(programs)
     constants = Constants()
@@ -380,6 +382,7 @@ def _metadata(program: Program, made: Sequence[_Lowered], host_programs: int, de
         },
         "checks": [{"kind": k.lower(), "input": i, "text": t} for k, i, t in low.checks],
         "quantised": quantised_weights(first.module),
+        "rounded_products": rounded_products(first.module),
         "caches": quantised_caches(first.module),
         "host_programs": host_programs,
         "debug_info": debug_info,

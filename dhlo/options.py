@@ -101,6 +101,9 @@ class Options:
     passes    passes of the user's, each a `dhlo.CustomPass` (see docs/extending.md)
     weights   format in which constants of products are stored: "int4:64", "int8", "f8e4m3fn", "mxfp4", "bf16", ...; or formats by
               names or patterns of weights, "default" for the others, "f32" for as they are. See docs/quantisation.md
+    activations
+              format to which products of quantised weights round what they multiply these with, as they read it: "int8"; "" for as
+              it is. See docs/quantisation.md
     kv_cache  format in which keys and values of sessions and pools are stored: "int8", "bf16" or "f16"; "" for as they are. See
               docs/quantisation.md and docs/caches.md
     winograd  lets convolutions of 2 x 2 and 3 x 3 windows, and of 2 and 3 in one dim, be computed by Winograd's algorithm at sizes
@@ -122,6 +125,7 @@ class Options:
     shapes: Mapping[str, Range] = field(default_factory=dict)
     passes: Sequence[CustomPass] = ()
     weights: str | Mapping[str, str | float] = ""
+    activations: str = ""
     kv_cache: str = ""
     lora: LoraOptions | None = None
     winograd: bool = True

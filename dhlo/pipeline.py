@@ -11,6 +11,7 @@
     own-results       memory of its own for every result
     narrow-images     images of convolutions are stored in the type that they are rounded to
     narrow-products   products of f16 read both sides as they lie in memory
+    round-activations products of quantised weights round their rows to int8 as they read them: matmul -> rounded_matmul
     fuse              dhlo.group: ops that are computed together
     readers-first     order of reads and writes of one memory
     split-counts      nonzero -> count_nonzero, fill_nonzero: a symbol's definition, then what needs it
@@ -76,6 +77,7 @@ from dhlo.passes.page_caches import page_caches
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
+from dhlo.passes.round_activations import round_activations
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
 from dhlo.passes.split_counts import split_counts
@@ -176,6 +178,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("own-results", plain(own_results)),
     Pass("narrow-images", plain(narrow_images)),
     Pass("narrow-products", plain(narrow_products)),
+    Pass("round-activations", plain(round_activations)),
     Pass("fuse", plain(fuse)),
     Pass("readers-first", plain(readers_first)),
     Pass("split-counts", plain(split_counts)),

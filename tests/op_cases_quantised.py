@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dhlo.ir.dialect import build
-from dhlo.ir.ops import compute
+from dhlo.ir.ops import compute, sequence
 from dhlo.ir.ops import elementwise as ew
 from dhlo.ir.ops import movement as mv
 from dhlo.ir.ops.quantised import CODES, Dequantize
@@ -38,6 +38,7 @@ WEIGHTS |= {"codes.conv": _codes("i8", (8, 3, 3, 3)), "conv.scale": torch.rand(8
 _BYTES = {"conv": (40, 6, 3, 3), "deep": (3, 330, 1), "grouped": (8, 5, 2, 3), "depth": (6, 1, 3, 3), "volume": (5, 3, 2, 1, 3)}
 WEIGHTS |= {f"bytes.{name}": _codes("i8", shape) for name, shape in _BYTES.items()}
 WEIGHTS |= {"codes.experts": _codes("i4", (2, K, 5)), "experts.scale": torch.rand(2, 4, 5, generator=_GEN)}
+WEIGHTS["codes.grouped"] = _codes("i8", (2, K, 5))
 
 
 def weight(name: str) -> Any:
@@ -107,6 +108,25 @@ def experts() -> Part:
     return Part([(t("f32", 2, "n", K), within(-1, 1))], body, tol={"f32": 1e-4}, atol=1e-4, label="experts")
 
 
+def rounded(code: str, parameters: Sequence[str], group: int) -> Part:
+    """A product of rows that are rounded to int8."""
+
+    def body(x: Any) -> list[Any]:
+        w = build(mv.Transpose, [dequantized(code, f"codes.{code}", parameters)], {"perm": [1, 0]}).results[0]
+        return [build(compute.RoundedMatmul, [x, w], {"group": group}).results[0]]
+
+    return Part([(t("f32", "n", K), within(-1, 1))], body, tol={"f32": 1e-4}, atol=1e-3, label=f"rounded {code} {parameters}")
+
+
+def rounded_experts() -> Part:
+    def body(x: Any, ends: Any) -> list[Any]:
+        w = dequantized("i8", "codes.grouped", [])
+        return [build(sequence.RoundedGroupedMatmul, [x, w, ends], {"group": K}).results[0]]
+
+    args = [(t("f32", "n", K), within(-1, 1)), (t("i64", 2), within(0, 1))]
+    return Part(args, body, tol={"f32": 1e-4}, atol=1e-3, label="rounded experts")
+
+
 ROWS, BLOCKS = ["rows.scale", "rows.zero"], ["blocks.scale", "blocks.zero"]
 CASES: dict[str, list[Part]] = {
     "dhlo.dequantize": [
@@ -116,6 +136,8 @@ CASES: dict[str, list[Part]] = {
         convolution(),
         experts(),
     ],
+    "dhlo.rounded_matmul": [rounded("i8", BLOCKS, 4), rounded("i4", ROWS[:1], K), rounded("f4e2m1fn", ROWS, K)],
+    "dhlo.rounded_grouped_matmul": [rounded_experts()],
     "dhlo.conv_bytes": [
         *(bytes_(d, ["n", 6, "m + 1", 9], "conv", ["n", 40, "m + 1", 9], z, padding=[1, 1]) for d, z in (("ui8", 200), ("i8", -3))),
         bytes_("ui8", ["n", 6, "m + 2", 40], "conv", ["n", 40, "floordiv(m + 1, 2) + 1", 20], 5, padding=[1, 1], stride=[2, 2]),

@@ -106,7 +106,8 @@ def bench_command(
             "--accuracy",
             metavar="FORMAT",
             help="Instead of timing, show what results lose with weights in a format of `dhlo compile --weights`, or, as "
-            "kv_cache=FORMAT, with a cache in one of `--kv-cache`; may be repeated.",
+            "kv_cache=FORMAT, with a cache in one of `--kv-cache`; several at once with commas "
+            "(int4:64,activations=int8); may be repeated.",
         ),
     ] = None,
     modules: Imports = None,

@@ -16,15 +16,15 @@ __all__ = ["compare_formats"]
 
 
 def compare_formats(exported: torch.export.ExportedProgram, calls: Sequence[tuple[str, Any, Any]], formats: Sequence[str]) -> None:
-    """Prints, for each format (see `Options.weights`, and with "kv_cache=" before it `Options.kv_cache`) and each call (label,
-    arguments, keywords), how far the results are from those of the program as it is, compiled and run in the same way. Raises
-    CompileError for formats that there aren't."""
+    """Prints, for each format (see `Options.weights`, with "kv_cache=" before it `Options.kv_cache`, with "activations="
+    `Options.activations`; several separated by commas) and each call (label, arguments, keywords), how far the results are from
+    those of the program as it is, compiled and run in the same way. Raises CompileError for formats that there aren't."""
     plain = compile_model(exported)
     want = [_floats(plain(*args, **kwargs)) for _, args, kwargs in calls]
     rows, summaries = [], []
     for text in ("f32", *formats):
-        cache = text.removeprefix("kv_cache=")
-        options: dict[str, Any] = {"weights": text} if cache == text else {"kv_cache": cache}
+        parts = (part.rpartition("=") for part in text.split(","))
+        options: dict[str, Any] = {name or "weights": form for name, _, form in parts}
         model = plain if text == "f32" else compile_model(exported, **options)
         facts = json.loads(model.metadata)
         if facts["quantised"]:

@@ -13,7 +13,7 @@ import torch
 
 from dhlo.api import build_entries, import_programs
 from dhlo.codegen.target import parse_targets
-from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary
+from dhlo.commands.console import cache_summary, console, megabytes, quantised_summary, rounded_summary
 from dhlo.commands.dump import Dump
 from dhlo.commands.options import Build, weight_formats
 from dhlo.commands.shapes import parse_bounds
@@ -91,6 +91,7 @@ def compile_file(sources: Sequence[str], output: Path | None, emit: Emit, how: B
         target=how.target or default_target(),
         weights=weight_formats(how.weights),
         winograd=how.winograd,
+        activations=how.activations,
         kv_cache=how.kv_cache,
         shapes=parse_bounds(how.shape_ranges or ()),
         dump=dump,
@@ -153,6 +154,8 @@ def _report(artifact: Artifact, output: Path, apart: bool, seconds: float) -> No
     for entry in artifact.entries:
         if entry["quantised"]:
             console().print(quantised_summary(entry["quantised"]))
+        if entry["rounded_products"]:
+            console().print(rounded_summary(entry["rounded_products"]))
         if entry["caches"]:
             console().print(cache_summary(entry["caches"]))
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["cache_summary", "console", "megabytes", "print_table", "quantised_summary"]
+__all__ = ["cache_summary", "console", "megabytes", "print_table", "quantised_summary", "rounded_summary"]
 
 _WIDE = 200
 
@@ -39,6 +39,11 @@ def quantised_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     sizes = [megabytes(sum(r[k] for r in rows)) for k in ("before", "after")]
     error = f", relative error at most {worst['error']:.2g} ({worst['name']})" if worst else ""
     return f"{len(done)} of {len(rows)} constants of products quantised: {sizes[1]} for {sizes[0]}{error}"
+
+
+def rounded_summary(products: int) -> str:
+    """What is done to the rows of products of quantised weights, in a line."""
+    return f"products that multiply quantised weights with int8: {products}"
 
 
 def cache_summary(rows: Sequence[Mapping[str, Any]]) -> str:

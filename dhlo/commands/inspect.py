@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dhlo.api import build
-from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary
+from dhlo.commands.console import cache_summary, console, megabytes, print_table, quantised_summary, rounded_summary
 from dhlo.container import check_apart, write_bytes
 from dhlo.errors import DhloError, ModelFileError
 from dhlo.exported import read_program
@@ -131,6 +131,8 @@ def _summary(info: ModelInfo, meta: dict[str, Any], facts: dict[str, str]) -> No
         rows.append("this machine can run none of them")
     if meta.get("quantised"):
         rows.append(quantised_summary(meta["quantised"]))
+    if meta.get("rounded_products"):
+        rows.append(rounded_summary(meta["rounded_products"]))
     if meta.get("caches"):
         rows.append(cache_summary(meta["caches"]))
     console().print("\n".join([*rows, *(f"{name}: {text}" for name, text in facts.items())]))

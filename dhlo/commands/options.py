@@ -139,6 +139,10 @@ class Build:
             "matches NAME in a format of their own (f32: as they are). max_error=0.1 leaves out what would lose more.",
         ),
     ] = None
+    activations: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="Round what is multiplied with quantised weights, as it is read: to int8."),
+    ] = ""
     kv_cache: Annotated[
         str,
         typer.Option(metavar="FORMAT", help="Store keys and values that a session keeps (a static cache) as int8, bf16 or f16."),
@@ -207,6 +211,7 @@ class Model:
         list[str] | None,
         typer.Option("--weights", metavar="[NAME=]FORMAT", help="As `dhlo compile --weights`; may be repeated."),
     ] = None
+    activations: Annotated[str, typer.Option("--activations", metavar="FORMAT", help="As `dhlo compile --activations`.")] = ""
     kv_cache: Annotated[str, typer.Option("--kv-cache", metavar="FORMAT", help="As `dhlo compile --kv-cache`.")] = ""
     cache: Annotated[
         str | None,

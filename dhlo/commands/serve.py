@@ -125,6 +125,7 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
         served = open_folder(
             model.folder,
             weights=formats,
+            activations=model.activations,
             kv_cache=model.kv_cache,
             cache=model.cache,
             threads=model.threads,
@@ -164,6 +165,7 @@ def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> S
     drafting = open_folder(
         model.draft_model,
         weights={name: form for name, form in weight_formats(model.weights).items() if name == "default"},
+        activations=model.activations,
         kv_cache=model.kv_cache,
         cache=model.cache,
         threads=model.threads,

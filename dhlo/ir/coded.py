@@ -7,13 +7,13 @@ from typing import Any
 
 from dhlo.ir.dialect import Kind, attr, defining, number
 from dhlo.ir.handles import Value
-from dhlo.ir.ops.compute import Attention, Conv, Matmul
+from dhlo.ir.ops.compute import Attention, Conv, Matmul, RoundedMatmul
 from dhlo.ir.ops.elementwise import Convert
 from dhlo.ir.ops.lookup import Scatter, UpdateSlice
 from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Slice, State, Transpose, Weight
 from dhlo.ir.ops.paged import PagedAttention
 from dhlo.ir.ops.quantised import Dequantize
-from dhlo.ir.ops.sequence import GroupedMatmul
+from dhlo.ir.ops.sequence import GroupedMatmul, RoundedGroupedMatmul
 from dhlo.ir.types import from_mlir
 
 __all__ = [
@@ -77,7 +77,7 @@ def takes_codes(op: Any, i: int) -> bool:
     """Whether an op's kernels decode operand i themselves."""
     if isinstance(op, Conv):  # those of depthwise convolutions are few
         return i == 1 and not attr(op, "transposed") and from_mlir(op.operands[1]).shape[1] != 1
-    return isinstance(op, (Matmul, GroupedMatmul)) and i == 1
+    return isinstance(op, (Matmul, GroupedMatmul, RoundedMatmul, RoundedGroupedMatmul)) and i == 1
 
 
 def only_multiplies(v: Value) -> bool:

@@ -59,6 +59,7 @@ def open_folder(
     folder: str | Path,
     *,
     weights: Mapping[str, str] | None = None,
+    activations: str = "",
     kv_cache: str = "",
     cache: str | None = None,
     threads: int = 0,
@@ -67,9 +68,9 @@ def open_folder(
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
     generation_config.json.
 
-    `weights` and `kv_cache` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept (DHLO_CACHE_DIR by
-    default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the machine are the
-    same. `threads` run each step (0: one per processor). `progress` is told what is being done.
+    `weights`, `activations` and `kv_cache` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
+    (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
+    machine are the same. `threads` run each step (0: one per processor). `progress` is told what is being done.
 
     Raises CompileError and ModelFileError, which name what the folder lacks or what isn't as it should be.
     """
@@ -83,7 +84,7 @@ def open_folder(
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    compiling = _Compiling(folder, dict(weights or {}), kv_cache, threads, progress)
+    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, threads, progress)
     step, digest = compiling.step(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
@@ -153,6 +154,7 @@ class _Compiling:
 
     folder: Path
     weights: dict[str, str]
+    activations: str
     kv_cache: str
     threads: int
     progress: Callable[[str], None]
@@ -172,7 +174,7 @@ class _Compiling:
             from dhlo.codegen.backends.cpu import link
 
             self.progress("keep the compiled step")
-            about = {"folder": str(self.folder.resolve()), "weights": self.weights, "kv_cache": self.kv_cache}
+            about = {"folder": str(self.folder.resolve()), **self._formats}
             path = kept.put_model(key, lambda p: link.write_model(artifact, p), about)
             if path is not None:
                 return open_model(path, self.threads), digest_of(path)
@@ -200,17 +202,22 @@ class _Compiling:
                 name=self.folder.resolve().name,
                 cache="",  # the model file is what is kept
                 pages=_PAGES,
-                weights=self.weights,
-                kv_cache=self.kv_cache,
+                **self._formats,
                 updatable=False,
             )
             _, artifact = build_entries({"": program}, options, self.progress)
         return artifact
 
+    @property
+    def _formats(self) -> dict[str, Any]:
+        """Options of the compiler that say in what form numbers are kept and multiplied."""
+        return {"weights": self.weights, "activations": self.activations, "kv_cache": self.kv_cache}
+
     def _key(self) -> str:
         """SHA-256 of what the compiled step depends on; the files of the model by what tells them from changed ones. "" where that
         can't be read."""
-        parts = [_FORMAT, compiler_version(), default_target(), _machine(), sorted(self.weights.items()), self.kv_cache]
+        formats = self._formats | {"weights": sorted(self.weights.items())}
+        parts = [_FORMAT, compiler_version(), default_target(), _machine(), formats]
         try:
             files = sorted(
                 [self.folder / _CONFIG, *self.folder.glob("*.safetensors"), *self.folder.glob("*.safetensors.index.json")]

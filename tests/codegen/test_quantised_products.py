@@ -323,7 +323,7 @@ def test_rows_of_int8(spec: TileSpec, code: str) -> None:
     for product, group in zip(together(made), groups, strict=True):
         dtype = torch.bfloat16 if product.elem == BF16 else torch.float32
         batch = product.q.shape[0] if product.q.dim() == 3 else 1
-        for m in (0, 1, 3, 13, 40):
+        for m in (0, 1, 13, 40):
             for a in forms(g, (batch, m, product.matrix.k), dtype):
                 first = product(a, l2_bytes=64 << 20)
                 rounded = round_rows(a, group).double()

@@ -27,6 +27,7 @@ OTHER_RESULTS = {
     "page-caches",
     "quantise-caches",
     "quantise-weights",
+    "round-activations",
 }  # passes that change what the function gives
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]
 

@@ -6,12 +6,13 @@ from dhlo.codegen.families.box import COPY_WORK, grain_of
 from dhlo.codegen.families.family import ChoiceFamily
 from dhlo.codegen.families.gemm.factor import Factor
 from dhlo.codegen.families.gemm.quantised_factor import CodedFactor
+from dhlo.codegen.families.gemm.quantised_product import rounded_steps
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
 from dhlo.codegen.kernel_ir.builder import I8, I64, PTR, KernelModule
 from dhlo.codegen.kernel_ir.launch import kernel_fn, load_args
 from dhlo.ir.dialect import Kind
 from dhlo.ir.ops.control import Group
-from dhlo.ir.ops.sequence import GroupedMatmul
+from dhlo.ir.ops.sequence import GroupedMatmul, RoundedGroupedMatmul
 from dhlo.ir.types import from_mlir
 
 __all__ = ["GroupedGemmFamily"]
@@ -22,14 +23,14 @@ class GroupedGemmFamily(ChoiceFamily):
     after the last."""
 
     anchor = Kind.OPAQUE.value
-    ops = (GroupedMatmul,)
+    ops = (GroupedMatmul, RoundedGroupedMatmul)
 
     def __init__(self, low: Lowering, group: Group) -> None:
         super().__init__(low, group)
         op = anchor_of(group, Kind.OPAQUE)
         self.x, self.offsets = (low.view(group, op.operands[i]) for i in (0, 2))
         self.offset_type = from_mlir(op.operands[2]).dtype
-        coded = CodedFactor.of(low, op.operands[1], self.x.shape[0])
+        coded = CodedFactor.of(low, op.operands[1], self.x.shape[0], rounded_steps(op))
         self.w = Factor(low, group, op, 1, transposed=False) if coded is None else coded
 
     def emit_kernels(self) -> None:

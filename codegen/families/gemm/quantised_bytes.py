@@ -23,8 +23,8 @@ BYTE_INFO: Final = 12
 
 _MOST: Final = 127.0
 _LEAST: Final = 2.0**-100
-"""Blocks whose largest element is smaller are rounded as if it were this: so much over `_MOST` is a normal number, and its inverse is
-finite."""
+"""Blocks whose largest element is smaller are rounded as if it were this: so much over `_MOST` is a normal number, with a finite
+inverse."""
 _INFINITE: Final = 0x7F800000
 # Registers of codes, of what becomes of them and of masks.
 _SPARE: Final = 8
@@ -72,8 +72,8 @@ def _rounded(fn: Fn, x: V, k: V, lanes: int, up: V) -> V:
 
 
 def _emit_to_bytes(module: KernelModule) -> str:
-    """Emits `block_to_bytes(x, size, dst, pitch, info, weight)` once: rounds the `size` numbers of a block at x, a multiple of 4, to
-    int8, four of them at every `pitch` bytes from dst on, and writes `info`, whose last entry is `weight` times their sum."""
+    """Emits `block_to_bytes(x, size, dst, pitch, info, weight)` once: rounds the `size` numbers of a block at x, a multiple of 4,
+    to int8, four of them at every `pitch` bytes from dst on, and writes `info`, whose last entry is `weight` times their sum."""
     name = "block_to_bytes"
     if name in module.functions:
         return name

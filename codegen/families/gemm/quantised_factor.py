@@ -22,17 +22,17 @@ __all__ = ["CodedFactor"]
 class CodedFactor:
     """Constant matrices [k, n] of codes: `Factor` of another form, for products with `rows` rows at most."""
 
-    def __init__(self, low: Lowering, v: Any, matrix: QuantisedMatrix, rows: sympy.Expr) -> None:
+    def __init__(self, low: Lowering, v: Any, matrix: QuantisedMatrix, rows: sympy.Expr, block: int) -> None:
         self.low, self.type, self.matrix = low, from_mlir(v), matrix
         self.key = ("coded", low.constant_key(v))
-        self.product = QuantisedMatmul(self.type.dtype.name, low.tiles, matrix)
+        self.product = QuantisedMatmul(self.type.dtype.name, low.tiles, matrix, block=block)
         self.workspace = aligned(self.product.workspace_bytes(rows))
 
     @staticmethod
-    def of(low: Lowering, v: Any, rows: sympy.Expr) -> CodedFactor | None:
-        """None where a value isn't codes, or its type has no kernel for them."""
+    def of(low: Lowering, v: Any, rows: sympy.Expr, block: int = 0) -> CodedFactor | None:
+        """None where a value isn't codes, or its type has no kernel for them. `block`: see `QuantisedMatmul`."""
         matrix = low.quantised(v) if from_mlir(v).dtype.name in (F32, BF16) else None
-        return None if matrix is None else CodedFactor(low, v, matrix, rows)
+        return None if matrix is None else CodedFactor(low, v, matrix, rows, block)
 
     def emit_kernels(self) -> None:
         """Adds kernels and the codes to the module."""

@@ -20,9 +20,13 @@ from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row, few_passes
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, TileSpec, depth
 from dhlo.codegen.kernel_ir.builder import F32, I8, I64, PTR, Fn, KernelModule, V
 from dhlo.codegen.kernel_ir.launch import HostContext, kernel_fn, load_args
+from dhlo.ir.dialect import Op, attr
+from dhlo.ir.ops.compute import RoundedMatmul
+from dhlo.ir.ops.quantised import ROUNDED
+from dhlo.ir.ops.sequence import RoundedGroupedMatmul
 from dhlo.ir.symbols import exact_floors
 
-__all__ = ["CodedPanels", "QuantisedMatmul"]
+__all__ = ["CodedPanels", "QuantisedMatmul", "rounded_steps"]
 
 # In so many passes over a panel rows decode it themselves; more are better off with a panel in f32. Dot products of bytes take
 # three quarters of the time of multiply-adds, as long as the rows' limbs stay in the second-level cache; those of bf16 half.
@@ -70,6 +74,11 @@ class CodedPanels:
         each = fn.divu(panel_bytes, fn.max(c.steps, 1))  # headers of groups included
         panel = fn.gep(b, fn.mul(fn.add(fn.divu(c.n0, COLUMNS), 1), panel_bytes), I8)
         return fn.gep(panel, fn.mul(c.first, each), I8), each
+
+
+def rounded_steps(op: Op) -> int:
+    """The steps of k of a product whose rows, rounded to int8, share a scale; 0 where they aren't rounded."""
+    return min(attr(op, "group"), ROUNDED) if isinstance(op, (RoundedMatmul, RoundedGroupedMatmul)) else 0
 
 
 @dataclass(frozen=True)

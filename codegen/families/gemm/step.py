@@ -19,7 +19,7 @@ from dhlo.codegen.families.gemm.matmul import Matmul, Operands, workspace_bytes
 from dhlo.codegen.families.gemm.pack import pack_matrix
 from dhlo.codegen.families.gemm.parts import may_split, parts_bytes
 from dhlo.codegen.families.gemm.quantised import QuantisedMatrix
-from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul
+from dhlo.codegen.families.gemm.quantised_product import QuantisedMatmul, rounded_steps
 from dhlo.codegen.families.gemm.register_tile import BF16, F16, result_type, unit
 from dhlo.codegen.families.kernel import where
 from dhlo.codegen.families.lowering import GroupHost, Lowering, anchor_of, view_pointer
@@ -86,7 +86,7 @@ class GemmFamily(ChoiceFamily):
 
     def _emit_coded(self, matrix: QuantisedMatrix) -> None:
         """Kernels for codes, and these as a constant."""
-        self.product = QuantisedMatmul(self.matmul.elem, self.matmul.spec, matrix, self.matmul.narrow)
+        self.product = QuantisedMatmul(self.matmul.elem, self.matmul.spec, matrix, self.matmul.narrow, rounded_steps(self.op))
         self.product.emit_kernels(self.low.module)
         key = ("coded", self.low.constant_key(self.op.operands[1]))
         self.packed = self.low.constants.add(key, matrix.bytes, matrix.pack)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from dhlo.ir.dialect import Flag, Ints, Kind, Number, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.ir.mlir import ir
+from dhlo.ir.ops.quantised import round_rows
 from dhlo.ir.symbols import is_static, parse, product
 from dhlo.ir.types import TensorType, from_mlir
 
@@ -138,6 +139,31 @@ class Matmul(Op, name="matmul"):
         sums = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.float16: torch.float32}
         a, b = (x.to(sums.get(x.dtype, x.dtype)) for x in args)
         return [torch.matmul(a, b)]
+
+    def flops(self) -> sympy.Expr:
+        return 2 * from_mlir(self.results[0]).numel * from_mlir(self.operands[0]).shape[-1]
+
+
+class RoundedMatmul(Op, name="rounded_matmul"):
+    """`matmul` whose rows are rounded to int8 as they are read (dynamic quantisation): in each group of `group` steps of K, of each
+    256 steps at most by a scale of their own (see `round_rows`). The right side is a `dequantize` of integers; products with it
+    may be of integers, which are exact. Where it has no kernel as codes, rows stay as they are."""
+
+    kind = Kind.MATMUL
+    lhs: Tensor
+    rhs: Tensor
+    group: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        if not operands[0].dtype.is_float:
+            raise TypeError_(f"{operands[0]} can't be rounded")
+        return Matmul.infer(operands, attrs)
+
+    def reference(self, args: Args, sizes: Any) -> Args:
+        y = torch.matmul(round_rows(args[0], attr(self, "group")), args[1].float())
+        return [y.to(from_mlir(self.results[0]).dtype.torch)]
 
     def flops(self) -> sympy.Expr:
         return 2 * from_mlir(self.results[0]).numel * from_mlir(self.operands[0]).shape[-1]

@@ -92,16 +92,19 @@ _LEAST_LARGEST: Final = 2.0**-100
 def round_rows(x: torch.Tensor, group: int) -> torch.Tensor:
     """x [..., K] as f32, rounded to the multiples that int8 has, to nearest and ties to even: in each group of `group` steps of K,
     `ROUNDED` after `ROUNDED` of them by a scale of their own, the largest over 127. NaN where one of these isn't finite."""
-    parts = [b for g in x.float().split(group, -1) for b in g.split(ROUNDED, -1)] if x.shape[-1] else []
+    k, x = x.shape[-1], x.float()
     out = []
-    for b in parts:
+    for start, end in (
+        (s, min(s + ROUNDED, g + group, k)) for g in range(0, k, group) for s in range(g, min(g + group, k), ROUNDED)
+    ):
+        b = x[..., start:end]
         largest = b.abs().amax(-1, keepdim=True)
         finite = largest < torch.inf
         known = torch.where(finite, largest, 0.0).clamp(min=_LEAST_LARGEST)
         most = torch.full_like(known, 127)  # a number over a tensor is its reciprocal times the number: two roundings
         q = (torch.where(b.abs() < torch.inf, b, 0.0) * (most / known)).round()
         out.append(q * torch.where(finite, known / most, torch.nan))
-    return torch.cat(out, -1) if out else x.float()
+    return torch.cat(out, -1) if out else x
 
 
 def _divides(blocks: sympy.Expr, size: sympy.Expr) -> bool:

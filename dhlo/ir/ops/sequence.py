@@ -7,6 +7,7 @@ import torch
 
 from dhlo.ir.dialect import Flag, Ints, Kind, Op, Out, Tensor, TypeError_, Variadic, attr, dims_of, equal_shapes
 from dhlo.ir.mlir import ir
+from dhlo.ir.ops.quantised import round_rows
 from dhlo.ir.types import TensorType
 
 Args = list[torch.Tensor]
@@ -31,13 +32,35 @@ class GroupedMatmul(Op, name="grouped_matmul"):
         return [x.with_shape([x.shape[0], w.shape[2]])]
 
     def reference(self, args: Args, sizes: Any) -> Args:
+        return [_by_groups(*args)]
+
+
+def _by_groups(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    y = x.new_zeros(x.shape[0], w.shape[2])
+    start = 0
+    for e, end in enumerate(offsets.tolist()):
+        y[start:end] = x[start:end] @ w[e]
+        start = max(start, end)
+    return y
+
+
+class RoundedGroupedMatmul(Op, name="rounded_grouped_matmul"):
+    """`grouped_matmul` whose rows are rounded to int8 as they are read, as those of `rounded_matmul`."""
+
+    kind = Kind.OPAQUE
+    x: Tensor
+    w: Tensor
+    offsets: Tensor
+    group: ir.IntegerAttr
+    y: Out
+
+    @classmethod
+    def infer(cls, operands: list[TensorType], attrs: dict[str, Any]) -> list[TensorType]:
+        return GroupedMatmul.infer(operands, attrs)
+
+    def reference(self, args: Args, sizes: Any) -> Args:
         x, w, offsets = args
-        y = x.new_zeros(x.shape[0], w.shape[2])
-        start = 0
-        for e, end in enumerate(offsets.tolist()):
-            y[start:end] = x[start:end] @ w[e]
-            start = max(start, end)
-        return [y]
+        return [_by_groups(round_rows(x, attr(self, "group")), w.float(), offsets).to(x.dtype)]
 
 
 class Lstm(Op, name="lstm"):

@@ -162,10 +162,11 @@ def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> S
     from dhlo.serve.folder import open_folder
 
     assert model.draft_model is not None
+    formats = {name: form for name, form in weight_formats(model.weights).items() if name == "default"}
     drafting = open_folder(
         model.draft_model,
-        weights={name: form for name, form in weight_formats(model.weights).items() if name == "default"},
-        activations=model.activations,
+        weights=formats,
+        activations=model.activations if formats else "",
         kv_cache=model.kv_cache,
         cache=model.cache,
         threads=model.threads,

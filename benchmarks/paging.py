@@ -5,6 +5,7 @@ bits (`forms`), of sequences of all lengths (`ragged`), of parts of a prompt (`c
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import random
 import statistics
@@ -35,7 +36,7 @@ def config(tiny: bool) -> LlamaConfig:
 def contiguous(model: Any, layers: int, batch: int, tokens: int, past: int, logits: int = 1) -> Callable[[], Any]:
     """A step of `tokens` each of `batch` sequences of equal length, whose caches have room behind them; the last `logits` tokens of
     each have such."""
-    room = torch.randn(2, layers, batch, KV_HEADS, past + tokens, DEPTH)
+    room = _in_large_pages(torch.randn(2, layers, batch, KV_HEADS, past + tokens, DEPTH))
     keys, values = ([layer[:, :, :past] for layer in side] for side in room)
     ids, positions = torch.ones(batch, tokens, dtype=torch.int64), torch.arange(past, past + tokens).expand(batch, tokens)
     mask, kept = torch.ones(batch, past + tokens, dtype=torch.int64), torch.arange(tokens - logits, tokens)
@@ -77,7 +78,7 @@ def _steps(
         row[:n] = torch.tensor([*range(same), *blocks[: n - same]], dtype=torch.int32)
         del blocks[: n - same]
     stored = [_stored(torch.randn(KV_HEADS, count * PAGE, DEPTH), form) for _ in range(2 * layers)]
-    pools, scales = [x[0] for x in stored], [y for x in stored for y in x[1:]]
+    pools, scales = [_in_large_pages(x[0]) for x in stored], [y for x in stored for y in x[1:]]
     calls = []
     for sequences in steps:
         where = [(b, i) for b, (n, past) in enumerate(sequences) for i in range(past, past + n)]
@@ -89,6 +90,13 @@ def _steps(
         columns = tables[:, : -(-int(lengths.max()) // PAGE)].contiguous()
         calls.append([ids, positions[None], kept, *pools, positions, slots, columns, starts.int(), lengths, *scales])
     return lambda: [model(*args) for args in calls]
+
+
+def _in_large_pages(x: torch.Tensor) -> torch.Tensor:
+    """The same where the system gives large pages to who asks for them, as the engine does for its pools."""
+    memory = mmap.mmap(-1, max(x.nbytes, 1))
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=x.dtype, count=x.numel()).reshape(x.shape).copy_(x)
 
 
 def _stored(rows: torch.Tensor, form: str) -> list[torch.Tensor]:

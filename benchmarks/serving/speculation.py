@@ -1,5 +1,5 @@
-"""What drafts by prompt lookup give one stream of a model that says something: `python -m benchmarks.serving.speculation FOLDER`,
-with a FOLDER of `benchmarks.serving.train`, over sources that it wasn't trained on."""
+"""What drafts give one stream of a model that says something: `python -m benchmarks.serving.speculation FOLDER [--draft-model
+SMALLER]`, with folders of `benchmarks.serving.train`, over sources that they weren't trained on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from benchmarks.serving.train import HELD_OUT, sources
 
 __all__: list[str] = []
 
-_DRAFTS = (0, 4, 8)
 _KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0, "seed": 1},
@@ -29,6 +29,8 @@ def main() -> None:
     """Prints a table of tokens a second over those without drafts."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.speculation", description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--draft-model", type=Path)
+    parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=200)
     given = parser.parse_args()
@@ -38,22 +40,29 @@ def main() -> None:
     from dhlo.serve.types import EngineOptions, SamplingParams
 
     tokenizer = Tokenizer.from_file(str(given.folder / "tokenizer.json"))
-    texts = [x for k, x in enumerate(sources()) if k % HELD_OUT[0] == HELD_OUT[1] and len(x) > 6000][:12]
+    texts = [x for k, x in enumerate(sources()) if k % HELD_OUT[0] == HELD_OUT[1] and len(x) > 6000][: given.prompts]
     prompts = [tokenizer.encode(x).ids[:600] for x in texts]
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "step.so"
         compiled(given.folder, "f32", file)
         model = dhlo.load(file)
-        engines = {n: Engine(model, EngineOptions(cache_bytes=1 << 28, prompt_lookup=n, prefix_cache=False)) for n in _DRAFTS}
+        options = EngineOptions(cache_bytes=1 << 28, prefix_cache=False)
+        kinds = {"none": options, "lookup, 8": replace(options, prompt_lookup=8)}
+        if given.draft_model:
+            drafting = Path(temporary) / "draft.so"
+            compiled(given.draft_model, "f32", drafting)
+            with_model = replace(options, draft_model=dhlo.load(drafting))
+            kinds |= {"draft model, 8": with_model, "both": replace(with_model, prompt_lookup=8)}
+        engines = {name: Engine(model, each) for name, each in kinds.items()}
 
         def timed(engine: Engine, prompt: list[int], tokens: int, kind: dict[str, Any]) -> tuple[float, tuple[int, ...]]:
             began = time.perf_counter()
             (out,) = engine.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, **kind))
             return time.perf_counter() - began, out.choices[0].tokens
 
-        print("| tokens | " + " | ".join(f"drafts of {n}" for n in _DRAFTS[1:]) + " | the same tokens |\n| --- | --- | --- | --- |")
+        print(f"| tokens | {' | '.join([*engines][1:])} | the same tokens |\n" + "| --- " * (len(engines) + 1) + "|")
         for name, kind in _KINDS.items():
-            taken, same = dict.fromkeys(_DRAFTS, 0.0), 0
+            taken, same = dict.fromkeys(engines, 0.0), 0
             for prompt in prompts:
                 said = set[tuple[int, ...]]()
                 for n, engine in engines.items():
@@ -62,9 +71,13 @@ def main() -> None:
                     taken[n] += whole - first
                     said.add(tokens)
                 same += len(said) == 1
-            ratios = " | ".join(f"{taken[0] / taken[n]:.2f}" for n in _DRAFTS[1:])
+            ratios = " | ".join(f"{taken['none'] / taken[n]:.2f}" for n in [*engines][1:])
             print(f"| {name} | {ratios} | {same} of {len(prompts)} |", flush=True)
-        for engine in engines.values():
+        for n, engine in engines.items():
+            stats = engine.stats()
+            shares = [f"{s / stats.drafts:.2f}" for s in stats.accepted_at if s] if stats.drafts else []
+            step, draft = stats.step_seconds / stats.steps, stats.draft_seconds / max(stats.draft_steps, 1)
+            print(f"<!-- {n}: {1e3 * step:.2f} ms a step, {1e3 * draft:.2f} a draft's token; accepted by place {shares} -->")
             engine.close()
 
 

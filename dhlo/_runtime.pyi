@@ -256,6 +256,8 @@ class Engine:
         draft_max_positions: int,
         cache_store: object,
         cache_store_threads: int,
+        preemption: int,
+        swap_bytes: int,
     ) -> Self: ...
     def submit(self, prompt: ReadableBuffer, /, *params: object) -> int:
         """Takes a request, whose id it returns; see `dhlo.serve.engine` for what follows the prompt's int32."""

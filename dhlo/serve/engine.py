@@ -249,6 +249,8 @@ class Engine:
                 _size(options.draft_max_positions, "draft_max_positions"),
                 None if store is None else WatchedStore(store),
                 options.cache_store_threads,
+                _preemption(options.preemption),
+                _size(options.swap_bytes, "swap_bytes"),
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as e:
             raise _translated(e) from None
@@ -365,6 +367,13 @@ def _native(model: object, what: str) -> _runtime.Model:
     if not isinstance(native, _runtime.Model):
         raise ContractError(f"{what}, got {model!r}")
     return native
+
+
+def _preemption(name: str) -> int:
+    """A dhlo_preemption of serve.h."""
+    if name not in ("recompute", "swap"):
+        raise ContractError(f"preemption is 'recompute' or 'swap', got {name!r}")
+    return int(name == "swap")
 
 
 def _size(value: int | None, name: str) -> int:

@@ -119,6 +119,7 @@ class _OfEngine:
             ("num_requests_running", "Choices in work.", s.running),
             ("num_requests_waiting", "Choices that wait.", s.waiting),
             ("kv_cache_usage_perc", "Share of the cache's blocks that requests hold; 1 is all.", used),
+            ("swapped_bytes", "Memory of what choices that wait have computed.", s.swapped_bytes),
             ("num_blocks", "Blocks of the cache.", s.blocks),
             ("num_blocks_cached", "Blocks that no request holds, kept for others that begin alike.", s.blocks_cached),
         ):
@@ -127,6 +128,7 @@ class _OfEngine:
             yield family
         for name, what, count in (
             ("num_preemptions", "Choices that gave up their blocks.", s.preemptions),
+            ("num_swaps", "Of these, those that were swapped out.", s.swaps),
             ("prompt_tokens", "Tokens of prompts that were computed or found in the cache.", s.prompt_tokens + s.cached_tokens),
             ("generation_tokens", "Tokens that were generated.", s.generated_tokens),
             ("prefix_cache_queries", "Tokens of prompts that the cache was asked for.", s.prompt_tokens + s.cached_tokens),

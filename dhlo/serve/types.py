@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dhlo.errors import DhloError
 from dhlo.serve.stores import Store
@@ -180,6 +180,11 @@ class EngineOptions:
     blocks go to both, and the store is asked for those that the folder lacks. Needs `prefix_cache` and a model's digest."""
     cache_store_threads: int = 8
     """Calls of the store at once, 1 to 64."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """What becomes of keys and values of a choice that gives up its blocks: they are computed again, or copied out of the pools and
+    back."""
+    swap_bytes: int | None = None
+    """Memory of what is swapped out at most: choices that find none are computed again. None: as much as the pools."""
 
 
 @dataclass(frozen=True)
@@ -223,3 +228,7 @@ class EngineStats:
     """Of these: their choices went on without its drafts."""
     draft_seconds: float = 0.0
     """Spent in it: of neither `step_seconds` nor `host_seconds`."""
+    swaps: int = 0
+    """Of preemptions, those that were swapped out."""
+    swapped_bytes: int = 0
+    """That they take now."""

@@ -84,22 +84,41 @@ int32_t constrain(void*, uint64_t, void* user, int32_t choice, const int32_t* to
 }
 
 PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {
-      "model",         "cache_bytes",       "max_step_tokens",     "max_sequences",      "max_waiting",
-      "max_positions", "eos_tokens",        "vocabulary",          "vocabulary_offsets", "prefix_cache",
-      "prompt_lookup", "cache_folder",      "cache_folder_bytes",  "model_digest",       "draft_model",
-      "draft_tokens",  "draft_cache_bytes", "draft_max_positions", "cache_store",        "cache_store_threads",
-      nullptr};
+  static const char* const names[] = {"model",
+                                      "cache_bytes",
+                                      "max_step_tokens",
+                                      "max_sequences",
+                                      "max_waiting",
+                                      "max_positions",
+                                      "eos_tokens",
+                                      "vocabulary",
+                                      "vocabulary_offsets",
+                                      "prefix_cache",
+                                      "prompt_lookup",
+                                      "cache_folder",
+                                      "cache_folder_bytes",
+                                      "model_digest",
+                                      "draft_model",
+                                      "draft_tokens",
+                                      "draft_cache_bytes",
+                                      "draft_max_positions",
+                                      "cache_store",
+                                      "cache_store_threads",
+                                      "preemption",
+                                      "swap_bytes",
+                                      nullptr};
   PyObject *model = nullptr, *folder = nullptr, *draft_model = nullptr, *store = nullptr;
-  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0;
+  long long draft_tokens = 0, draft_bytes = 0, draft_positions = 0, threads = 0, swap_bytes = 0;
+  int preemption = 0;
   long long cache_bytes = 0, step_tokens = 0, sequences = 0, waiting = 0, positions = 0, lookup = 0, folder_bytes = 0;
   int prefix = 1;
   Buffers buffers;
   Py_buffer &eos = *buffers.next(), &bytes = *buffers.next(), &offsets = *buffers.next(), &digest = *buffers.next();
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOL", const_cast<char**>(names), model_type(),
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O!LLLLLy*y*y*pLOLy*OLLLOLiL", const_cast<char**>(names), model_type(),
                                   &model, &cache_bytes, &step_tokens, &sequences, &waiting, &positions, &eos, &bytes,
                                   &offsets, &prefix, &lookup, &folder, &folder_bytes, &digest, &draft_model,
-                                  &draft_tokens, &draft_bytes, &draft_positions, &store, &threads) == 0)
+                                  &draft_tokens, &draft_bytes, &draft_positions, &store, &threads, &preemption,
+                                  &swap_bytes) == 0)
     return nullptr;
   if (draft_model != Py_None && PyObject_TypeCheck(draft_model, reinterpret_cast<PyTypeObject*>(model_type())) == 0) {
     PyErr_SetString(PyExc_TypeError, "draft_model is a Model or None");
@@ -133,6 +152,8 @@ PyObject* create_unfenced(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   options.draft_tokens = draft_tokens;
   options.draft_cache_bytes = draft_bytes;
   options.draft_max_positions = draft_positions;
+  options.preemption = preemption;
+  options.swap_bytes = swap_bytes;
   if (digest.len == 32) options.model_digest = Buffers::data<uint8_t>(digest);
   const dhlo_store hooks = store_hooks(store, threads);
   if (store != Py_None) options.cache_store = &hooks;
@@ -396,8 +417,8 @@ PyObject* stats(PyObject* self, PyObject*) {
   Ref accepted(make_tuple(DHLO_DRAFT_POSITIONS, [&s](int64_t i) { return PyLong_FromLongLong(s.accepted_at[i]); }));
   if (!finished || !folder || !store || !accepted) return nullptr;
   return Py_BuildValue(
-      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O}", "running",
-      number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
+      "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:O,s:L,s:O,s:L,s:L,s:d,s:O,s:L,s:L}",
+      "running", number(s.running), "waiting", number(s.waiting), "steps", number(s.steps), "prompt_tokens",
       number(s.prompt_tokens), "cached_tokens", number(s.cached_tokens), "generated_tokens", number(s.generated_tokens),
       "preemptions", number(s.preemptions), "drafted_tokens", number(s.drafted_tokens), "accepted_tokens",
       number(s.accepted_tokens), "finished", finished.get(), "blocks", number(s.blocks), "blocks_used",
@@ -405,7 +426,8 @@ PyObject* stats(PyObject* self, PyObject*) {
       "step_seconds", static_cast<double>(s.step_ns) * 1e-9, "host_seconds", static_cast<double>(s.host_ns) * 1e-9,
       "schedule_seconds", static_cast<double>(s.schedule_ns) * 1e-9, "folder", folder.get(), "drafts", number(s.drafts),
       "accepted_at", accepted.get(), "draft_steps", number(s.draft_steps), "draft_failures", number(s.draft_failures),
-      "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get());
+      "draft_seconds", static_cast<double>(s.draft_ns) * 1e-9, "store", store.get(), "swaps", number(s.swaps),
+      "swapped_bytes", number(s.swapped_bytes));
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sa
     throw Error(DHLO_BUSY, "the engine has " + std::to_string(unbegun_) + " requests waiting, as many as it may");
   request->id = last_id_ + 1;
   outbox_.reserve(request->choices.size());
+  ended_.reserve(requests_.size() + 1);
   Choice* const first = &request->choices.front();
   waiting_.insert(first);
   try {
@@ -72,6 +73,7 @@ uint64_t Engine::submit(const int32_t* prompt, int64_t num_tokens, const dhlo_sa
     throw;
   }
   next_deadline_ = std::min(next_deadline_, request->deadline_ns != 0 ? request->deadline_ns : INT64_MAX);
+  live_ += request->live;
   ++unbegun_;
   ++stats_.waiting;
   ++last_id_;
@@ -208,11 +210,21 @@ void Engine::run() noexcept {
   }
 }
 
+// Makes room to tell what a step brings: tokens and the end of each choice. So ending them can't fail.
+bool Engine::can_tell() noexcept try {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  made_.reserve(static_cast<size_t>(2 * live_));
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
 // A step, if there is something to do, or some waiting for what the folder brings. Whether there was.
 bool Engine::work() noexcept {
   const int64_t begin = now_ns(), step_before = counts_.step_ns + counts_.draft_ns;
   bool worked = false;
   fetching_ = 0;
+  if (!can_tell()) return true;  // when there is memory again
   worker_ = std::this_thread::get_id();
   try {
     {
@@ -362,6 +374,7 @@ void Engine::note_cache(dhlo_engine_stats& stats) const {
   stats.blocks_used = cache.used;
   stats.blocks_cached = cache.kept;
   stats.unused_slots = cache.unused_slots;
+  stats.swapped_bytes = cache.swapped_bytes;
   stats.folder = {cache.folder.bytes, cache.folder.blocks, cache.folder.hits, cache.folder.failures,
                   cache.folder.dropped};
   stats.store = {cache.store.bytes, cache.store.blocks, cache.store.hits, cache.store.failures, cache.store.dropped};

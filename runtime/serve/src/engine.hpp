@@ -72,6 +72,7 @@ class Engine {
   // engine.cpp: the thread, and what a step is made of.
   void run() noexcept;
   bool work() noexcept;
+  bool can_tell() noexcept;
   void make_drafts();
   void order_items();
   void compute();
@@ -89,9 +90,9 @@ class Engine {
   void note_logprobs(Choice& choice);
   void give(Choice& choice);
   // The caller holds mutex_.
-  void end(Choice& choice, dhlo_finish finish, const char* error, Events& events);
-  void end(Request& request, dhlo_finish finish, const char* error, Events& events);
-  void end_all(dhlo_finish finish, const char* error);
+  void end(Choice& choice, dhlo_finish finish, const char* error, Events& events) noexcept;
+  void end(Request& request, dhlo_finish finish, const char* error, Events& events) noexcept;
+  void end_all(dhlo_finish finish, const char* error) noexcept;
 
   // scheduler.cpp; the caller holds mutex_.
   void expire(int64_t now);
@@ -107,6 +108,7 @@ class Engine {
   bool make_room(Choice& choice, int64_t tokens);
   bool yield_to(const Choice& choice);
   void preempt(Choice& choice);
+  bool swap_out(Choice& choice);
   void insert_running(Choice& choice);
   void remove(Choice& choice);
   int64_t in_work() const;
@@ -116,6 +118,7 @@ class Engine {
   const pid_t process_;
   Limits limits_;
   int64_t max_step_tokens_, max_waiting_, prompt_lookup_, draft_tokens_ = 0;
+  int64_t swap_bytes_ = 0;  // that preempted choices may take; 0: they are computed again
   int64_t groups_ = 1;
   int64_t whole_ = 0;  // a group without a window, if there is one
   bool own_thread_;
@@ -156,7 +159,8 @@ class Engine {
   mutable std::mutex mutex_;  // guards what follows; taken after the others
   std::condition_variable work_, changed_;
   std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
-  std::vector<uint64_t> ended_;  // those whose choices have all ended
+  std::vector<uint64_t> ended_;  // those whose choices have all ended; has room for all
+  int64_t live_ = 0;             // choices that haven't ended
   Waiting waiting_;              // choices without blocks, but for those that a request's first makes
   int64_t unbegun_ = 0;          // requests among these that haven't begun
   int64_t next_deadline_ = INT64_MAX;

@@ -27,10 +27,9 @@ void Events::clear() {
   top_logprobs_.clear();
 }
 
-void Events::add(const Choice& choice, int64_t end, const char* error, bool last) {
+Events::Made Events::made_of(const Choice& choice, int64_t end, const char* error, bool last) noexcept {
   const Request& request = *choice.request;
-  made_.push_back({{}, tokens_.size(), logprobs_.size(), top_tokens_.size(), false, {}});
-  Made& made = made_.back();
+  Made made{};
   dhlo_event& event = made.event;
   event.struct_bytes = sizeof event;
   event.choice = choice.index;
@@ -43,13 +42,28 @@ void Events::add(const Choice& choice, int64_t end, const char* error, bool last
   event.prompt_tokens = request.prompt_tokens;
   event.cached_tokens = request.cached_tokens;
   std::snprintf(made.error, sizeof made.error, "%s", error);
+  return made;
+}
+
+void Events::add_end(const Choice& choice, const char* error, bool last) noexcept {
+  made_.push_back(made_of(choice, choice.given, error, last));
+}
+
+void Events::add(const Choice& choice, int64_t end, const char* error, bool last) {
+  Made made = made_of(choice, end, error, last);
+  dhlo_event& event = made.event;
+  made.tokens = tokens_.size();
+  made.logprobs = logprobs_.size();
+  made.top = top_tokens_.size();
   tokens_.insert(tokens_.end(), choice.tokens.begin() + choice.given, choice.tokens.begin() + end);
-  if (request.rules.logprobs < 0 || event.num_tokens == 0) return;
-  made.with_logprobs = true;
-  append(logprobs_, choice.logprobs, event.num_tokens);
-  event.num_top = static_cast<int64_t>(choice.top_tokens.size() / choice.logprobs.size());
-  append(top_tokens_, choice.top_tokens, event.num_tokens * event.num_top);
-  append(top_logprobs_, choice.top_logprobs, event.num_tokens * event.num_top);
+  if (choice.request->rules.logprobs >= 0 && event.num_tokens > 0) {
+    made.with_logprobs = true;
+    append(logprobs_, choice.logprobs, event.num_tokens);
+    event.num_top = static_cast<int64_t>(choice.top_tokens.size() / choice.logprobs.size());
+    append(top_tokens_, choice.top_tokens, event.num_tokens * event.num_top);
+    append(top_logprobs_, choice.top_logprobs, event.num_tokens * event.num_top);
+  }
+  made_.push_back(made);
 }
 
 void Events::take(Events& other) {

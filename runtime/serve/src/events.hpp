@@ -14,13 +14,15 @@ class Events {
  public:
   bool empty() const { return made_.empty(); }
   void clear();
-  // The choice's tokens from those that it has given up to `end`, and its end, if it has one.
+  // The choice's tokens from those that it has given up to `end`, and its end, if it has one. All or nothing.
   void add(const Choice& choice, int64_t end, const char* error, bool last);
+  // The choice's end alone; there is room for it.
+  void add_end(const Choice& choice, const char* error, bool last) noexcept;
   // Appends those of `other`, and clears it.
   void take(Events& other);
   // Of all of them, valid until the next change.
   const std::vector<const dhlo_event*>& pointers();
-  // Room for so many more, so that adding them without tokens can't fail.
+  // Room for so many more, so that adding ends can't fail.
   void reserve(size_t more) { made_.reserve(made_.size() + more); }
 
  private:
@@ -31,6 +33,8 @@ class Events {
     bool with_logprobs;
     char error[kErrorBytes];
   };
+
+  static Made made_of(const Choice& choice, int64_t end, const char* error, bool last) noexcept;
 
   std::vector<Made> made_;
   std::vector<int32_t> tokens_, top_tokens_;

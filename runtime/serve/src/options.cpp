@@ -90,6 +90,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.max_waiting, 1, INT64_MAX, "max_waiting");
   need_between(options.max_positions, 0, INT64_MAX, "max_positions");
   need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
+  need_between(options.preemption, DHLO_PREEMPTION_RECOMPUTE, DHLO_PREEMPTION_SWAP, "preemption (a dhlo_preemption)");
+  need_between(options.swap_bytes, 0, INT64_MAX, "swap_bytes");
   need_between(options.draft_tokens, 0, options.max_step_tokens, "draft_tokens (at most max_step_tokens)");
   need_between(options.draft_cache_bytes, 0, INT64_MAX, "draft_cache_bytes");
   need_between(options.draft_max_positions, 0, INT64_MAX, "draft_max_positions");
@@ -115,6 +117,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (!made.ok()) throw Error(made.status(), made.text());
   cache_ = std::move(made.value());
   if (options.cache_folder != nullptr || options.cache_store != nullptr) fetched_bytes_ = how.tiers.staging_bytes;
+  if (options.preemption == DHLO_PREEMPTION_SWAP)
+    swap_bytes_ = options.swap_bytes > 0 ? options.swap_bytes : how.num_blocks * step_.block_bytes();
   groups_ = static_cast<int64_t>(how.windows.size());
   const auto whole = std::find(how.windows.begin(), how.windows.end(), 0);
   whole_ = whole != how.windows.end() ? whole - how.windows.begin() : 0;

@@ -43,6 +43,7 @@ struct Choice {
   int32_t index = 0;
   std::vector<int32_t> tokens;            // those of the prompt first
   std::optional<Sequence> sequence;       // while it runs
+  SwappedSequence swapped;                // while it waits, if it was swapped out
   int64_t fetch = 0;                      // number of the fetch of what the folder has of its tokens, while it waits
   int64_t fetch_until_ns = 0;             // how long it waits for that; 0: it wasn't begun
   int64_t computed = 0;                   // tokens whose keys and values are in the sequence's blocks

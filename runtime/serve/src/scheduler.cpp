@@ -124,8 +124,9 @@ bool Engine::admit(Choice& choice) {
   if (waits_for_tiers(choice)) return false;
   while (in_work() + places(choice) > limits_.max_sequences)
     if (!yield_to(choice)) return false;
-  Sequence sequence = cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
-  if (!sequence) throw std::bad_alloc();
+  Sequence sequence =
+      choice.swapped ? Sequence() : cache_->begin({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
+  if (!sequence && !choice.swapped) throw std::bad_alloc();
   const int64_t cached = sequence.cached();
   const int64_t wanted = cache_->blocks_for(choice.size() + 1) - cached / step_.block_slots();
   // Who runs will soon want another block each.
@@ -139,9 +140,13 @@ bool Engine::admit(Choice& choice) {
     blocked_free_ = free_blocks();
     return false;
   }
+  if (choice.swapped && !(sequence = cache_->swap_in(choice.swapped))) {
+    choice.swapped = {};  // there is no memory for it: it is computed again
+    return admit(choice);
+  }
   waiting_.erase(&choice);
+  choice.computed = sequence.size();
   choice.sequence.emplace(std::move(sequence));
-  choice.computed = cached;
   Request& request = *choice.request;
   if (!request.begun) {
     request.begun = true;
@@ -159,7 +164,7 @@ bool Engine::admit(Choice& choice) {
 
 // Begins to bring what the tiers have of the choice's tokens, once.
 void Engine::fetch(Choice& choice) {
-  if (choice.fetch_until_ns != 0) return;
+  if (choice.fetch_until_ns != 0 || choice.swapped) return;
   choice.fetch = cache_->prefetch({choice.tokens.data(), choice.tokens.size()}, choice.request->salt);
   choice.fetch_until_ns = now_ns() + kFetchNs;
 }
@@ -176,7 +181,7 @@ void Engine::fetch_ahead() {
 
 // Whether it isn't its turn yet because of what the tiers may have of its tokens.
 bool Engine::waits_for_tiers(Choice& choice) {
-  if (fetched_bytes_ == 0) return false;
+  if (fetched_bytes_ == 0 || choice.swapped) return false;
   fetch(choice);
   if (cache_->prefetched(choice.fetch)) return false;
   if (now_ns() < choice.fetch_until_ns && cache_->prefetched(late_fetch_)) {
@@ -203,8 +208,17 @@ bool Engine::make_room(Choice& choice, int64_t tokens) {
   return true;
 }
 
-// The choice begins again later: what it has computed is lost, but for blocks that the cache keeps.
+// Takes what the choice has computed out of the pools, if that is wanted and there is memory for it.
+bool Engine::swap_out(Choice& choice) {
+  const int64_t bytes = cache_->blocks_for(choice.computed) * step_.block_bytes();
+  if (bytes == 0 || bytes > swap_bytes_ - cache_->stats().swapped_bytes) return false;
+  choice.swapped = cache_->swap_out(*choice.sequence);
+  return static_cast<bool>(choice.swapped);
+}
+
+// The choice goes on later: what it has computed is swapped out, or lost but for blocks that the cache keeps.
 void Engine::preempt(Choice& choice) {
+  if (swap_out(choice)) ++counts_.swaps;
   remove(choice);
   if (choice.scheduled) {
     const auto item =

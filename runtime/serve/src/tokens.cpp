@@ -121,8 +121,8 @@ void Engine::give(Choice& choice) {
 }
 
 // Gives back what the choice holds, and tells of its end with all tokens that it hasn't given. Does nothing if it has
-// ended.
-void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& events) {
+// ended. Events have room for it.
+void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& events) noexcept {
   if (choice.ended) return;
   Request& request = *choice.request;
   choice.ended = true;
@@ -132,20 +132,27 @@ void Engine::end(Choice& choice, dhlo_finish finish, const char* error, Events& 
     remove(choice);
   else
     waiting_.erase(&choice);
-  ++finished_[finish];
+  choice.swapped = {};
+  --live_;
   if (--request.live == 0) {
     if (!request.begun) --unbegun_;
     ended_.push_back(request.id);
   }
-  events.add(choice, choice.size(), error, request.live == 0);
+  try {
+    events.add(choice, choice.size(), error, request.live == 0);
+  } catch (const std::bad_alloc&) {  // for its last tokens
+    choice.finish = DHLO_FINISH_ERROR;
+    events.add_end(choice, "out of memory", request.live == 0);
+  }
+  ++finished_[choice.finish];
   choice.given = choice.size();
 }
 
-void Engine::end(Request& request, dhlo_finish finish, const char* error, Events& events) {
+void Engine::end(Request& request, dhlo_finish finish, const char* error, Events& events) noexcept {
   for (Choice& choice : request.choices) end(choice, finish, error, events);
 }
 
-void Engine::end_all(dhlo_finish finish, const char* error) {
+void Engine::end_all(dhlo_finish finish, const char* error) noexcept {
   for (const auto& [id, request] : requests_) end(*request, finish, error, made_);
 }
 

@@ -22,9 +22,12 @@
 #include "toy_step.hpp"
 
 #if COUNTS_ALLOCATIONS
+int64_t allocations_left = -1;  // until they fail; below 0: they don't
 // Not inlined: GCC 12 sees an allocation of its own freed by free() otherwise, and warns.
 __attribute__((noinline)) void* operator new(size_t bytes) {
   ++allocations;
+  if (allocations_left > 0) --allocations_left;
+  if (allocations_left == 0) throw std::bad_alloc();
   if (void* data = std::malloc(bytes)) return data;
   throw std::bad_alloc();
 }
@@ -101,12 +104,14 @@ void check_idle(const dhlo::Engine& engine) {
 }
 
 void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t seed,
-                 const dhlo::Model* draft_model = nullptr) {
+                 const dhlo::Model* draft_model = nullptr, int64_t swap_blocks = 0) {
   Random random{seed};
   dhlo_engine_options options = options_of(blocks, step_tokens, true);
   options.prompt_lookup = std::min(lookup, step_tokens);
   if (draft_model != nullptr) options.draft_model = draft_model->get();
   options.draft_tokens = std::min<int64_t>(options.draft_tokens, step_tokens);
+  if (swap_blocks > 0) options.preemption = DHLO_PREEMPTION_SWAP;
+  options.swap_bytes = swap_blocks * toy::kBlock * 8;
   dhlo::Engine engine(toy::model(), &options);
   struct Asked {
     std::vector<int32_t> prompt;
@@ -130,11 +135,68 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t s
   read(engine, answers, choices);
   for (const auto& [key, told] : answers) {
     const Asked& request = asked[key.first];
-    CHECK(told.finish == DHLO_FINISH_LENGTH);
+    CHECK(told.finish == DHLO_FINISH_LENGTH && told.error.empty());
+    if (told.finish != DHLO_FINISH_LENGTH) std::printf("%s\n", told.error.c_str());
     CHECK(told.tokens == toy::greedy(request.prompt, request.max_tokens));
   }
   check_idle(engine);
+  const dhlo_engine_stats stats = engine.stats();
+  CHECK((stats.swaps > 0) == (swap_blocks > 0) && stats.swapped_bytes == 0);
 }
+
+// Choices that were swapped out and are cancelled there leave nothing behind, and what is out is bounded.
+void test_swapping() {
+  dhlo_engine_options options = options_of(9, 64, false);
+  options.preemption = DHLO_PREEMPTION_SWAP;
+  options.swap_bytes = 5 * toy::kBlock * 8;
+  dhlo::Engine engine(toy::model(), &options);
+  const dhlo_sampling sampling = greedy_sampling(60);
+  Random random{3};
+  std::vector<uint64_t> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(engine.submit(prompt_of(random, 30), &sampling));
+  int64_t most = 0;
+  while (engine.stats().swaps < 3 && engine.step()) most = std::max(most, engine.stats().swapped_bytes);
+  CHECK(most > 0 && most <= options.swap_bytes);
+  for (const uint64_t each : requests) engine.cancel(each);
+  while (engine.step()) continue;
+  check_idle(engine);
+  CHECK(engine.stats().swapped_bytes == 0);
+  options.preemption = 2;
+  dhlo_engine* other = nullptr;
+  CHECK(dhlo_engine_create(toy::model().get(), &options, &other) == DHLO_INVALID_ARGUMENT);
+}
+
+#if COUNTS_ALLOCATIONS
+// Wherever memory is short in a step: each choice ends once, and the engine serves others then.
+void test_short_memory() {
+  for (int64_t left = 0; left < 60; ++left) {
+    dhlo_engine_options options = options_of(9, 64, false);
+    options.prompt_lookup = 3;
+    options.preemption = DHLO_PREEMPTION_SWAP;
+    dhlo::Engine engine(toy::model(), &options);
+    dhlo_sampling sampling = greedy_sampling(40);
+    sampling.logprobs = 2;
+    Random random{static_cast<uint64_t>(left)};
+    for (int i = 0; i < 3; ++i) {
+      sampling.n = 1 + i;
+      engine.submit(prompt_of(random, 30), &sampling);
+    }
+    allocations_left = left;
+    for (int i = 0; i < 30; ++i) engine.step();
+    allocations_left = -1;
+    const std::vector<int32_t> prompt = prompt_of(random, 20);
+    sampling.n = 1;
+    const uint64_t id = engine.submit(prompt, &sampling);
+    while (engine.step()) continue;
+    Answers answers;
+    read(engine, answers, 7);
+    CHECK(answers.size() == 7 && (answers[{id, 0}].tokens == toy::greedy(prompt, 40)));
+    for (const auto& [key, told] : answers)
+      CHECK(told.finish == DHLO_FINISH_LENGTH ? told.tokens.size() == 40 : told.error == "out of memory");
+    check_idle(engine);
+  }
+}
+#endif
 
 // Drafts of a model: tokens are the same, greedy or sampled, however often it is right, and in any company.
 void test_draft_model() {
@@ -741,10 +803,16 @@ int main(int argc, char** argv) {
     test_greedy(9, 512, 4, seed);
     test_greedy(30, 3, 2, seed);
     test_greedy(9, 1, 0, seed);
+    test_greedy(9, 8, 0, seed, nullptr, 100);
+    test_greedy(9, 64, 4, seed, nullptr, 6);
   }
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();
   test_order();
+  test_swapping();
+#if COUNTS_ALLOCATIONS
+  test_short_memory();
+#endif
   test_failures();
   test_what_is_refused();
   test_hooks();

@@ -210,13 +210,15 @@ def test_greedy_as_transformers(model: Any, step: CompiledModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "blocks", "step_tokens", "lookup"), [(0, 14, 16, 0), (1, 14, 512, 3), (2, 40, 33, 5), (3, 200, 64, 0)]
+    ("seed", "blocks", "step_tokens", "lookup"), [(0, 14, 16, 0), (1, 14, 512, 3), (2, 40, 33, 5), (3, 200, 64, 0), (4, 14, 64, 0)]
 )
 def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tokens: int, lookup: int) -> None:
     """Requests of all lengths and priorities, some of which begin alike, through pools that are too small for all."""
     rng = random.Random(seed)
     beginnings = prompts(rng, 40, 70)
     options = EngineOptions(cache_bytes=blocks * BLOCK_BYTES, max_step_tokens=step_tokens, max_sequences=8, prompt_lookup=lookup)
+    if seed == 4:
+        options = replace(options, preemption="swap", swap_bytes=10 * BLOCK_BYTES)
     with Engine(step, options) as engine:
         requests = list[tuple[list[int], Request]]()
         for _ in range(40):
@@ -233,6 +235,7 @@ def test_mixes(model: Any, step: CompiledModel, seed: int, blocks: int, step_tok
         stats = engine.stats()
         assert stats.cached_tokens > 0
         assert stats.preemptions > 0 or blocks > 20
+        assert (stats.swaps > 0) == (seed == 4) and stats.swapped_bytes == 0
         assert (stats.drafted_tokens > 0) == (lookup > 0) and stats.accepted_tokens <= stats.drafted_tokens
         check_empty(engine)
 

@@ -78,6 +78,12 @@ typedef int32_t (*dhlo_constrain_fn)(void* ctx, uint64_t request, void* user, in
 /* ---- engine --------------------------------------------------------------------------------------------------------
  */
 
+/* What becomes of what a choice has computed, when it gives up its blocks for others. */
+typedef enum dhlo_preemption {
+  DHLO_PREEMPTION_RECOMPUTE = 0, /* it is computed again, but for blocks that the cache still has */
+  DHLO_PREEMPTION_SWAP = 1 /* it is copied out of the pools, and back; computed again where swap_bytes don't suffice */
+} dhlo_preemption;
+
 typedef struct dhlo_engine_options {
   uint32_t struct_bytes;
   int32_t own_thread;      /* default 1: steps run on a thread of the engine's. 0: in dhlo_engine_step */
@@ -114,6 +120,9 @@ typedef struct dhlo_engine_options {
   const dhlo_store* cache_store; /* the same as cache_folder, in objects of the host's; behind the folder if there is
                                     one. Needs model_digest. Its functions are called until dhlo_engine_close has come
                                     back, and may call none of the engine's. NULL: none */
+  int32_t preemption;            /* a dhlo_preemption; default DHLO_PREEMPTION_RECOMPUTE */
+  int32_t reserved2;
+  int64_t swap_bytes; /* memory of what is swapped out at most; 0: as much as the pools */
 } dhlo_engine_options;
 
 DHLO_API void dhlo_engine_options_init(dhlo_engine_options* options);
@@ -250,6 +259,8 @@ typedef struct dhlo_engine_stats {
   int64_t draft_failures;                    /* of them; their choices go on without drafts of it */
   int64_t draft_ns;                          /* spent in it; of neither step_ns nor host_ns */
   dhlo_tier_stats store; /* zeros without cache_store; bytes and blocks are those that were put there */
+  int64_t swaps;         /* of preemptions, those that were swapped out */
+  int64_t swapped_bytes; /* that they take now */
 } dhlo_engine_stats;
 /* As of the last step. */
 DHLO_API dhlo_status dhlo_engine_get_stats(const dhlo_engine* engine, dhlo_engine_stats* out);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dhlo.codegen.families.gemm.plan import RowSplit
-from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding
+from dhlo.codegen.families.gemm.quantised import COLUMNS, Coding, Form
 from dhlo.codegen.families.gemm.quantised_dots import DotPass, dot_bias
 from dhlo.codegen.families.gemm.quantised_rows import emit_widen_row
 from dhlo.codegen.kernel_ir.builder import F32, I8, I32, I64, PTR, Fn, KernelModule, V, vec
@@ -30,9 +30,10 @@ _INFINITE: Final = 0x7F800000
 _SPARE: Final = 8
 
 
-def byte_rows(target: Target) -> int:
-    """Rows of a pass over a vector of columns: each has a sum in a register."""
-    return max(1, target.registers - _SPARE)
+def byte_rows(target: Target, form: Form) -> int:
+    """Rows of a pass over a vector of columns: each has a sum in a register. Nibbles are given more registers: with 22 rows their
+    products ran at 0.87 of the rate that 16 rows reach (Zen 5)."""
+    return target.registers // 2 if form.nibbles else max(1, target.registers - _SPARE)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _emit_table(module: KernelModule, coding: Coding) -> str:
     """A table of kernels for 1, 2, ... rows."""
     name = f"coded_bytes_table_{coding.name}"
     if name not in module.globals:
-        module.add_pointers(name, [_emit_kernel(module, coding, r + 1) for r in range(byte_rows(module.target))])
+        module.add_pointers(name, [_emit_kernel(module, coding, r + 1) for r in range(byte_rows(module.target, coding.form))])
     return name
 
 
@@ -190,7 +191,7 @@ def emit_byte_rows(module: KernelModule, elem: str, coding: Coding) -> str:
         fn, [PTR, *[I64] * 4, PTR, *[I64] * 11, PTR, PTR]
     )
     _, begin, end, _, tile = fn.args
-    most = byte_rows(module.target)
+    most = byte_rows(module.target, coding.form)
     kernels, passes = fn.address_of(_emit_table(module, coding)), fn.ceildivu(m, most)
     split = RowSplit(fn, m, fn.i64(1), fn.i64(0), most)
     rows = _Rows(fn, coding, fn.gep(tile, most * COLUMNS, F32), k, groups, units, block)
@@ -232,7 +233,7 @@ class _Rows:
         self.row = memory
         self.passes = fn.gep(memory, self.padded, F32)
         row_bytes = fn.add(self.padded, fn.mul(fn.mul(groups, self.blocks), BYTE_INFO))
-        self.pass_bytes = fn.mul(row_bytes, byte_rows(fn.target))
+        self.pass_bytes = fn.mul(row_bytes, byte_rows(fn.target, coding.form))
 
     def of_pass(self, i: V, mr: V) -> tuple[V, V]:
         """Where the bytes of a pass of `mr` rows are, and what is known of their blocks."""

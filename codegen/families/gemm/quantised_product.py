@@ -203,7 +203,7 @@ class QuantisedMatmul:
     def _launch_bytes(self, host: HostContext, x: Operands) -> None:
         """Products of rows as int8."""
         fn, matrix = host.fn, self.matrix
-        most, block = byte_rows(self.spec.target), self.block_units
+        most, block = byte_rows(self.spec.target, self.coding.form), self.block_units
         passes = fn.max(fn.ceildivu(x.m, most), 1)
         count = fn.select(fn.cmp("eq", x.m, 0), 0, fn.mul(fn.mul(*x.batch), matrix.panels))
         each = most * (self._padded + BYTE_INFO * matrix.groups * -(-matrix.units // block))  # bytes of a pass

@@ -66,6 +66,37 @@ def test_the_second_start_needs_no_torch(started: tuple[Path, Path, Served]) -> 
     assert [v["name"] for v in served.step.inputs] == json.loads(result.stdout.split("] ")[0].replace("'", '"') + "]")
 
 
+FIRST = """\
+import pathlib, sys
+from dhlo.errors import CompileError
+from dhlo.serve.folder import open_folder
+folder, cache, said = pathlib.Path(sys.argv[1]), sys.argv[2], []
+served = open_folder(folder, cache=cache, progress=said.append, apart=True)
+assert "generate code" in said, said
+if cache:
+    assert open_folder(folder, cache=cache).digest == served.digest
+else:
+    (folder / "model.safetensors").unlink()
+    try:
+        open_folder(folder, cache=cache, apart=True)
+    except CompileError as e:
+        assert "has no weights" in str(e)
+    else:
+        raise AssertionError
+print([v["name"] for v in served.step.inputs], {"torch", "transformers"} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("cache", ["cache", pytest.param("", marks=pytest.mark.slow)])
+def test_the_first_start_leaves_no_torch(started: tuple[Path, Path, Served], tmp_path: Path, cache: str) -> None:
+    """What compiles is a process of its own, whose errors come back."""
+    folder = shutil.copytree(started[0], tmp_path / "m")
+    command = [sys.executable, "-c", FIRST, str(folder), str(tmp_path / cache) if cache else ""]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == f"{[v['name'] for v in started[2].step.inputs]} set()"
+
+
 class _CompiledError(Exception):
     pass
 

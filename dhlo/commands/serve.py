@@ -130,6 +130,7 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
             cache=model.cache,
             threads=model.threads,
             progress=tell,
+            apart=True,
         )
         drafting = None if model.draft_model is None else _draft_model(model, served, tell)
     longest = min((n for n in (served.max_positions, model.max_positions) if n is not None), default=None)
@@ -171,6 +172,7 @@ def _draft_model(model: Model, served: Served, tell: Callable[[str], None]) -> S
         cache=model.cache,
         threads=model.threads,
         progress=lambda what: tell(f"draft model: {what}"),
+        apart=True,
     )
     if drafting.tokenizer.vocabulary != served.tokenizer.vocabulary:
         raise ContractError(f"--draft-model: '{model.draft_model}' has other tokens than '{model.folder}'")

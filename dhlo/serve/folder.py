@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from dhlo import _runtime
 from dhlo.cache import Cache, compiler_version
-from dhlo.errors import CompileError, ModelFileError
+from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.loading import digest_of, load_artifact, open_model
 from dhlo.options import Options, cache_dir, default_target
 from dhlo.serve.chat import ChatTemplate
@@ -64,6 +68,7 @@ def open_folder(
     cache: str | None = None,
     threads: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    apart: bool = False,
 ) -> Served:
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
     generation_config.json.
@@ -71,6 +76,8 @@ def open_folder(
     `weights`, `activations` and `kv_cache` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
     (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
     machine are the same. `threads` run each step (0: one per processor). `progress` is told what is being done.
+    `apart`: what has to be compiled is compiled in a process of its own, so that this one doesn't keep PyTorch's memory; it is
+    started by multiprocessing's "spawn", so the main module must be safe to import.
 
     Raises CompileError and ModelFileError, which name what the folder lacks or what isn't as it should be.
     """
@@ -84,7 +91,7 @@ def open_folder(
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, threads, progress)
+    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, threads, progress, apart)
     step, digest = compiling.step(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
@@ -158,17 +165,20 @@ class _Compiling:
     kv_cache: str
     threads: int
     progress: Callable[[str], None]
+    apart: bool = False
 
     def step(self, cache: str | None) -> tuple[_runtime.Model, bytes]:
         """From the cache, or compiled, and kept there if there is one; and its digest."""
+        if self.apart and not cache:
+            with tempfile.TemporaryDirectory(prefix="dhlo-") as folder:  # what is open stays
+                return self.step(folder)
         kept, key = (Cache(cache), self._key()) if cache else (None, "")
-        path = kept.find_model(key) if kept is not None and key else None
-        if path is not None:
-            try:
-                self.progress("load the compiled step")
-                return open_model(path, self.threads), digest_of(path)
-            except ModelFileError:  # damaged: made anew
-                pass
+        found = self._find(kept, key)
+        if found is None and self.apart and kept is not None and key:
+            self._compile_apart(str(cache))
+            found = self._find(kept, key)
+        if found is not None:
+            return found
         artifact = self._compile()
         if kept is not None and key:
             from dhlo.codegen.backends.cpu import link
@@ -180,6 +190,39 @@ class _Compiling:
                 return open_model(path, self.threads), digest_of(path)
         self.progress("pack weights")
         return load_artifact(artifact, self.threads), artifact.digest()
+
+    def _find(self, kept: Cache | None, key: str) -> tuple[_runtime.Model, bytes] | None:
+        path = kept.find_model(key) if kept is not None and key else None
+        if path is None:
+            return None
+        try:
+            self.progress("load the compiled step")
+            return open_model(path, self.threads), digest_of(path)
+        except ModelFileError:  # damaged: made anew
+            return None
+
+    def _compile_apart(self, cache: str) -> None:
+        """Has another process do all of `step`, which leaves its result in the cache. Raises what that raises."""
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        told = replace(self, progress=there.send, apart=False)
+        process = context.Process(target=_compile_for, args=(told, cache, there), daemon=True)
+        try:
+            process.start()
+            there.close()
+            while (said := here.recv()) is not None:
+                if isinstance(said, BaseException):
+                    raise said
+                self.progress(said)
+        except EOFError:
+            process.join()
+            why = "killed, perhaps for want of memory" if process.exitcode == -9 else f"exit code {process.exitcode}"
+            raise CompileError(f"the process that compiles '{self.folder}' has ended: {why}") from None
+        finally:
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+            here.close()
 
     def _compile(self) -> Any:
         """The step's code and constants. Raises CompileError and UnsupportedError."""
@@ -228,6 +271,19 @@ class _Compiling:
         return hashlib.sha256(repr(parts).encode()).hexdigest() if parts[1] else ""
 
 
+def _compile_for(compiling: _Compiling, cache: str, parent: Connection) -> None:
+    """Of a process that compiles for another one: sends what is being done, and last None, or the error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the other one gets, too, and ends this one
+    try:
+        compiling.step(cache)
+    except BrokenPipeError:  # nobody waits for it
+        return
+    except DhloError as e:
+        parent.send(e)
+    else:
+        parent.send(None)
+
+
 def _mark(path: Path) -> tuple[int, ...]:
     info = path.stat()
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
@@ -246,8 +302,6 @@ def _machine() -> str:
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
     """What the model itself raises as it is exported becomes an error that says so."""
-    from dhlo.errors import DhloError
-
     try:
         yield
     except DhloError:

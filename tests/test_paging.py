@@ -275,6 +275,12 @@ def test_a_decoder_without_a_library() -> None:
     assert torch.equal(pool[:, 16:19], 2 * x[0]) and not pool[:, :16].any()
 
 
+def test_positions_that_a_table_has() -> None:
+    table = torch.randn(52, 16)
+    compiled = dhlo.compile(program(lambda x, past: x + table[torch.arange(x.shape[2]) + past.shape[2] + 2]), pages={"past": 16})
+    assert json.loads(compiled.metadata)["paging"]["max_positions"] == 50
+
+
 @pytest.fixture(scope="module")
 def plain_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("decoder") / "decoder.so"

@@ -30,6 +30,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from dhlo.errors import ContractError
 from dhlo.serve.engine import Engine
 from dhlo.serve.folder import BLOCK_SLOTS, Served, open_folder
 from dhlo.serve.types import EngineOptions, EngineStats, FinishReason, Output, SamplingParams
@@ -91,10 +92,20 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "phi": lambda: PhiConfig(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL),  # biases, norms with means
     "phi3": lambda: Phi3Config(**{**SMALL, "hidden_size": 64}, rope_parameters=PARTIAL, sliding_window=48),
+    # Frequencies that change behind 200 positions, which is where the step ends.
+    "phi3_long": lambda: Phi3Config(
+        **SMALL,
+        original_max_position_embeddings=200,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **FACTORS},
+    ),
     "deepseek_v3": lambda: DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
         **LATENTS,
         **experts(8, 4),
+    ),
+    # As many experts as the published model has, in as many groups, and one that all tokens share.
+    "deepseek_v3_256": lambda: DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 3}, **LATENTS, **experts(256, 8)
     ),
     "gpt2": lambda: GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=200, **ENDS),
     "bloom": lambda: BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.15, **ENDS),
@@ -109,6 +120,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **ENDS,
     ),
 }
+FACTORS = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [8.0, 8.0, 8.0, 8.0]}
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 ENDS = {name: SMALL[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 DEFAULT = "gpt_oss"
@@ -124,11 +136,11 @@ class Folder:
     """Numbers of the model whose checkpoint holds codes of 4 bits, with a scale of 8 bits for 32 of them."""
     said: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
-    def wanted(self, prompt: Sequence[int]) -> list[int]:
+    def wanted(self, prompt: Sequence[int], tokens: int = TOKENS) -> list[int]:
         if tuple(prompt) not in self.said:
             ids = torch.tensor([prompt])
             out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
             )
             self.said[tuple(prompt)] = out[0, len(prompt) :].tolist()
         return self.said[tuple(prompt)]
@@ -206,6 +218,20 @@ def test_codes_of_a_checkpoint_stay_codes(folder: Folder) -> None:
     other = sum(p.nbytes for p in folder.model.parameters()) - 4 * folder.coded
     coded = folder.coded // 2 + folder.coded // 32
     assert coded < folder.served.step.constants_bytes < coded + 1.1 * other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["gpt2", "phi3_long"], indirect=True)
+def test_positions_that_end(folder: Folder) -> None:
+    """In a table, or where frequencies change, which no config need say to the engine."""
+    served = folder.served
+    assert served.max_positions == 200
+    with Engine(served.step, EngineOptions(cache_bytes=64 * folder.block_bytes())) as engine:
+        with pytest.raises(ContractError, match="200 positions"):
+            engine.submit([1] * 200)
+        (prompt,) = prompts(190)
+        (choice,) = engine.generate([prompt], GREEDY)[0].choices
+    assert choice.finish is FinishReason.LENGTH and list(choice.tokens) == folder.wanted(prompt, 10)
 
 
 def test_beginnings_that_are_known(folder: Folder) -> None:

@@ -113,8 +113,9 @@ PAGING: Final[dict[str, int]] = {
     "num_pools": 48,
     "pools": 56,
     "adapters": 64,
+    "max_positions": 72,
 }
-PAGING_BYTES: Final = 72
+PAGING_BYTES: Final = 80
 ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
 ADAPTED_BYTES: Final = 32
 ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}

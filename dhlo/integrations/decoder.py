@@ -22,6 +22,7 @@ from dhlo.integrations.caches import (
     with_room,
 )
 from dhlo.integrations.generation import evaluating, image_sizes, keep_masks, refuse_others, replace
+from dhlo.integrations.rotary import first_frequencies
 from dhlo.model import CompiledModel
 
 __all__ = ["attach_decoder", "decoder_programs", "is_compiled_decoder", "is_decoder", "step_program"]
@@ -39,10 +40,12 @@ _ENCODE = "get_image_features"
 class _Step(torch.nn.Module):
     """Some tokens after what a cache holds, which may be nothing: a prompt, a part of one, or a token of decoding."""
 
-    def __init__(self, model: Any, windows: list[bool]) -> None:
+    def __init__(self, model: Any, windows: list[bool], longest: int | None = None) -> None:
+        """`longest`: the positions that there are, if they have an end."""
         super().__init__()
         self.model = model
         self.windows = windows
+        self.known = None if longest is None else torch.nn.Buffer(torch.arange(longest), persistent=False)
 
     def forward(
         self,
@@ -66,6 +69,7 @@ class _Step(torch.nn.Module):
         **more: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The logits of the positions that are kept, and all keys and values."""
+        positions = positions if self.known is None else self.known[positions]  # is checked to be one
         cache = exported_cache(ids, mask, keys, values, self.windows)
         out = self.model(
             input_ids=ids,
@@ -140,11 +144,12 @@ def decoder_programs(model: Any) -> dict[str, ExportedProgram]:
 
 def step_program(model: Any) -> ExportedProgram:
     """A step over text whose layers all keep all positions, those with windows too, for `Options.pages`: its caches are called
-    keys[0], values[0], ... Raises CompileError, and what torch.export raises."""
+    keys[0], values[0], ... Where rotary frequencies change with a text's length, it takes positions below the first such length.
+    Raises CompileError, and what torch.export raises."""
     _check_decoder(model)
     layers, _ = _cached(model)
-    step, args, dims = _step(model, layers, [False] * len(layers))
-    with evaluating(model), masks_of_any_sizes():
+    with evaluating(model), masks_of_any_sizes(), first_frequencies(model) as longest:
+        step, args, dims = _step(model, layers, [False] * len(layers), longest)
         return torch.export.export(step, args, dynamic_shapes=dims, strict=False)
 
 
@@ -156,7 +161,9 @@ def _check_decoder(model: Any) -> None:
         )
 
 
-def _step(model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: list[bool]) -> tuple[_Step, Any, Any]:
+def _step(
+    model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: list[bool], longest: int | None = None
+) -> tuple[_Step, Any, Any]:
     """The module of a step, an example of its arguments, and which of their dims are dynamic."""
     batch, length, past = 2, 3, 5
     held = [past - 1 if window else past for window in windows]
@@ -168,7 +175,7 @@ def _step(model: Any, layers: list[tuple[torch.Tensor, torch.Tensor]], windows: 
     positions = torch.arange(past, past + length).expand(batch, length).contiguous()
     args = (ids, torch.ones(batch, past + length, dtype=torch.int64), positions, torch.tensor([0, 2]), keys, values)
     two, cached = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 2: Dim.AUTO}
-    return _Step(model, windows), args, (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
+    return _Step(model, windows, longest), args, (two, two, two, {0: Dim.AUTO}, [cached] * len(keys), [cached] * len(values))
 
 
 def _features(model: Any) -> torch.Tensor | None:

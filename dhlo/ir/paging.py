@@ -12,7 +12,7 @@ from dhlo.ir.mlir import ir
 
 __all__ = ["Paging", "mark_paging", "paging_of"]
 
-_ROLE, _BLOCKS = "dhlo.paged", "dhlo.blocks"
+_ROLE, _BLOCKS, _POSITIONS = "dhlo.paged", "dhlo.blocks", "dhlo.max_positions"
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,20 @@ class Paging:
     pools: tuple[tuple[int, int], ...]
     """Argument and group of each."""
     adapters: Adapters | None = None
+    max_positions: int = 0
+    """Tokens of a sequence at most, as tables of positions have rows; 0: any number."""
 
 
-def mark_paging(block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]]) -> None:
+def mark_paging(
+    block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]], max_positions: int = 0
+) -> None:
     """Says what each argument is: "positions", "starts", "lengths", or, of a group, "slots", "tables" and "pool"."""
     for k, role in roles.items():
         text = role if isinstance(role, str) else f"{role[0]} {role[1]}"
         mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
     block.owner.attributes[_BLOCKS] = ir.DenseI64ArrayAttr.get([block_slots, *windows])
+    if max_positions:
+        block.owner.attributes[_POSITIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), max_positions)
 
 
 def paging_of(block: Any) -> Paging | None:
@@ -64,4 +70,5 @@ def paging_of(block: Any) -> Paging | None:
         found.get(("positions",)),
         pools,
         adapters_of(block),
+        ir.IntegerAttr(block.owner.attributes[_POSITIONS]).value if _POSITIONS in block.owner.attributes else 0,
     )

@@ -48,12 +48,14 @@ from dhlo.ir.types import DTYPES, TensorType, from_mlir
 from dhlo.passes.added_masks import parts_of, together
 from dhlo.passes.attention_heads import attention_heads
 from dhlo.passes.cse import cse, erase_dead
-from dhlo.passes.positions import Seen, line_of, seen
+from dhlo.passes.positions import Seen, end_of_positions, line_of, seen
 from dhlo.passes.quantise_caches import FORMATS, Stored, stored_as, take_request
 from dhlo.passes.simplify import simplify
 from dhlo.passes.tokens import Tokens, check_tokens
 
 __all__ = ["page_caches"]
+
+_POSITIONS = "position_ids"  # an argument [1, T] of each token's position beside `positions`, as whoever feeds a step knows it
 
 
 def page_caches(module: Any) -> None:
@@ -304,7 +306,10 @@ class _Paging:
             **{argument: ("pool", 0) for pool in pools.values() for argument in pool.arguments},
         }
         numbered = {v.arg_number: role for v, role in roles.items()}
-        mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered)
+        named = zip(argument_names(self.block), self.block.arguments, strict=True)
+        counted = [inputs.positions, *(a for name, a in named if name == _POSITIONS)]
+        longest = end_of_positions(self.block, counted)
+        mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered, longest)
 
     def _return(self, pools: dict[Any, _Pool], masks: Iterable[Any], inputs: _Inputs) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""

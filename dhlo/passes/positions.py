@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ import sympy
 
 from dhlo.ir.dialect import attr, defining
 from dhlo.ir.ops import elementwise as ew
-from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape
-from dhlo.ir.symbols import parse
+from dhlo.ir.ops.movement import Broadcast, Full, Iota, Reshape, Take
+from dhlo.ir.symbols import is_static, parse
 from dhlo.ir.types import from_mlir
 
-__all__ = ["Seen", "line_of", "seen"]
+__all__ = ["Seen", "end_of_positions", "line_of", "seen"]
 
 _QUERIES, _KEYS = 2, 3  # dims of a mask
 _TRUE = ("True", "true", "1")
@@ -126,3 +126,32 @@ def _through_reshape(op: Any, dims: Sequence[int | None]) -> Dims | None:
     if [s for s in before if s != 1] != [s for s in after if s != 1]:
         return None
     return tuple(left.pop(0) if s != 1 else None for s in before)
+
+
+def end_of_positions(block: Any, positions: Collection[Any]) -> int:
+    """The first position that a table of static size, which `positions` or they and a number are looked up in, has no row for; 0
+    where there is no such table."""
+    ends = list[int]()
+    for op in list(block.operations)[:-1]:
+        if not isinstance(op, Take):
+            continue
+        sizes = from_mlir(op.operands[0]).shape
+        for index, dim in zip(list(op.operands)[1:], attr(op, "dims"), strict=True):
+            by = _added(index, positions)
+            if by is not None and is_static(sizes[dim]):
+                ends.append(int(sizes[dim]) - by)
+    return max(min(ends), 1) if ends else 0
+
+
+def _added(v: Any, positions: Collection[Any]) -> int | None:
+    """The number that v is more than some positions, by whatever shape."""
+    if v in positions:
+        return 0
+    op = defining(v)
+    if isinstance(op, (Broadcast, Reshape, ew.Copy, ew.Convert)):
+        return _added(op.operands[0], positions)
+    if isinstance(op, (ew.Add, ew.Sub)):
+        before, by = _added(op.operands[0], positions), _number(op.operands[1])
+        if before is not None and by is not None and by.is_Integer:
+            return before + int(by if isinstance(op, ew.Add) else -by)
+    return None

@@ -52,7 +52,7 @@ class Served:
     """None: the folder has no template."""
     eos_tokens: tuple[int, ...]
     max_positions: int | None
-    """Tokens that the model has positions for, as its config says."""
+    """Tokens that the model has positions for, as its config and its tables say."""
     defaults: Mapping[str, float] = field(default_factory=dict)
     """Of sampling, by the names of `SamplingParams`, as the folder's generation_config.json says."""
     digest: bytes = b""
@@ -99,7 +99,7 @@ def open_folder(
         tokenizer=tokenizer,
         chat=chat,
         eos_tokens=eos,
-        max_positions=_positive(text, _POSITIONS),
+        max_positions=_longest(step, text),
         defaults={k: kind(generation[k]) for k, kind in _DEFAULTS.items() if isinstance(generation.get(k), int | float)},
         digest=digest,
     )
@@ -139,6 +139,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return next((config[n] for n in names if type(config.get(n)) is int and config[n] > 0), None)
+
+
+def _longest(step: _runtime.Model, config: Mapping[str, Any]) -> int | None:
+    """The positions that there are, as the config and tables of the step say."""
+    ends = (_positive(config, _POSITIONS), _positive(json.loads(step.metadata)["paging"], ("max_positions",)))
+    return min((n for n in ends if n is not None), default=None)
 
 
 def _eos(

@@ -173,6 +173,7 @@ class Descriptor:
             f"i64 {len(paging.pools)}",
             f"ptr {self._array(f'{prefix}pools', '{ i64, i64 }', [_numbers(p) for p in paging.pools])}",
             f"ptr {self._adapters(prefix, paging.adapters)}",
+            f"i64 {paging.max_positions}",
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"

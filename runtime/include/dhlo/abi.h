@@ -243,6 +243,7 @@ typedef struct dhlo_abi_paging {
   int64_t num_pools;
   const dhlo_abi_pool* pools;
   const dhlo_abi_adapters* adapters; /* NULL: none */
+  int64_t max_positions;             /* tokens of a sequence at most, as tables of positions have rows; 0: any number */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -380,7 +381,7 @@ static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
 static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
-static_assert(sizeof(dhlo_abi_paging) == 72, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_paging) == 80, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

@@ -12,12 +12,14 @@ namespace {
 
 int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
+int64_t bounded(int64_t most) { return most > 0 ? most : INT64_MAX; }  // 0: any number
+
 }  // namespace
 
 Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& options)
     : step_(model),
       sampler_(step_.vocabulary(), step_.dtype()),
-      max_positions_(options.max_positions > 0 ? options.max_positions : INT64_MAX),
+      max_positions_(std::min(bounded(options.max_positions), bounded(step_.max_positions()))),
       max_step_tokens_(options.max_step_tokens) {
   auto same = [](int64_t drafts, int64_t targets, const char* what) {
     if (drafts != targets)

@@ -127,7 +127,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   limits_.max_sequences = sequences;
   limits_.constrains = constrain_ != nullptr;
   limits_.max_positions = how.num_blocks * how.block_slots;
-  if (options.max_positions > 0) limits_.max_positions = std::min(limits_.max_positions, options.max_positions);
+  for (const int64_t most : {options.max_positions, step_.max_positions()})
+    if (most > 0) limits_.max_positions = std::min(limits_.max_positions, most);
   if (limits_.max_positions < 2) refuse("max_positions: a prompt and a token need 2 at least");
   sampler_ = std::make_unique<Sampler>(step_.vocabulary(), step_.dtype());
   allowed_.resize(static_cast<size_t>((step_.vocabulary() + 31) / 32));

@@ -20,6 +20,7 @@ class Step {
   int64_t vocabulary() const { return vocabulary_; }
   int32_t dtype() const { return dtype_; }  // of logits
   int64_t block_slots() const { return paging_->block_slots; }
+  int64_t max_positions() const { return paging_->max_positions; }  // 0: any number
   // Of a cache for it: what follows from the model.
   CacheOptions cache_options() const;
   std::vector<PoolMemory> pool_memory(const Cache& cache) const;

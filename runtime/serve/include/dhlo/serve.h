@@ -91,8 +91,8 @@ typedef struct dhlo_engine_options {
   int64_t max_step_tokens; /* of a step; longer prompts go in parts; default 512 */
   int64_t max_sequences;   /* choices in work at once, at most max_step_tokens; 0: as many, up to 256 */
   int64_t max_waiting;     /* requests that wait for their beginning; default 1024 */
-  int64_t max_positions;   /* tokens of prompt and choice together; 0: as many as fit into the pools. Programs that look
-                              positions up in a table have no more than it has: say so here */
+  int64_t max_positions;   /* tokens of prompt and choice together; 0: as many as fit into the pools, and as the model's
+                              tables of positions have */
   const int32_t* eos_tokens; /* end choices unless they ignore them */
   int64_t num_eos_tokens;
   /* The bytes of each token, one behind the other, for stop strings: token i has those from vocabulary_offsets[i] to

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from dhlo.errors import ContractError
+from dhlo.errors import ContractError, ModelFileError
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.folder import Served
 from dhlo.serve.tokens import Tokenizer as Words
@@ -170,6 +170,17 @@ class RuleEngine:
         self.requests: list[RuleRequest] = []
         self.working = self.generated = 0
         self.drained = False
+        self.adapters: dict[str, str] = {}
+
+    def load_adapter(self, name: str, adapter: str) -> None:
+        if not adapter.startswith("/adapters"):
+            raise ModelFileError(f"'{adapter}' has no adapter_config.json")
+        if len(self.adapters) == 2:
+            raise QueueFullError("there is room for 2 adapters")
+        self.adapters[name] = adapter
+
+    def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> RuleRequest:
         if self.drained or self.working >= self.most:

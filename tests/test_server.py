@@ -603,3 +603,44 @@ def test_the_page_in_a_browser(address: tuple[str, RuleEngine], tmp_path: Path) 
         browser.screenshot(tmp_path / "page.png")
     finally:
         browser.close()
+
+
+# ------------------------------------------------------------------ adapters
+def test_adapters_are_models(engine: RuleEngine, words: Tokenizer) -> None:
+    client = client_of(engine, words, adapters={"poet": "/adapters/poet"})
+    cards = {m["id"]: m for m in client.get("/v1/models").json()["data"]}
+    assert list(cards) == ["rule", "poet"] and cards["poet"]["parent"] == "rule"
+    assert client.get("/v1/models/poet").json() == cards["poet"]
+    assert client.post(CHAT, json=HELLO | {"model": "poet"}).json()["model"] == "poet"
+    assert client.post(COMPLETE, json={"prompt": TEXT, "model": "poet"}).json()["model"] == "poet"
+    assert client.post(COMPLETE, json={"prompt": TEXT, "model": "rule"}).json()["model"] == "rule"
+    assert [r.params.adapter for r in engine.requests] == ["poet", "poet", ""]
+    assert client.post(COMPLETE, json={"prompt": TEXT, "model": "painter"}).status_code == 404
+    for path in ("load", "unload"):
+        assert client.post(f"/v1/{path}_lora_adapter", json={"lora_name": "x", "lora_path": "/adapters"}).status_code in (404, 405)
+    assert not engine.adapters
+
+
+def test_adapters_that_clients_load(engine: RuleEngine, words: Tokenizer) -> None:
+    client = client_of(engine, words, load_adapters=True, api_keys=("key",))
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    poet = {"lora_name": "poet", "lora_path": "/adapters/poet"}
+    assert client.post(load, json=poet).status_code == 401
+    client.headers["authorization"] = "Bearer key"
+    assert client.post(load, json=poet).status_code == 200 and engine.adapters == {"poet": "/adapters/poet"}
+    assert client.post(COMPLETE, json={"prompt": TEXT, "model": "poet"}).status_code == 200
+    bad: list[Any] = [
+        poet,
+        poet | {"lora_name": "rule"},
+        poet | {"lora_name": ""},
+        {"lora_name": "other"},
+        poet | {"lora_name": "other", "lora_path": "/somewhere"},
+        poet | {"lora_name": "other", "load_inplace": True},
+        [],
+    ]
+    assert {client.post(load, json=x).status_code for x in bad} == {400}
+    assert client.post(load, json=poet | {"lora_name": "two"}).status_code == 200
+    assert client.post(load, json=poet | {"lora_name": "three"}).status_code == 400
+    assert client.post(unload, json={"lora_name": "poet"}).status_code == 200 and list(engine.adapters) == ["two"]
+    assert client.post(unload, json={"lora_name": "poet"}).status_code == 404
+    assert client.post(COMPLETE, json={"prompt": TEXT, "model": "poet"}).status_code == 404

@@ -26,6 +26,19 @@ def serve_command(
     drain_seconds: Annotated[
         float, typer.Option(min=0, max=86400, help="That requests in work have once the server is told to end.")
     ] = 30,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER", help="An adapter (LoRA, as PEFT writes it), which clients ask for as a model; may be repeated."
+        ),
+    ] = None,
+    max_loras: Annotated[
+        int, typer.Option(min=0, max=1024, help="Room for so many adapters at once; by default for those of --lora-modules.")
+    ] = 0,
+    max_lora_rank: Annotated[int, typer.Option(min=1, max=1024, help="That adapters may have.")] = 16,
+    allow_lora_loading: Annotated[
+        bool, typer.Option("--allow-lora-loading", help="Let clients load adapters, of folders that this process can read.")
+    ] = False,
     load: Serving,
     model: Model,
 ) -> None:
@@ -41,6 +54,10 @@ def serve_command(
         api_keys=api_keys or [],
         max_tokens=max_tokens,
         drain_seconds=drain_seconds,
+        lora_modules=lora_modules or [],
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        load_adapters=allow_lora_loading,
     )
 
 

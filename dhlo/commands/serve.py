@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dhlo.commands.console import console
 from dhlo.commands.options import Model, Serving, weight_formats
 from dhlo.errors import ContractError, DhloError
+from dhlo.options import LoraOptions
 from dhlo.progress import reporter
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def serve_folder(
     api_keys: Sequence[str],
     max_tokens: int | None,
     drain_seconds: float,
+    lora_modules: Sequence[str] = (),
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
+    load_adapters: bool = False,
 ) -> None:
     """Serves the model in a folder on `host` and `port` (0: any that is free) until it is told to end (SIGINT, SIGTERM).
 
@@ -38,10 +43,25 @@ def serve_folder(
         from dhlo.serve.server import ServerOptions, make_app, run_server
     if any(not key.strip() for key in api_keys):
         raise DhloError("--api-key: an empty key guards nothing")
-    with _listening(host, port) as listening, _working(model, load) as (served, engine, positions):
+    adapters = _adapters_of(lora_modules)
+    most = max_loras or len(adapters)
+    if len(adapters) > most or load_adapters and not most:
+        raise DhloError(f"--max-loras: there is room for {most} adapters, and --lora-modules names {len(adapters)}")
+    lora = LoraOptions(max_rank=max_lora_rank, max_adapters=most) if most else None
+    with _listening(host, port) as listening, _working(model, load, lora) as (served, engine, positions):
+        for adapter, folder in adapters.items():
+            engine.load_adapter(adapter, folder)
         options = ServerOptions(
-            name=name, api_keys=tuple(api_keys), max_tokens=max_tokens, max_positions=positions, drain_seconds=drain_seconds
+            name=name,
+            api_keys=tuple(api_keys),
+            max_tokens=max_tokens,
+            max_positions=positions,
+            drain_seconds=drain_seconds,
+            adapters=adapters,
+            load_adapters=load_adapters,
         )
+        if options.adapters.keys() & {name or served.name}:
+            raise DhloError(f"--lora-modules: '{name or served.name}' is the model's own name")
         app = make_app(engine, served, options)
         blocks = engine.stats().blocks
         shown = f"[{host}]" if ":" in host else host
@@ -88,6 +108,15 @@ def generate_text(
             print()
 
 
+def _adapters_of(given: Sequence[str]) -> dict[str, str]:
+    """What `--lora-modules` says, by name. Raises DhloError."""
+    pairs = [text.partition("=") for text in given]
+    adapters = {name: folder for name, _, folder in pairs}
+    if len(adapters) < len(pairs) or not all(name and folder for name, _, folder in pairs):
+        raise DhloError(f"--lora-modules: each is NAME=FOLDER, with a name of its own, got {', '.join(given)}")
+    return adapters
+
+
 @contextmanager
 def _needing_extra() -> Iterator[None]:
     """A library that isn't there becomes an error that says what to install."""
@@ -112,7 +141,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]]:
+def _working(model: Model, load: Serving, lora: LoraOptions | None = None) -> Iterator[tuple[Served, Engine, int]]:
     """A folder's model, an engine over it, and how many tokens it takes in a sequence."""
     with _needing_extra():
         from dhlo.serve.engine import Engine
@@ -127,6 +156,7 @@ def _working(model: Model, load: Serving) -> Iterator[tuple[Served, Engine, int]
             weights=formats,
             activations=model.activations,
             kv_cache=model.kv_cache,
+            lora=lora,
             cache=model.cache,
             threads=model.threads,
             progress=tell,

@@ -22,7 +22,7 @@ from dhlo import _runtime
 from dhlo.cache import Cache, compiler_version
 from dhlo.errors import CompileError, DhloError, ModelFileError
 from dhlo.loading import digest_of, load_artifact, open_model
-from dhlo.options import Options, cache_dir, default_target
+from dhlo.options import LoraOptions, Options, cache_dir, default_target
 from dhlo.serve.chat import ChatTemplate
 from dhlo.serve.tokens import Tokenizer
 
@@ -65,6 +65,7 @@ def open_folder(
     weights: Mapping[str, str] | None = None,
     activations: str = "",
     kv_cache: str = "",
+    lora: LoraOptions | None = None,
     cache: str | None = None,
     threads: int = 0,
     progress: Callable[[str], None] = lambda _: None,
@@ -73,7 +74,7 @@ def open_folder(
     """The model of a folder with config.json, weights in safetensors, tokenizer.json and, if it has them, a chat template and
     generation_config.json.
 
-    `weights`, `activations` and `kv_cache` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
+    `weights`, `activations`, `kv_cache`, `lora` are as in `dhlo.Options`. `cache` is the folder where the compiled step is kept
     (DHLO_CACHE_DIR by default; "" for nowhere): it is found again as long as the model's files, the options, the compiler and the
     machine are the same. `threads` run each step (0: one per processor). `progress` is told what is being done.
     `apart`: what has to be compiled is compiled in a process of its own, so that this one doesn't keep PyTorch's memory; it is
@@ -91,7 +92,7 @@ def open_folder(
     generation = _json(folder / _GENERATION)
     chat = ChatTemplate.of_folder(folder, tokenizer_config)
     eos = _eos(generation, text, tokenizer_config, tokenizer)
-    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, threads, progress, apart)
+    compiling = _Compiling(folder, dict(weights or {}), activations, kv_cache, lora, threads, progress, apart)
     step, digest = compiling.step(cache_dir() if cache is None else cache)
     return Served(
         name=folder.resolve().name,
@@ -169,6 +170,7 @@ class _Compiling:
     weights: dict[str, str]
     activations: str
     kv_cache: str
+    lora: LoraOptions | None
     threads: int
     progress: Callable[[str], None]
     apart: bool = False
@@ -252,6 +254,7 @@ class _Compiling:
                 cache="",  # the model file is what is kept
                 pages=_PAGES,
                 **self._formats,
+                lora=self.lora,
                 updatable=False,
             )
             _, artifact = build_entries({"": program}, options, self.progress)
@@ -267,6 +270,8 @@ class _Compiling:
         can't be read."""
         formats = self._formats | {"weights": sorted(self.weights.items())}
         parts = [_FORMAT, compiler_version(), default_target(), _machine(), formats]
+        if self.lora is not None:
+            parts.append((self.lora.max_rank, self.lora.max_adapters, *self.lora.targets))
         try:
             files = sorted(
                 [self.folder / _CONFIG, *self.folder.glob("*.safetensors"), *self.folder.glob("*.safetensors.index.json")]

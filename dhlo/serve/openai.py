@@ -13,7 +13,18 @@ from dhlo.serve.grammar import Grammar
 from dhlo.serve.tokens import Tokenizer
 from dhlo.serve.types import SamplingParams
 
-__all__ = ["ApiError", "ChatBody", "CompletionBody", "EmbeddingBody", "SamplingBody", "StructuredOutputs", "check_context", "parse"]
+__all__ = [
+    "ApiError",
+    "ChatBody",
+    "CompletionBody",
+    "EmbeddingBody",
+    "LoadAdapterBody",
+    "SamplingBody",
+    "UnloadAdapterBody",
+    "StructuredOutputs",
+    "check_context",
+    "parse",
+]
 
 _MOST_LOGPROBS: Final = 20
 _TOKENS: Final = 1 << 31
@@ -274,6 +285,20 @@ class ChatBody(SamplingBody):
             "tools": self.tools if self.tool_choice != "none" else None,
             "add_generation_prompt": self.add_generation_prompt is not False,
         }
+
+
+class UnloadAdapterBody(_Body):
+    """Of /v1/unload_lora_adapter; fields are vLLM's."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)]
+    lora_int_id: int | None = None
+
+
+class LoadAdapterBody(UnloadAdapterBody):
+    """Of /v1/load_lora_adapter. The path is of a folder of the server's."""
+
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: Literal[False] | None = None
 
 
 class EmbeddingBody(BaseModel):

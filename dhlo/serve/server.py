@@ -11,16 +11,16 @@ import math
 import signal
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from typing import Any, Final, TypeVar
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -29,8 +29,19 @@ from dhlo.errors import DhloError
 from dhlo.serve.answers import Answers, Chat, Completion, EngineLike, Prompted, Writer
 from dhlo.serve.folder import Served
 from dhlo.serve.grammar import Constraint, Grammars
+from dhlo.serve.loaded import LoadedAdapters
 from dhlo.serve.metrics import CONTENT_TYPE, Metrics
-from dhlo.serve.openai import ApiError, ChatBody, CompletionBody, EmbeddingBody, SamplingBody, check_context, parse
+from dhlo.serve.openai import (
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    LoadAdapterBody,
+    SamplingBody,
+    UnloadAdapterBody,
+    check_context,
+    parse,
+)
 from dhlo.serve.types import QueueFullError, SamplingParams
 
 __all__ = ["ServerOptions", "make_app", "run_server"]
@@ -60,6 +71,10 @@ class ServerOptions:
     """In one request for completions."""
     drain_seconds: float = 30.0
     """That requests in work have when the server is told to end."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Folders of adapters that the engine has, by the names that clients ask for them by, as for models."""
+    load_adapters: bool = False
+    """Clients may load and unload adapters, of any folder that the server can read."""
 
 
 def make_app(engine: EngineLike, served: Served, options: ServerOptions = ServerOptions()) -> FastAPI:
@@ -74,10 +89,15 @@ def make_app(engine: EngineLike, served: Served, options: ServerOptions = Server
 
     app = FastAPI(title="dhlo", version=dhlo.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     guarded = [Depends(doors.check_key)]
+    loading = (
+        ("/v1/load_lora_adapter", doors.load_adapter, LoadAdapterBody),
+        ("/v1/unload_lora_adapter", doors.unload_adapter, UnloadAdapterBody),
+    )
     for path, endpoint, body in (
         ("/v1/chat/completions", doors.chat, ChatBody),
         ("/v1/completions", doors.complete, CompletionBody),
         ("/v1/embeddings", doors.embed, EmbeddingBody),
+        *(loading if options.load_adapters else ()),
     ):
         schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
         app.add_api_route(path, endpoint, methods=["POST"], dependencies=guarded, openapi_extra=schema, response_model=None)
@@ -142,6 +162,7 @@ class _Doors:
     def __init__(self, engine: EngineLike, served: Served, options: ServerOptions) -> None:
         self._engine, self._served, self._options = engine, served, options
         self._name = options.name or served.name
+        self._adapters = LoadedAdapters(engine, self._name, options.adapters)
         self._metrics = Metrics(self._name, engine.stats)
         self._grammars = Grammars(served.tokenizer, served.eos_tokens)
         self._created = int(time())
@@ -172,33 +193,41 @@ class _Doors:
             raise ApiError(499, "the client has gone") from None
         return bytes(data)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._name:
+    def _check_model(self, name: str | None) -> str:
+        """The adapter that a model's name stands for; "" for the model itself. Raises ApiError for names of neither."""
+        if name is None or name == self._name:
+            return ""
+        if name not in self._adapters:
             raise ApiError(404, f"The model '{name[:200]}' does not exist", param="model", code="model_not_found")
+        return name
 
     # ------------------------------------------------------------------ completions
     async def chat(self, http: Request) -> Response:
         """/v1/chat/completions."""
         body = parse(ChatBody, data := await self._read(http))
-        self._check_model(body.model)
+        adapter = self._check_model(body.model)
         template = self._served.chat
         if template is None:
             raise ApiError(400, f"the model '{self._name}' has no chat template; /v1/completions takes texts as they are")
         arguments = body.template_arguments()
         encode = lambda: self._served.tokenizer.encode(template.render(**arguments), special=False)
         prompt = await _aside(encode, len(data))
-        prompted = self._submit(body, [prompt], None, await self._constraints(body, 1))
-        return await self._answer(http, body, prompted, Chat(uuid.uuid4().hex, self._name, prompted, self._served.tokenizer))
+        prompted = self._submit(body, adapter, [prompt], None, await self._constraints(body, 1))
+        return await self._answer(
+            http, body, prompted, Chat(uuid.uuid4().hex, adapter or self._name, prompted, self._served.tokenizer)
+        )
 
     async def complete(self, http: Request) -> Response:
         """/v1/completions."""
         body = parse(CompletionBody, data := await self._read(http))
-        self._check_model(body.model)
+        adapter = self._check_model(body.model)
         tokenizer = self._served.tokenizer
         prompts = await _aside(lambda: body.prompts(tokenizer, self._options.max_prompts), len(data))
-        prompted = self._submit(body, prompts, _COMPLETION_TOKENS, await self._constraints(body, len(prompts)))
+        prompted = self._submit(body, adapter, prompts, _COMPLETION_TOKENS, await self._constraints(body, len(prompts)))
         echo = [tokenizer.decode(p) for p in prompts for _ in range(body.n or 1)] if body.echo else ()
-        return await self._answer(http, body, prompted, Completion(uuid.uuid4().hex, self._name, prompted, tokenizer, echo))
+        return await self._answer(
+            http, body, prompted, Completion(uuid.uuid4().hex, adapter or self._name, prompted, tokenizer, echo)
+        )
 
     async def _constraints(self, body: SamplingBody, count: int) -> list[Constraint | None]:
         """What the text of each of so many prompts is held to. Raises ApiError and ContractError."""
@@ -210,6 +239,7 @@ class _Doors:
     def _submit(
         self,
         body: SamplingBody,
+        adapter: str,
         prompts: Sequence[Sequence[int]],
         usual: int | None,
         constraints: Sequence[Constraint | None],
@@ -221,7 +251,9 @@ class _Doors:
         params = list[SamplingParams]()
         for prompt, constraint in zip(prompts, constraints, strict=True):
             room = check_context(len(prompt), body.wanted_tokens, options.max_positions, options.max_tokens, usual)
-            params.append(replace(body.sampling(self._served.defaults, self._served.tokenizer, room), constrain=constraint))
+            params.append(
+                replace(body.sampling(self._served.defaults, self._served.tokenizer, room), constrain=constraint, adapter=adapter)
+            )
         try:
             for prompt, its in zip(prompts, params, strict=True):
                 out.append(Prompted(self._engine.submit(prompt, its), prompt, its))
@@ -259,6 +291,19 @@ class _Doors:
             404, f"the model '{self._name}' gives no embeddings: it completes texts", param="model", code="model_not_found"
         )
 
+    # ------------------------------------------------------------------ adapters
+    async def load_adapter(self, http: Request) -> Response:
+        """/v1/load_lora_adapter."""
+        body = parse(LoadAdapterBody, await self._read(http))
+        await self._adapters.load(body)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_adapter(self, http: Request) -> Response:
+        """/v1/unload_lora_adapter."""
+        body = parse(UnloadAdapterBody, await self._read(http))
+        await self._adapters.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
     # ------------------------------------------------------------------ looking at it
     def _card(self) -> dict[str, Any]:
         longest = self._options.max_positions
@@ -266,12 +311,12 @@ class _Doors:
 
     async def models(self) -> dict[str, Any]:
         """/v1/models."""
-        return {"object": "list", "data": [self._card()]}
+        return {"object": "list", "data": [self._card(), *self._adapters.cards(self._options.max_positions)]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """/v1/models/NAME."""
-        self._check_model(name)
-        return self._card()
+        adapter = self._check_model(name)
+        return self._adapters.card(adapter, self._options.max_positions) if adapter else self._card()
 
     async def health(self) -> Response:
         """/health: 200, or 503 as soon as the server is about to end."""

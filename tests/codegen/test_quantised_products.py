@@ -315,7 +315,9 @@ def rounded_products(spec: TileSpec, code: str) -> Iterator[tuple[Product, int]]
 
 
 @every_target
-@pytest.mark.parametrize("code", AS_BYTES)
+@pytest.mark.parametrize(
+    "code", ["i8", "ui4", *(pytest.param(c, marks=pytest.mark.slow) for c in AS_BYTES if c not in ("i8", "ui4"))]
+)
 def test_rows_of_int8(spec: TileSpec, code: str) -> None:
     """Products of rounded rows equal those of what their integers stand for, on any split and cache."""
     g = torch.Generator().manual_seed(9)

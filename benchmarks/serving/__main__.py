@@ -57,14 +57,19 @@ def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
 def compare(name: str, trace: Trace, commands: Mapping[str, Sequence[str]], given: Mapping[str, Any], rounds: int) -> None:
     """Prints a row for each engine: the round with the most tokens a second."""
     best, answers = dict[str, dict[str, float]](), dict[str, list[Answer]]()
+    unused: float | None = None
     for _ in range(rounds):
         for engine, command in commands.items():
-            answers[engine] = [Answer.of(a) for a in run(command, given)["answers"][-1]]
+            said = run(command, given)
+            answers[engine] = [Answer.of(a) for a in said["answers"][-1]]
+            unused = said.get("unused", unused)
             found = figures(answers[engine])
             if engine not in best or found["tokens_per_second"] > best[engine]["tokens_per_second"]:
                 best[engine] = found
     for engine, found in best.items():
         print(f"| {name} | {engine} | " + " | ".join(f"{v:.2f}" for v in found.values()) + " |", flush=True)
+    if unused is not None:
+        print(f"<!-- {unused:.1%} of the slots that sequences had reserved held no token, on average of steps -->", flush=True)
     if len(answers) > 1:
         same = sum(a.tokens == b.tokens for a, b in zip(*answers.values(), strict=True))
         print(f"<!-- {same} of {len(trace.requests)} requests got the same tokens -->", flush=True)

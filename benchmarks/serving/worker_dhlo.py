@@ -14,6 +14,8 @@ from dhlo.serve.types import EngineOptions, SamplingParams
 
 __all__: list[str] = []
 
+_BLOCK = 16  # slots
+
 
 def main() -> None:
     given = json.load(sys.stdin)
@@ -31,10 +33,33 @@ def main() -> None:
     with Engine(model, options) as engine:
         start_up = time.perf_counter() - began
         results = [asyncio.run(_run(engine, trace)) for trace in given["traces"]]
-        json.dump({"start_up": start_up, "answers": results, "stats": repr(engine.stats())}, sys.stdout)
+        answers, unused = [r[0] for r in results], results[-1][1]
+        json.dump({"start_up": start_up, "answers": answers, "unused": unused, "stats": repr(engine.stats())}, sys.stdout)
 
 
-async def _run(engine: Engine, trace: dict[str, Any]) -> list[dict[str, Any]]:
+async def _unused(engine: Engine, found: list[float]) -> None:
+    """Of steps that it sees: slots that sequences have reserved and not written, over those that they have reserved."""
+    step = -1
+    while True:
+        stats = engine.stats()
+        reserved = stats.blocks_used * _BLOCK
+        if reserved and stats.steps != step:
+            found.append(stats.unused_slots / reserved)
+        step = stats.steps
+        await asyncio.sleep(0.005)
+
+
+async def _run(engine: Engine, trace: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
+    """What each request got, and the mean share of reserved slots that have no token."""
+    unused = list[float]()
+    watching = asyncio.create_task(_unused(engine, unused))
+    try:
+        return await _answers(engine, trace), sum(unused) / max(len(unused), 1)
+    finally:
+        watching.cancel()
+
+
+async def _answers(engine: Engine, trace: dict[str, Any]) -> list[dict[str, Any]]:
     began, room = time.perf_counter(), asyncio.Semaphore(trace["at_once"])
 
     async def one(asked: dict[str, Any]) -> dict[str, Any]:

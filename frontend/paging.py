@@ -38,6 +38,14 @@ def request_pages(programs: Collection[Program], pages: Mapping[str, int]) -> No
         )
     for pattern, slots in pages.items():
         if not any([_mark(program, pattern, slots) for program in programs]):
+            kept = next(
+                (m.target for p in programs for m in p.mutations if m.kind != "input" and fnmatchcase(m.target, pattern)), None
+            )
+            if kept is not None:
+                raise CompileError(
+                    f"pages: '{kept}' is a buffer that the program keeps: caches that become pools are arguments",
+                    hint="dhlo.integrations.decoder.step_program(model) exports a decoder with such",
+                )
             names = dict.fromkeys(s.name for program in programs for s in program.inputs if s.type is not None)
             raise CompileError(f"pages: no argument is called '{pattern}'", hint=f"the arguments are {', '.join(names)}")
 

@@ -350,6 +350,20 @@ def test_what_is_cached_and_read_elsewhere() -> None:
         dhlo.compile(given, pages={"past": 16})
 
 
+def test_a_cache_that_the_program_keeps() -> None:
+    class Keeps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.keys = torch.nn.Buffer(torch.zeros(1, 2, 8, 16))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            self.keys.index_copy_(2, at, x)
+            return torch.nn.functional.scaled_dot_product_attention(x, self.keys, self.keys)
+
+    with pytest.raises(CompileError, match="'keys' is a buffer that the program keeps"):
+        dhlo.compile(export(Keeps(), (torch.randn(1, 2, 3, 16), torch.arange(3))), pages={"key*": 16})
+
+
 @pytest.mark.parametrize(
     ("pages", "message"),
     [

@@ -41,9 +41,10 @@ def compiled(folder: Path, precision: str, file: Path) -> None:
     from dhlo.integrations.decoder import step_program
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    kind, _, weights = precision.partition("-")
+    kind, weights, activations, *_ = [*precision.split("-"), None, None]
     model = (model.bfloat16() if kind == "bf16" else model.float()).eval()
-    dhlo.compile(step_program(model), pages=_PAGES, weights=f"{weights}:64" if weights else None).save(file)
+    options = {"weights": f"{weights}:64" if weights else None, "activations": activations}
+    dhlo.compile(step_program(model), pages=_PAGES, **options).save(file)
 
 
 def run(command: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,8 +84,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="of each trace of requests at random")
     parser.add_argument("--only", default="", help="traces whose name has this in it")
-    kinds = ("f32", "bf16", "f32-int4", "bf16-int4")
-    parser.add_argument("--precision", choices=kinds, default="f32", help="of numbers and caches, and of weights where it differs")
+    kinds = [f"{n}{w}" for n in ("f32", "bf16") for w in ("", "-int4", "-int4-int8")]
+    parser.add_argument(
+        "--precision", choices=kinds, default="f32", help="of numbers and caches, of weights, and of what these are multiplied with"
+    )
     parser.add_argument("--file", type=Path, help="a compiled step, made before")
     parser.add_argument("--max-step-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=1)
@@ -102,6 +105,7 @@ def main() -> None:
             "max_step_tokens": given.max_step_tokens,
             "prefix_cache": True,
             "precision": given.precision.partition("-")[0],
+            "rounded_activations": given.precision.endswith("-int8"),
             "dhlo_file": str(file),
         }
         commands = {"dhlo": [sys.executable, "-m", "benchmarks.serving.worker_dhlo"]}

@@ -22,9 +22,10 @@ def main() -> None:
     properties = {
         "INFERENCE_PRECISION_HINT": given["precision"],
         "KV_CACHE_PRECISION": given["precision"],
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # or numbers are of 8 bits where weights are
         "INFERENCE_NUM_THREADS": given["threads"],
     }
+    if not given["rounded_activations"]:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # by default numbers are of 8 bits where weights are
     began = time.perf_counter()
     pipeline = genai.ContinuousBatchingPipeline(given["openvino_folder"], scheduler, "CPU", properties)
     start_up = time.perf_counter() - began

@@ -3,6 +3,7 @@
     import            ExportedProgram -> dhlo ops over symbolic shapes; ranges, names and growth asked for are marks of the module
     grow              a growing argument becomes its buffer: concat -> update_slice                 (before the cache is asked)
     absorb-latents    attention over compressed keys and values, of caches that shall be pools, reads them as they are
+    recurrent-states  what is kept of sequences in fixed size: cells of pools, taken on token by token by dhlo.recurrence
     page-caches       a cache becomes a pool of blocks, and the step one of tokens of many sequences: attention -> paged_attention
     add-adapters      products with constants add what an argument says of a token's adapter: adapt
     separate-state    weight -> state, for what the program changes
@@ -77,6 +78,7 @@ from dhlo.passes.page_caches import page_caches
 from dhlo.passes.quantise_caches import quantise_caches
 from dhlo.passes.quantise_weights import quantise_weights
 from dhlo.passes.readers_first import readers_first
+from dhlo.passes.recurrent_states import recurrent_states
 from dhlo.passes.round_activations import round_activations
 from dhlo.passes.separate_state import separate_state
 from dhlo.passes.simplify import simplify
@@ -150,6 +152,7 @@ def plain(f: Callable[[Module], None]) -> Callable[[Module, Weights], object]:
 FRONT: tuple[Pass, ...] = (
     Pass("grow", plain(grow)),
     Pass("absorb-latents", plain(absorb_latents)),
+    Pass("recurrent-states", plain(recurrent_states)),
     Pass("page-caches", plain(page_caches)),
     Pass("add-adapters", plain(add_adapters)),
 )

@@ -14,6 +14,7 @@ from dhlo.model import CompiledModel
 __all__ = ["PAGE", "Pools", "feed", "of_eager"]
 
 PAGE = 16
+_CELLS = 8
 
 
 class Pools:
@@ -24,6 +25,9 @@ class Pools:
         shapes = re.findall(r"^  (\S+): (\w+)\[(\d+), slots, (\d+)\]", text, re.M)
         self.names = re.findall(r"^  (\S+): \w+\[", text, re.M)
         self.pools = {n: _unwritten(getattr(torch, t), int(h), blocks * PAGE, int(d)) for n, t, h, d in shapes}
+        states = re.findall(r"^  (\S+): (\w+)\[cells, ([\d, ]+)\]", text, re.M)
+        self.cells = random.Random(seed).sample(range(_CELLS), _CELLS)  # of each sequence
+        self.pools |= {n: _unwritten(getattr(torch, t), _CELLS, *map(int, sizes.split(","))) for n, t, sizes in states}
         self.free = random.Random(seed).sample(range(blocks), blocks)
         self.compiled, self.tables, self.done = compiled, dict[int, list[int]](), dict[int, int]()
 
@@ -50,6 +54,7 @@ class Pools:
             "positions": torch.tensor(positions, dtype=torch.int64),
             "slots": torch.tensor(slots, dtype=torch.int64),
             "tables": torch.tensor(tables, dtype=torch.int32).reshape(len(tokens), columns),
+            "cells": torch.tensor([self.cells[s] for s, _ in tokens], dtype=torch.int32),
             "starts": torch.tensor(starts, dtype=torch.int32),
             "lengths": torch.tensor(lengths, dtype=torch.int32),
             **self.pools,

@@ -114,8 +114,11 @@ PAGING: Final[dict[str, int]] = {
     "pools": 56,
     "adapters": 64,
     "max_positions": 72,
+    "cells": 80,
+    "num_states": 88,
+    "states": 96,
 }
-PAGING_BYTES: Final = 80
+PAGING_BYTES: Final = 104
 ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
 ADAPTED_BYTES: Final = 32
 ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}

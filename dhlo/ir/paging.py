@@ -34,12 +34,17 @@ class Paging:
     adapters: Adapters | None = None
     max_positions: int = 0
     """Tokens of a sequence at most, as tables of positions have rows; 0: any number."""
+    cells: int | None = None
+    """i32 [B]: where in each of `states` a sequence's is."""
+    states: tuple[int, ...] = ()
+    """[C, ...]: what is kept of C sequences at most, of fixed size."""
 
 
 def mark_paging(
     block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]], max_positions: int = 0
 ) -> None:
-    """Says what each argument is: "positions", "starts", "lengths", or, of a group, "slots", "tables" and "pool"."""
+    """Says what each argument is: "positions", "starts", "lengths", "cells", "state", or, of a group, "slots", "tables"
+    and "pool"."""
     for k, role in roles.items():
         text = role if isinstance(role, str) else f"{role[0]} {role[1]}"
         mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
@@ -71,4 +76,6 @@ def paging_of(block: Any) -> Paging | None:
         pools,
         adapters_of(block),
         ir.IntegerAttr(block.owner.attributes[_POSITIONS]).value if _POSITIONS in block.owner.attributes else 0,
+        found.get(("cells",)),
+        tuple(k for k, role in sorted(roles.items()) if role == ("state",)),
     )

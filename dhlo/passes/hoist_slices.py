@@ -21,6 +21,7 @@ from dhlo.ir.ops.adapters import Adapt
 from dhlo.ir.ops.compute import Attention, Matmul, Reduce
 from dhlo.ir.ops.control import new_symbols
 from dhlo.ir.ops.movement import Broadcast, Concat, Full, Iota, Pad, Reshape, Reverse, Slice, Take, Transpose
+from dhlo.ir.ops.recurrence import Recurrence
 from dhlo.ir.paging import paging_of
 from dhlo.ir.symbols import is_static, parse, show, symbols_of
 from dhlo.ir.types import TensorType, from_mlir
@@ -69,7 +70,9 @@ class _Demand:
     def __init__(self, block: Block) -> None:
         self.block = block
         paging = paging_of(block)
-        self.tokens = None if paging is None else from_mlir(block.arguments[paging.slots[0]]).shape[0]
+        known = [op.results[1] for op in block.operations if isinstance(op, Recurrence) and len(op.results) > 1]
+        of_tokens = [block.arguments[k] for k in paging.slots] + known if paging is not None else []
+        self.tokens = from_mlir(of_tokens[0]).shape[0] if of_tokens else None
         self.late = {s for op in block.operations for s in new_symbols(op, ())}  # windows of such sizes would be known too late
         self.read: dict[Any, Windows] = {}
 

@@ -35,7 +35,6 @@ _CONFIG: Final = "config.json"
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _GENERATION: Final = "generation_config.json"
-_PAGES: Final = {"keys*": BLOCK_SLOTS, "values*": BLOCK_SLOTS}  # the caches of `step_program`
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _DEFAULTS: Final = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _FORMAT: Final = 1  # of what a key stands for
@@ -236,7 +235,7 @@ class _Compiling:
         """The step's code and constants. Raises CompileError and UnsupportedError."""
         self.progress("import PyTorch and transformers")
         try:
-            from dhlo.integrations.decoder import step_program
+            from dhlo.integrations.decoder import step_pages, step_program
             from dhlo.integrations.pretrained import load_folder
         except ImportError as e:
             raise CompileError(
@@ -252,7 +251,7 @@ class _Compiling:
             options = Options(
                 name=self.folder.resolve().name,
                 cache="",  # the model file is what is kept
-                pages=_PAGES,
+                pages=step_pages(model, BLOCK_SLOTS),
                 **self._formats,
                 lora=self.lora,
                 updatable=False,

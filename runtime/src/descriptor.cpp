@@ -42,10 +42,18 @@ bool are_adapters(const dhlo_abi_entry& entry, const dhlo_abi_adapters& adapters
   return ok;
 }
 
+bool is_updated(const dhlo_abi_entry& entry, int64_t input) {
+  return std::find(entry.updated, entry.updated + entry.num_updated, input) != entry.updated + entry.num_updated;
+}
+
 // Nothing here reads it; whoever feeds the program needn't look again.
 bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
-  bool ok = paging.block_slots > 0 && paging.block_slots <= kMaxBlockSlots && paging.num_groups > 0 &&
-            paging.groups != nullptr && paging.num_pools > 0 && paging.pools != nullptr &&
+  const bool pools =
+      paging.num_pools > 0 && paging.pools != nullptr && paging.num_groups > 0 && paging.groups != nullptr;
+  const bool states = paging.num_states > 0 && paging.states != nullptr && is_input(entry, paging.cells, DHLO_I32, 1);
+  bool ok = paging.block_slots > 0 && paging.block_slots <= kMaxBlockSlots &&
+            (pools || (paging.num_pools == 0 && paging.num_groups == 0)) &&
+            (states || (paging.num_states == 0 && paging.cells == -1)) && (pools || states) &&
             is_input(entry, paging.starts, DHLO_I32, 1) && is_input(entry, paging.lengths, DHLO_I32, 1) &&
             paging.max_positions >= 0 && (paging.positions == -1 || is_input(entry, paging.positions, DHLO_I64, 1));
   ok = ok && (paging.adapters == nullptr || are_adapters(entry, *paging.adapters));
@@ -57,8 +65,12 @@ bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
     const dhlo_abi_pool& pool = paging.pools[i];
     ok = pool.group >= 0 && pool.group < paging.num_groups && pool.input >= 0 && pool.input < entry.num_inputs &&
          entry.inputs[pool.input].rank == 3 && entry.inputs[pool.input].sizes[0] > 0 &&
-         entry.inputs[pool.input].sizes[2] > 0 &&
-         std::find(entry.updated, entry.updated + entry.num_updated, pool.input) != entry.updated + entry.num_updated;
+         entry.inputs[pool.input].sizes[2] > 0 && is_updated(entry, pool.input);
+  }
+  for (int64_t i = 0; ok && i < paging.num_states; ++i) {
+    const int64_t input = paging.states[i];
+    ok = input >= 0 && input < entry.num_inputs && entry.inputs[input].rank > 1 && is_updated(entry, input);
+    for (int64_t d = 1; ok && d < entry.inputs[input].rank; ++d) ok = entry.inputs[input].sizes[d] >= 0;
   }
   return ok;
 }

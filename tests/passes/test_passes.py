@@ -28,6 +28,7 @@ OTHER_RESULTS = {
     "quantise-caches",
     "quantise-weights",
     "round-activations",
+    "recurrent-states",
 }  # passes that change what the function gives
 TESTED = [p for p in REWRITES if not p.name.endswith("-again")]
 

@@ -295,7 +295,8 @@ void Engine::compute() {
     const int64_t kept = item.end == choice.size() ? 1 + item.drafts : 0;
     const Tokens tokens{choice.tokens.data() + item.first, static_cast<size_t>(item.end - item.first)};
     const Tokens drafts{drafts_.data() + item.drafts_at, static_cast<size_t>(item.drafts)};
-    const int64_t row = step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number());
+    const int64_t row =
+        step_.add(*choice.sequence, item.first, tokens, drafts, kept, choice.request->adapter.number(), choice.cell);
     if (kept > 0) item.row = row;
   }
   const int64_t ready = now_ns();

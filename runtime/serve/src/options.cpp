@@ -53,14 +53,21 @@ Vocabulary read_vocabulary(const dhlo_engine_options& options) {
   return {options.vocabulary, offsets, options.num_vocabulary};
 }
 
+// Blocks that take no memory, by which sequences are counted of which states of fixed size are kept alone.
+constexpr int64_t kBlocksOfNothing = int64_t{1} << 20;
+
 CacheOptions cache_options(const Step& step, const dhlo_engine_options& options) {
   const int64_t block = step.block_bytes();
-  const int64_t bytes = options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4, block);
-  if (bytes < block)
-    refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
   CacheOptions made = step.cache_options();
-  made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
-  made.prefix = options.prefix_cache != 0;
+  if (block > 0) {
+    const int64_t bytes = options.cache_bytes > 0 ? options.cache_bytes : std::max(free_memory() / 4, block);
+    if (bytes < block)
+      refuse("cache_bytes are those of a block at least, " + std::to_string(block) + ", got " + std::to_string(bytes));
+    made.num_blocks = std::min<int64_t>(bytes / block, INT32_MAX / step.block_slots());
+  } else {
+    made.num_blocks = kBlocksOfNothing;
+  }
+  made.prefix = options.prefix_cache != 0 && !step.has_states();  // states at the ends of blocks aren't kept
   if (options.cache_folder != nullptr) {
     made.tiers.folder = options.cache_folder;
     made.tiers.folder_bytes = options.cache_folder_bytes;
@@ -112,6 +119,11 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   max_waiting_ = options.max_waiting;
   prompt_lookup_ = options.prompt_lookup;
 
+  if (step_.has_states() && (prompt_lookup_ > 0 || options.draft_model != nullptr))
+    refuse(std::string(prompt_lookup_ > 0 ? "prompt_lookup" : "draft_model") +
+           ": the model keeps states of sequences, which can't go back behind drafts");
+  if (step_.has_states() && options.cache_folder != nullptr)
+    refuse("cache_folder: the model keeps states of sequences, which no blocks have: give none for such");
   const CacheOptions how = cache_options(step_, options);
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), made.text());

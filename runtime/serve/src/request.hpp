@@ -61,6 +61,7 @@ struct Choice {
   // Log-probabilities of tokens that aren't given yet.
   std::vector<float> logprobs, top_logprobs;
   std::vector<int32_t> top_tokens;
+  int32_t cell = -1;  // where its states are, while it runs, if the step keeps such
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t made() const;

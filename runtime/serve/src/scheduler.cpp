@@ -147,6 +147,7 @@ bool Engine::admit(Choice& choice) {
   waiting_.erase(&choice);
   choice.computed = sequence.size();
   choice.sequence.emplace(std::move(sequence));
+  choice.cell = step_.take_cell();
   Request& request = *choice.request;
   if (!request.begun) {
     request.begun = true;
@@ -211,6 +212,7 @@ bool Engine::make_room(Choice& choice, int64_t tokens) {
 // Takes what the choice has computed out of the pools, if that is wanted and there is memory for it.
 bool Engine::swap_out(Choice& choice) {
   const int64_t bytes = cache_->blocks_for(choice.computed) * step_.block_bytes();
+  if (step_.has_states()) return false;  // they would be lost
   if (bytes == 0 || bytes > swap_bytes_ - cache_->stats().swapped_bytes) return false;
   choice.swapped = cache_->swap_out(*choice.sequence);
   return static_cast<bool>(choice.swapped);
@@ -241,6 +243,8 @@ void Engine::remove(Choice& choice) {
   const auto at = std::find(running_.begin(), running_.end(), &choice);
   if (at != running_.end()) running_.erase(at);
   choice.sequence.reset();
+  step_.give_cell(choice.cell);
+  choice.cell = -1;
   choice.computed = 0;
   choice.draft.drop();
 }

@@ -65,6 +65,8 @@ Step::Step(dhlo_model* model) : paging_(dhlo_model_paging(model)) {
     const int64_t input = paging_->pools[p].input;
     take(input, dhlo_model_input(model, input)->dtype, 3);
   }
+  take(paging_->cells, DHLO_I32, 1);
+  for (int64_t s = 0; s < paging_->num_states; ++s) known[static_cast<size_t>(paging_->states[s])] = true;
   for (size_t i = 0; i < known.size(); ++i)
     if (!known[i])
       refuse("the model is no step: nothing is known of its input '" +
@@ -83,6 +85,7 @@ CacheOptions Step::cache_options() const {
   CacheOptions made{};
   made.block_slots = block_slots();
   for (int64_t g = 0; g < paging_->num_groups; ++g) made.windows.push_back(paging_->groups[g].window);
+  if (made.windows.empty()) made.windows.push_back(0);  // of no pools: sequences are counted by blocks all the same
   made.pools = pools();
   return made;
 }
@@ -139,6 +142,7 @@ void Step::attach(Cache& cache, int64_t max_tokens, int64_t max_sequences) {
     const int64_t slots = cache.num_blocks() * block_slots();
     set(input, cache.pool(p), {value->sizes[0], slots, value->sizes[2]});
   }
+  make_states(max_sequences);
   clear();
 }
 
@@ -147,19 +151,60 @@ void Step::set_adapters(void* weights) {
   set(adapters()->weights, weights, {value.sizes[0], value.sizes[1], 0});
 }
 
+void Step::make_states(int64_t max_sequences) {
+  for (int64_t s = 0; s < paging_->num_states; ++s) {
+    const int64_t input = paging_->states[s];
+    const dhlo_abi_value* value = dhlo_model_input(model_.get(), input);
+    int64_t cell = dhlo_dtype_bytes(static_cast<int32_t>(value->dtype)), all = 0;
+    Sizes sizes{max_sequences};
+    bool fits = true;
+    for (int64_t d = 1; d < value->rank; ++d) {
+      sizes[static_cast<size_t>(d)] = value->sizes[d];
+      fits = fits && !__builtin_mul_overflow(cell, value->sizes[d], &cell);
+    }
+    Pages pages;
+    if (!fits || __builtin_mul_overflow(cell, max_sequences, &all) || (all > 0 && !pages.map(all, true)))
+      throw Error(DHLO_OUT_OF_MEMORY,
+                  "no memory for the states of " + std::to_string(max_sequences) + " sequences: give max_sequences");
+    set(input, pages.data(), sizes);
+    states_.push_back({std::move(pages), cell});
+  }
+  if (!has_states()) return;
+  cells_.reserve(static_cast<size_t>(max_sequences));
+  for (int64_t cell = max_sequences; cell-- > 0;) free_cells_.push_back(static_cast<int32_t>(cell));
+}
+
+int32_t Step::take_cell() {
+  if (free_cells_.empty()) return -1;
+  const int32_t cell = free_cells_.back();
+  free_cells_.pop_back();
+  return cell;
+}
+
+void Step::give_cell(int32_t cell) {
+  if (cell >= 0) free_cells_.push_back(cell);  // never more than there were at first
+}
+
+void Step::copy_states(int32_t from, int32_t to) {
+  for (State& state : states_)
+    std::memcpy(state.pages.data() + to * state.cell_bytes, state.pages.data() + from * state.cell_bytes,
+                static_cast<size_t>(state.cell_bytes));
+}
+
 void Step::clear() {
   for (std::vector<int64_t>* each : {&ids_, &positions_, &kept_}) each->clear();
   starts_.assign(1, 0);
   lengths_.clear();
   chosen_.clear();
+  cells_.clear();
   for (Group& group : groups_) {
     group.slots.clear();
     group.rows.clear();
   }
 }
 
-int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept,
-                  int32_t adapter) {
+int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter,
+                  int32_t cell) {
   for (const Tokens& each : {tokens, drafts}) ids_.insert(ids_.end(), each.begin(), each.end());
   const int64_t end = first + static_cast<int64_t>(tokens.size() + drafts.size());
   for (int64_t position = first; position < end; ++position) positions_.push_back(position);
@@ -173,12 +218,13 @@ int64_t Step::add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens
   if (adapters() != nullptr) chosen_.resize(ids_.size(), adapter);
   starts_.push_back(static_cast<int32_t>(ids_.size()));
   lengths_.push_back(static_cast<int32_t>(end));
+  if (has_states()) cells_.push_back(cell);
   const auto row = static_cast<int64_t>(kept_input_ >= 0 ? kept_.size() : ids_.size() - static_cast<size_t>(kept));
   for (int64_t i = this->tokens() - kept; i < this->tokens(); ++i) kept_.push_back(i);
   return row;
 }
 
-void Step::set(int64_t input, void* data, std::array<int64_t, 3> sizes) {
+void Step::set(int64_t input, void* data, const Sizes& sizes) {
   if (input < 0) return;
   inputs_[static_cast<size_t>(input)].data = data;
   sizes_[static_cast<size_t>(input)] = sizes;
@@ -208,7 +254,8 @@ dhlo_status Step::run() {
   set(paging_->positions, positions_.data(), {count, 0, 0});
   set(kept_input_, kept_.data(), {static_cast<int64_t>(kept_.size()), 0, 0});
   set(paging_->starts, starts_.data(), {sequences + 1, 0, 0});
-  set(paging_->lengths, lengths_.data(), {sequences, 0, 0});
+  set(paging_->lengths, lengths_.data(), {sequences});
+  set(paging_->cells, cells_.data(), {sequences});
   for (Group& group : groups_) set(group.slots_input, group.slots.data(), {count, 0, 0});
   if (adapters() != nullptr) set(adapters()->chosen, chosen_.data(), {count, 0, 0});
   fill_tables();

@@ -8,6 +8,7 @@
 
 #include "cache.hpp"
 #include "dhlo/runtime.h"
+#include "pages.hpp"
 #include "populate.hpp"
 
 namespace dhlo::serve {
@@ -33,14 +34,24 @@ class Step {
   // Where they lie, of a step that takes them, once it is attached.
   void set_adapters(void* weights);
 
+  // Whether it keeps states of fixed size of sequences, which can't go back to fewer tokens.
+  bool has_states() const { return paging_->num_states > 0; }
+
   // Makes the session and the buffers. Calls then read and write the cache's pools.
   void attach(Cache& cache, int64_t max_tokens, int64_t max_sequences);
 
+  // A place for the states of a sequence that begins, and back; there are as many as sequences. -1 without states.
+  int32_t take_cell();
+  void give_cell(int32_t cell);
+  // The states of a sequence become those of another.
+  void copy_states(int32_t from, int32_t to);
+
   // What the next call computes: of each sequence `tokens`, from position `first` on, which have room, and then
-  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first. `adapter`: -1: none.
+  // `drafts`; wanted are the logits of the last `kept` of all these. Returns the row of the first. `adapter`: -1: none;
+  // `cell`: where its states are, if the step keeps such.
   void clear();
-  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept,
-              int32_t adapter = -1);
+  int64_t add(const Sequence& sequence, int64_t first, Tokens tokens, Tokens drafts, int64_t kept, int32_t adapter = -1,
+              int32_t cell = -1);
   // 0 tokens: nothing was added.
   int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   // If it fails, error() says why, and contents of blocks of these sequences behind their ends are undefined.
@@ -63,8 +74,15 @@ class Step {
     std::vector<Span<const int32_t>> rows;
   };
 
+  using Sizes = std::array<int64_t, DHLO_ABI_MAX_RANK>;
+  struct State {
+    Pages pages;
+    int64_t cell_bytes;
+  };
+
   std::vector<PoolLayout> pools() const;
-  void set(int64_t input, void* data, std::array<int64_t, 3> sizes);
+  void set(int64_t input, void* data, const Sizes& sizes);
+  void make_states(int64_t max_sequences);
   void fill_tables();
 
   std::unique_ptr<dhlo_model, Release> model_;
@@ -76,10 +94,12 @@ class Step {
 
   Cache* cache_ = nullptr;
   std::vector<int64_t> ids_, positions_, kept_;
-  std::vector<int32_t> starts_, lengths_, chosen_;
+  std::vector<int32_t> starts_, lengths_, chosen_, cells_;
+  std::vector<State> states_;
+  std::vector<int32_t> free_cells_;
   std::vector<Group> groups_;
   std::vector<dhlo_tensor> inputs_;
-  std::vector<std::array<int64_t, 3>> sizes_;
+  std::vector<Sizes> sizes_;
   const uint8_t* logits_ = nullptr;
   const char* error_ = "";
 };

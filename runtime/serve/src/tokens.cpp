@@ -43,6 +43,8 @@ void Engine::fork(Request& request, const void* row) {
     if (!extend(choice, row)) continue;
     choice.sequence.emplace(cache_->fork(*first.sequence));
     if (!*choice.sequence) throw std::bad_alloc();
+    choice.cell = step_.take_cell();
+    if (choice.cell >= 0) step_.copy_states(first.cell, choice.cell);
     choice.computed = first.computed;
     insert_running(choice);
     give(choice);

@@ -331,7 +331,7 @@ class _Rewriting:
             if isinstance(op, Conv):
                 inner[v] = self._convolution(op, *operands)
             elif isinstance(op, Matmul):
-                inner[v] = _product(*operands, t)
+                inner[v] = _product(operands[0], operands[1], t)
             elif op.kind.pullable or isinstance(op, Reduce):
                 inner[v] = _clone(op, operands, t)
             else:

@@ -89,7 +89,7 @@ def answers(mamba2: tuple[Any, CompiledModel]) -> tuple[list[list[int]], list[li
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_step_tokens": 7, "max_sequences": 3}, {"max_step_tokens": 1}, {"max_sequences": 2, "max_step_tokens": 64}],
+    [{}, {"max_step_tokens": 9, "max_sequences": 3}, {"max_step_tokens": 8, "max_sequences": 1}, {"max_sequences": 2, "max_step_tokens": 64}],
     ids=["at once", "in parts", "one by one", "in turn"],
 )
 def test_tokens_are_those_of_generate(
@@ -106,7 +106,7 @@ def test_choices_of_a_request_go_on_from_one_state(mamba2: tuple[Any, CompiledMo
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=3)
     with Engine(mamba2[1], EngineOptions(max_sequences=5)) as engine:
         together = engine.generate(answers[0], params)
-    with Engine(mamba2[1], EngineOptions(max_step_tokens=3)) as engine:
+    with Engine(mamba2[1], EngineOptions(max_step_tokens=8)) as engine:
         assert [x.choices for x in engine.generate(answers[0], params)] == [x.choices for x in together]
     assert any(x.choices[0].tokens != x.choices[1].tokens for x in together)
 

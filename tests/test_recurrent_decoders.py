@@ -89,7 +89,12 @@ def answers(mamba2: tuple[Any, CompiledModel]) -> tuple[list[list[int]], list[li
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_step_tokens": 9, "max_sequences": 3}, {"max_step_tokens": 8, "max_sequences": 1}, {"max_sequences": 2, "max_step_tokens": 64}],
+    [
+        {},
+        {"max_step_tokens": 9, "max_sequences": 3},
+        {"max_step_tokens": 8, "max_sequences": 1},
+        {"max_sequences": 2, "max_step_tokens": 64},
+    ],
     ids=["at once", "in parts", "one by one", "in turn"],
 )
 def test_tokens_are_those_of_generate(

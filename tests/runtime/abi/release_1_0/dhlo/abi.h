@@ -244,6 +244,10 @@ typedef struct dhlo_abi_paging {
   const dhlo_abi_pool* pools;
   const dhlo_abi_adapters* adapters; /* NULL: none */
   int64_t max_positions;             /* tokens of a sequence at most, as tables of positions have rows; 0: any number */
+  int64_t cells; /* i32 [B]: where in each of `states` a sequence's is, another place for each; -1 if there are none */
+  int64_t num_states;
+  const int64_t* states; /* [cells, ...] of static sizes, which a run writes to; one is read where a sequence's tokens
+                            of the call aren't its first */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -381,7 +385,7 @@ static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
 static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
-static_assert(sizeof(dhlo_abi_paging) == 80, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_paging) == 104, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

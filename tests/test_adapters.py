@@ -135,10 +135,16 @@ def test_products_stay_joined(llama: tuple[Any, CompiledModel]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "weights", "tolerance"),
-    [(torch.bfloat16, "", 0.04), (torch.float32, "int8", 0.02), (torch.float32, "int4:32", 0.15), (torch.float32, "bf16", 0.01)],
+    [(torch.bfloat16, "", 0.04), (torch.float32, "int8", 0.02), (torch.float32, "int4:32", 0.05), (torch.float32, "bf16", 0.01)],
 )
 def test_bases_of_other_numbers(dtype: torch.dtype, weights: str, tolerance: float) -> None:
     model = model_of(LlamaConfig(**SMALL), dtype)
+    if weights == "int4:32":  # of numbers that codes of four bits hold: the scale of each block is 0.02
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if x.dim() == 2 and "embed" not in name:
+                    x.copy_((x / 0.02).round().clamp(-7, 7) * 0.02)
+                    x[:, ::16] = 0.14
     compiled = dhlo.compile(step_program(model), pages=PAGES, lora=ROOM, weights=weights)
     check(model, compiled, LINEAR, tolerance)
 

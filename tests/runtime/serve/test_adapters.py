@@ -136,14 +136,21 @@ def replace_scale(adapter: Adapter, factor: float) -> Adapter:
 
 
 def test_an_adapter_that_is_given_up_serves_who_has_it(engine: Engine, models: dict[str, Any], folders: dict[str, Path]) -> None:
-    given = prompt(5, 3)
-    request = engine.submit(given, replace(GREEDY, adapter="all", max_tokens=400))
+    given, ended = prompt(5, 3), threading.Event()
+
+    def hold(choice: int, tokens: Sequence[int], allowed: memoryview) -> None:
+        """The fifth token comes when the test says so."""
+        if len(tokens) == 4:
+            ended.wait(60)
+
+    request = engine.submit(given, replace(GREEDY, adapter="all", max_tokens=400, constrain=hold))
     next(iter(request))
     engine.unload_adapter("all")
     with pytest.raises(ContractError, match="no adapter 'all'"):
         engine.submit(given, replace(GREEDY, adapter="all"))
     with pytest.raises(QueueFullError, match="room for 3 adapters"):
         engine.load_adapter("all", folders["all"])
+    ended.set()
     request.cancel()
     choice = request.result(60).choices[0]
     assert choice.finish in (FinishReason.CANCELLED, FinishReason.LENGTH)

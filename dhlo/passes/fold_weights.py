@@ -13,8 +13,9 @@ from dhlo.ir.handles import Block, Module, Value
 from dhlo.ir.mlir import ir
 from dhlo.ir.ops.compute import Conv
 from dhlo.ir.ops.elementwise import Mul
-from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Weight, number
+from dhlo.ir.ops.movement import Broadcast, Full, Reshape, Transpose, Weight, number
 from dhlo.ir.ops.quantised import Dequantize
+from dhlo.ir.ops.sequence import GroupedMatmul
 from dhlo.ir.symbols import is_static
 from dhlo.ir.types import TensorType, from_mlir
 from dhlo.passes.find_dequantize import constant_of
@@ -44,7 +45,7 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
         kind = getattr(op, "kind", None)
         if kind not in _FOLDABLE or not op.operands or len(op.results) != 1 or not from_mlir(op.results[0]).is_static:
             continue
-        if kind is Kind.MOVEMENT and not isinstance(op, Reshape) or isinstance(op, Dequantize):
+        if kind is Kind.MOVEMENT and not isinstance(op, Reshape) and not _only_grouped(op) or isinstance(op, Dequantize):
             continue  # read in place, or packed as it is
         if kind is Kind.REDUCTION and _made_of_weights(op.operands[0]):
             # At once with all that comes before, which may be larger than what it is made of: sums of int8 columns, say.
@@ -62,6 +63,12 @@ def _fold(block: Block, weights: dict[str, torch.Tensor]) -> None:
             continue
         value = op.reference([a.detach() for a in known], _static_size)[0].contiguous()
         _replace(op, value, weights)
+
+
+def _only_grouped(op: Any) -> bool:
+    """Whether a transpose is read by grouped products alone, which take their matrices as they lie in memory."""
+    users = [use.owner.operation.opview for v in op.results for use in v.uses]
+    return isinstance(op, Transpose) and bool(users) and all(isinstance(u, GroupedMatmul) for u in users)
 
 
 def _source(v: Value) -> Any:

@@ -73,7 +73,7 @@ void Engine::schedule_decodes() {
 // Appends drafts of the lookup, or room for some of the draft model's: whichever are more often accepted. Returns how
 // many.
 int64_t Engine::plan_drafts(Choice& choice, int64_t slack, int64_t decoding, bool& by_model) {
-  if (!choice.request->speculate) return 0;
+  if (!choice.request->speculate || !choice.request->forked) return 0;  // choices share no more than the prompt
   const int64_t most = std::min(slack, choice.request->max_size - choice.size() - 1);
   const bool has_model = drafter_ != nullptr && !choice.draft.failed;
   const double price = cost_.of_one_more(decoding);

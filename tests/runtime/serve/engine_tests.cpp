@@ -248,6 +248,27 @@ void test_draft_model() {
   }
 }
 
+// Of a prompt whose last part is one token: choices part behind it, so that nothing is drafted before they do.
+void test_drafts_wait_until_choices_part() {
+  const dhlo::Model same = toy::model();
+  dhlo_engine_options options = options_of(100, 16, false);
+  options.draft_model = same.get();
+  dhlo::Engine engine(toy::model(), &options);
+  Random random{8};
+  const std::vector<int32_t> first = prompt_of(random, 15), second = prompt_of(random, 2);
+  dhlo_sampling sampling = greedy_sampling(20);
+  sampling.speculate = 0;
+  engine.submit(first, &sampling);  // leaves the other one a token of the first step
+  sampling.speculate = 1;
+  sampling.n = 3;
+  const uint64_t id = engine.submit(second, &sampling);
+  while (engine.step()) continue;
+  Answers answers;
+  read(engine, answers, 4);
+  for (const auto& [key, told] : answers) CHECK(told.tokens == toy::greedy(key.first == id ? second : first, 20));
+  CHECK(engine.stats().accepted_tokens > 0);
+}
+
 // A draft model that doesn't see all of a prompt at once, and what it has seen is known to it later.
 void test_draft_model_sees_prompts_in_parts() {
   const dhlo::Model draft_model = toy::model<toy::Kind::kOften>();
@@ -808,6 +829,7 @@ int main(int argc, char** argv) {
   }
   test_draft_model();
   test_draft_model_sees_prompts_in_parts();
+  test_drafts_wait_until_choices_part();
   test_order();
   test_swapping();
 #if COUNTS_ALLOCATIONS

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <set>
 
@@ -146,7 +147,8 @@ const dhlo_abi_adapted& Adapters::product(const char* module) const {
 }
 
 void Adapters::check(const dhlo_lora_pair& pair) const {
-  if (pair.struct_bytes < sizeof pair) refuse("dhlo_lora_pair: struct_bytes isn't set");
+  if (pair.struct_bytes != sizeof pair)  // as long as there is one size: pairs lie in an array
+    refuse("dhlo_lora_pair: struct_bytes must be " + std::to_string(sizeof pair));
   if (pair.module == nullptr || *pair.module == '\0') refuse("a pair of matrices is of no module");
   const std::string module = pair.module;
   const dhlo_abi_adapted& p = product(pair.module);
@@ -160,7 +162,8 @@ void Adapters::check(const dhlo_lora_pair& pair) const {
     refuse("module '" + module + "': matrices of " + shape(pair.rank, pair.inputs) + " and " +
            shape(pair.outputs, pair.rank) + ", where the step takes " + shape(pair.rank, p.inputs) + " and " +
            shape(p.outputs, pair.rank));
-  if (!std::isfinite(pair.scale)) refuse("module '" + module + "': its scale isn't finite");
+  if (!(std::fabs(pair.scale) <= static_cast<double>(std::numeric_limits<float>::max())))
+    refuse("module '" + module + "': its scale isn't finite");
 }
 
 void Adapters::write(const dhlo_lora_pair& pair, uint8_t* row) const {

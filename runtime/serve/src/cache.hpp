@@ -148,9 +148,9 @@ class Cache {
   Span<const int32_t> table(const Sequence& sequence, int64_t group) const;
   // Where in the group's pools the position lies; -1 where the sequence has no block for it.
   int64_t slot(const Sequence& sequence, int64_t group, int64_t position) const;
-  // Of a group: free, or could be evicted.
   // Of a group: no block from this one on has ever been taken; memory of those below may be written to soon.
   int64_t opened(int64_t group) const { return groups_[static_cast<size_t>(group)].blocks.opened(); }
+  // Of a group: free, or could be evicted.
   int64_t free_blocks(int64_t group) const { return groups_[static_cast<size_t>(group)].blocks.available(); }
   int64_t blocks_for(int64_t tokens) const {
     return tokens <= 0 ? 0 : tokens / block_slots_ + (tokens % block_slots_ != 0 ? 1 : 0);

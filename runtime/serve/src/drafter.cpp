@@ -29,7 +29,6 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
   same(step_.vocabulary(), target.vocabulary(), "vocabulary");
   same(step_.block_slots(), target.block_slots(), "blocks' number of tokens");
   if (step_.adapters() != nullptr) refuse("draft_model: it was compiled with room for adapters, which it never has");
-  if (step_.adapters() != nullptr) refuse("draft_model: it takes adapters, which drafts have none of");
   if (step_.has_states()) refuse("draft_model: it keeps states of sequences, which can't go back behind drafts");
   CacheOptions how = step_.cache_options();
   how.prefix = options.prefix;
@@ -39,6 +38,7 @@ Drafter::Drafter(dhlo_model* model, const Step& target, const DrafterOptions& op
   if (how.num_blocks < 1)
     refuse("draft_cache_bytes are those of a block at least, " + std::to_string(step_.block_bytes()) + ", got " +
            std::to_string(options.cache_bytes));
+  max_positions_ = std::min(max_positions_, how.num_blocks * how.block_slots);
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), "draft_model: " + made.text());
   cache_ = std::move(made.value());

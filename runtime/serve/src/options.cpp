@@ -99,7 +99,8 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   need_between(options.prompt_lookup, 0, options.max_step_tokens, "prompt_lookup (at most max_step_tokens)");
   need_between(options.preemption, DHLO_PREEMPTION_RECOMPUTE, DHLO_PREEMPTION_SWAP, "preemption (a dhlo_preemption)");
   need_between(options.swap_bytes, 0, INT64_MAX, "swap_bytes");
-  need_between(options.draft_tokens, 0, options.max_step_tokens, "draft_tokens (at most max_step_tokens)");
+  need_between(options.draft_tokens, 0, options.draft_model != nullptr ? options.max_step_tokens : INT64_MAX,
+               "draft_tokens (at most max_step_tokens)");
   need_between(options.draft_cache_bytes, 0, INT64_MAX, "draft_cache_bytes");
   need_between(options.draft_max_positions, 0, INT64_MAX, "draft_max_positions");
   need_between(options.cache_bytes, 0, INT64_MAX, "cache_bytes");
@@ -122,8 +123,9 @@ Engine::Engine(dhlo_model* model, const dhlo_engine_options& options)
   if (step_.has_states() && (prompt_lookup_ > 0 || options.draft_model != nullptr))
     refuse(std::string(prompt_lookup_ > 0 ? "prompt_lookup" : "draft_model") +
            ": the model keeps states of sequences, which can't go back behind drafts");
-  if (step_.has_states() && options.cache_folder != nullptr)
-    refuse("cache_folder: the model keeps states of sequences, which no blocks have: give none for such");
+  if (step_.has_states() && (options.cache_folder != nullptr || options.cache_store != nullptr))
+    refuse(std::string(options.cache_folder != nullptr ? "cache_folder" : "cache_store") +
+           ": the model keeps states of sequences, which no blocks have: give none for such");
   const CacheOptions how = cache_options(step_, options);
   auto made = Cache::create(how);
   if (!made.ok()) throw Error(made.status(), made.text());

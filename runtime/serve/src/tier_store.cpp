@@ -32,9 +32,9 @@ void TierStore::note(bool answered) {
     return;
   }
   ++stats_.failures;
-  if (++failed_ < kFailures) return;
   // Calls that were in work together fail together, and count once.
   if (Clock::now() < rests_until_) return;
+  if (++failed_ < kFailures) return;
   const auto rest = kFirstRest * (int64_t{1} << std::min<int64_t>(failed_ - kFailures, 5));
   rests_until_ = Clock::now() + std::min<std::chrono::seconds>(rest, kLongestRest);
 }

@@ -286,9 +286,11 @@ bool Tiers::fetch_all(const Fetch& fetch) {
   return false;
 }
 
-// What earlier fetches brought and nobody took goes for it, not what it follows. False if there is no room.
+// What earlier fetches brought and nobody took goes for it, not what it follows. False if there is no room. One that
+// another fetch has brought meanwhile stays.
 bool Tiers::add_fetched(StagedBlock block, int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (by_name_.count(block.name) > 0) return true;
   while (fetched_bytes_ + block.bytes > options_.staging_bytes) {
     if (fetched_.empty() || fetched_.front().first >= number) return false;
     fetched_bytes_ -= fetched_.front().second.bytes;
@@ -331,7 +333,9 @@ void Tiers::get_next(std::unique_lock<std::mutex>& lock, std::list<Gets>::iterat
   bool goes_on = false;
   try {
     StagedBlock block = make_block(name, layout_.block_bytes[static_cast<size_t>(name.group)]);
-    if (store_->get(&block)) {
+    if (has(name)) {  // another fetch has brought it
+      goes_on = true;
+    } else if (store_->get(&block)) {
       {
         const std::lock_guard<std::mutex> locked(mutex_);
         keep_in_folder(block);

@@ -108,8 +108,10 @@ void test_greedy(int64_t blocks, int64_t step_tokens, int64_t lookup, uint64_t s
   Random random{seed};
   dhlo_engine_options options = options_of(blocks, step_tokens, true);
   options.prompt_lookup = std::min(lookup, step_tokens);
-  if (draft_model != nullptr) options.draft_model = draft_model->get();
-  options.draft_tokens = std::min<int64_t>(options.draft_tokens, step_tokens);
+  if (draft_model != nullptr) {
+    options.draft_model = draft_model->get();
+    options.draft_tokens = std::min<int64_t>(options.draft_tokens, step_tokens);
+  }
   if (swap_blocks > 0) options.preemption = DHLO_PREEMPTION_SWAP;
   options.swap_bytes = swap_blocks * toy::kBlock * 8;
   dhlo::Engine engine(toy::model(), &options);

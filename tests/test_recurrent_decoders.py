@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from dhlo.errors import CompileError, ContractError, DhloError
 from dhlo.integrations.decoder import step_pages, step_program
 from dhlo.model import CompiledModel
 from dhlo.serve.engine import Engine
+from dhlo.serve.folder import open_folder
 from dhlo.serve.types import EngineOptions, SamplingParams
 from tests.sequences import Pools, feed, of_eager
+from tests.serving import WORDS, make_folder
 
 SMALL: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
 ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -123,6 +126,22 @@ def test_what_states_cant_do_is_refused(mamba2: tuple[Any, CompiledModel], tmp_p
     for name, options in (("prompt_lookup", {"prompt_lookup": 3}), ("cache_folder", folder), ("cache_store", store)):
         with pytest.raises((DhloError, ValueError), match=name), Engine(mamba2[1], EngineOptions(**options)):
             pass
+
+
+@pytest.mark.slow
+def test_a_folder(tmp_path: Path) -> None:
+    make_folder(tmp_path)  # a tokenizer, and a model whose place this one takes
+    torch.manual_seed(0)
+    config = Mamba2Config(**SMALL | {"vocab_size": WORDS}, **MAMBA2, bos_token_id=None, eos_token_id=2, pad_token_id=0)
+    model: Any = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    served = open_folder(tmp_path)
+    prompt = served.tokenizer.encode("Once upon a time")
+    with torch.no_grad():
+        want = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
+    with Engine(served.step, EngineOptions(eos_tokens=served.eos_tokens)) as engine:
+        (output,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=12))
+    assert list(output.choices[0].tokens) == want
 
 
 # ------------------------------------------------------------------------------------------------ programs of other kinds

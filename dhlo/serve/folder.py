@@ -31,6 +31,7 @@ __all__ = ["BLOCK_SLOTS", "Served", "open_folder"]
 BLOCK_SLOTS: Final = 16
 """Tokens of a block of the caches' pools."""
 
+_END_SECONDS: Final = 10
 _CONFIG: Final = "config.json"
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
@@ -221,6 +222,7 @@ class _Compiling:
                 if isinstance(said, BaseException):
                     raise said
                 self.progress(said)
+            process.join(_END_SECONDS)  # or its libraries leave semaphores behind
         except EOFError:
             process.join()
             why = "killed, perhaps for want of memory" if process.exitcode == -9 else f"exit code {process.exitcode}"

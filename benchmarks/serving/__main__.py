@@ -41,9 +41,10 @@ def compiled(folder: Path, precision: str, file: Path) -> None:
     from dhlo.integrations.decoder import step_program
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    kind, weights, activations, *_ = [*precision.split("-"), None, None]
+    kind, _, coded = precision.partition("-")
+    weights, _, activations = coded.partition("-")
     model = (model.bfloat16() if kind == "bf16" else model.float()).eval()
-    options = {"weights": f"{weights}:64" if weights else None, "activations": activations}
+    options = {"weights": f"{weights}:64" if weights else None, "activations": activations or "f32"}
     dhlo.compile(step_program(model), pages=_PAGES, **options).save(file)
 
 

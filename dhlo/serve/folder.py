@@ -269,7 +269,7 @@ class _Compiling:
     def _key(self) -> str:
         """SHA-256 of what the compiled step depends on; the files of the model by what tells them from changed ones. "" where that
         can't be read."""
-        formats = self._formats | {"weights": sorted(self.weights.items())}
+        formats = self._formats | {"weights": list(self.weights.items())}
         parts = [_FORMAT, compiler_version(), default_target(), _machine(), formats]
         if self.lora is not None:
             parts.append((self.lora.max_rank, self.lora.max_adapters, *self.lora.targets))

@@ -22,7 +22,7 @@ from dhlo.cli import app
 from dhlo.errors import CompileError, DhloError
 from dhlo.serve import folder as folders
 from dhlo.serve.engine import Engine
-from dhlo.serve.folder import Served, open_folder
+from dhlo.serve.folder import Served, _Compiling, open_folder
 from dhlo.serve.server import ServerOptions, make_app
 from dhlo.serve.tokens import TextStream
 from dhlo.serve.types import EngineOptions, Event, SamplingParams
@@ -323,3 +323,11 @@ def test_openais_client(started: tuple[Path, Path, Served]) -> None:
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_the_order_of_patterns_is_part_of_what_a_compiled_step_is_of(tmp_path: Path) -> None:
+    """The first that fits a weight decides."""
+    (tmp_path / "config.json").write_text("{}")
+    formats = (("*q_proj*", "int8"), ("*", "int4:64"))
+    keys = {_Compiling(tmp_path, dict(f), "", "", None, 0, print)._key() for f in (formats, formats[::-1])}
+    assert len(keys) == 2 and "" not in keys

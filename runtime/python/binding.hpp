@@ -146,6 +146,11 @@ class Inputs {
 // tuple(objects), with a single list or tuple standing for its items. New reference, or null with an exception.
 PyObject* flat_arguments(PyObject* args);
 
+// Gives back the memory of an object of a type of this module, at the end of its dealloc.
+void free_object(PyObject* self);
+// Makes the type, which lives as long as the process, and adds it to the module. Null with an exception on failure.
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec);
+
 // Adds the type to the module. False with an exception on failure.
 bool add_model_type(PyObject* module);
 bool add_session_type(PyObject* module);

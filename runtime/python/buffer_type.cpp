@@ -33,11 +33,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 void dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
   delete cast(self).block;
-  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-  free(self);
-  Py_DECREF(reinterpret_cast<PyObject*>(type));
+  free_object(self);
 }
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -66,8 +63,7 @@ bool add_buffer_type(PyObject* module) {
       {0, nullptr},
   };
   static PyType_Spec spec = {"dhlo._runtime.Buffer", sizeof(BufferObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) == 0;
+  return add_type(module, spec) != nullptr;
 }
 
 }  // namespace dhlo::python

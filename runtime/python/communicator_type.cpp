@@ -119,13 +119,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 void dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
   auto* object = reinterpret_cast<CommunicatorObject*>(self);
   drop(object->find);
   drop(object->exchange);
-  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-  free(self);
-  Py_DECREF(reinterpret_cast<PyObject*>(type));
+  free_object(self);
 }
 
 }  // namespace
@@ -155,10 +152,8 @@ bool add_communicator_type(PyObject* module) {
       {0, nullptr},
   };
   static PyType_Spec spec = {"dhlo._runtime.Communicator", sizeof(CommunicatorObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  if (!type || PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) != 0) return false;
-  type_object = reinterpret_cast<PyTypeObject*>(type.get());  // which the module keeps
-  return true;
+  type_object = add_type(module, spec);
+  return type_object != nullptr;
 }
 
 }  // namespace dhlo::python

@@ -185,7 +185,6 @@ void drop_constraints(const dhlo_event* const* events, int64_t count) {
 }
 
 void dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
   if (dhlo_engine* engine = handle(self); engine != nullptr) {
     const dhlo_event* const* events = nullptr;
     int64_t count = 0;
@@ -199,9 +198,7 @@ void dealloc(PyObject* self) {
     dhlo_engine_destroy(engine);
   }
   drop(reinterpret_cast<EngineObject*>(self)->store);
-  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-  free(self);
-  Py_DECREF(reinterpret_cast<PyObject*>(type));
+  free_object(self);
 }
 
 PyObject* submit_unfenced(PyObject* self, PyObject* args) {
@@ -452,8 +449,7 @@ bool add_engine_type(PyObject* module) {
       {0, nullptr},
   };
   static PyType_Spec spec = {"dhlo._runtime.Engine", sizeof(EngineObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) == 0;
+  return add_type(module, spec) != nullptr;
 }
 
 }  // namespace dhlo::python

@@ -338,8 +338,8 @@ bool add_model_type(PyObject* module) {
   };
   static PyType_Spec spec = {"dhlo._runtime.Model", sizeof(ModelObject), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-  the_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return the_type != nullptr && PyModule_AddType(module, the_type) == 0;
+  the_type = add_type(module, spec);
+  return the_type != nullptr;
 }
 
 }  // namespace dhlo::python

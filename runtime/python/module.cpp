@@ -8,6 +8,19 @@
 
 namespace dhlo::python {
 
+void free_object(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+  free(self);
+  Py_DECREF(reinterpret_cast<PyObject*>(type));
+}
+
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec) {
+  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  if (!type || PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) != 0) return nullptr;
+  return reinterpret_cast<PyTypeObject*>(type.release());
+}
+
 PyObject* raise(dhlo_status status, const char* text) {
   const bool mendable = status == DHLO_INVALID_ARGUMENT || status == DHLO_CONTRACT;
   PyObject* type = mendable ? PyExc_ValueError : status == DHLO_OUT_OF_MEMORY ? PyExc_MemoryError : PyExc_RuntimeError;

@@ -1,64 +1,13 @@
 // The Python type Session: runs a model on tensors and returns fresh torch tensors, or DLPack capsules.
-#include <atomic>
-#include <cstring>
-#include <memory>
 #include <new>
 
 #include "../src/session.hpp"
-#include "binding.hpp"
-#include "output_pool.hpp"
-#include "recorder.hpp"
+#include "session_object.hpp"
 
 namespace dhlo::python {
 namespace {
 
 constexpr const char* kCapsuleName = "dltensor_versioned";
-
-struct Session {
-  ~Session() {
-    dhlo_session_destroy(session);
-    drop(model);
-    drop(communicator);
-  }
-
-  dhlo_session* session = nullptr;
-  PyObject* model = nullptr;
-  PyObject* communicator = nullptr;  // or null
-  dhlo_session_options options{};
-  bool release_gil = true;
-  std::atomic<bool> busy{false};
-  bool capsules = false;  // results are DLPack capsules, and torch isn't needed
-  const dlpack::ExchangeApi* torch = nullptr;
-  Inputs inputs;
-  std::vector<dlpack::ManagedTensorVersioned*> outputs;  // of the run in progress
-  std::string error;                                     // from the output allocator
-  std::shared_ptr<OutputPool> pool = std::make_shared<OutputPool>();
-  std::unique_ptr<Recorder> recorder;  // while traced
-};
-
-struct SessionObject {
-  PyObject_HEAD Session* body;
-};
-
-Session& body_of(PyObject* self) { return *reinterpret_cast<SessionObject*>(self)->body; }
-
-// Keeps a session to one user at a time; other threads and re-entrant calls get an exception.
-class Claim {
- public:
-  explicit Claim(Session& session) : session_(session), held_(!session.busy.exchange(true, std::memory_order_acquire)) {
-    if (!held_) raise(DHLO_BUSY, "session is in use by another call; create one session a thread");
-  }
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
-  ~Claim() {
-    if (held_) session_.busy.store(false, std::memory_order_release);
-  }
-  explicit operator bool() const { return held_; }
-
- private:
-  Session& session_;
-  bool held_;
-};
 
 void note_error(void* context, const char*, const char* message) {
   try {
@@ -349,11 +298,8 @@ PyObject* copy(PyObject* self, PyObject*) {
 }
 
 void dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<SessionObject*>(self)->body;
-  auto free = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-  free(self);
-  Py_DECREF(reinterpret_cast<PyObject*>(type));
+  free_object(self);
 }
 
 PyObject* get_model(PyObject* self, void*) {
@@ -362,172 +308,10 @@ PyObject* get_model(PyObject* self, void*) {
   return model;
 }
 
-PyObject* get_counters(PyObject* self, void*) {
-  dhlo_counters c{};
-  c.struct_bytes = sizeof c;
-  dhlo_session_counters(body_of(self).session, &c);
-  auto n = [](int64_t number) { return static_cast<long long>(number); };
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "runs", n(c.runs), "failed_runs",
-                       n(c.failed_runs), "launches", n(c.launches), "arena_bytes", n(c.arena_bytes), "arena_used",
-                       n(c.arena_used), "scratch_bytes", n(c.scratch_bytes), "output_bytes", n(c.output_bytes),
-                       "growths", n(c.growths), "state_bytes", n(c.state_bytes), "scratch_used", n(c.scratch_used),
-                       "output_used", n(c.output_used));
-}
-
-PyObject* get_profile(PyObject* self, void*) {
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  const dhlo_model* model = dhlo_session_model(session.session);
-  const int64_t count = dhlo_model_num_launches(model);
-  Ref list(PyList_New(count));
-  for (int64_t i = 0; list && i < count; ++i) {
-    dhlo_launch_profile figures{};
-    figures.struct_bytes = sizeof figures;
-    dhlo_session_profile(session.session, i, &figures);
-    PyObject* entry = Py_BuildValue("(sLL)", dhlo_model_launch(model, i), static_cast<long long>(figures.count),
-                                    static_cast<long long>(figures.nanoseconds));
-    if (entry == nullptr) return nullptr;
-    PyList_SetItem(list.get(), i, entry);
-  }
-  return list.release();
-}
-
-PyObject* set_profile(PyObject* self, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"on", "reset", nullptr};
-  int on = 0, reset = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "p|$p:set_profile", const_cast<char**>(names), &on, &reset) == 0)
-    return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  dhlo_status status = DHLO_OK;
-  if (reset != 0) status = dhlo_session_set_profile(session.session, 2);
-  if (status == DHLO_OK) status = dhlo_session_set_profile(session.session, on);
-  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
-  Py_RETURN_NONE;
-}
-
-PyObject* start_trace_unfenced(PyObject* self, PyObject* args) {
-  Py_ssize_t capacity = 0;
-  if (PyArg_ParseTuple(args, "n:start_trace", &capacity) == 0) return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  if (session.recorder != nullptr) return raise(DHLO_BUSY, "session is being traced already");
-  if (capacity < 1 || capacity > (1 << 26)) {
-    PyErr_Format(PyExc_ValueError, "a trace has room for 1 to %d spans, not %zd", 1 << 26, capacity);
-    return nullptr;
-  }
-  auto recorder = std::make_unique<Recorder>(static_cast<size_t>(capacity));
-  const dhlo_status status = dhlo_session_set_trace(session.session, Recorder::tell, recorder.get());
-  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
-  session.recorder = std::move(recorder);
-  Py_RETURN_NONE;
-}
-
-PyObject* start_trace(PyObject* self, PyObject* args) {
-  return fenced([&] { return start_trace_unfenced(self, args); });
-}
-
-PyObject* stop_trace(PyObject* self, PyObject*) {
-  return fenced([&]() -> PyObject* {
-    Session& session = body_of(self);
-    Claim claim(session);
-    if (!claim) return nullptr;
-    if (session.recorder == nullptr) {
-      PyErr_SetString(PyExc_RuntimeError, "session is not being traced");
-      return nullptr;
-    }
-    dhlo_session_set_trace(session.session, nullptr, nullptr);
-    const std::unique_ptr<Recorder> recorder = std::move(session.recorder);
-    return recorder->take();
-  });
-}
-
-PyObject* read_state(PyObject* self, PyObject* args) {
-  const char* name = nullptr;
-  if (PyArg_ParseTuple(args, "s:read_state", &name) == 0) return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  const dhlo_model* model = dhlo_session_model(session.session);
-  int64_t bytes = 0;  // an unknown name is refused below
-  for (int64_t i = 0; i < dhlo_model_num_states(model); ++i)
-    if (std::strcmp(dhlo_model_state(model, i)->name, name) == 0) bytes = dhlo_model_state(model, i)->bytes;
-  Ref result(PyBytes_FromStringAndSize(nullptr, bytes));
-  if (!result) return nullptr;
-  const dhlo_status status = dhlo_session_read_state(session.session, name, PyBytes_AsString(result.get()), bytes);
-  return status == DHLO_OK ? result.release() : raise(status, dhlo_session_error(session.session));
-}
-
-PyObject* write_state(PyObject* self, PyObject* args) {
-  const char* name = nullptr;
-  Py_buffer data;
-  if (PyArg_ParseTuple(args, "sy*:write_state", &name, &data) == 0) return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  dhlo_status status = DHLO_OK;
-  if (claim) status = dhlo_session_write_state(session.session, name, data.buf, data.len);
-  PyBuffer_Release(&data);
-  if (!claim) return nullptr;
-  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
-  Py_RETURN_NONE;
-}
-
-// None, or the exception of what went wrong.
-PyObject* none_or_raise(Session& session, dhlo_status status) {
-  if (status != DHLO_OK) return raise(status, dhlo_session_error(session.session));
-  Py_RETURN_NONE;
-}
-
-PyObject* reset_state(PyObject* self, PyObject*) {
-  Session& session = body_of(self);
-  Claim claim(session);
-  return claim ? none_or_raise(session, dhlo_session_reset_state(session.session)) : nullptr;
-}
-
-PyObject* snapshot(PyObject* self, PyObject*) {
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  const int64_t bytes = dhlo_session_snapshot_bytes(session.session);
-  Ref result(PyBytes_FromStringAndSize(nullptr, bytes));
-  if (!result) return nullptr;
-  const dhlo_status status = dhlo_session_snapshot(session.session, PyBytes_AsString(result.get()), bytes);
-  return status == DHLO_OK ? result.release() : raise(status, dhlo_session_error(session.session));
-}
-
-PyObject* restore(PyObject* self, PyObject* args) {
-  Py_buffer data;
-  if (PyArg_ParseTuple(args, "y*:restore", &data) == 0) return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  dhlo_status status = DHLO_OK;
-  if (claim) status = dhlo_session_restore(session.session, data.len > 0 ? data.buf : "", data.len);
-  PyBuffer_Release(&data);
-  return claim ? none_or_raise(session, status) : nullptr;
-}
-
-PyObject* seed(PyObject* self, PyObject* args) {
-  unsigned long long value = 0;
-  if (PyArg_ParseTuple(args, "K:seed", &value) == 0) return nullptr;
-  Session& session = body_of(self);
-  Claim claim(session);
-  return claim ? none_or_raise(session, dhlo_session_seed(session.session, value)) : nullptr;
-}
-
-PyObject* trim(PyObject* self, PyObject*) {
-  Session& session = body_of(self);
-  Claim claim(session);
-  if (!claim) return nullptr;
-  session.pool->trim();
-  return none_or_raise(session, dhlo_session_trim(session.session));
-}
-
 }  // namespace
 
 bool add_session_type(PyObject* module) {
+  using namespace session_methods;
   static PyMethodDef methods[] = {
       {"set_profile", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(set_profile)),
        METH_VARARGS | METH_KEYWORDS, "Switches timing of launches on or off."},
@@ -564,8 +348,7 @@ bool add_session_type(PyObject* module) {
       {0, nullptr},
   };
   static PyType_Spec spec = {"dhlo._runtime.Session", sizeof(SessionObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  Ref type(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get())) == 0;
+  return add_type(module, spec) != nullptr;
 }
 
 }  // namespace dhlo::python

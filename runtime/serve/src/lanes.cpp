@@ -7,10 +7,15 @@
 
 #include "dhlo/runtime.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace dhlo::serve {
 namespace {
 
 using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
+using Doubles = double __attribute__((vector_size(kLanes * sizeof(double))));
 using Ints = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
 using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
@@ -43,6 +48,22 @@ DHLO_INLINE Peak peak_of(const float* x, int64_t n) {
     if (most[i] > peak.value) peak.value = most[i];
   }
   return peak;
+}
+
+DHLO_INLINE int64_t maxima_of(const float* x, int64_t n, float* to) {
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < n; begin += kPart * kLanes, count += kLanes) {
+    const int64_t end = begin + kPart * kLanes < n ? begin + kPart * kLanes : n;
+    Floats most;
+    load(x + begin, most);
+    for (int64_t i = begin + kLanes; i < end; i += kLanes) {
+      Floats v;
+      load(x + i, v);
+      most = v > most ? v : most;
+    }
+    std::memcpy(to + count, &most, sizeof most);
+  }
+  return count;
 }
 
 // exp of numbers up to 0, with errors below 2 units of the last place; 0 below -87.3.
@@ -80,24 +101,37 @@ DHLO_INLINE void weights_of(const float* x, int64_t n, float peak, float tempera
   }
 }
 
-DHLO_INLINE Above above_of(const float* x, const float* w, int64_t n, float least) {
-  Above all{0, 0};
+template <bool kWeighed>
+DHLO_INLINE void masses_by(const float* x, const float* w, int64_t n, const float* least, double* masses) {
+  Doubles all[kWays]{};
   for (int64_t block = 0; block < n; block += kBlock) {
     const int64_t end = block + kBlock < n ? block + kBlock : n;
-    Floats sum{};
-    Ints count{};
+    Floats sums[kWays]{};
     for (int64_t i = block; i < end; i += kLanes) {
-      Floats v, weight;
+      Floats v, weight = Floats{} + 1.f;
       load(x + i, v);
-      load(w + i, weight);
-      const Ints in = v >= least;
-      sum += in ? weight : Floats{};
-      count -= in;
+      if (kWeighed) load(w + i, weight);
+      for (int64_t k = 0; k < kWays; ++k) sums[k] += v >= least[k] ? weight : Floats{};
     }
-    all.mass += sum_of(sum);
-    for (int64_t i = 0; i < kLanes; ++i) all.count += count[i];
+    for (int64_t k = 0; k < kWays; ++k) all[k] += __builtin_convertvector(sums[k], Doubles);
   }
-  return all;
+  for (int64_t k = 0; k < kWays; ++k) {
+    masses[k] = 0;
+    for (int64_t i = 0; i < kLanes; ++i) masses[k] += all[k][i];
+  }
+}
+
+DHLO_INLINE void masses_of(const float* x, const float* w, int64_t n, const float* least, double* masses) {
+  w != nullptr ? masses_by<true>(x, w, n, least, masses) : masses_by<false>(x, w, n, least, masses);
+}
+
+DHLO_INLINE int64_t select_of(const float* x, int64_t n, float least, float below, int32_t* to) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    to[count] = static_cast<int32_t>(i);
+    count += static_cast<int64_t>(x[i] >= least) & static_cast<int64_t>(x[i] < below);
+  }
+  return count;
 }
 
 DHLO_INLINE int64_t drop_of(const float* x, int64_t n, float least, float* w, float* sums) {
@@ -147,27 +181,65 @@ DHLO_INLINE void widen_f16_of(const uint16_t* from, int64_t n, float* to) {
   }
 }
 
-#define DHLO_LANES(name, target)                                                                                  \
-  namespace name {                                                                                                \
-  target Peak peak(const float* x, int64_t n) { return peak_of(x, n); }                                           \
-  target void weights(const float* x, int64_t n, float peak, float temperature, float* w, float* sums) {          \
-    weights_of(x, n, peak, temperature, w, sums);                                                                 \
-  }                                                                                                               \
-  target Above above(const float* x, const float* w, int64_t n, float least) { return above_of(x, w, n, least); } \
-  target int64_t drop(const float* x, int64_t n, float least, float* w, float* sums) {                            \
-    return drop_of(x, n, least, w, sums);                                                                         \
-  }                                                                                                               \
-  target void widen_bf16(const uint16_t* from, int64_t n, float* to) { widen_bf16_of(from, n, to); }              \
-  target void widen_f16(const uint16_t* from, int64_t n, float* to) { widen_f16_of(from, n, to); }                \
-  const Lanes all{peak, weights, above, drop, widen_bf16, widen_f16};                                             \
+#if defined(__x86_64__)
+#define DHLO_AVX2 __attribute__((target("avx2,fma")))
+#define DHLO_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+
+// Vectors of which most are passed by: others are rare.
+DHLO_AVX2 int64_t select_avx2(const float* x, int64_t n, float least, float below, int32_t* to) {
+  int64_t count = 0;
+  const __m256 low = _mm256_set1_ps(least), high = _mm256_set1_ps(below);
+  for (int64_t i = 0; i < n; i += 8) {
+    const __m256 v = _mm256_loadu_ps(x + i);
+    const __m256 in = _mm256_and_ps(_mm256_cmp_ps(v, low, _CMP_GE_OQ), _mm256_cmp_ps(v, high, _CMP_LT_OQ));
+    for (auto bits = static_cast<unsigned>(_mm256_movemask_ps(in)); bits != 0; bits &= bits - 1)
+      to[count++] = static_cast<int32_t>(i + __builtin_ctz(bits));
+  }
+  return count;
+}
+
+// What is stored behind the last of `to` is no further than what was read of x.
+DHLO_AVX512 int64_t select_avx512(const float* x, int64_t n, float least, float below, int32_t* to) {
+  int64_t count = 0;
+  const __m512 low = _mm512_set1_ps(least), high = _mm512_set1_ps(below);
+  __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    const __mmask16 in = _mm512_cmp_ps_mask(v, high, _CMP_LT_OQ) & _mm512_cmp_ps_mask(v, low, _CMP_GE_OQ);
+    _mm512_storeu_si512(to + count, _mm512_maskz_compress_epi32(in, places));
+    count += __builtin_popcount(in);
+    places = _mm512_add_epi32(places, _mm512_set1_epi32(kLanes));
+  }
+  return count;
+}
+#endif
+
+#define DHLO_LANES(name, target, select)                                                                 \
+  namespace name {                                                                                       \
+  target Peak peak(const float* x, int64_t n) { return peak_of(x, n); }                                  \
+  target int64_t maxima(const float* x, int64_t n, float* to) { return maxima_of(x, n, to); }            \
+  target void weights(const float* x, int64_t n, float peak, float temperature, float* w, float* sums) { \
+    weights_of(x, n, peak, temperature, w, sums);                                                        \
+  }                                                                                                      \
+  target void masses(const float* x, const float* w, int64_t n, const float* least, double* masses) {    \
+    masses_of(x, w, n, least, masses);                                                                   \
+  }                                                                                                      \
+  target int64_t drop(const float* x, int64_t n, float least, float* w, float* sums) {                   \
+    return drop_of(x, n, least, w, sums);                                                                \
+  }                                                                                                      \
+  target void widen_bf16(const uint16_t* from, int64_t n, float* to) { widen_bf16_of(from, n, to); }     \
+  target void widen_f16(const uint16_t* from, int64_t n, float* to) { widen_f16_of(from, n, to); }       \
+  const Lanes all{peak, maxima, weights, masses, select, drop, widen_bf16, widen_f16};                   \
   }
 
-DHLO_LANES(baseline, )
+DHLO_LANES(baseline, , select_of)
 #if defined(__x86_64__)
-DHLO_LANES(avx2, __attribute__((target("avx2,fma"))))
-DHLO_LANES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))))
+DHLO_LANES(avx2, DHLO_AVX2, select_avx2)
+DHLO_LANES(avx512, DHLO_AVX512, select_avx512)
 #endif
 #undef DHLO_LANES
+#undef DHLO_AVX2
+#undef DHLO_AVX512
 
 const Lanes& choose() {
 #if defined(__x86_64__)

@@ -2,9 +2,11 @@
 #include "sampler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "dhlo/runtime.h"
@@ -13,8 +15,8 @@
 namespace dhlo::serve {
 namespace {
 
-constexpr float kBarred = -std::numeric_limits<float>::infinity();
-constexpr int64_t kFew = 512;               // that are sorted rather than looked for
+constexpr float kInfinity = std::numeric_limits<float>::infinity(), kBarred = -kInfinity;
+constexpr int64_t kFew = 64;                // that are sorted rather than looked for
 constexpr double kLeastTemperature = 1e-5;  // below, differences of logits say nothing but which is the largest
 
 }  // namespace
@@ -24,8 +26,23 @@ Sampler::Sampler(int64_t vocabulary, int32_t dtype)
   x_.assign(static_cast<size_t>(padded_), kBarred);
   w_.resize(static_cast<size_t>(padded_));
   sums_.resize(static_cast<size_t>((padded_ + kBlock - 1) / kBlock));
-  near_.reserve(static_cast<size_t>(vocabulary));
+  near_.resize(padded_);
+  kept_.resize(padded_);
+  places_.resize(static_cast<size_t>(padded_));
+  order_.reserve(static_cast<size_t>(kFew));
   top_.reserve(32);
+}
+
+void Sampler::Gathered::resize(int64_t padded) {
+  x.resize(static_cast<size_t>(padded));
+  w.resize(static_cast<size_t>(padded));
+  ids.resize(static_cast<size_t>(padded));
+}
+
+// What vectors read behind the last.
+void Sampler::Gathered::pad() {
+  std::fill(x.begin() + count, x.begin() + row().padded(), kBarred);
+  std::fill(w.begin() + count, w.begin() + row().padded(), 0.f);
 }
 
 // The row as f32 in x_.
@@ -47,10 +64,8 @@ const float* Sampler::widened(const void* row) {
 }
 
 // Penalties, bias and constraint, on x_.
-bool Sampler::change(const Rules& rules, const TokenCounts* counts, const uint32_t* allowed) {
-  bool changed = false;
+void Sampler::change(const Rules& rules, const TokenCounts* counts, const uint32_t* allowed) {
   if (counts != nullptr && rules.counts()) {
-    changed = true;
     const auto repetition = static_cast<float>(rules.repetition);
     for (const TokenCounts::Entry& entry : counts->entries()) {
       float& x = x_[static_cast<size_t>(entry.token)];
@@ -67,135 +82,259 @@ bool Sampler::change(const Rules& rules, const TokenCounts* counts, const uint32
         if ((word >> bit & 1) == 0) x_[static_cast<size_t>(i + bit)] = kBarred;
     }
   }
-  return changed || !rules.bias.empty() || allowed != nullptr;
 }
 
 int32_t Sampler::first(const float* x, float value) const {
-  return static_cast<int32_t>(std::find(x, x + vocabulary_, value) - x);
+  int64_t begin = 0;
+  while (begin + kBlock < vocabulary_ && lanes_.peak(x + begin, kBlock).value != value) begin += kBlock;
+  return static_cast<int32_t>(std::find(x + begin, x + vocabulary_, value) - x);
 }
 
 Draw Sampler::draw(const void* row, const Rules& rules, const TokenCounts* counts, const uint32_t* allowed,
                    int32_t choice, int64_t index) {
   const bool greedy = rules.temperature < kLeastTemperature;
-  const bool plain = greedy && rules.logprobs < 0 && !rules.counts() && rules.bias.empty() && allowed == nullptr;
-  const bool in_place = plain && dtype_ == DHLO_F32 && vocabulary_ == padded_;
+  const bool changes = rules.counts() || !rules.bias.empty() || allowed != nullptr;
+  const bool in_place = !changes && dtype_ == DHLO_F32 && vocabulary_ == padded_;
   const float* x = in_place ? static_cast<const float*>(row) : widened(row);
   // A number that isn't one must be seen before anything changes it.
   Peak peak = lanes_.peak(x, padded_);
   if (peak.nan) return Draw::kNan;
-  if (!plain && change(rules, counts, allowed)) peak = lanes_.peak(x, padded_);
+  if (changes) {
+    change(rules, counts, allowed);
+    peak = lanes_.peak(x, padded_);
+  }
   if (peak.nan) return Draw::kNan;
   if (peak.value == kBarred) return Draw::kNothing;
   if (rules.logprobs >= 0) note_logprobs(x, peak.value, rules.logprobs);
   if (greedy || std::isinf(peak.value)) {
     token_ = first(x, peak.value);
   } else {
-    const auto temperature = static_cast<float>(rules.temperature);
-    lanes_.weights(x, padded_, peak.value, temperature, w_.data(), sums_.data());
-    if (rules.top_k > 0 || rules.top_p < 1 || rules.min_p > 0) drop(cut(rules, peak.value));
-    token_ = pick(uniform(rules.seed, choice, index));
+    const double u = uniform(rules.seed, choice, index);
+    token_ = pick(truncate(x, rules, peak.value), u);
   }
   if (rules.logprobs >= 0) logprob_ = less(x[token_]);
   return Draw::kDone;
 }
 
-// The shortest beginning of the tokens in falling order of logits whose weights, or whose number, reach the target.
-// `step`: how far from the peak to look first.
-Sampler::Cut Sampler::cut_after(double target, bool by_mass, float peak, float step) {
-  const Cut all{-FLT_MAX, vocabulary_};
-  auto measure = [&](const Above& above) { return by_mass ? above.mass : static_cast<double>(above.count); };
-  // Those from `low` on reach it, those from `high` on don't: what lies between is halved until it is few.
-  float high = std::nextafter(peak, std::numeric_limits<float>::infinity()), low = peak;
-  Above over{0, 0}, under = lanes_.above(x_.data(), w_.data(), padded_, low);
-  while (measure(under) < target) {
-    if (low == -FLT_MAX) return all;
-    high = low;
-    over = under;
-    low = std::max(peak - step, -FLT_MAX);
-    if (low >= high) low = std::nextafter(high, kBarred);
-    step *= 2;
-    under = lanes_.above(x_.data(), w_.data(), padded_, low);
+// What is selected of a row; `to` may be where it comes from.
+void Sampler::take(const Row& from, int64_t count, Gathered& to) const {
+  to.count = count;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int32_t place = places_[at];
+    to.x[at] = from.x[place];
+    to.w[at] = from.w != nullptr ? from.w[place] : 1;
+    to.ids[at] = from.id(place);
   }
-  while (under.count - over.count > kFew) {
-    const float middle = low / 2 + high / 2;
-    if (!(middle > low && middle < high)) break;  // all the rest are equal
-    const Above above = lanes_.above(x_.data(), w_.data(), padded_, middle);
-    (measure(above) < target ? high : low) = middle;
-    (measure(above) < target ? over : under) = above;
-  }
-  near_.clear();
-  for (int64_t i = 0; i < vocabulary_; ++i) {
-    const float x = x_[static_cast<size_t>(i)];
-    if (x >= low && x < high) near_.emplace_back(x, i);
-  }
-  std::sort(near_.begin(), near_.end(),
-            [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
-  double reached = measure(over);
-  for (const auto& [x, i] : near_) {
-    reached += by_mass ? w_[static_cast<size_t>(i)] : 1;
-    if (reached >= target) return {x, i};
-  }
-  return near_.empty() ? all : Cut{near_.back().first, near_.back().second};  // sums in another order differ a little
+  to.pad();
 }
 
-Sampler::Cut Sampler::cut(const Rules& rules, float peak) {
-  Cut last{-FLT_MAX, vocabulary_};
-  auto tighten = [&last](const Cut& other) {
-    if (other.logit > last.logit || (other.logit == last.logit && other.token < last.token)) last = other;
+// The shortest beginning of the tokens in falling order of logits whose weights reach the target. It is looked for
+// below the peak at several distances in each pass: `span`, and so often that, or twice as far each time.
+Sampler::Cut Sampler::cut_after(const Row& from, double target, float peak, double span, bool even) {
+  const Cut all{-FLT_MAX, vocabulary_};
+  std::array<float, kWays> limits;
+  std::array<double, kWays> masses;
+  // What lies from `high` on weighs `over`, less than the target; with that from `low` on it reaches it.
+  float high = std::nextafter(peak, kInfinity), low = -FLT_MAX;
+  double over = 0;
+  auto place = [&](size_t reached, double base) {
+    if (reached < kWays) low = limits[reached];
+    if (reached > 0) high = limits[reached - 1], over = base + masses[reached - 1];
   };
-  const auto temperature = static_cast<float>(rules.temperature);
-  double total = 0;
-  for (const float sum : sums_) total += sum;
-  if (rules.top_k > 0 && rules.top_k < vocabulary_) {
-    tighten(cut_after(static_cast<double>(rules.top_k), false, peak, temperature));
-    total = 0;
-    for (int64_t i = 0; i < vocabulary_; ++i)
-      if (last.keeps(x_[static_cast<size_t>(i)], i)) total += w_[static_cast<size_t>(i)];
+  auto reached = [&](double base) {
+    size_t k = 0;
+    while (k < kWays && base + masses[k] < target) ++k;
+    return k;
+  };
+  for (double top = peak; from.count > kFew; top = limits.back()) {
+    for (size_t k = 0; k < kWays; ++k, span *= even ? 1 : 2)
+      limits[k] = static_cast<float>(std::max<double>(top - span * static_cast<double>(even ? k + 1 : 1), -FLT_MAX));
+    lanes_.masses(from.x, from.w, from.padded(), limits.data(), masses.data());
+    const size_t k = reached(0);
+    place(k, 0);
+    if (k < kWays) break;
+    if (low == high) return all;
+    even = false;
   }
-  if (rules.top_p < 1) tighten(cut_after(rules.top_p * total, true, peak, temperature));
-  if (rules.min_p > 0) {
-    const double least = peak + rules.temperature * std::log(rules.min_p);
-    tighten({std::min(static_cast<float>(least), peak), vocabulary_});
+  take(from, lanes_.select(from.x, from.padded(), low, high, places_.data()), near_);
+  while (near_.count > kFew) {
+    for (size_t k = 0; k < kWays; ++k)
+      limits[k] = static_cast<float>(high - (double{high} - low) * static_cast<double>(k + 1) / (kWays + 1));
+    lanes_.masses(near_.x.data(), near_.w.data(), near_.row().padded(), limits.data(), masses.data());
+    const float before_high = high, before_low = low;
+    place(reached(over), over);
+    if (low == before_low && high == before_high) break;  // all that is left is equal
+    const Row left = near_.row();
+    const int64_t count = lanes_.select(left.x, left.padded(), low, high, places_.data());
+    if (count < left.count) take(left, count, near_);
+  }
+  order_.clear();
+  for (int64_t i = 0; near_.count <= kFew && i < near_.count; ++i)
+    order_.emplace_back(near_.x[static_cast<size_t>(i)], static_cast<int32_t>(i));
+  std::sort(order_.begin(), order_.end(),
+            [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
+  Cut last = all;  // where none reaches it: sums in another order differ a little
+  for (int64_t i = 0; i < near_.count; ++i) {
+    const auto at =
+        static_cast<size_t>(order_.empty() ? static_cast<int32_t>(i) : order_[static_cast<size_t>(i)].second);
+    last = {near_.x[at], near_.ids[at]};
+    over += near_.w[at];
+    if (over >= target) break;
   }
   return last;
 }
 
+// How far below the peak the cut can be that leaves such a part of what weighs `total`: all that is further away
+// together can't weigh what is left out.
+double Sampler::reach(const Row& from, double total, const Rules& rules) const {
+  const double most = static_cast<double>(from.count) / std::max((1 - rules.top_p) * total, 1e-9);
+  return std::max(rules.temperature * std::log(most), 0.);
+}
+
+Sampler::Cut Sampler::cut_after_mass(const Row& from, double total, float peak, const Rules& rules) {
+  return cut_after(from, rules.top_p * total, peak, reach(from, total, rules) / kWays, true);
+}
+
+// A logit that so many tokens have at least, and not many more: the `count`-th of maxima of some at a time.
+float Sampler::bound(const float* x, int64_t count) {
+  const int64_t maxima = lanes_.maxima(x, padded_, near_.x.data());
+  if (count > maxima / 2) return -FLT_MAX;
+  const auto begin = near_.x.begin(), nth = begin + count - 1;
+  std::nth_element(begin, nth, begin + maxima, std::greater<>());
+  return std::max(*nth, -FLT_MAX);
+}
+
+double Sampler::total() const {
+  double total = 0;
+  for (const float sum : sums_) total += sum;
+  return total;
+}
+
+// What is left by top_k, then top_p of that, and min_p, with its weights; sums_ are what they are among all tokens.
+Sampler::Row Sampler::truncate(const float* x, const Rules& rules, float peak) {
+  const bool by_count = rules.top_k > 0 && rules.top_k < vocabulary_, by_mass = rules.top_p < 1;
+  Row all{x, nullptr, nullptr, vocabulary_};
+  auto weigh_all = [&] {
+    lanes_.weights(x, padded_, peak, static_cast<float>(rules.temperature), w_.data(), sums_.data());
+    all.w = w_.data();
+  };
+  // What is below this is left out: where that is most, nothing else is looked at.
+  float least = -FLT_MAX;
+  if (by_count) {
+    least = bound(x, rules.top_k);
+  } else if (by_mass) {
+    weigh_all();
+    least = static_cast<float>(std::max<double>(peak - reach(all, total(), rules), -FLT_MAX));
+  } else {
+    least = least_of(rules, peak).logit;
+  }
+  if (least > -FLT_MAX) {
+    const int64_t count = lanes_.select(x, padded_, least, kInfinity, places_.data());
+    if (count <= vocabulary_ / 8) return truncate_few(all, count, rules, peak);
+  }
+  const Row unweighed{x, nullptr, nullptr, vocabulary_};
+  if (all.w == nullptr) weigh_all();
+  if (by_count) drop(x, cut_after(unweighed, static_cast<double>(rules.top_k), peak, rules.temperature / 4, false));
+  if (by_mass) drop(x, cut_after_mass(all, total(), peak, rules));
+  if (rules.min_p > 0) drop(x, least_of(rules, peak));
+  return all;
+}
+
+// The same of the first `count` that are selected, among which is all that is left.
+Sampler::Row Sampler::truncate_few(const Row& all, int64_t count, const Rules& rules, float peak) {
+  const double all_weigh = all.w != nullptr ? total() : 0;
+  take(all, count, kept_);
+  if (all.w == nullptr) {
+    if (rules.top_k > 0 && rules.top_k < count)
+      keep(cut_after(kept_.row(), static_cast<double>(rules.top_k), peak, rules.temperature / 4, false));
+    const auto temperature = static_cast<float>(rules.temperature);
+    lanes_.weights(kept_.x.data(), kept_.row().padded(), peak, temperature, kept_.w.data(), sums_.data());
+  }
+  if (rules.top_p < 1) {
+    double weigh = all_weigh;
+    for (int64_t i = 0; all.w == nullptr && i < kept_.count; ++i) weigh += kept_.w[static_cast<size_t>(i)];
+    keep(cut_after_mass(kept_.row(), weigh, peak, rules));
+  }
+  if (rules.min_p > 0) keep(least_of(rules, peak));
+  sum_kept();
+  return kept_.row();
+}
+
+// What min_p leaves.
+Sampler::Cut Sampler::least_of(const Rules& rules, float peak) const {
+  if (rules.min_p <= 0) return {-FLT_MAX, vocabulary_};
+  const double least = peak + rules.temperature * std::log(rules.min_p);
+  return {std::min(static_cast<float>(std::max<double>(least, -FLT_MAX)), peak), vocabulary_};
+}
+
 // Takes the weights of what isn't kept away.
-void Sampler::drop(const Cut& last) {
-  const int64_t equal = lanes_.drop(x_.data(), padded_, last.logit, w_.data(), sums_.data());
+void Sampler::drop(const float* x, const Cut& last) {
+  const int64_t equal = lanes_.drop(x, padded_, last.logit, w_.data(), sums_.data());
   if (equal < 2 || last.token >= vocabulary_ - 1) return;
-  for (int64_t i = last.token + 1; i < vocabulary_; ++i) {
-    const auto at = static_cast<size_t>(i);
-    if (x_[at] != last.logit) continue;
-    sums_[at / kBlock] -= w_[at];
-    w_[at] = 0;
+  const int64_t count = lanes_.select(x, padded_, last.logit, std::nextafter(last.logit, kInfinity), places_.data());
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t token = places_[static_cast<size_t>(i)];
+    if (token <= last.token) continue;
+    sums_[static_cast<size_t>(token / kBlock)] -= w_[static_cast<size_t>(token)];
+    w_[static_cast<size_t>(token)] = 0;
+  }
+}
+
+// Of kept_.
+void Sampler::keep(const Cut& last) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < kept_.count; ++i) {
+    const auto from = static_cast<size_t>(i), to = static_cast<size_t>(count);
+    kept_.x[to] = kept_.x[from];
+    kept_.w[to] = kept_.w[from];
+    kept_.ids[to] = kept_.ids[from];
+    count += last.keeps(kept_.x[from], kept_.ids[from]) ? 1 : 0;
+  }
+  kept_.count = count;
+  kept_.pad();
+}
+
+// The sums of kept_ that all tokens would have, were the others' weights 0.
+void Sampler::sum_kept() {
+  int64_t i = 0;
+  for (size_t block = 0; block < sums_.size(); ++block) {
+    const int64_t end = static_cast<int64_t>(block + 1) * kBlock;
+    float lanes[kLanes] = {};
+    sums_[block] = 0;
+    if (i == kept_.count || kept_.ids[static_cast<size_t>(i)] >= end) continue;
+    for (; i < kept_.count && kept_.ids[static_cast<size_t>(i)] < end; ++i)
+      lanes[kept_.ids[static_cast<size_t>(i)] % kLanes] += kept_.w[static_cast<size_t>(i)];
+    for (const float lane : lanes) sums_[block] += lane;
   }
 }
 
 // The token at `u` of the sum of the weights, in order of tokens.
-int32_t Sampler::pick(double u) const {
-  double total = 0;
-  for (const float sum : sums_) total += sum;
-  double rest = u * total;
+int32_t Sampler::pick(const Row& from, double u) const {
+  double rest = u * total();
+  // The first of those from a token on.
+  auto place = [&](int64_t token) {
+    if (from.ids == nullptr) return std::min(token, from.count);
+    return std::lower_bound(from.ids, from.ids + from.count, token) - from.ids;
+  };
   for (size_t block = 0; block < sums_.size(); ++block) {
     if (rest >= sums_[block]) {
       rest -= sums_[block];
       continue;
     }
-    const int64_t begin = static_cast<int64_t>(block) * kBlock, end = std::min(begin + kBlock, vocabulary_);
+    const int64_t begin = static_cast<int64_t>(block) * kBlock, end = place(begin + kBlock);
     int64_t chosen = -1;
-    for (int64_t i = begin; i < end && rest >= 0; ++i) {
-      const float w = w_[static_cast<size_t>(i)];
-      if (w == 0) continue;
+    for (int64_t i = place(begin); i < end && rest >= 0; ++i) {
+      if (from.w[i] == 0) continue;
       chosen = i;
-      rest -= w;
+      rest -= from.w[i];
     }
-    if (chosen >= 0) return static_cast<int32_t>(chosen);
+    if (chosen >= 0) return from.id(chosen);
   }
   // Rounding has led behind the end: the last that has a weight.
-  int64_t last = vocabulary_ - 1;
-  while (last > 0 && w_[static_cast<size_t>(last)] == 0) --last;
-  return static_cast<int32_t>(last);
+  int64_t last = from.count - 1;
+  while (last > 0 && from.w[last] == 0) --last;
+  return from.id(last);
 }
 
 // The sum of all probabilities' numerators, and the most likely tokens.
@@ -205,9 +344,7 @@ void Sampler::note_logprobs(const float* x, float peak, int32_t wanted) {
     log_total_ = peak;
   } else {
     lanes_.weights(x, padded_, peak, 1, w_.data(), sums_.data());
-    double total = 0;
-    for (const float sum : sums_) total += sum;
-    log_total_ = peak + static_cast<float>(std::log(total));
+    log_total_ = peak + static_cast<float>(std::log(total()));
   }
   const auto most = static_cast<size_t>(std::min<int64_t>(wanted, vocabulary_));
   if (most == 0) return;

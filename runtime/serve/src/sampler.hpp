@@ -53,13 +53,41 @@ class Sampler {
     bool keeps(float x, int64_t i) const { return x > logit || (x == logit && i <= token); }
   };
 
+  // Logits with what they weigh, in order of tokens.
+  struct Row {
+    const float* x;
+    const float* w;      // null: each weighs 1
+    const int32_t* ids;  // null: the tokens are all
+    int64_t count;       // behind them, up to a multiple of kLanes, are logits of -infinity that weigh 0
+    int64_t padded() const { return (count + kLanes - 1) / kLanes * kLanes; }
+    int32_t id(int64_t i) const { return ids != nullptr ? ids[i] : static_cast<int32_t>(i); }
+  };
+  // Such that are gathered.
+  struct Gathered {
+    std::vector<float> x, w;
+    std::vector<int32_t> ids;
+    int64_t count = 0;
+    Row row() const { return {x.data(), w.data(), ids.data(), count}; }
+    void resize(int64_t padded);
+    void pad();
+  };
+
   const float* widened(const void* row);
-  bool change(const Rules& rules, const TokenCounts* counts, const uint32_t* allowed);
+  void change(const Rules& rules, const TokenCounts* counts, const uint32_t* allowed);
   int32_t first(const float* x, float value) const;
-  Cut cut_after(double target, bool by_mass, float peak, float step);
-  Cut cut(const Rules& rules, float peak);
-  void drop(const Cut& last);
-  int32_t pick(double u) const;
+  void take(const Row& from, int64_t count, Gathered& to) const;
+  Cut cut_after(const Row& from, double target, float peak, double span, bool even);
+  Cut cut_after_mass(const Row& from, double total, float peak, const Rules& rules);
+  Cut least_of(const Rules& rules, float peak) const;
+  double reach(const Row& from, double total, const Rules& rules) const;
+  float bound(const float* x, int64_t count);
+  double total() const;
+  Row truncate(const float* x, const Rules& rules, float peak);
+  Row truncate_few(const Row& all, int64_t count, const Rules& rules, float peak);
+  void drop(const float* x, const Cut& last);
+  void keep(const Cut& last);
+  void sum_kept();
+  int32_t pick(const Row& from, double u) const;
   // The logarithm of a probability; where logits are infinite, those have all of it.
   float less(float x) const { return x == log_total_ ? 0 : x - log_total_; }
   void note_logprobs(const float* x, float peak, int32_t wanted);
@@ -69,7 +97,10 @@ class Sampler {
   int64_t padded_;  // to a multiple of kLanes; logits behind the vocabulary are -infinity
   int32_t dtype_;
   std::vector<float> x_, w_, sums_;
-  std::vector<std::pair<float, int64_t>> near_;  // those among which a cut is
+  Gathered near_;                // those among which a cut is
+  Gathered kept_;                // what is left, where that is found before anything is weighed
+  std::vector<int32_t> places_;  // of those that are selected
+  std::vector<std::pair<float, int32_t>> order_;
   int32_t token_ = 0;
   float logprob_ = 0;
   float log_total_ = 0;

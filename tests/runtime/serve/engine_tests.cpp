@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -715,7 +716,43 @@ void test_distribution(int64_t vocabulary, double temperature, int64_t top_k, do
   CHECK(chi < cells + 6 * std::sqrt(2 * cells) + 6);
 }
 
+// Each draw is where its random number lies among the tokens that are left, with many kinds of rows and rules.
+void test_draws() {
+  Random random{17};
+  for (const int64_t size : {1, 40, 64, 65, 1000, 6000}) {
+    Sampler sampler(size, DHLO_F32);
+    std::vector<float> x(static_cast<size_t>(size));
+    for (int kind = 0; kind < 6; ++kind) {
+      for (float& each : x) {
+        const auto at = static_cast<float>(random.below(1 << 20)) * 0x1p-20f;
+        const float spread[] = {10 * at,       1, std::round(24 * at) / 8, 12 * at * at * at * at, 1e30f * at,
+                                1 + 1e-6f * at};
+        each = spread[kind];
+        if (kind == 3 && random.below(4) == 0) each = -std::numeric_limits<float>::infinity();
+      }
+      x[0] = 1;
+      for (int i = 0; i < 200; ++i) {
+        Rules rules;
+        rules.temperature = i % 3 == 0 ? 1 : 0.3 + 0.1 * i / 20;
+        const int64_t counts[] = {0, 1 + random.below(8), 50, 1 + random.below(size), 2 * size};
+        const double parts[] = {1, 0.8837, 0.0137, 0.9999, 1e-9}, least[] = {0, 0, 0.03, 1};
+        rules.top_k = counts[i % 5];
+        rules.top_p = parts[i / 5 % 5];
+        rules.min_p = least[i / 25 % 4];
+        rules.seed = static_cast<uint64_t>(i);
+        CHECK(sampler.draw(x.data(), rules, nullptr, nullptr, 1, i) == Draw::kDone);
+        const std::vector<double> p = probabilities(x, rules);
+        const auto token = static_cast<size_t>(sampler.token());
+        const double u = dhlo::serve::uniform(rules.seed, 1, i);
+        const double before = std::accumulate(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(token), 0.);
+        CHECK(p[token] > 0 && before <= u + 1e-5 && before + p[token] >= u - 1e-5);
+      }
+    }
+  }
+}
+
 void test_sampler() {
+  test_draws();
   test_distribution(7, 1, 0, 1, 0);
   test_distribution(50, 0.7, 0, 0.8, 0);
   test_distribution(50, 1.3, 9, 1, 0);
@@ -793,7 +830,11 @@ void time_sampling() {
   greedy.temperature = 0;
   cut.top_p = 0.9;
   cut.top_k = 50;
-  const std::pair<const char*, const Rules*> all[] = {{"greedy", &greedy}, {"sampled", &plain}, {"top_k, top_p", &cut}};
+  Rules by_mass = cut, by_least;
+  by_mass.top_k = 0;
+  by_least.min_p = 0.05;
+  const std::pair<const char*, const Rules*> all[] = {
+      {"greedy", &greedy}, {"sampled", &plain}, {"top_k, top_p", &cut}, {"top_p", &by_mass}, {"min_p", &by_least}};
   for (const auto& [name, rules] : all) {
     double best = 1e9;
     for (int repeat = 0; repeat < 20; ++repeat) {

@@ -99,8 +99,8 @@ SYMBOL: Final[dict[str, int]] = {"name": 0, "min": 8, "max": 16}
 SYMBOL_BYTES: Final = 24
 LEVEL: Final[dict[str, int]] = {"name": 0, "cpu_features": 8}
 LEVEL_BYTES: Final = 16
-POOL: Final[dict[str, int]] = {"input": 0, "group": 8}
-POOL_BYTES: Final = 16
+POOL: Final[dict[str, int]] = {"input": 0, "group": 8, "keys": 16, "scales": 24}
+POOL_BYTES: Final = 32
 PAGE_GROUP: Final[dict[str, int]] = {"slots": 0, "tables": 8, "window": 16}
 PAGE_GROUP_BYTES: Final = 24
 PAGING: Final[dict[str, int]] = {
@@ -117,8 +117,9 @@ PAGING: Final[dict[str, int]] = {
     "cells": 80,
     "num_states": 88,
     "states": 96,
+    "by_order": 104,
 }
-PAGING_BYTES: Final = 104
+PAGING_BYTES: Final = 112
 ADAPTED: Final[dict[str, int]] = {"name": 0, "offset": 8, "inputs": 16, "outputs": 24}
 ADAPTED_BYTES: Final = 32
 ADAPTERS: Final[dict[str, int]] = {"chosen": 0, "weights": 8, "rank": 16, "num_products": 24, "products": 32}

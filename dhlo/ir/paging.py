@@ -12,7 +12,7 @@ from dhlo.ir.mlir import ir
 
 __all__ = ["Paging", "mark_paging", "paging_of"]
 
-_ROLE, _BLOCKS, _POSITIONS = "dhlo.paged", "dhlo.blocks", "dhlo.max_positions"
+_ROLE, _BLOCKS, _POSITIONS, _BY_ORDER = "dhlo.paged", "dhlo.blocks", "dhlo.max_positions", "dhlo.by_order"
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Paging:
     starts: int
     lengths: int
     positions: int | None
-    pools: tuple[tuple[int, int], ...]
-    """Argument and group of each."""
+    pools: tuple[tuple[int, int, int, int], ...]
+    """Argument and group of each; of values, which of these has the keys that they go with; and which has the scales of its rows
+    (-1: none)."""
     adapters: Adapters | None = None
     max_positions: int = 0
     """Tokens of a sequence at most, as tables of positions have rows; 0: any number."""
@@ -38,19 +39,28 @@ class Paging:
     """i32 [B]: where in each of `states` a sequence's is."""
     states: tuple[int, ...] = ()
     """[C, ...]: what is kept of C sequences at most, of fixed size."""
+    by_order: bool = False
+    """Tokens see the keys before them in tables and their own, whatever their positions are."""
 
 
 def mark_paging(
-    block: Any, block_slots: int, windows: Sequence[int], roles: Mapping[int, str | tuple[str, int]], max_positions: int = 0
+    block: Any,
+    block_slots: int,
+    windows: Sequence[int],
+    roles: Mapping[int, str | tuple[str | int, ...]],
+    max_positions: int = 0,
+    by_order: bool = False,
 ) -> None:
     """Says what each argument is: "positions", "starts", "lengths", "cells", "state", or, of a group, "slots", "tables"
-    and "pool"."""
+    and "pool", which is followed by which pools, counted in the order of arguments, have its keys and its scales (-1: none)."""
     for k, role in roles.items():
-        text = role if isinstance(role, str) else f"{role[0]} {role[1]}"
+        text = role if isinstance(role, str) else " ".join(map(str, role))
         mark_argument(block, k, {_ROLE: ir.StringAttr.get(text)}, without="dhlo.page")
     block.owner.attributes[_BLOCKS] = ir.DenseI64ArrayAttr.get([block_slots, *windows])
     if max_positions:
         block.owner.attributes[_POSITIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), max_positions)
+    if by_order:
+        block.owner.attributes[_BY_ORDER] = ir.UnitAttr.get()
 
 
 def paging_of(block: Any) -> Paging | None:
@@ -64,7 +74,12 @@ def paging_of(block: Any) -> Paging | None:
     def of_groups(role: str) -> tuple[int, ...]:
         return tuple(found[role, str(g)] for g in range(len(windows)))
 
-    pools = tuple((k, range(len(windows)).index(int(role[1]))) for k, role in sorted(roles.items()) if role[:1] == ("pool",))
+    held = [(k, role[1:]) for k, role in sorted(roles.items()) if role[:1] == ("pool",)]
+
+    def pool(k: int, group: str, keys: str = "-1", scales: str = "-1") -> tuple[int, int, int, int]:
+        others = [range(-1, len(held)).index(int(x)) - 1 for x in (keys, scales)]
+        return k, range(len(windows)).index(int(group)), others[0], others[1]
+
     return Paging(
         block_slots,
         tuple(windows),
@@ -73,9 +88,10 @@ def paging_of(block: Any) -> Paging | None:
         found["starts",],
         found["lengths",],
         found.get(("positions",)),
-        pools,
+        tuple(pool(k, *role) for k, role in held),
         adapters_of(block),
         ir.IntegerAttr(block.owner.attributes[_POSITIONS]).value if _POSITIONS in block.owner.attributes else 0,
         found.get(("cells",)),
         tuple(k for k, role in sorted(roles.items()) if role == ("state",)),
+        _BY_ORDER in block.owner.attributes,
     )

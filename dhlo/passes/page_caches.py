@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,6 +140,7 @@ class _Paging:
         first = len(block.arguments)  # what grows has names of sizes below this
         self.slots, self.sequences, self.blocks = (symbol(f"cap{first + i}") for i in range(3))
         self.context = self.blocks * self.page
+        self.pairs = list[tuple[_Pool, _Pool]]()  # of keys and values that attention reads together
 
     def run(self, masks: Iterable[Any]) -> None:
         """Rewrites all; `masks` are what `drop_masks` gave."""
@@ -271,6 +272,8 @@ class _Paging:
             more = [x for x in (mask, extra(op, 1)) if x is not None]
             keys = pools[k].content
             values = pools[v].content if v in pools else replace(keys, values=_columns_of(keys.values, v))
+            if v in pools:
+                self.pairs.append((pools[k], pools[v]))
             dtype = from_mlir(q).dtype.name
             operands = [q, keys.decoded(dtype), values.decoded(dtype), inputs.tables, inputs.starts, inputs.lengths, *more]
             attrs = {"block": self.page, "window": found.window, "causal": causal}
@@ -297,19 +300,29 @@ class _Paging:
         attends = [op for op in self.block.operations if isinstance(op, PagedAttention)]
         windows = [attr(op, "window") for op in attends if attr(op, "causal")]
         all_see = len(windows) < len(attends) or 0 in windows
-        roles: dict[Any, str | tuple[str, int]] = {
+        plain = all(from_mlir(v).rank == 1 for op in attends for v in list(op.operands)[PagedAttention.least :])  # no masks
+        of_keys, of_scales = self._partners(pools)
+        roles: dict[Any, str | tuple[str | int, ...]] = {
             inputs.positions: "positions",
             inputs.starts: "starts",
             inputs.lengths: "lengths",
             inputs.slots: ("slots", 0),
             inputs.tables: ("tables", 0),
-            **{argument: ("pool", 0) for pool in pools.values() for argument in pool.arguments},
+            **{a: ("pool", 0, of_keys.get(a, -1), of_scales.get(a, -1)) for pool in pools.values() for a in pool.arguments},
         }
         numbered = {v.arg_number: role for v, role in roles.items()}
         named = zip(argument_names(self.block), self.block.arguments, strict=True)
         counted = [inputs.positions, *(a for name, a in named if name == _POSITIONS)]
         longest = end_of_positions(self.block, counted)
-        mark_paging(self.block, self.page, [0 if all_see else max(windows, default=0)], numbered, longest)
+        group = [0 if all_see else max(windows, default=0)]
+        mark_paging(self.block, self.page, group, numbered, longest, by_order=plain and windows == [0] * len(attends))
+
+    def _partners(self, pools: Mapping[Any, _Pool]) -> tuple[dict[Any, int], dict[Any, int]]:
+        """Of pools of values, which one, in the order of arguments, has their keys; and of pools, which one has their scales."""
+        order = sorted((a for p in pools.values() for a in p.arguments), key=lambda a: a.arg_number)
+        number = {a: i for i, a in enumerate(order)}
+        keys = {v.arguments[0]: number[k.arguments[0]] for k, v in self.pairs if v is not k}
+        return keys, {p.arguments[0]: number[p.arguments[1]] for p in pools.values() if len(p.arguments) > 1}
 
     def _return(self, pools: dict[Any, _Pool], masks: Iterable[Any], inputs: _Inputs) -> None:
         """Gives the pools' new content in place of the joined wholes; takes arguments away that nothing reads any more."""

@@ -63,7 +63,8 @@ bool is_paging(const dhlo_abi_entry& entry, const dhlo_abi_paging& paging) {
   }
   for (int64_t i = 0; ok && i < paging.num_pools; ++i) {
     const dhlo_abi_pool& pool = paging.pools[i];
-    ok = pool.group >= 0 && pool.group < paging.num_groups && pool.input >= 0 && pool.input < entry.num_inputs &&
+    ok = pool.group >= 0 && pool.group < paging.num_groups && std::min(pool.keys, pool.scales) >= -1 &&
+         std::max(pool.keys, pool.scales) < paging.num_pools && pool.input >= 0 && pool.input < entry.num_inputs &&
          entry.inputs[pool.input].rank == 3 && entry.inputs[pool.input].sizes[0] > 0 &&
          entry.inputs[pool.input].sizes[2] > 0 && is_updated(entry, pool.input);
   }

@@ -171,12 +171,13 @@ class Descriptor:
             f"i64 {len(paging.windows)}",
             f"ptr {self._array(f'{prefix}groups', '{ i64, i64, i64 }', [_numbers(g) for g in groups])}",
             f"i64 {len(paging.pools)}",
-            f"ptr {self._array(f'{prefix}pools', '{ i64, i64 }', [_numbers(p) for p in paging.pools])}",
+            f"ptr {self._array(f'{prefix}pools', '{ i64, i64, i64, i64 }', [_numbers(p) for p in paging.pools])}",
             f"ptr {self._adapters(prefix, paging.adapters)}",
             f"i64 {paging.max_positions}",
             f"i64 {-1 if paging.cells is None else paging.cells}",
             f"i64 {len(paging.states)}",
             f"ptr {self._array(f'{prefix}states', 'i64', [str(k) for k in paging.states])}",
+            f"i64 {int(paging.by_order)}",
         )
         self._lines.append(f"@dhlo.{prefix}paging = private constant {value}, align 8")
         return f"@dhlo.{prefix}paging"

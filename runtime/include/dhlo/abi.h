@@ -212,6 +212,8 @@ typedef struct dhlo_abi_code {
 typedef struct dhlo_abi_pool {
   int64_t input; /* [heads, slots, depth], which a run writes to */
   int64_t group;
+  int64_t keys;   /* of a pool of values: the pool of the keys that they go with; -1: it holds others, or both in one */
+  int64_t scales; /* the pool [heads, slots, 1] of f32 by which the rows of this one are multiplied; -1: none */
 } dhlo_abi_pool;
 typedef struct dhlo_abi_page_group {
   int64_t slots;  /* i64 [T]: where what is computed of a token goes: block * block_slots + place in the block */
@@ -248,6 +250,7 @@ typedef struct dhlo_abi_paging {
   int64_t num_states;
   const int64_t* states; /* [cells, ...] of static sizes, which a run writes to; one is read where a sequence's tokens
                             of the call aren't its first */
+  int64_t by_order;      /* 1: tokens see the keys before them in tables and their own, whatever their positions are */
 } dhlo_abi_paging;
 
 /* What the processes of a group do together. Each of them runs those of a program in the same order. Append only. */
@@ -381,11 +384,11 @@ static_assert(sizeof(dhlo_abi_state) == 56, "dhlo_abi_state");
 static_assert(sizeof(dhlo_abi_symbol) == 24, "dhlo_abi_symbol");
 static_assert(sizeof(dhlo_abi_level) == 16, "dhlo_abi_level");
 static_assert(sizeof(dhlo_abi_code) == 32, "dhlo_abi_code");
-static_assert(sizeof(dhlo_abi_pool) == 16, "dhlo_abi_pool");
+static_assert(sizeof(dhlo_abi_pool) == 32, "dhlo_abi_pool");
 static_assert(sizeof(dhlo_abi_page_group) == 24, "dhlo_abi_page_group");
 static_assert(sizeof(dhlo_abi_adapted) == 32, "dhlo_abi_adapted");
 static_assert(sizeof(dhlo_abi_adapters) == 40, "dhlo_abi_adapters");
-static_assert(sizeof(dhlo_abi_paging) == 104, "dhlo_abi_paging");
+static_assert(sizeof(dhlo_abi_paging) == 112, "dhlo_abi_paging");
 static_assert(sizeof(dhlo_abi_process_group) == 16, "dhlo_abi_process_group");
 static_assert(sizeof(dhlo_abi_collective) == 48, "dhlo_abi_collective");
 static_assert(sizeof(dhlo_abi_entry) == 152, "dhlo_abi_entry");

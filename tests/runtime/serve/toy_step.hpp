@@ -85,9 +85,9 @@ dhlo::Model model() {
   static const dhlo_abi_check checks[] = {{DHLO_CHECK_ASSERT, -1, "no token may be the one that fails"}};
   static const int64_t updated[] = {kPool}, grows[] = {-1};
   static const dhlo_abi_page_group groups[] = {{kSlots, kTables, 0}};
-  static const dhlo_abi_pool pools[] = {{kPool, 0}};
-  static const dhlo_abi_paging paging = {kBlock, -1,      kStarts, kLengths, 1, groups, 1,
-                                         pools,  nullptr, 0,       -1,       0, nullptr};
+  static const dhlo_abi_pool pools[] = {{kPool, 0, -1, -1}};
+  static const dhlo_abi_paging paging = {kBlock, -1,      kStarts, kLengths, 1, groups,  1,
+                                         pools,  nullptr, 0,       -1,       0, nullptr, 1};
   static const dhlo_abi_level levels[] = {{"", ""}};
   static const dhlo_abi_code code[] = {{run<kind>, 0, nullptr, 0}};
   static const std::array<dhlo_abi_entry, 1> entries = [] {
